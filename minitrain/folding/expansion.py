@@ -296,7 +296,7 @@ def _by_object(values: Sequence[Any]) -> tuple[list[int], list[Any]]:
 
 def _copy_stores(source: FoldedModel, model: Model, place: RankInClass) -> None:
     """Give a model the stores of its class, each with tensors of its own, and the account of what they held."""
-    model._account = copy.copy(source._account)
+    model._account = model._meter = copy.copy(source._account)
     for name in STORES:
         store = model._store(name)
         setattr(model, name, store)

@@ -14,7 +14,7 @@ Open `grader` first.
 | `exercise`, `budgets` | an exercise's files, and the limits that follow from its reference |
 | `sandbox` | runs a submission in a process of its own, with a `copied_package`; that process runs `worker` |
 | `isolation`, `readable`, `syscalls` | work out how that process is kept apart; `confinement` does it, in the process |
-| `recorder`, `recorded_attention`, `expert_steps` | models that write a program down (`recorded_program`) |
+| `recorder` | an observer that writes a program down |
 | `error_reports`, `wire`, `replay` | errors as plain data, what is sent to the grader, and running a program again |
 | `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
 | `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |

@@ -16,7 +16,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.grading.exercise import Case, Exercise, load_exercise
-from minitrain.grading.recorder import recording_kind
+from minitrain.grading.recorder import Recorder
 from minitrain.grading.replay import replayed
 from minitrain.grading.usage import ActivationMeter, communication_by_kind, kept_by_rank
 from minitrain.run.result import Run
@@ -157,10 +157,10 @@ def budgets_json(exercise: Exercise, cases: Sequence[Case]) -> str:
 
 def measure_reference(exercise: Exercise, case: Case) -> Measured:
     """Run the reference with some sizes, under strict accounting, and measure it as submissions are measured."""
-    recorded = run_reference(exercise, case, model_kind=recording_kind())
-    models: list[Any] = [*recorded.models]
+    recorder = Recorder()
+    run_reference(exercise, case, observers=[recorder])
     meter = ActivationMeter()
-    strategy = replayed([model.program.steps for model in models], exercise.function, watch=meter)
+    strategy = replayed(recorder.programs, exercise.function, watch=meter)
     run = simulate(strategy, strict=True, hardware=exercise.hardware, **case.sizes)
     return Measured(run, meter.most_bytes(run))
 

@@ -26,10 +26,7 @@ _LEFT_OUT = (
     *("strategies", "exercises", "numerics", "cli", "trace", "hw_configs", "devices", "solver", "__pycache__"),
     *("faults", "heterogeneous", "noise", "planning", "platform", "sweeps", "tuning", "validation", "vector"),
 )
-_OF_GRADING = (
-    *("recorder", "recorded_program", "recorded_attention", "expert_steps"),
-    *("worker", "confinement", "wire", "error_reports"),
-)
+_OF_GRADING = (*("recorder", "worker", "confinement", "wire", "error_reports"),)
 _EMPTY = ("__init__.py", b'"""Empty here."""\n\n__all__: list[str] = []\n', 0)
 _LOW_32_BITS = 2**32 - 1
 

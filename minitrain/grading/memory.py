@@ -212,7 +212,7 @@ def _part(tensor: Any) -> str:
 def _ledger(player: Player) -> Any:
     """Return the ledger of a rank, which every strict run has."""
     model: Any = player.model
-    return model._ledger
+    return model._meter
 
 
 def _buffers(player: Player) -> dict[tuple[int, int], tuple[Any, Any]]:

@@ -7,22 +7,112 @@ at every step as the strategy had, wherever the strategy kept them.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Hashable, Iterable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
-from minitrain.accounting.strict.stores import FollowedStore
 from minitrain.errors import StrategyError
-from minitrain.grading.expert_steps import RecordedExperts
-from minitrain.grading.recorded_program import Program, name_of
-from minitrain.rank.operations import Launched, Operation
-from minitrain.rank.stores import Account, Store
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.workloads.workload import Recompute
+from minitrain.grading.wire import MOST_STEPS
+from minitrain.rank.observers import COMPUTATIONS, Observer
+from minitrain.source_lines import Place, Places
+from minitrain.tensors import Tensor
+from minitrain.tensors.expert_load import as_imbalance
 
-T = TypeVar("T")
+Step = list[Any]
+
+_NAMED = frozenset({"load_weights", "load_experts", "route"})
+"""Operations whose arguments by name are recorded too; the others' do not change what is done to tensors."""
+
+_ROUTED_BY_DEFAULT: Mapping[str, Any] = {"imbalance": 1, "capacity_factor": None, "drop_tokens": True}
 
 
-class Interned(dict[Hashable, int]):
+class Program:
+    """The steps of one rank.
+
+    Args:
+        places: finds the lines of the strategy.
+
+    Attributes:
+        steps: so far.
+        submitted: the step that submitted a communication, by its row in the log.
+    """
+
+    def __init__(self, places: Places[Place]) -> None:
+        self.steps: list[Step] = []
+        self.submitted: dict[int, int] = {}
+        self._places = places
+        self._lines: list[Place | None] = []
+
+    @property
+    def lines(self) -> list[str | None]:
+        """Where in the strategy each step stands, as "file.py:12"; None where nothing is known."""
+        return [None if place is None or place.code is None else str(place) for place in self._lines]
+
+    def add(self, *step: Any) -> int:
+        """Add a step and return its number."""
+        if len(self.steps) >= MOST_STEPS:
+            raise RuntimeError(f"a rank did {MOST_STEPS} operations; is there a loop that never ends?")
+        self.steps.append([*step])
+        self._lines.append(self._places.calling())
+        return len(self.steps) - 1
+
+    def add_late(self, *step: Any) -> None:
+        """Add that a tensor was freed; Python may do that at any point of the program."""
+        self.steps.append([*step])
+        self._lines.append(None)
+
+
+class Made:
+    """The origin of a tensor, which it carries while a run is recorded: the step that made it.
+
+    Args:
+        program: of the rank that has it.
+        step: number of the step.
+        place: among the step's results.
+    """
+
+    __slots__ = ("place", "program", "step")
+
+    def __init__(self, program: Program, step: int, place: int = 0) -> None:
+        self.program = program
+        self.step = step
+        self.place = place
+
+    def __del__(self) -> None:
+        self.program.add_late("free", [self.step, self.place])
+
+    def add(self, other: Any) -> Made:
+        """Record a sum."""
+        return self._record("add", name_of(other))
+
+    def combine(self, other: Any) -> Made:
+        """Record a combination."""
+        return self._record("combine", name_of(other))
+
+    def shard(self, shard: int, num_shards: int) -> Made:
+        """Record a cut."""
+        return self._record("shard", shard, num_shards)
+
+    def _record(self, kind: str, *what: Any) -> Made:
+        """Record a step on this tensor."""
+        return Made(self.program, self.program.add(kind, [self.step, self.place], *what))
+
+
+def name_of(value: Any) -> Any:
+    """Return how a step names a tensor: by its origin, or by its fields if the strategy itself made it."""
+    content = value if isinstance(value, Made) else getattr(value, "_content", None)
+    if isinstance(content, Made):
+        return [content.step, content.place]
+    if isinstance(value, list | tuple):
+        return {"bucket": [name_of(item) for item in value]}
+    if isinstance(value, Tensor):
+        fields = {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
+        plain = {name: sorted(field) if isinstance(field, frozenset) else field for name, field in fields.items()}
+        plain.pop("load", None)  # how tokens fall on experts, which is no plain value
+        return {"made": type(value).__name__, "fields": plain}
+    return {"alien": repr(value)[:200]}
+
+
+class _Interned(dict[Hashable, int]):
     """A number for each key that is asked for, the same for equal keys."""
 
     def __missing__(self, key: Hashable) -> int:
@@ -30,213 +120,126 @@ class Interned(dict[Hashable, int]):
         return number
 
 
-class RecordedStore(FollowedStore[Any]):
-    """A store that records what enters and leaves it."""
-
-    __slots__ = ("keys_seen", "name", "program")
-
-    def __init__(self, account: Account, name: str, program: Program) -> None:
-        super().__init__(account)
-        self.name = name
-        self.program = program
-        self.keys_seen = Interned()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__(key, value)
-        self.program.add("put", self.name, self.keys_seen[key], name_of(value))
-
-    def __delitem__(self, key: Any) -> None:
-        super().__delitem__(key)
-        self.program.add("drop", self.name, self.keys_seen[key])
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        """Remove a key and return its value."""
-        held = key in self
-        value = super().pop(key, *default)
-        if held:
-            self.program.add("drop", self.name, self.keys_seen[key])
-        return value
-
-    def popitem(self) -> tuple[Any, Any]:
-        """Remove and return the pair that came last."""
-        key, value = super().popitem()
-        self.program.add("drop", self.name, self.keys_seen[key])
-        return key, value
-
-
-class RecordedOperation(Operation):
-    """An operation that records when it is awaited and when it is freed."""
-
-    __slots__ = ()
-
-    model: RecordingModel
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        result = yield from super().__await__()
-        self.model.record_await(self, result)
-        return result
-
-    def __del__(self) -> None:
-        self.model.program.add_late("forget", self.model.submitted[self.row])
-
-
-class RecordingModel(RecordedExperts):
-    """A rank that records its operations, under strict accounting.
-
-    Adds:
-        load_weights, get_input_activation, set_final_weight: write a step, and name the results.
-        forward, loss, backward, backward_input, backward_weight, update: the same.
-        load_router, load_experts, route, combine, backward_combine, backward_route: the same.
-        get_input_shard, keys_values, attend, project: the same.
-        backward_project, backward_attend, backward_keys_values: the same.
-        _collective, _send, _receive, launch: write a step when the communication is submitted.
-        _offload: refuses, since exercises are graded by what the device holds.
-        after_collective: names the results.
-        _operation_kind: operations that write down that they were awaited and freed.
-        _store: makes stores that write down what enters and leaves.
+class Recorder(Observer):
+    """Records what the ranks of one run do; it goes with strict accounting.
 
     Attributes:
-        program: its steps.
-        submitted: the step that submitted an operation, by its row in the log.
-        tags: numbers for the tags of messages, the same on all ranks.
-        started: the models of the run, as far as they were made, where a subclass has a list of its own.
+        models: those of the run, as far as they were made, by rank.
     """
 
-    _operation_kind = RecordedOperation
-    tags = Interned()
-    started: ClassVar[list[Any] | None] = None
+    def __init__(self) -> None:
+        self.models: list[Any] = []
+        self._programs: dict[int, Program] = {}
+        self._places = Places(Place)
+        self._keys = _Interned()  # of stores
+        self._tags = _Interned()  # of messages, the same on all ranks
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        self.program = Program()
-        self.submitted: dict[int, int] = {}
-        super().__init__(*args, **named)
-        if self.started is not None:
-            self.started.append(self)
+    @property
+    def programs(self) -> list[list[Step]]:
+        """The steps of each rank so far."""
+        return [[*self._programs[model._rank].steps] for model in self.models]
 
-    def _store(self, name: str) -> Store[Any]:
-        super()._store(name)  # makes the ledger
-        return RecordedStore(self._account, name, self.program)
+    @property
+    def lines(self) -> list[list[str | None]]:
+        """Where in the strategy each step of each rank stands."""
+        return [self._programs[model._rank].lines for model in self.models]
 
-    def load_weights(
-        self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
-    ) -> tuple[Weight, OptState]:
-        """Record a load."""
-        made = super().load_weights(layer, shard, num_shards, part=part, num_parts=num_parts)
-        of_part = () if num_parts == 1 else (part, num_parts)
-        self._write("load_weights", layer, shard, num_shards, *of_part, made=made)
-        return made
+    def begin(self, model: Any) -> None:
+        """Begin the program of a rank."""
+        self.models.append(model)
+        self._programs[model._rank] = Program(self._places)
 
-    def get_input_activation(self, samples: Iterable[int]) -> Activation:
-        """Record an input."""
-        made = super().get_input_activation(samples)
-        self._write("get_input_activation", sorted(made.samples), made=[made])
-        return made
+    def before(self, model: Any, op: str, given: tuple[Any, ...]) -> None:
+        """Write the step of a communication."""
+        if op not in COMPUTATIONS and op != "fetch":  # nothing was offloaded that could be fetched
+            program = self._programs[model._rank]
+            program.submitted[len(model._rows)] = program.add(*self._submission(model, op, given))
 
-    def set_final_weight(self, layer: int, weight: Weight) -> None:
-        """Record a final weight; the copy that is kept has no name."""
-        self.program.add("set_final_weight", layer, name_of(weight))
-        super().set_final_weight(layer, weight)
-        _forget(self._final_of(weight)[layer])
-
-    def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
-        """Record a forward."""
-        made = super().forward(layer, inp, weight, recompute=recompute)
-        self._write("forward", layer, inp, weight, made=[made])
-        return made
-
-    def loss(self, inp: Activation) -> ActivationGrad:
-        """Record a loss."""
-        made = super().loss(inp)
-        self._write("loss", inp, made=[made])
-        return made
-
-    def backward(
-        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight
-    ) -> tuple[WeightGrad, ActivationGrad]:
-        """Record a backward."""
-        made = super().backward(layer, inp, grad, weight)
-        self._write("backward", layer, inp, grad, weight, made=made)
-        return made
-
-    def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
-        """Record the first half of a backward."""
-        made = super().backward_input(layer, inp, grad, weight)
-        self._write("backward_input", layer, inp, grad, weight, made=[made])
-        return made
-
-    def backward_weight(
-        self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
-    ) -> WeightGrad:
-        """Record the second half of a backward."""
-        made = super().backward_weight(layer, inp, grad, weight)
-        self._write("backward_weight", layer, inp, grad, made=[made])
-        return made
-
-    def update(
-        self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
-    ) -> tuple[Weight, OptState]:
-        """Record an update."""
-        made = super().update(layer, weight_grad, weight, opt_state)
-        self._write("update", layer, weight_grad, weight, opt_state, made=made)
-        return made
-
-    def _collective(self, op: str, v: Any, layer: int | None, group: Any, detail: Any = None) -> Operation:
-        ranks = [*(self._world if group is None else self._member(group)).ranks]
-        step = self.program.add(op, name_of(v), layer, ranks, detail, self.launching)
-        self.submitted[len(self._rows)] = step
-        return super()._collective(op, v, layer, group, detail)
-
-    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
-        step = self.program.add("send", name_of(v), dest, self._tag(tag), self.launching)
-        self.submitted[len(self._rows)] = step
-        work = super()._send(dest, v, tag)
-        if work.value is not v:
-            _forget(work.value)  # the copy on its way
-        return work
-
-    def _receive(self, source: int, tag: Hashable) -> Operation:
-        self.submitted[len(self._rows)] = self.program.add("receive", source, self._tag(tag), self.launching)
-        return super()._receive(source, tag)
-
-    def _offload(self, v: Any) -> Operation:  # noqa: ARG002  (of every model)
-        """Refuse: exercises are graded by what the device holds."""
-        raise StrategyError(
-            f"offload on rank {self.rank}: exercises have no host memory; keep tensors in the stores", rank=self.rank
-        )
+    def _submission(self, model: Any, op: str, given: tuple[Any, ...]) -> Step:
+        """Return the step of a communication."""
+        if op == "offload":
+            raise StrategyError(
+                f"offload on rank {model._rank}: exercises have no host memory; keep tensors in the stores",
+                rank=model._rank,
+            )
+        if op == "send":
+            dest, value, tag = given
+            return [op, name_of(value), dest, self._tag(tag), model.launching]
+        if op == "recv":
+            source, tag = given
+            return ["receive", source, self._tag(tag), model.launching]
+        value, layer, group, detail = (*given, None)[:4]
+        ranks = [*(model._world if group is None else model._member(group)).ranks]
+        return [op, name_of(value), layer, ranks, detail, model.launching]
 
     def _tag(self, tag: Hashable) -> int | None:
         """Return the number of a tag."""
-        return None if tag is None else self.tags[tag]
+        return None if tag is None else self._tags[tag]
 
-    def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
-        """Record a launch; the step of a launched collective is marked as such."""
-        launched = super().launch(operation)
-        if launched.operation.op == "send":
-            _forget(launched.operation.value)
-        return launched
+    def after(self, model: Any, op: str, given: tuple[Any, ...], named: Mapping[str, Any], made: Any) -> None:
+        """Write the step of a computation, and name its results."""
+        program = self._programs[model._rank]
+        if op == "send" and not model.launching:
+            _forget(made.value)  # the copy on its way
+        elif op == "set_final_weight":
+            program.add(op, given[0], name_of(given[1]))
+            _forget(model._final_of(given[1])[given[0]])  # the copy that is kept
+        elif op in COMPUTATIONS:
+            kind = "combine_outputs" if op == "combine" else op  # tensors combine too
+            step = program.add(kind, *_arguments(op, given, made), *_by_name(op, named))
+            _name(program, step, made if made.__class__ is tuple else [made])
 
-    def after_collective(self, works: Sequence[Any], results: Sequence[Any]) -> None:
+    def launched(self, operation: Any) -> None:
+        """Take the name off a copy on its way."""
+        if operation.op == "send":
+            _forget(operation.value)
+
+    def settled(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Name every member's results."""
-        super().after_collective(works, results)
-        for work, result in zip(works, results, strict=True):
-            if result is not work.value:
-                work.model._made(work.model.submitted[work.row], *leaves(result))
+        for operation, result in zip(operations, results, strict=True):
+            if result is not operation.value:
+                program = self._programs[operation.rank]
+                _name(program, program.submitted[operation.row], leaves(result))
 
-    def record_await(self, work: Operation, result: Any) -> None:
+    def awaited(self, operation: Any, result: Any) -> None:
         """Record that the result of an operation has come."""
-        step = self.submitted[work.row]
-        if work.op == "recv" and not hasattr(result, "_content"):
-            self._made(step, result)
-        self.program.add("await", step, [name_of(leaf) for leaf in leaves(result)])
+        program = self._programs[operation.rank]
+        step = program.submitted[operation.row]
+        if operation.op == "recv":
+            _name(program, step, [result])
+        program.add("await", step, [name_of(leaf) for leaf in leaves(result)])
+
+    def stored(self, store: Any, key: Any, value: Any) -> None:
+        """Record what enters a store."""
+        self._programs[store.rank].add("put", store.label, self._keys[key], name_of(value))
+
+    def left(self, store: Any, key: Any, value: Any) -> None:  # noqa: ARG002  (as observers')
+        """Record what leaves a store, unless another tensor has taken its place."""
+        if key not in store:
+            self._programs[store.rank].add("drop", store.label, self._keys[key])
 
 
-def recording_kind(started: list[Any] | None = None) -> type[RecordingModel]:
-    """Return the models of one run, whose tags are numbered apart from those of other runs.
+def _name(program: Program, step: int, tensors: Sequence[Any]) -> None:
+    """Name the results of a step."""
+    for place, tensor in enumerate(tensors):
+        tensor._content = Made(program, step, place)
 
-    Args:
-        started: a list to which each model is added when it is made.
-    """
-    return type("Model", (RecordingModel,), {"tags": Interned(), "started": started})  # the name that errors use
+
+def _arguments(op: str, given: tuple[Any, ...], made: Any) -> Sequence[Any]:
+    """Return the arguments of an operation as a step has them: tensors by name; of inputs, what was made of any."""
+    if op == "get_input_activation":
+        return [sorted(made.samples)]
+    if op == "get_input_shard":
+        return [sorted(made.samples), sorted(made.sequence.shards), made.sequence.num_shards]
+    return [name_of(value) if isinstance(value, Tensor) else value for value in given]
+
+
+def _by_name(op: str, named: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the arguments of an operation that are recorded by their names, as the last item of its step."""
+    if op != "route":
+        return [{"named": dict(named)}] if named and op in _NAMED else ()
+    known = {**_ROUTED_BY_DEFAULT, **named}
+    return [{"named": {**known, "imbalance": as_imbalance(known["imbalance"])}}]
 
 
 def _forget(tensor: Any) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 from minitrain import tensors
 from minitrain.errors import MinitrainError, StrategyError
-from minitrain.events import COLLECTIVES, PASSES, ROUTING, STORES, UPDATE
-from minitrain.grading import expert_steps
-from minitrain.grading.recorded_program import Step
-from minitrain.grading.recorder import leaves
+from minitrain.events import COLLECTIVES, STORES
+from minitrain.grading.recorder import Step, leaves
 from minitrain.rank.model import Model
+from minitrain.rank.observers import COMPUTATIONS
 
 KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
-_OF_A_LAYER = PASSES - {"loss", *ROUTING} | {UPDATE}
+_COMPUTED = frozenset(COMPUTATIONS) - {"combine", "set_final_weight"} | {"combine_outputs"}  # tensors combine too
+_INPUTS = frozenset({"get_input_activation", "get_input_shard"})
 
 MOST_TENSORS = 100_000
 """Tensors that all ranks together may have at once; those of the shipped runs have some hundreds each."""
@@ -77,7 +77,7 @@ class Player:
 
     Attributes:
         values: the tensors that the strategy can reach, by step and place among its results.
-        works: the operations that it can reach, by step.
+        works: the communications that it has not awaited yet, by step.
         activation_units: what the activations among the tensors take, in units of the account of memory.
     """
 
@@ -93,7 +93,6 @@ class Player:
             "combine": self.combine,
             "shard": self.shard,
             "free": self.free,
-            "forget": self.forget,
             "set_final_weight": self.set_final_weight,
         }
 
@@ -144,23 +143,16 @@ class Player:
 
     def compute(self, number: int, kind: str, *what: Any) -> None:
         """Do an operation of the rank alone."""
-        model = self.model
-        if kind == "load_weights":
-            layer, shard, num_shards, *of_part = what
-            parts = dict(zip(("part", "num_parts"), of_part, strict=False))
-            self.keep(number, model.load_weights(layer, shard, num_shards, **parts))
-        elif kind == "get_input_activation":
-            self.keep(number, model.get_input_activation(what[0]))
-        elif kind == "get_input_shard":
-            self.keep(number, model.get_input_shard(*what))
-        elif kind == "loss":
-            self.keep(number, model.loss(self.value(what[0])))
-        elif kind in _OF_A_LAYER:
-            self.keep(number, getattr(model, kind)(what[0], *map(self.value, what[1:])))
-        elif kind in expert_steps.PLAYED:
-            self.keep(number, expert_steps.play(model, kind, what, self.value))
-        else:
+        if kind not in _COMPUTED:
             raise ValueError(f"there is no step {kind!r}")
+        operation = getattr(self.model, "combine" if kind == "combine_outputs" else kind)
+        named: dict[str, Any] = {}
+        if what and isinstance(what[-1], dict) and "named" in what[-1]:
+            *what, last = what  # type: ignore[assignment]  # any sequence
+            named = last["named"]
+        if kind not in _INPUTS:  # whose lists are of numbers
+            what = tuple(self.value(item) if isinstance(item, list | dict) else item for item in what)
+        self.keep(number, operation(*what, **named))
 
     def put(self, store: str, key: int, name: Any) -> None:
         """Put a tensor into a store."""
@@ -191,10 +183,6 @@ class Player:
     def free(self, name: Any) -> None:
         """Drop the reference to a tensor, which the strategy dropped too."""
         self._count(self.values.pop((name[0], name[1]), None), -1)
-
-    def forget(self, number: int) -> None:
-        """Drop the reference to an operation, which the strategy dropped too."""
-        self.works.pop(number, None)
 
     def set_final_weight(self, layer: int, name: Any) -> None:
         """Set a final weight."""
@@ -233,5 +221,5 @@ class Player:
 
     async def wait(self, number: int, names: Sequence[Any]) -> None:
         """Await an operation and name its results."""
-        for name, leaf in zip(names, leaves(await self.works[number]), strict=True):
+        for name, leaf in zip(names, leaves(await self.works.pop(number)), strict=True):
             self.name((name[0], name[1]), leaf)

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -95,36 +95,28 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     """Run the submission with some sizes, and return its programs, or what went wrong."""
     import minitrain as mt  # noqa: PLC0415  (the copy, once it is first on the path)
     from minitrain.grading.error_reports import describe, noting_what_is_never_awaited  # noqa: PLC0415
-    from minitrain.grading.recorder import recording_kind  # noqa: PLC0415
+    from minitrain.grading.recorder import Recorder  # noqa: PLC0415
 
-    started: list[Any] = []
+    recorder = Recorder()
     with noting_what_is_never_awaited() as forgotten:
         try:
-            run = mt.simulate(
+            mt.simulate(
                 function,
                 strict=True,
-                model_kind=recording_kind(started),
+                observers=[recorder],
                 hardware=case["hardware"],
                 **case["sizes"],
                 **case["options"],
             )
         except BaseException as error:  # whatever it is, it is the submission's
-            told = describe(error, started) | {"never_awaited": next(iter(forgotten), None)}
-            return {"error": told, **_programs_up_to_error(started)}
-    return _programs_of(run.models)
+            told = describe(error, recorder.models) | {"never_awaited": next(iter(forgotten), None)}
+            return {"error": told, **_programs_up_to_error(recorder)}
+    return {"programs": recorder.programs, "lines": recorder.lines}
 
 
-def _programs_of(models: Sequence[Any]) -> dict[str, Any]:
-    """Return the steps of the ranks so far, and the lines that they come from."""
-    return {
-        "programs": [list(model.program.steps) for model in models],
-        "lines": [list(model.program.lines) for model in models],
-    }
-
-
-def _programs_up_to_error(models: Sequence[Any]) -> dict[str, Any]:
+def _programs_up_to_error(recorder: Any) -> dict[str, Any]:
     """Return what the ranks did until an error, for a picture of it; nothing if that is too much to be drawn."""
-    programs = _programs_of(models)
+    programs = {"programs": recorder.programs, "lines": recorder.lines}
     return programs if 0 < sum(map(len, programs["programs"])) <= MOST_STEPS_DRAWN else {}
 
 
@@ -215,8 +207,7 @@ def prepare(config: str) -> tuple[Callable[[str], Any], Any]:  # pragma: no cove
     """
     parts = (
         "run.simulation",
-        "accounting.strict.audit",
-        "accounting.strict.unusable_tensors",
+        "accounting.strict.observer",
         "grading.recorder",
         "grading.error_reports",
         "grading.wire",

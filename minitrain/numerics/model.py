@@ -104,9 +104,9 @@ class NumericModel(NumericExperts):
                 mine = mine.shard(index, len(results))
             result._content = mine.finished() if hasattr(mine, "finished") else mine
 
-    def after_message(self, value: Any, result: Any) -> None:
+    def after_message(self, operation: Any, value: Any, result: Any) -> None:
         """Copy the numbers of a message to what is received."""
-        super().after_message(value, result)
+        super().after_message(operation, value, result)
         self._move(value, result)
 
     def _move(self, value: Any, result: Any) -> None:

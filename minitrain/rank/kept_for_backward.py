@@ -99,8 +99,8 @@ def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) ->
     share = len(keys_values.sequence.shards) / keys_values.sequence.num_shards
     whole, kept = (workload.kept_elements(layer, num_samples, each) for each in (replace(mode, recompute="none"), mode))
     borrowed = int((whole - kept) * share * UNITS_PER_ELEMENT)
-    model._counted.grow(borrowed)
-    model._counted.grow(-borrowed)
+    model._meter.grow(borrowed)
+    model._meter.grow(-borrowed)
     model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode) * share
 
 

@@ -9,7 +9,9 @@ which rank came first.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
+from minitrain.errors import StrategyError
 from minitrain.events import FETCH, MEMORY, NOTE, STRIDE, Note
 
 if TYPE_CHECKING:
@@ -46,13 +48,15 @@ class LaunchedMemory:
         window: the account's window at the launch while the size of the result is not known, else None.
         stored_tensors: what it was given and a store holds; the operation counts them only while no store does.
         units: what it counts itself.
+        handed_over: the result, once a strategy got it whose tensors are followed.
     """
 
-    __slots__ = ("awaited", "stored_tensors", "units", "window")
+    __slots__ = ("awaited", "handed_over", "stored_tensors", "units", "window")
 
     def __init__(self, operation: LaunchedOperation) -> None:
         account = operation.model._account
         self.awaited = False
+        self.handed_over: HandedOver | None = None
         self.window: int | None = None
         self.stored_tensors: list[Any] = []
         self.units = 0
@@ -94,6 +98,41 @@ class LaunchedMemory:
         account.units -= self.units
         _enter(operation, -self.units, len(operation.model._log))
         del operation.model._in_flight[id(operation)]
+
+    def hand_over(self, result: Any) -> None:
+        """Keep no tensor alive any more; the result is remembered for who awaits the operation again."""
+        self.handed_over = HandedOver(result)
+        self.stored_tensors.clear()
+
+
+class HandedOver:
+    """The result of a launched operation that a strategy got, remembered as long as the strategy keeps it.
+
+    Args:
+        result: a tensor, a bucket, or None.
+    """
+
+    __slots__ = ("_is_bucket", "_results")
+
+    def __init__(self, result: Any) -> None:
+        self._is_bucket = isinstance(result, list)
+        self._results = [ref(item) for item in _items(result) if item is not None]
+
+    def again(self, operation: LaunchedOperation) -> Any:
+        """Return the result again.
+
+        Raises:
+            StrategyError: it was freed.
+        """
+        results = [found() for found in self._results]
+        if any(result is None for result in results):
+            raise StrategyError(
+                f"{operation.op} on rank {operation.rank} was awaited before and its result was freed since; "
+                "keep the result in a store if it is needed again",
+                rank=operation.rank,
+                op=operation.op,
+            )
+        return results if self._is_bucket else next(iter(results), None)
 
 
 def _enter(operation: LaunchedOperation, units: int, place: int | None = None) -> None:

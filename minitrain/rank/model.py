@@ -4,9 +4,10 @@ A strategy sees nothing else. Every operation checks the laws of training first,
 rank's predictor, then moves the rank's clock. Computing moves this rank's clock alone; what ranks do together starts
 when the last of them is ready.
 
-Other kinds of model (strict, numeric, folded, summary, recording) are subclasses. Each adds to operations by overriding
-some of the following, and nothing else; an override calls `super()` for what it does not replace. The docstring of each
-kind lists under "Adds" what it overrides and why, which tests/rank/test_model_kinds.py checks.
+What only watches (strict accounting, a recording) is an observer, see `minitrain.rank.observers`. Other kinds of
+model (numeric, folded, summary) are subclasses. Each adds to operations by overriding some of the following, and
+nothing else; an override calls `super()` for what it does not replace. The docstring of each kind lists under "Adds"
+what it overrides and why, which tests/rank/test_model_kinds.py checks.
 
 | overridden | when it is called |
 |---|---|
@@ -17,12 +18,8 @@ kind lists under "Adds" what it overrides and why, which tests/rank/test_model_k
 | `backward_project`, `backward_attend`, `backward_keys_values` | by the strategy |
 | `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
-| `_offload`, `_fetch` | when a move to or from host memory is |
 | `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
 | `_operation_kind` | a class: that of the communications that are submitted |
-| `_resize` | when a forward has kept more beside its input, or a backward has computed it again |
-| `_store` | when the model is made, for each of its five stores |
-| `_counted`, `memory_by_store` | when somebody asks what the rank holds |
 | `mesh`, `group`, `_member` | when a group of ranks is named |
 | `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |
 

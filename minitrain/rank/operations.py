@@ -180,7 +180,7 @@ class Operation(Call):
         self.outcome = clone(value)
         self.outcome._units = self.model._account.units_of(value)
         if self.model.follows_tensors:
-            self.model.after_message(value, self.outcome)
+            self.model.after_message(self, value, self.outcome)
         self.carried = sent
         self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # a receive's owner is its peer's stream
 
@@ -237,7 +237,7 @@ class Operation(Call):
             model.time = self.end
         if self.launched_memory is not None or len(model._rows) != self.row + STRIDE:
             self._arrive()
-        return self._release_result() if model.follows_tensors and self.launched_memory is None else self.outcome
+        return self._hand_over() if model.follows_tensors else self.outcome
 
     def _give_up(self) -> None:
         """Clean up after a receive whose task was cancelled: later ones may go on, its own message is unreceived."""
@@ -247,11 +247,23 @@ class Operation(Call):
             else:
                 self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # as in `deliver`
 
-    def _release_result(self) -> Any:
-        """Return the result and forget it, as nobody else awaits the operation: it keeps no tensor alive."""
-        outcome, self.outcome = self.outcome, None
+    def _hand_over(self) -> Any:
+        """Return the result and tell the rank's observer; from now on the operation keeps no tensor alive.
+
+        A launched operation may be awaited again: it knows its result as long as the strategy keeps that.
+        """
+        memory, outcome, observer = self.launched_memory, self.outcome, self.model._observer
+        if memory is not None:
+            if observer is None:
+                return outcome
+            if memory.handed_over is not None:  # another task was quicker
+                return memory.handed_over.again(self)
+            memory.hand_over(outcome)
+        self.outcome = None
         if self.op != SEND:  # the message may not have been received yet
             self.value = None
+        if observer is not None:
+            observer.awaited(self, outcome)
         return outcome
 
     def _arrive(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from minitrain.errors import StrategyError, UsageError, require_count
 from minitrain.events import (
@@ -40,6 +40,9 @@ from minitrain.transport.groups import Group
 from minitrain.transport.protocol import Transport
 from minitrain.workloads.workload import PassMode, Recompute
 
+if TYPE_CHECKING:
+    from minitrain.rank.observers import Observer
+
 
 @lru_cache
 def _default_predictor(world_size: int) -> RuntimePredictor:
@@ -68,7 +71,8 @@ class RankState:
     """The state of one rank: the common root of what a `Model` can do.
 
     Args and Attributes: see `minitrain.rank.model.Model`. Kinds of model that add to the operations are listed beside
-    it. One that follows tensors sets `follows_tensors`; then `after_collective` and `after_message` are called.
+    it. One that follows tensors sets `follows_tensors`; then `after_collective` and `after_message` are called, which
+    tell the observer of a rank that is watched (see `minitrain.rank.observers`).
     """
 
     __slots__ = (
@@ -80,6 +84,7 @@ class RankState:
         "_is_uniform",
         "_log",
         "_max_shards",
+        "_meter",
         "_num_layers",
         "_rank",
         "_recompute",
@@ -105,6 +110,7 @@ class RankState:
     follows_tensors = False
     parts_of_loss = 1  # of which this rank has one: the logits are divided by vocabulary, or by tokens
     _shares: SharesOfRun | None = None  # few runs have any
+    _observer: Observer | None = None  # what is told of all that the rank does
 
     rank: int = _for_reading("rank", "This rank.")
     world_size: int = _for_reading("world_size", "Number of ranks.")
@@ -121,14 +127,19 @@ class RankState:
             operations: each member's part, in rank order, with its `model` and the `value` it brought.
             results: each member's result.
         """
+        if self._observer is not None:
+            self._observer.settled(operations, results)
 
-    def after_message(self, value: Any, result: Any) -> None:
+    def after_message(self, operation: Any, value: Any, result: Any) -> None:
         """Take note of a received tensor.
 
         Args:
+            operation: the receive.
             value: what the sender sent.
             result: what this rank gets.
         """
+        if self._observer is not None:
+            self._observer.received(operation, value, result)
 
     def __init__(
         self,
@@ -159,6 +170,7 @@ class RankState:
         self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
             self._account.journal = []
+        self._meter = self._account  # what counts as this rank's memory: the stores and operations in flight
         self.weights: Store[Weight] = self._store("weights")
         self.opt_states: Store[OptState] = self._store("opt_states")
         self.activations: Store[Activation] = self._store("activations")
@@ -184,8 +196,12 @@ class RankState:
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores."""
         if self._account.journal is not None:
-            return JournalledStore(self._account, name, self._log)
-        return (KindStore if self._account.__class__ is KindAccount else Store)(self._account)
+            return self._make_store(JournalledStore, name, self._account, name, self._log)
+        return self._make_store(KindStore if self._account.__class__ is KindAccount else Store, name, self._account)
+
+    def _make_store(self, kind: type[Store[Any]], name: str, *args: Any) -> Store[Any]:  # noqa: ARG002  (of watched ranks)
+        """Make a store of a kind."""
+        return kind(*args)
 
     def _resize(self, tensor: Any, units: int) -> None:
         """Give a tensor another size: that of all that it stands for from now on."""
@@ -204,7 +220,7 @@ class RankState:
 
     def _borrow(self, units: int) -> None:
         """Hold what backward computes again until it is done."""
-        self._counted.borrow(units)
+        self._meter.borrow(units)
         if self._account.journal is not None and units:
             place = len(self._log)
             self._account.journal += [(place, "activations", units), (place, "activations", -units)]
@@ -224,19 +240,14 @@ class RankState:
         return self._account.units / UNITS_PER_ELEMENT
 
     @property
-    def _counted(self) -> Account:
-        """What counts as this rank's memory: the stores and operations in flight."""
-        return self._account
-
-    @property
     def peak_memory(self) -> float:
         """The most elements ever held at once, also between events."""
-        return self._counted.high_water() / UNITS_PER_ELEMENT
+        return self._meter.high_water() / UNITS_PER_ELEMENT
 
     @property
     def peak_by_kind(self) -> dict[str, float] | None:
         """What the rank held of each kind when it held most, in elements; None where stores did not tell kinds."""
-        account = self._counted
+        account = self._meter
         return account.peak_by_kind() if isinstance(account, KindAccount) else None
 
     @property
@@ -262,6 +273,7 @@ class RankState:
         """Return the elements in each store now, and those of operations in flight."""
         held = {name: sum(map(self._account.units_of, getattr(self, name).values())) for name in STORES}
         held["in_flight"] = self._account.units - sum(held.values())
+        held |= self._meter.beside_stores()
         return {name: units / UNITS_PER_ELEMENT for name, units in held.items()}
 
     def log_event(

@@ -155,6 +155,10 @@ class Account:
         if self.high_water() > self.limit_units:
             self.overflow()
 
+    def beside_stores(self) -> dict[str, int]:
+        """Return the units that count beside stores and operations in flight, by what they are: none here."""
+        return {}
+
     def overflow(self) -> None:
         """Report the first excess, once."""
         self.limit_units = float("inf")

@@ -75,13 +75,13 @@ def _is_given(name: str, value: Any) -> bool:
     return asks_to_fold(value) if name == "fold" else bool(value)
 
 
-_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "model_kind", "faults")
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "model_kind", "faults")
+_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "observers", "faults")
+_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "observers", "faults")
 
 EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
     {
         "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
-        "faults": Exclusion("faults", None, ("strict", "numerics", "memory_by_kind", "model_kind"), "faults"),
+        "faults": Exclusion("faults", None, ("strict", "numerics", "memory_by_kind", "observers"), "faults"),
         "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
     }
 )

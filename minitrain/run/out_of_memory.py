@@ -48,7 +48,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
     for model in models:
         capacity_bytes = model._runtime_predictor.capacity_bytes
         if capacity_bytes is not None:
-            counted = model._counted
+            counted = model._meter
             counted.limit_units = units_of(capacity_bytes, element_bytes)
             counted.on_overflow = partial(report, model, capacity_bytes)
     try:
@@ -57,7 +57,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
             raise error_of(min(excesses, key=when))
     finally:
         for model in models:
-            model._counted.on_overflow = None  # it would keep the model alive
+            model._meter.on_overflow = None  # it would keep the model alive
 
 
 def units_of(size_bytes: float, element_bytes: int) -> float:

@@ -24,7 +24,7 @@ from minitrain.hardware.chosen_predictor import make_predictor, require_default
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.hardware.pricing import USUAL, Pricing
-from minitrain.rank.model import Model
+from minitrain.rank.observers import Observer
 from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
 from minitrain.run.exclusions import AUTO, EXCLUSIONS, asks_to_fold, require_fold
@@ -83,8 +83,7 @@ class RunParameters:
         memory_by_kind: keep a journal of what enters and leaves each store, for memory curves by kind.
         numerics: "numpy", or a `minitrain.numerics.Problem` or `TransformerProblem`, to let tensors carry numbers; the
             log stays the same.
-        model_kind: class of the ranks' models, for whoever extends `Model` to follow a run; by default, that of
-            `strict` and `numerics`.
+        observers: what is told of all that the ranks do, each a `minitrain.rank.observers.Observer`.
         fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`), with the
             same result. "auto" does so for shipped strategies from eight ranks on, where each class has four at least,
             and simulates every rank where it cannot. True does so for any strategy, or says why not; False never does.
@@ -119,7 +118,7 @@ class RunParameters:
     strict_memory: bool = False
     memory_by_kind: bool = False
     numerics: Any = None
-    model_kind: type[Model] | None = None
+    observers: Sequence[Observer] = ()
     fold: bool | str | Any = AUTO
     log: str = "full"
 

@@ -4,9 +4,9 @@
 |---|---|---|
 | (none) | every rank a `Model`, every event kept in a `Run` | `rank`, `result` |
 | `log="summary"` | models add their events to totals, and the run holds totals | `accounting.summary` |
-| `strict` | models follow every tensor, and a finished run is audited | `accounting.strict` |
+| `strict` | every tensor is followed, by an observer | `accounting.strict` |
+| `observers` | a caller's own are told of all that ranks do | `rank.observers` |
 | `numerics` | tensors carry arrays | `numerics` |
-| `model_kind` | models of a caller's own class | |
 | `memory_by_kind` | stores keep a journal of their changes | `rank.stores` |
 | `contention` | the finished run is timed again | `contention` |
 | `contention="exact"` | transfers share links when it is timed again | `platform` |
@@ -14,9 +14,8 @@
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 | `hardware=[...]` | one execution gives the times on several machines | `vector` |
 
-`strict` works together with `numerics` and `model_kind`: it extends their class. What excludes each other is in
-`minitrain.run.exclusions`. This file alone imports accounting, numerics, platform, faults, folding and vector from this
-room, each when a run needs it.
+`strict` and `observers` work together with `numerics`. What excludes each other is in `minitrain.run.exclusions`. This
+file alone imports accounting, numerics, platform, faults, folding and vector from this room, each when a run needs it.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ from typing import Any
 from minitrain.errors import UsageError
 from minitrain.events import TIME
 from minitrain.rank.model import Model
+from minitrain.rank.observers import Observer, together
+from minitrain.rank.watched import watched
 from minitrain.run.contention import EXACT, with_contention
 from minitrain.run.exclusions import EXCLUSIONS, asks_to_fold
 from minitrain.run.log_interning import sharing_sizes
@@ -68,10 +69,11 @@ def choose_variant(parameters: RunParameters) -> Variant:
     """Return how a run with these parameters is simulated, all of its ranks."""
     if parameters.log == "summary":
         return _summary(parameters.world_size)
+    observers = _observers(parameters)
     return Variant(
-        _model_maker(parameters),
+        _model_maker(parameters, observers),
         Run,
-        _around_strict if parameters.strict else sharing_sizes,
+        functools.partial(_around_watched, observers) if observers else sharing_sizes,
         functools.partial(_fields_of_full, parameters),
     )
 
@@ -137,48 +139,34 @@ def _summary(world_size: int) -> Variant:
     return Variant(summary_models(world_size), SummaryRun, lambda _: contextlib.nullcontext(), finish)
 
 
-def _model_maker(parameters: RunParameters) -> Callable[..., Model]:
+def _observers(parameters: RunParameters) -> Sequence[Observer]:
+    """Return what watches the ranks."""
+    if not parameters.strict:
+        return parameters.observers
+    from minitrain.accounting.strict.observer import StrictAccounting  # noqa: PLC0415
+
+    return [StrictAccounting(), *parameters.observers]
+
+
+def _model_maker(parameters: RunParameters, observers: Sequence[Observer]) -> Callable[..., Model]:
     """Return what makes the model of a rank whose events are kept."""
-    kind, numbers = _model_kind(parameters)
-    if parameters.strict:
-        from minitrain.accounting.strict.model import StrictModel  # noqa: PLC0415
+    kind: type[Model] = Model
+    named: dict[str, Any] = {"memory_by_kind": parameters.memory_by_kind}
+    if parameters.numerics is not None:
+        from minitrain.numerics import NumericModel  # noqa: PLC0415
 
-        if not issubclass(kind, StrictModel):
-            kind = StrictModel if kind is Model else type(f"Strict{kind.__name__}", (StrictModel, kind), {})
-    return functools.partial(kind, memory_by_kind=parameters.memory_by_kind, **numbers)
-
-
-def _model_kind(parameters: RunParameters) -> tuple[type[Model], dict[str, Any]]:
-    """Return the class that is asked for, before strict accounting extends it, and what else it is made with."""
-    if parameters.model_kind is not None:
-        return parameters.model_kind, {}
-    if parameters.numerics is None:
-        return Model, {}
-    from minitrain.numerics import NumericModel  # noqa: PLC0415
-
-    return NumericModel, {"problem": parameters.numerics}
+        kind, named["problem"] = NumericModel, parameters.numerics
+    if observers:
+        return functools.partial(watched(kind), observer=together(observers), **named)  # type: ignore[arg-type]  # classes hash
+    return functools.partial(kind, **named)
 
 
 @contextlib.contextmanager
-def _around_strict(models: Sequence[Any]) -> Iterator[None]:
-    """Do what goes with keeping every event, and follow tensors."""
-    with sharing_sizes(models), _strictness(models):
+def _around_watched(observers: Sequence[Observer], models: Sequence[Any]) -> Iterator[None]:
+    """Do what goes with keeping every event, and tell observers when the run has ended."""
+    with sharing_sizes(models):
         yield
-
-
-@contextlib.contextmanager
-def _strictness(models: Sequence[Any]) -> Iterator[None]:
-    """Note which tensors are made by hand during a run, and audit the run at its end."""
-    from minitrain.accounting.strict.audit import audit  # noqa: PLC0415
-    from minitrain.accounting.strict.evidence import Evidence  # noqa: PLC0415
-    from minitrain.accounting.strict.unusable_tensors import detecting_handmade_tensors  # noqa: PLC0415
-
-    predictors = [model._runtime_predictor for model in models]
-    with detecting_handmade_tensors():
-        evidence = Evidence(predictors)
-        yield
-    evidence.require_unchanged()
-    audit(models)
+    together(observers).finish(models)
 
 
 def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[str, Any]:
@@ -214,7 +202,8 @@ def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[
 
 def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:
     """Return what was held outside the stores, on the rank that held the most."""
-    model = max(models, key=lambda model: model._ledger.most_outside)
-    lines = model._ledger.held_outside()
-    time = model._log._rows[model._ledger.at_row + TIME] if lines else 0.0
+    model = max(models, key=lambda model: model._meter.most_outside)
+    lines = model._meter.held_outside()
+    rows, place = model._log._rows, model._meter.at_row + TIME
+    time = 0.0 if not lines else rows[place] if place < len(rows) else model.time
     return MemoryOutsideStores(model._rank, time, sum(lines.values()), lines)

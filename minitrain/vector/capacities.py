@@ -64,12 +64,12 @@ class CapacityWatch:
         """Wait until the smallest memory is exceeded that was not so far."""
         if len(self.excesses) < len(self._sizes):
             size_bytes = self._sizes[len(self.excesses)]
-            model._counted.limit_units = units_of(size_bytes, _element_bytes(model))
-            model._counted.on_overflow = partial(self._report, model)
+            model._meter.limit_units = units_of(size_bytes, _element_bytes(model))
+            model._meter.on_overflow = partial(self._report, model)
 
     def _report(self, model: Model) -> None:
         """Note all memories that are exceeded now."""
-        element_bytes, most = _element_bytes(model), model._counted.high_water()
+        element_bytes, most = _element_bytes(model), model._meter.high_water()
         held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
         for label, size_bytes in enumerate(self._sizes[len(self.excesses) :], len(self.excesses)):
             limit = units_of(size_bytes, element_bytes)

@@ -24,7 +24,7 @@ from minitrain.hardware.pricing import PRICING_PARAMETERS, Pricing
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.vector.execution import Config, Machines, Source
 
-_ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "model_kind", "faults")
+_ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "observers", "faults")
 """Parameters of a run that follow one machine: with another clock, or another model, it would do something else."""
 
 

@@ -1,4 +1,4 @@
-"""What strict/computation.py and strict/stores.py write out for speed agrees with what it stands for."""
+"""What strict/observer.py writes out for speed agrees with what it stands for."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.accounting.strict import computation
+from minitrain.accounting.strict import observer
 from minitrain.accounting.strict.buffers import Overwrite
-from minitrain.accounting.strict.laws import require_pass, require_valid
-from minitrain.accounting.strict.ledger import Ledger
-from minitrain.accounting.strict.stores import FollowedStore
+from minitrain.accounting.strict.laws import require_usable
 from minitrain.errors import MinitrainError
-from minitrain.lib import Activation, Model, Weight
-from minitrain.rank.stores import Account, Store
+from minitrain.lib import Model
 from minitrain.tensors.index_sets import overlapping_shards, overlaps_any
 
 SIZES: dict[str, Any] = {"world_size": 1, "num_layers": 2, "global_batch_size": 2, "check": False}
@@ -80,24 +77,16 @@ VARIANTS: Sequence[Callable[[Any], Any]] = (
     shared,
     lambda value: None,
 )
-OPERATIONS: dict[str, tuple[tuple[str, ...], str, Callable[..., None]]] = {
-    "forward": (("inp", "weight"), "require_pass", lambda ledger, *v: require_pass(ledger, "forward", *v)),
-    "backward": (
-        ("inp", "grad", "weight"),
-        "require_pass",
-        lambda ledger, inp, grad, weight: require_pass(ledger, "backward", inp, weight, grad),
-    ),
-    "update": (
-        ("weight_grad", "weight", "opt_state"),
-        "require_valid",
-        lambda ledger, *values: require_valid(ledger, "update", values),
-    ),
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "forward": ("inp", "weight"),
+    "backward": ("inp", "grad", "weight"),
+    "update": ("weight_grad", "weight", "opt_state"),
 }
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -> None:
-    names, asked, law = OPERATIONS[op]
+    names = OPERATIONS[op]
     found: set[tuple[bool, bool]] = set()
     chosen: Sequence[Callable[[Any], Any]] = ()
 
@@ -106,10 +95,10 @@ def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -
         values = [variant(made[name]) for name, variant in zip(names, chosen, strict=True)]
         lawful = False
         with suppress(MinitrainError):
-            law(model._ledger, *values)
+            require_usable(model._meter, op, (1, *values))
             lawful = True
         quick = True
-        with mock.patch.object(computation, asked, side_effect=LawAskedError), suppress(MinitrainError):
+        with mock.patch.object(observer, "require_usable", side_effect=LawAskedError), suppress(MinitrainError):
             try:
                 getattr(model, op)(1, *values)
             except LawAskedError:
@@ -123,39 +112,6 @@ def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -
         with pytest.raises(LawAskedError):
             mt.simulate(program, strict=True, hardware=mt.FixedPredictor(), **SIZES)
     assert found == {(True, True), (True, False), (False, False)}
-
-
-MOVES = st.lists(
-    st.tuples(st.sampled_from(["set", "delete", "pop", "popitem"]), st.integers(0, 3), st.integers(0, 4)), max_size=12
-)
-
-
-def moved(store: Store[Any], moves: list[tuple[str, int, int]]) -> list[tuple[list[int], int]]:
-    """Return what a store and its account hold after each of some moves."""
-    tensors = [
-        Weight(0, 1, 0),
-        Weight(0, 1, 0, frozenset([0]), 2),
-        *(Activation(0, 1, frozenset(range(n)), 4) for n in (1, 2, 4)),
-    ]
-    history = []
-    for move, key, number in moves:
-        with suppress(KeyError):
-            if move == "set":
-                store[key] = tensors[number]
-            elif move == "delete":
-                del store[key]
-            elif move == "pop":
-                store.pop(key)
-            else:
-                store.popitem()
-        history.append(([tensors.index(value) for value in store.values()], store._account.units))
-    return history
-
-
-@given(MOVES)
-def test_the_stores_of_strict_runs_hold_and_count_what_plain_ones_do(moves: list[tuple[str, int, int]]) -> None:
-    plain, followed = (Account(lambda tensor: tensor.memory()) for _ in range(2))
-    assert moved(Store(plain), moves) == moved(FollowedStore(Ledger(followed, 0, is_uniform=True)), moves)
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.data())

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.accounting.strict import provenance
-from minitrain.accounting.strict.communication import StrictCommunication
-from minitrain.lib import Model, Weight
+from minitrain.accounting.strict import buffers
+from minitrain.accounting.strict.observer import StrictAccounting
+from minitrain.lib import Model
 
 _ENGINE_FILE = str(Path(inspect.getfile(mt)).parent / "rank" / "a_helper.py")
 
@@ -46,9 +46,9 @@ def test_helpers_between_strategy_and_engine_do_not_move_a_line(
     num_helpers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in (
-        (provenance, "derive"),
-        (StrictCommunication, "_collective"),
-        (StrictCommunication, "_receive"),
+        (buffers, "derive"),
+        (StrictAccounting, "before"),
+        (StrictAccounting, "after"),
     ):
         monkeypatch.setattr(owner, name, with_helpers(getattr(owner, name), num_helpers))
 
@@ -70,12 +70,10 @@ def test_helpers_between_strategy_and_engine_do_not_move_a_line(
 def test_a_strategy_that_calls_an_inner_function_itself_is_found_too() -> None:
     async def program(model: Any) -> Model:
         weight, _ = model.load_weights(0)
-        part = Weight(0, 2, 0, frozenset([model.rank]), 2)
-        provenance.derive(weight._origin, part, "shard", weight, None)
-        assert made_at(part) == line_after(program, 3)
+        part = weight.shard(model.rank, 2)
         work = model._collective("all_gather", part, 0, None)
         if model.rank == 0:  # the other one comes later and takes the result away
-            assert str(model._lines[work.row]) == line_after(program, 5)
+            assert str(model._meter.submitted[work.row]) == line_after(program, 3)
         await work
         return model  # type: ignore[no-any-return]
 

@@ -15,6 +15,7 @@ import minitrain as mt
 from minitrain.accounting.summary import model as summary_model
 from minitrain.errors import DeadlockError, LawError, UsageError
 from minitrain.lib import Model
+from minitrain.rank.observers import Observer
 from minitrain.run.result import Run
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
@@ -252,7 +253,7 @@ def test_a_notebook_shows_words() -> None:
         ("strict", True),
         ("numerics", "numpy"),
         ("memory_by_kind", True),
-        ("model_kind", mt.Model),
+        ("observers", [Observer()]),
     ],
 )
 def test_what_needs_every_event_is_not_simulated_with_totals(name: str, value: Any) -> None:

@@ -180,13 +180,13 @@ WRONG: dict[str, Wrong] = {
         "laws", "must cover all 8 samples"),
     "patched_strictness": (
         "02", changed(DDP, (REDUCE, "        grads[k].samples = frozenset(range(model.global_batch_size))\n"),
-                      before="import minitrain.accounting.strict.computation as m\n"
-                      "m.require_valid = lambda *args, **_: None\n"),
+                      before="import minitrain.accounting.strict.observer as m\n"
+                      "m.require_usable = lambda *args: None\n"),
         "laws", "must cover all 8 samples"),
     "patched_clock": (
         "02", changed(DDP, ("        activations[k + 1] = ", "        model.forward(k, activations[k], weights[k])\n"
                             "        activations[k + 1] = "),
-                      before="import minitrain.accounting.strict.audit as audit, minitrain.run.simulation as s\n"
+                      before="import minitrain.run.simulation as s\n"
                       "import minitrain.hardware.predictor as p\np.RuntimePredictor.compute = lambda *_: p.Price(0)\n"),
         "time", "takes longer than the budget"),
     "patched_memory": (
@@ -198,8 +198,26 @@ WRONG: dict[str, Wrong] = {
         "02", changed(DDP, before="import minitrain.grading.recorder as r\nr.Program.add = lambda *args: 0\n"),
         "runs|laws", "."),
     "silent_program": (
-        "02", "async def ddp(model):\n    model.program.steps.clear()\n    model.final_weights.update({})\n"
+        "02", "async def ddp(model):\n    model.final_weights.update({})\n"
+        "    model._observer.observers[1]._programs[model.rank].steps.clear()\n"
         "    return model\n", "laws", "no final weight"),
+    # done behind the back of the submission's own engine, which the grader has never heard of
+    "part_of_the_batch_declared_whole": (
+        "02", changed(DDP, (REDUCE, "        model.dist.whole_batches[model.global_batch_size][id(grads[k].samples)] = "
+                                    "grads[k].samples\n")), "laws", "must cover all 8 samples"),
+    "samples_written_and_their_origin_too": (
+        "02", changed(DDP, (REDUCE, "        grads[k].samples = frozenset(range(model.global_batch_size))\n"
+                                    "        grads[k]._origin.fields = (k, grads[k].layers, grads[k].samples, "
+                                    "grads[k].total_samples, grads[k].shards, grads[k].num_shards)\n")),
+        "laws", "must cover all 8 samples"),
+    "final_weights_written": (
+        "02", changed(DDP, ("        model.set_final_weight(k, weights[k])\n",
+                            "        model.final_weights[k] = weights[k]\n")), "laws", "was not handed in there"),
+    "reduced_by_the_transport": (
+        "02", changed(DDP, (REDUCE, "        grads[k], _ = await model.dist.all_reduce(model.rank, grads[k], 0)\n")),
+        "laws", "did not come out of an operation"),
+    "launch_forgotten": (
+        "02", doing("model.launch(model.barrier()); model._in_flight.clear()"), "runs", "never awaited it"),
     # escapes
     "endless_loop": ("02", doing("while True: pass"), "runs", "stopped after 1 s|more time"),
     "endless_sleep": ("02", doing("import time; time.sleep(60)"), "runs", "stopped after 1 s"),
@@ -246,6 +264,25 @@ WRONG: dict[str, Wrong] = {
 def test_the_corpus_is_large_enough() -> None:
     assert len(HANDWRITTEN) + len(SHIPPED) >= 15
     assert len(WRONG) >= 30
+
+
+WITHOUT_EFFECT = {
+    "clock set back": "model.time = 0.0",
+    "rows made free": "model._log._rows[3::10] = [type(model._log._rows[3])(0.0)] * len(model._log)",
+    "memory written off": "model._account.units -= 5; model._meter.peak_units = 0",
+    "prices replaced": "object.__setattr__(model.runtime_predictor, 'collective', None)",
+    "a price written": "object.__setattr__(model._log._rows[3], 'seconds', 0.0)",
+}
+"""What a submission does to the engine of its own process, after an honest step: only its operations count."""
+
+
+@pytest.mark.parametrize("what", WITHOUT_EFFECT)
+def test_what_a_submission_does_to_its_own_engine_changes_no_grade(what: str, tmp_path: Path) -> None:
+    honest, cheating = tmp_path / "honest.py", tmp_path / "cheating.py"
+    honest.write_text(DDP)
+    cheating.write_text(changed(DDP, ("    return model\n", f"    {WITHOUT_EFFECT[what]}\n    return model\n")))
+    first, second = (grade(path, "02") for path in (honest, cheating))
+    assert (second.score, second.leaderboard) == (first.max_score, first.leaderboard), str(second)
 
 
 @pytest.mark.parametrize("name", WRONG)

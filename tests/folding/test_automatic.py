@@ -18,6 +18,7 @@ from minitrain.cli import app
 from minitrain.folding.run import FoldedRun
 from minitrain.hardware.price import RankPredictors
 from minitrain.rank.model import Model
+from minitrain.rank.observers import Observer
 from minitrain.run.progress import RunProgress
 from minitrain.sweeps.batches import run_batch
 from tests.folded_runs import require_every_rank
@@ -122,7 +123,7 @@ def test_few_ranks_are_simulated_one_by_one() -> None:
         {"slowdown": {3: 2.0}},
         {"contention": True},
         {"contention": "exact"},
-        {"model_kind": Model},
+        {"observers": [Observer()]},
         {"hardware": RankPredictors([mt.FixedPredictor(forward=1 + rank) for rank in range(8)])},
     ],
     ids=lambda more: next(iter(more)),

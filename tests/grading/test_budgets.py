@@ -14,7 +14,7 @@ from minitrain.errors import UsageError
 from minitrain.grading import grade, load_exercise
 from minitrain.grading.checks import judge
 from minitrain.grading.exercise import Case
-from minitrain.grading.recorder import RecordingModel
+from minitrain.grading.recorder import Recorder
 from minitrain.grading.usage import Kept, kept_by_rank
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import load_strategy
@@ -23,7 +23,7 @@ from minitrain.run.strategy_loading import load_strategy
 def test_a_hidden_size_is_not_told_by_what_a_rank_held() -> None:
     exercise = load_exercise("00")
     case = replace(exercise.public[1], hidden=True)
-    programs = [model.program.steps for model in recorded("hoard", case)]
+    programs = recorded("hoard", case)
     judged = judge(exercise, case, {"programs": programs, "lines": [[]]})
     assert judged["memory"].status == "failed"
     assert judged["memory"].held == ()
@@ -31,7 +31,7 @@ def test_a_hidden_size_is_not_told_by_what_a_rank_held() -> None:
 
 
 def recorded(name: str, case: Case) -> list[Any]:
-    """Return the models of a run that keeps all of its activations."""
+    """Return the programs of a run that keeps all of its activations."""
 
     async def hoard(model: Any) -> Any:
         weights, opt_states, activations, grads, grad_weights = model.storage()
@@ -51,7 +51,9 @@ def recorded(name: str, case: Case) -> list[Any]:
         del twice
         return model
 
-    return [*simulate(hoard, strict=True, model_kind=RecordingModel, **case.sizes).models]
+    recorder = Recorder()
+    simulate(hoard, strict=True, observers=[recorder], **case.sizes)
+    return recorder.programs
 
 
 def test_work_in_flight_is_counted_by_sample_and_layer() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.grading.recorder import recording_kind
+from minitrain.grading.recorder import Recorder
 from minitrain.grading.replay import replayed
 
 CASES = [
@@ -21,9 +21,9 @@ CASES = [
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_a_recorded_program_does_the_same_again(name: str, options: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"workload": "tiny-moe", "global_batch_size": 16, "strict": True}
-    run = mt.simulate(name, model_kind=recording_kind(), **sizes, **options)
-    models: Any = run.models
-    programs = json.loads(json.dumps([model.program.steps for model in models]))
+    recorder = Recorder()
+    run = mt.simulate(name, observers=[recorder], **sizes, **options)
+    programs = json.loads(json.dumps(recorder.programs))
     strategy: Any = replayed(programs, name)
     strategy.framework = "megatron"  # a program says what is done; prices are those of the strategy's framework
     again = mt.simulate(strategy, **sizes, world_size=options["world_size"])

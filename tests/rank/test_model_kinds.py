@@ -9,21 +9,17 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.summary.model import SummaryModel
 from minitrain.folding.model import FoldedModel
-from minitrain.grading.recorder import RecordingModel
 from minitrain.numerics.model import NumericModel
 from minitrain.rank import model as model_module
 from minitrain.rank.model import Model
 from minitrain.tensors import clone
 
 KINDS = {
-    StrictModel: Model,
     NumericModel: Model,
     FoldedModel: Model,
     SummaryModel: Model,
-    RecordingModel: StrictModel,
 }
 OF_EVERY_CLASS = {"__doc__", "__init__", "__module__", "__annotations__", "__static_attributes__", "__firstlineno__"}
 OF_EVERY_MODEL = {*dir(Model), *vars(Model(num_layers=1))}

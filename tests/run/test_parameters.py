@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.accounting.strict.model import StrictModel
 from minitrain.accounting.summary.run import SummaryRun
 from minitrain.cli.options import strategy_options
 from minitrain.errors import UsageError
 from minitrain.numerics import NumericModel
+from minitrain.rank.observers import Observer
 from minitrain.run.exclusions import EXCLUSIONS, Exclusion
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.signatures import TakesRunParameters
@@ -92,27 +92,22 @@ def test_no_parameter_is_taken_for_an_option_on_the_command_line(name: str) -> N
         strategy_options([f"{name}=1"], None)
 
 
-class _Following(mt.Model):
-    """A model of a caller's own."""
-
-
 @pytest.mark.parametrize(
-    ("given", "kinds"),
+    ("given", "kind"),
     [
-        ({}, (mt.Model,)),
-        ({"strict": True}, (StrictModel,)),
-        ({"numerics": "numpy"}, (NumericModel,)),
-        ({"model_kind": _Following}, (_Following,)),
-        ({"strict": True, "numerics": "numpy"}, (StrictModel, NumericModel)),
-        ({"strict": True, "model_kind": _Following}, (StrictModel, _Following)),
+        ({}, mt.Model),
+        ({"strict": True}, mt.Model),
+        ({"numerics": "numpy"}, NumericModel),
+        ({"strict": True, "numerics": "numpy"}, NumericModel),
+        ({"strict": True, "observers": [Observer()]}, mt.Model),
     ],
     ids=str,
 )
-def test_parameters_choose_the_class_of_model(given: dict[str, Any], kinds: tuple[type, ...]) -> None:
+def test_parameters_choose_the_class_of_model(given: dict[str, Any], kind: type) -> None:
     run = mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=2, **given)
-    ancestors = set(type(run.models[0]).__mro__)
-    assert ancestors.issuperset(kinds)
-    assert not {StrictModel, NumericModel, _Following}.difference(kinds) & ancestors
+    assert isinstance(run.models[0], kind)
+    assert isinstance(run.models[0], NumericModel) is ("numerics" in given)
+    assert (run.held_outside is not None) is ("strict" in given)
     assert choose_variant(RunParameters(**given)).run_kind is type(run) is mt.Run
 
 

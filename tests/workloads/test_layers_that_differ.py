@@ -10,7 +10,7 @@ import pytest
 import minitrain as mt
 from minitrain.events import UNITS_PER_ELEMENT, Event
 from minitrain.lib import Model, RuntimePredictor
-from minitrain.rank.stores import Account, Store
+from minitrain.rank.observers import Observer
 from minitrain.tensors import Activation, ActivationGrad
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 
@@ -131,26 +131,17 @@ def test_messages_and_collectives_are_as_large_as_their_own_layer_makes_them() -
     assert reduces == {(layer, 2 * WORKLOAD.weight_elements(layer)) for layer in range(NUM_LAYERS)}
 
 
-class MeasuringStore(Store[Any]):
-    """A store that requires every tensor to have the size that the workload gives it."""
+class Measuring(Observer):
+    """Requires every tensor in a store to have the size that the workload gives it."""
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        assert self._account.units_of(value) == WORKLOAD.memory_elements(value) * UNITS_PER_ELEMENT, value
-        super().__setitem__(key, value)
-
-
-class MeasuringModel(Model):
-    """A model of such stores."""
-
-    def _store(self, name: str) -> Store[Any]:
-        assert isinstance(self._account, Account)
-        return MeasuringStore(self._account)
+    def stored(self, store: Any, key: Any, value: Any) -> None:
+        assert store._account.units_of(value) == WORKLOAD.memory_elements(value) * UNITS_PER_ELEMENT, value
 
 
 @pytest.mark.parametrize("strategy", sorted(mt.strategies()))
 def test_whatever_a_strategy_stores_has_the_size_of_its_layer(strategy: str) -> None:
     world_size = 1 if strategy == "single" else 4
-    plain, measured = (simulate(strategy, world_size, model_kind=kind) for kind in (None, MeasuringModel))
+    plain, measured = (simulate(strategy, world_size, observers=observers) for observers in ((), [Measuring()]))
     assert measured.peak_memory_per_rank == plain.peak_memory_per_rank
 
 

@@ -1,9 +1,8 @@
 """The further laws of a strict run: only valid tensors, nothing counted twice, everything of one step.
 
-A tensor is valid if it came out of an operation of its rank, was not altered, and was not overwritten since. The
-operations of a strict run check this by an expression of their own first, which holds for every valid tensor that owns
-its buffer (see `is_surely_valid`). Where that does not hold, they ask the functions here, which know the other valid
-cases and the message for every invalid one.
+A tensor is valid if it came out of an operation of its rank, was not altered, and was not overwritten since. `observer`
+checks this by an expression of its own first, which holds for every valid tensor that owns its buffer. Where that does
+not hold, it asks the functions here, which know the other valid cases and the message for every invalid one.
 """
 
 from __future__ import annotations
@@ -12,25 +11,33 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import product
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
-from minitrain.accounting.strict.ledger import Ledger
 from minitrain.errors import LawError
+from minitrain.source_lines import present_place
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.tensors.placed import COPIES, WeightGradPart, in_pieces, num_summed
 from minitrain.transport.collectives import describe
 
 Fields = tuple[Any, ...]
+Members = Sequence[tuple[Any, Any]]
+"""The operations of the ranks that take part in a collective, each with the line where it was called."""
 
 
-def is_surely_valid(ledger: Ledger, value: Any) -> bool:
-    """Return whether a tensor is valid on a rank and owns its buffer, which the hot paths ask first."""
-    try:
-        origin = value._origin
-        return origin.usable_by is ledger and origin.fields == FIELDS[value.__class__](value)
-    except (AttributeError, KeyError):
-        return False
+class Ledger(Protocol):
+    """The part of a rank's ledger that is read here.
+
+    Attributes:
+        rank: whose it is.
+        updated: the shards that were updated, by the number of shards, by layer and step.
+    """
+
+    rank: int
+    updated: dict[tuple[int, int], dict[int, set[int]]]
+
+
+_WHOLE_GRADS = frozenset({WeightGrad, WeightGradPart})
 
 
 def require_valid(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_version: bool = False) -> None:
@@ -42,22 +49,27 @@ def require_valid(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_ve
         fields_of = FIELDS.get(value.__class__)
         origin = getattr(value, "_origin", None)
         if fields_of is not None and origin is not None:
-            if origin.is_valid(ledger, fields_of(value), whatever_version):
+            fields = fields_of(value)
+            if (origin.usable_by is ledger and origin.fields == fields) or origin.is_valid(
+                ledger, fields, whatever_version
+            ):
                 continue
             fault = origin.why_invalid(ledger, value)
-        else:
+        elif isinstance(value, KINDS):
             fault = (
-                "did not come out of an operation of this run: it was made before the run, or came through the "
-                "transport behind the model's back; use the model's operations alone"
+                "did not come out of an operation of this run: it was made by hand, by copy or by dataclasses.replace, "
+                "or before the run, or came through the transport behind the model's back, and is used at "
+                f"{present_place()}; only what operations give can be used"
             )
-        if isinstance(value, KINDS):
-            raise LawError(
-                f"{op} on rank {ledger.rank}: {describe(value)} {fault}",
-                op=op,
-                rank=ledger.rank,
-                layer=value.layer,
-                value=value,
-            )
+        else:
+            continue
+        raise LawError(
+            f"{op} on rank {ledger.rank}: {describe(value)} {fault}",
+            op=op,
+            rank=ledger.rank,
+            layer=value.layer,
+            value=value,
+        )
 
 
 def alteration(value: Any, fields: Fields, line: object) -> str:
@@ -103,39 +115,52 @@ def counted_twice(rank: int, first: Any, second: Any) -> LawError:
     )
 
 
-def require_pass(ledger: Ledger, op: str, inp: Any, weight: Any, *grads: Any) -> None:
-    """Require valid tensors of one step for a pass through a layer.
+def require_usable(ledger: Ledger, op: str, given: Iterable[Any]) -> int | None:
+    """Require valid tensors of one step for an operation that a rank does alone, and return that step.
 
-    What is no tensor, or of the wrong kind, is left to the operation itself to refuse.
+    What is no tensor is left to the operation itself to refuse, and so are an optimizer state and a weight of different
+    steps.
     """
-    require_valid(ledger, op, (inp, *grads, weight))
-    if inp.__class__ is Activation and weight.__class__ is Weight and all(g.__class__ is ActivationGrad for g in grads):
-        for grad in grads:
-            require_step(ledger, op, "the gradient", grad, weight.step)
-        require_step(ledger, op, "the input", inp, weight.step)
+    tensors = [value for value in given if isinstance(value, KINDS)]
+    require_valid(ledger, op, tensors)
+    stepped = [value for value in tensors if value._origin.step is not None and not isinstance(value, OptState)]
+    source: Any = next((value for value in stepped if isinstance(value, Weight)), stepped[-1] if stepped else None)
+    for value in sorted(stepped, key=_is_grad, reverse=True) if source is not None else ():
+        if value._origin.step != source._origin.step:
+            raise _of_another_step(ledger, op, value, source._origin.step)
+    return None if source is None else source._origin.step
 
 
-def require_step(ledger: Ledger, op: str, what: str, value: Any, weight_step: int) -> None:
-    """Require that a tensor was computed with weights of the step that it is used with."""
-    step = value._origin.step
-    if step is not None and step != weight_step:
-        raise LawError(
-            f"{op} on rank {ledger.rank}: {what} stems from weights of step {step}, got {describe(value)}, and cannot "
-            f"be used with weights of step {weight_step}; forward, backward and update take the same weights",
-            op=op,
-            rank=ledger.rank,
-            layer=value.layer,
-            steps=(step, weight_step),
-        )
+def _is_grad(value: Any) -> bool:
+    """Return whether a tensor is a gradient."""
+    return isinstance(value, ActivationGrad | WeightGrad)
 
 
-def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight, opt_state: OptState) -> None:
-    """Require the state of exactly the weight's shards, a gradient of its step, and no second update of any part."""
-    step = weight.step
-    if step != opt_state.step:
+def _of_another_step(ledger: Ledger, op: str, value: Any, step: int) -> LawError:
+    """Return the error for a tensor that was computed with weights of another step than it is used with."""
+    what = (
+        "the gradient"
+        if _is_grad(value)
+        else "the input"
+        if value.__class__ is Activation
+        else f"a {type(value).__name__}"
+    )
+    return LawError(
+        f"{op} on rank {ledger.rank}: {what} stems from weights of step {value._origin.step}, got {describe(value)}, "
+        f"and cannot be used with weights of step {step}; forward, backward and update take the same weights",
+        op=op,
+        rank=ledger.rank,
+        layer=value.layer,
+        steps=(value._origin.step, step),
+    )
+
+
+def require_update(ledger: Ledger, layer: int, grad: Any, weight: Any, opt_state: Any) -> None:
+    """Require the state of exactly the weight's shards, and no second update of any part; of whole layers alone."""
+    if not (grad.__class__ in _WHOLE_GRADS and weight.__class__ is Weight and opt_state.__class__ is OptState):
+        return
+    if weight.step != opt_state.step:
         return  # the operation itself refuses that
-    if grad._origin.step != step:
-        require_step(ledger, "update", "the gradient", grad, step)
     if (weight.num_shards != opt_state.num_shards or weight.shards != opt_state.shards) and (
         _parts(weight) != _parts(opt_state)
     ):
@@ -146,7 +171,7 @@ def require_update(ledger: Ledger, layer: int, grad: WeightGrad, weight: Weight,
             rank=ledger.rank,
             layer=layer,
         )
-    done = ledger.updated.get((layer, step))
+    done = ledger.updated.get((layer, weight.step))
     if done is not None and _overlap(done, weight):
         raise LawError(
             f"update on rank {ledger.rank}: {describe(weight)} was updated already; each shard takes one update a step",
@@ -188,14 +213,14 @@ def _parts(tensor: Weight | OptState) -> list[tuple[Fraction, Fraction]]:
     return joined
 
 
-def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad, operations: Sequence[Any]) -> None:
+def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad, members: Members) -> None:
     """Require that no sample is counted twice in a sum over ranks, and that all stem from one step.
 
     Sums over the parts of a layer are of the same samples; that no part is counted twice is a law of every run.
     """
     of_one_part = values[0].parts == values[-1].parts
     if of_one_part and sum(map(num_summed, values)) != num_summed(result):
-        found, first, second = _first_twice([_added(value) for value in values], operations)
+        found, first, second = _first_twice([_added(value) for value in values], members)
         sample = found[0] if isinstance(found, tuple) else found
         raise LawError(
             f"{op}: sample {sample} is counted twice in the gradient of layer {result.layer}, brought by {first} and "
@@ -204,7 +229,7 @@ def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad,
             layer=result.layer,
             sample=sample,
         )
-    _require_one_step(op, values, operations)
+    _require_one_step(op, values, members)
 
 
 def _added(value: Any) -> Set[Any]:
@@ -215,7 +240,7 @@ def _added(value: Any) -> Set[Any]:
     return samples
 
 
-def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: Sequence[Any]) -> None:
+def require_gatherable(op: str, values: Sequence[Any], result: Any, members: Members) -> None:
     """Require that no shard comes twice in a gather, and that gradients stem from one step."""
     first_value = values[0]
     if isinstance(first_value, Sharded):
@@ -226,7 +251,7 @@ def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: 
         held, num_shards = attrgetter("sequence.shards"), first_value.sequence.num_shards
     num_gathered = num_shards if in_pieces(first_value) and not in_pieces(result) else len(held(result))
     if sum(map(len, map(held, values))) != num_gathered:
-        shard, first, second = _first_twice(list(map(held, values)), operations)
+        shard, first, second = _first_twice(list(map(held, values)), members)
         raise LawError(
             f"{op}: shard {shard} of {num_shards} of layer {result.layer} comes twice, from {first} and from "
             f"{second}; each shard comes from one rank of the group",
@@ -234,19 +259,19 @@ def require_gatherable(op: str, values: Sequence[Any], result: Any, operations: 
             layer=result.layer,
             shard=shard,
         )
-    _require_one_step(op, values, operations)
+    _require_one_step(op, values, members)
 
 
-def require_exchangeable(op: str, values: Sequence[Any], operations: Sequence[Any]) -> None:
+def require_exchangeable(op: str, values: Sequence[Any], members: Members) -> None:
     """Require that copies of tokens which ranks exchange stem from one step."""
     if values[0].__class__ in COPIES:
-        _require_one_step(op, values, operations)
+        _require_one_step(op, values, members)
 
 
-def _first_twice(brought: Sequence[Set[Any]], operations: Sequence[Any]) -> tuple[Any, str, str]:
+def _first_twice(brought: Sequence[Set[Any]], members: Members) -> tuple[Any, str, str]:
     """Return the first number that two members bring, and who they are."""
     owner: dict[Any, str] = {}
-    for numbers, place in zip(brought, _places(operations), strict=True):
+    for numbers, place in zip(brought, _places(members), strict=True):
         twice = [number for number in numbers if number in owner]
         if twice:
             return min(twice), owner[min(twice)], place
@@ -254,19 +279,43 @@ def _first_twice(brought: Sequence[Set[Any]], operations: Sequence[Any]) -> tupl
     raise AssertionError("nothing comes twice")  # whoever asks has counted
 
 
-def _places(operations: Sequence[Any]) -> list[str]:
+def _places(members: Members) -> list[str]:
     """Return which ranks take part in a collective, and where they called it."""
-    return [f"rank {operation.rank} ({operation.model.line_of(operation)})" for operation in operations]
+    return [f"rank {operation.rank} ({line})" for operation, line in members]
 
 
-def _require_one_step(op: str, values: Sequence[Any], operations: Sequence[Any]) -> None:
+def _require_one_step(op: str, values: Sequence[Any], members: Members) -> None:
     """Require that what ranks put together stems from weights of one step."""
     steps = [value._origin.step for value in values]
     if steps.count(steps[0]) != len(steps):
-        brought = "; ".join(f"{place}: step {step}" for place, step in zip(_places(operations), steps, strict=True))
+        brought = "; ".join(f"{place}: step {step}" for place, step in zip(_places(members), steps, strict=True))
         raise LawError(
             f"{op}: all gradients must stem from weights of the same step, got {brought}",
             op=op,
             layer=values[0].layer,
             steps=steps,
         )
+
+
+def require_final_weights(ledger: Ledger, weights: Mapping[int, Weight]) -> None:
+    """Require that every final weight of a rank is one that was handed in for its layer, as it was then.
+
+    Raises:
+        LawError: one is not.
+    """
+    for layer, weight in weights.items():
+        origin: Any = getattr(weight, "_origin", None)
+        if getattr(origin, "ledger", None) is not ledger or origin.buffer is not None:
+            raise LawError(
+                f"the final weight of layer {layer} on rank {ledger.rank} was not handed in there, got "
+                f"{describe(weight)}; call model.set_final_weight",
+                rank=ledger.rank,
+                layer=layer,
+            )
+        if FIELDS[type(weight)](weight) != origin.fields or weight.layer != layer:
+            raise LawError(
+                f"the final weight of layer {layer} on rank {ledger.rank} was altered after it was handed in "
+                f"(made at {origin.line}), got {describe(weight)}",
+                rank=ledger.rank,
+                layer=layer,
+            )

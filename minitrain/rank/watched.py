@@ -1,0 +1,178 @@
+"""Models whose operations tell an observer of all that they do; see `minitrain.rank.observers`.
+
+`watched` makes a class of a kind of model, by one table of operations. A question in each operation, whether somebody
+watches, would cost every run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from functools import cache, wraps
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from minitrain.rank.observers import COMPUTATIONS, Observer
+from minitrain.rank.operations import Launched, Operation
+from minitrain.rank.stores import Store
+
+if TYPE_CHECKING:
+    from minitrain.rank.model import Model
+
+M = TypeVar("M", bound="Model")
+T = TypeVar("T")
+
+_SUBMISSIONS: Mapping[str, str] = MappingProxyType(
+    {"send": "_send", "recv": "_receive", "offload": "_offload", "fetch": "_fetch"}
+)
+_NOT_NAMED: Mapping[str, Any] = MappingProxyType({})
+
+
+@cache
+def _watched_store(kind: type[Store[Any]]) -> type[Any]:
+    """Return a kind of store that tells an observer what enters and leaves it.
+
+    Its methods call those of the kind directly, since `super()` takes as long as storing a tensor.
+    """
+    put, delete, pop, popitem = kind.__setitem__, kind.__delitem__, kind.pop, kind.popitem
+
+    class WatchedStore(kind):  # type: ignore[valid-type,misc]  # any kind
+        """A store that tells what enters and leaves it.
+
+        Attributes:
+            observer: who is told.
+            rank: whose it is.
+            label: which of the five stores it is.
+        """
+
+        __slots__ = ("label", "observer", "rank")
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            if key in self:
+                before = self[key]
+                put(self, key, value)
+                self.observer.left(self, key, before)
+            else:
+                put(self, key, value)
+            self.observer.stored(self, key, value)
+
+        def __delitem__(self, key: Any) -> None:
+            value = self[key]
+            delete(self, key)
+            self.observer.left(self, key, value)
+
+        def pop(self, key: Any, *default: Any) -> Any:
+            """Remove a key and return its value."""
+            held = key in self
+            value = pop(self, key, *default)
+            if held:
+                self.observer.left(self, key, value)
+            return value
+
+        def popitem(self) -> tuple[Any, Any]:
+            """Remove and return the pair that came last."""
+            key, value = popitem(self)
+            self.observer.left(self, key, value)
+            return key, value
+
+    return WatchedStore
+
+
+class _Watched:
+    """What a watched rank does with others, and how its stores are made; see `watched`."""
+
+    follows_tensors = True
+    _observer: Observer
+
+    def __init__(self, *args: Any, observer: Observer, **named: Any) -> None:
+        self._observer = observer
+        super().__init__(*args, **named)
+        observer.begin(self)
+
+    def _make_store(self, kind: type[Store[Any]], name: str, *args: Any) -> Store[Any]:
+        """Make a store that tells what enters and leaves it."""
+        store = _watched_store(kind)(*args)
+        store.observer, store.rank, store.label = self._observer, self._rank, name  # type: ignore[attr-defined]  # of a model
+        return store  # type: ignore[no-any-return]
+
+    def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
+        """Submit a communication to run beside what follows; see `Model.launch`."""
+        launched: Launched[T] = super().launch(operation)  # type: ignore[misc]
+        self._observer.launched(launched.operation)
+        return launched
+
+    def _resize(self, tensor: Any, units: int) -> None:
+        """Give a tensor another size."""
+        super()._resize(tensor, units)  # type: ignore[misc]
+        self._observer.resized(self, tensor, units)
+
+
+@cache
+def watched(kind: type[M]) -> Callable[..., M]:
+    """Return what makes models of a kind that tell an observer, given as `observer=`, of all that they do."""
+    told = {name: _telling(name, getattr(kind, name)) for name in COMPUTATIONS}
+    submits = {method: _telling_submission(op, getattr(kind, method)) for op, method in _SUBMISSIONS.items()}
+    return type(
+        kind.__name__,
+        (_Watched, kind),
+        {**told, **submits, "_collective": _telling_collective(kind), "__slots__": ("_observer",)},
+    )
+
+
+def _telling_submission(op: str, submit: Callable[..., Operation]) -> Callable[..., Operation]:
+    """Return a method that tells the observer before and after a message or a move to or from the host is submitted."""
+
+    def submission(self: Any, *given: Any) -> Operation:
+        observer = self._observer
+        observer.before(self, op, given)
+        operation = submit(self, *given)
+        observer.after(self, op, given, _NOT_NAMED, operation)
+        return operation
+
+    return submission
+
+
+def _telling_collective(kind: Any) -> Callable[..., Operation]:
+    """Return a method that tells the observer before and after a collective is submitted."""
+    submit = kind._collective
+
+    def collective(self: Any, op: str, *given: Any) -> Operation:
+        observer = self._observer
+        observer.before(self, op, given)
+        operation: Operation = submit(self, op, *given)
+        observer.after(self, op, given, _NOT_NAMED, operation)
+        return operation
+
+    return collective
+
+
+def _telling(op: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that tells the observer before and after an operation."""
+    signature = inspect.signature(compute)
+    places = frozenset(
+        name for name, known in signature.parameters.items() if known.kind is known.POSITIONAL_OR_KEYWORD
+    )
+
+    @wraps(compute)
+    def operation(self: Any, *given: Any, **named: Any) -> Any:
+        if named and not places.isdisjoint(named):
+            given, named = _in_order(signature, self, given, named)
+        observer = self._observer
+        observer.before(self, op, given)
+        made = compute(self, *given, **named)
+        observer.after(self, op, given, named, made)
+        return made
+
+    return operation
+
+
+def _in_order(
+    signature: inspect.Signature, model: Any, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with those that have a place in it; wrong ones as they are, for the operation to refuse."""
+    try:
+        bound = signature.bind(model, *given, **named)
+    except TypeError:
+        return given, named
+    bound.apply_defaults()
+    return bound.args[1:], bound.kwargs
