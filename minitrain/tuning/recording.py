@@ -15,6 +15,7 @@ from minitrain.events import LAYER, PRICE, STRIDE, TIME, TYP, UNITS_PER_ELEMENT
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.model import FoldedModel
 from minitrain.hardware.price import Price
+from minitrain.rank.stores import Account
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.prepared_run import PreparedRun, prepare
@@ -70,35 +71,50 @@ class _NotedRows(list[Any]):
         self.borrowed = 0
 
 
-class _RecordingModel(FoldedModel):
-    """A model of a class of ranks whose rows are noted."""
+class _NotingMeter(Account):
+    """The memory meter of a rank whose rows are noted: what is held for a moment counts to the row that comes next.
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._rows = self._log._rows = _NotedRows(self._account)
+    Args:
+        rows: the rank's.
+    """
 
-    def _borrow(self, units: int) -> None:
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: _NotedRows) -> None:
+        super().__init__(rows.account.measure)
+        self._rows = rows
+
+    def grow(self, units: int) -> None:
+        """Count in the account."""
+        self._rows.account.grow(units)
+
+    def borrow(self, units: int) -> None:
         """Hold what backward computes again: it counts to the backward, whose row is written next."""
-        rows: Any = self._rows
-        rows.borrowed = max(rows.borrowed, self._account.units + units)
+        self._rows.borrowed = max(self._rows.borrowed, self._rows.account.units + units)
 
-    def noted(self) -> list[Noted]:
-        """Return the operations of the rank, once it has finished."""
-        rows: Any = self._rows
-        rows.mark()
-        marks = rows.marks
-        return [
-            Noted(
-                rows[place + TYP],
-                rows[place + LAYER],
-                rows[place + TIME],
-                rows[place + PRICE].seconds,
-                rows[place + PRICE].size_bytes,
-                (after[0] - before[0]) / UNITS_PER_ELEMENT,
-                (after[1] - before[0]) / UNITS_PER_ELEMENT,
-            )
-            for place, before, after in zip(range(0, len(rows), STRIDE), marks, marks[1:], strict=False)
-        ]
+
+def _watch(model: FoldedModel) -> _NotedRows:
+    """Let the rows of a model be noted."""
+    rows = model._rows = model._log._rows = _NotedRows(model._account)
+    model._meter = _NotingMeter(rows)
+    return rows
+
+
+def _noted(rows: _NotedRows) -> list[Noted]:
+    """Return the operations of a rank, once it has finished."""
+    rows.mark()
+    return [
+        Noted(
+            rows[place + TYP],
+            rows[place + LAYER],
+            rows[place + TIME],
+            rows[place + PRICE].seconds,
+            rows[place + PRICE].size_bytes,
+            (after[0] - before[0]) / UNITS_PER_ELEMENT,
+            (after[1] - before[0]) / UNITS_PER_ELEMENT,
+        )
+        for place, before, after in zip(range(0, len(rows), STRIDE), rows.marks, rows.marks[1:], strict=False)
+    ]
 
 
 class PricesOfFirst:
@@ -164,13 +180,13 @@ async def _recorded(prepared: PreparedRun, attempt: FoldAttempt) -> list[list[No
     sizes = prepared.parameters.num_layers, prepared.parameters.global_batch_size
     dist = prepared.transport()
     with rare_collections():
-        models: Sequence[_RecordingModel] = [
-            _RecordingModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank))
-            for rank in attempt.representatives()
+        models = [
+            FoldedModel(attempt, rank, dist, *sizes, prepared.predictor_of(rank)) for rank in attempt.representatives()
         ]
+        rows = [_watch(model) for model in models]
         try:
             await run_ranks(prepared, models)
             require_nothing_left(dist, models)
         finally:
             attempt.is_over = True
-    return [model.noted() for model in models]
+    return [_noted(each) for each in rows]
