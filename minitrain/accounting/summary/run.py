@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.run.result import Run
 
 if TYPE_CHECKING:
-    from minitrain.accounting.summary.totals import RankTotals
+    from minitrain.accounting.summary.model import RankTotals
     from minitrain.analysis.breakdown import Breakdown, PassTimes
     from minitrain.analysis.communication import AxisTotal
     from minitrain.analysis.totals_by_type import TypeTotal
