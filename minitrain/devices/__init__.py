@@ -1,6 +1,6 @@
 """Device simulators: predict how long a program takes on a device that need not be at hand.
 
-May import: `errors`, `files`, `tensors`, `workloads`, `hardware`. Nothing here knows ranks or events.
+May import: `errors`, `files`, `tensors`, `operations`, `workloads`, `hardware`. Nothing here knows ranks or events.
 
 Open `simulator` first: it predicts a program from its FLOPs and bytes, as the specification does (fidelity="seed") or
 operation by operation (the default), for each kind of device (GPU, TPU, CPU, ASIC); a training step is priced by

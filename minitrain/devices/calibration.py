@@ -37,6 +37,7 @@ from minitrain.devices.operations import is_number
 from minitrain.errors import UsageError, require_count
 from minitrain.files import write_text
 from minitrain.hardware import config_files as files
+from minitrain.operations.collectives import RING_ROWS
 
 SCHEMA = 2
 BACKENDS = ("jax", "numpy", "torch")
@@ -484,7 +485,7 @@ def config_of(backend: Backend, ladder: Sequence[Rung], measured: Mapping[str, M
     gigabytes = _memory_gib()
     capacity = gigabytes if gigabytes and backend.is_cpu else _ASSUMED_MEMORY_GIB
     memory = {"GiB": capacity, "GBps": stream / 1e9, "MB_efficiency": stream_rows}
-    ops = {"p2p": [1.0, None], "reduce_scatter": [1.0, -1], "all_gather": [1.0, -1], "all_reduce": [2.0, -1]}
+    ops = {name: list(row) for name, row in RING_ROWS.items()}
     tier = {"bandwidth": stream / 1e9, "efficiency": 1.0, "size": 1, "latency": 0.0, "ops": ops}
     return {
         "name": f"{backend.name}_{'cpu' if backend.is_cpu else 'gpu'}",

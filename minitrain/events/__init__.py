@@ -1,7 +1,7 @@
 """What happened on a rank: `Event`, one operation on the logical clock, and the log that a rank writes.
 
-May import: `errors`. Open `event` first: the fields of an event, and the names of its types, streams and stores.
-`event_log` is the log of a rank: a flat list of rows, which makes `Event` objects when somebody reads it.
+May import: `errors`, `operations`. Open `event` first: the fields of an event, and the names of its types, streams and
+stores. `event_log` is the log of a rank: a flat list of rows, which makes `Event` objects when somebody reads it.
 """
 
 from minitrain.events.event import (

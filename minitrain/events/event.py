@@ -10,6 +10,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from minitrain.operations import collectives as operations
+
 COMPUTE = "compute"
 COMM = "comm"
 SEND = "send"
@@ -26,7 +28,7 @@ _STEPS_IN_ORDER = (
 )
 PASSES = frozenset((*_PASSES_IN_ORDER, *_STEPS_IN_ORDER))
 UPDATE = "update"
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier")
+COLLECTIVES = tuple(operations.COLLECTIVES)
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
 OFFLOAD, FETCH = "offload", "fetch"
 HOST_MOVES = (OFFLOAD, FETCH)

@@ -1,12 +1,11 @@
 """The results of collectives whose groups lie within a class of ranks: by symmetry, from one value for all of them.
 
-The laws are those of `minitrain.transport.collectives`, which here ask one value that stands for those of all ranks.
+The laws are those of `minitrain.operations.collectives`, which here ask one value that stands for those of all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, final
 
@@ -14,11 +13,11 @@ from minitrain.errors import CollectiveMismatchError
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.mesh import FoldedGroup
 from minitrain.folding.per_rank_sets import PerRankSet
+from minitrain.operations.collectives import COLLECTIVES, describe
 from minitrain.tensors import Sharded, WeightGrad
 from minitrain.tensors.kinds import altered
-from minitrain.tensors.placed import COPIES, PARTIAL, SHARDS, KeysValues, KeysValuesGrad
+from minitrain.tensors.placed import PARTIAL, KeysValues, KeysValuesGrad
 from minitrain.tensors.sequence_parts import SequencePart
-from minitrain.transport.collectives import describe, result_of
 
 _OF_CLASSES = (KeysValues, KeysValuesGrad)
 
@@ -34,7 +33,7 @@ class Symmetric:
     """
 
     def __init__(self, op: str, value: Any, group: FoldedGroup) -> None:
-        self.op, self.first, self.size = op, value, group.size
+        self.op, self.first, self.size, self.detail = op, value, group.size, None
         self._group = group
 
     def mismatch(self, rule: str) -> Exception:
@@ -87,8 +86,14 @@ def perform(attempt: FoldAttempt, op: str, value: Any, group: FoldedGroup) -> An
         return value  # None
     if isinstance(value, list):
         return [perform(attempt, op, item, group) for item in value]
-    result = result_of(op, Symmetric(op, value, group))(value, group.index)
-    if op == "all_gather" and group.communicator.is_world and isinstance(value, Sharded) and not result.is_complete():
+    record = COLLECTIVES[op]
+    result = record.law(Symmetric(op, value, group))(value, group.index)
+    if (
+        record.gives == "union"
+        and group.communicator.is_world
+        and isinstance(value, Sharded)
+        and not result.is_complete()
+    ):
         raise CollectiveMismatchError(
             f"all ranks of all_gather must together bring every shard, got {describe(result)}"
         )
@@ -115,9 +120,9 @@ def perform_of_classes(attempt: FoldAttempt, op: str, value: Any, result: Any, g
         ]
     if isinstance(value, _OF_CLASSES) or (type(result) is not type(value) and isinstance(value, PARTIAL)):
         return result  # all came together among classes
-    if op == "all_to_all":  # of kept axes alone
+    if COLLECTIVES[op].gives == "exchange":  # of kept axes alone
         return result
-    if op == "reduce_scatter":  # its shards are those of the group's ranks, not of its classes
+    if COLLECTIVES[op].scatters:  # its shards are those of the group's ranks, not of its classes
         result = altered(result, shards=value.shards, num_shards=value.num_shards)
     return perform(attempt, op, result, group)
 
@@ -140,7 +145,7 @@ def united_within(op: str, value: Any, group: FoldedGroup) -> Any:
     """
     if isinstance(value, list):
         return [united_within(op, item, group) for item in value]
-    if op not in ("all_reduce", "reduce_scatter") or value.__class__ is not WeightGrad:
+    if COLLECTIVES[op].gives != "sum" or value.__class__ is not WeightGrad:
         return value
     samples = Symmetric(op, value, group).union("samples")
     return value if samples is value.samples else altered(value, samples=samples)
@@ -148,20 +153,7 @@ def united_within(op: str, value: Any, group: FoldedGroup) -> Any:
 
 def _is_symmetric(op: str, value: Any) -> bool:
     """Return whether a collective of a tensor, or of a bucket of them, is known."""
+    record = COLLECTIVES[op]
     if isinstance(value, list):
-        return op in _KINDS and op != "all_to_all" and all(_is_symmetric(op, item) for item in value)
-    return op == "barrier" or _is_known(op, value.__class__)
-
-
-@lru_cache(maxsize=256)
-def _is_known(op: str, kind: type) -> bool:
-    """Return whether a collective of a kind of tensor is known; each layer asks again."""
-    return issubclass(kind, _KINDS.get(op, ()))
-
-
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "all_gather": (Sharded, *SHARDS, KeysValues),
-    "all_reduce": (WeightGrad, *PARTIAL, KeysValuesGrad),
-    "reduce_scatter": (WeightGrad, *PARTIAL, KeysValuesGrad),
-    "all_to_all": tuple(COPIES),
-}
+        return record.takes_buckets and all(_is_symmetric(op, item) for item in value)
+    return record.gives == "nothing" or isinstance(value, record.kinds)

@@ -20,6 +20,7 @@ from minitrain.folding.unlike_ranks import Labels, labels_of, require_alike
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
 from minitrain.hardware.rank_placement import RankNodes
+from minitrain.operations.collectives import COLLECTIVES
 from minitrain.rank import sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.operations import Launched, Operation
@@ -193,7 +194,7 @@ class FoldedModel(FoldedExperts):
     def _meet(self, op: str, value: Any, member: FoldedGroup, row: int, detail: Any) -> Operation:
         """Submit a collective with other classes, which is completed when the last one is there."""
         require_symmetric(self.attempt, op, value, member)
-        if op == "all_to_all" and not member.axes <= self.attempt.kept:
+        if COLLECTIVES[op].gives == "exchange" and not member.axes <= self.attempt.kept:
             self.attempt.diverge("all_to_all over some axes that fold and some that do not", member.axes)
         operation: ClassOperation = self._class_operation_kind(
             self, op, united_within(op, value, member), member, row, detail

@@ -1,7 +1,7 @@
 """What a machine costs: how long it computes, reads memory and communicates. Numbers go in, seconds come out.
 
-May import: `errors`, `files`, `source_lines`, `workloads`, and the names of types from `events`. Nothing here knows of
-strategies or of the state of ranks.
+May import: `errors`, `files`, `source_lines`, `operations`, `workloads`, and the names of types from `events`. Nothing
+here knows of strategies or of the state of ranks.
 
 Open `predictor` first: it makes the price of an operation out of a workload, a device and a network. `price` says what
 a price is, and what every predictor answers. The other files, by what a reader looks for:

@@ -25,13 +25,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from minitrain.errors import UsageError
-
-ALGORITHMS = {
-    "all_reduce": ("ring", "tree", "hierarchical"),
-    "all_gather": ("ring", "hierarchical"),
-    "reduce_scatter": ("ring", "hierarchical"),
-}
-"""The algorithms that a strategy may ask for, by operation."""
+from minitrain.operations.collectives import COLLECTIVES
 
 MEASURED_RANKS, MEASURED_NODES = 16, 2
 """The layout of the sweeps that curves between nodes were read from: two full nodes of eight."""
@@ -43,8 +37,9 @@ def require_algorithm(op: str, algorithm: str | None) -> None:
     Raises:
         UsageError: it has no such algorithm.
     """
-    if algorithm is not None and algorithm not in ALGORITHMS.get(op, ()):
-        known = ", ".join(map(repr, ALGORITHMS.get(op, ())))
+    algorithms = COLLECTIVES[op].algorithms if op in COLLECTIVES else ()
+    if algorithm is not None and algorithm not in algorithms:
+        known = ", ".join(map(repr, algorithms))
         raise UsageError(
             f"the algorithm of {op} must be one of {known}, or None for the network's choice; got {algorithm!r}",
             op=op,

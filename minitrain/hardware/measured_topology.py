@@ -43,13 +43,12 @@ from minitrain.hardware.collective_algorithms import (
 from minitrain.hardware.topology import RING_OPS, HierarchicalTopology, Transfer
 from minitrain.hardware.transfer_curve import wire_share
 from minitrain.hardware.two_level_collectives import Split
+from minitrain.operations.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
     from minitrain.hardware.network import Network
     from minitrain.hardware.topology import GroupShape
     from minitrain.hardware.transfer_curve import TransferCurve
-
-_PRICED_AS = {"broadcast": "all_gather", "all_to_all": "p2p", "barrier": "all_reduce"}
 
 
 @final
@@ -231,7 +230,8 @@ def places_of(topology: Any) -> Any:
 
 def _curve(tier: Network, op: str) -> TransferCurve | None:
     """Return what prices an operation on a tier: its own curve, or that of the operation it is priced as."""
-    return tier.curves.get(op) or tier.curves.get(_PRICED_AS.get(op, op))
+    found = tier.curves.get(op)
+    return found if found or op not in COLLECTIVES else tier.curves.get(COLLECTIVES[op].priced_as or op)
 
 
 def _tree_gain(split: Split) -> float:
@@ -241,7 +241,7 @@ def _tree_gain(split: Split) -> float:
 
 def _seconds(op: str, size_bytes: float, num_ranks: int, curve: TransferCurve, bandwidth: float) -> float:
     """Return the duration of a collective, s."""
-    return curve.seconds(op, 0 if op == "barrier" else size_bytes, num_ranks, bandwidth)
+    return curve.seconds(op, size_bytes if COLLECTIVES[op].gives != "nothing" else 0, num_ranks, bandwidth)
 
 
 def _check_size(op: str, size_bytes: float) -> None:

@@ -21,10 +21,9 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.transfer_curve import TransferCurve
+from minitrain.operations.collectives import COLLECTIVES
 
 OpRow = tuple[float, float | None]
-
-DERIVED_OPS = ("broadcast", "all_to_all", "barrier")
 
 
 @final
@@ -92,7 +91,7 @@ class Network:
             return self._priced(self._row("p2p"), size_bytes, 2)
         if num_ranks < 1:
             raise UsageError(f"{op} needs at least one rank, not {num_ranks}", op=op, num_ranks=num_ranks)
-        if op in DERIVED_OPS and op not in self.ops:
+        if op not in self.ops and op in _derived_ops():
             seconds = self._derived(op, size_bytes, num_ranks)
         else:
             seconds = self._priced(self._row(op), size_bytes, num_ranks)
@@ -108,21 +107,24 @@ class Network:
 
     def _derived(self, op: str, size_bytes: float, num_ranks: float) -> float:
         """Price an operation that has no row of its own."""
-        if op == "broadcast":
-            return self._priced(self._row("all_gather"), size_bytes, num_ranks)
-        if op == "all_to_all":
-            return self._priced(self._row("p2p"), (num_ranks - 1) / num_ranks * size_bytes, 2)
-        return self.latency  # barrier
+        record = COLLECTIVES[op]
+        row = record.priced_as or op
+        return self._priced(self._row(row), record.wire_share(num_ranks) * size_bytes, 2 if row == "p2p" else num_ranks)
 
     def _row(self, op: str) -> OpRow:
         """Return the row of an operation, or say which operations there are."""
         try:
             return self.ops[op]
         except KeyError:
-            known = ", ".join(dict.fromkeys((*self.ops, *DERIVED_OPS)))
+            known = ", ".join(dict.fromkeys((*self.ops, *_derived_ops())))
             raise UsageError(
                 f"a network prices the operations it knows, not {op!r}; use one of {known}", op=op
             ) from None
+
+
+def _derived_ops() -> list[str]:
+    """Return the operations that are priced as others are."""
+    return [name for name, record in COLLECTIVES.items() if record.priced_as]
 
 
 def select_tier(tiers: Iterable[Network], world_size: int) -> Network:

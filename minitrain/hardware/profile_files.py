@@ -13,6 +13,7 @@ from typing import Any
 
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware.config_faults import refuse, shown
+from minitrain.operations.collectives import RING_ROWS
 
 KEY = "hardware_profile"
 
@@ -20,7 +21,6 @@ _DATATYPES = {"fp16": "float16", "fp32": "float32", "fp8": "float8", "int8": "in
 _CLASSES = {"GPU": "gpu", "TPU": "tpu", "CPU": "cpu", "ASIC": "asic"}
 _DEVICE = ("device_id", "device_type", "peak_tflops", "memory_capacity_bytes", "memory_gbps", "processing_units")
 _LINK = ("link_id", "source_id", "dest_id", "bandwidth_bps", "latency_s")
-_RING = {"p2p": [1, None], "reduce_scatter": [1, -1], "all_gather": [1, -1], "all_reduce": [2, -1]}
 _ALL = [[0, 1.0]]
 _MOST_RANKS = 2**20
 
@@ -92,7 +92,7 @@ def _config(device: Mapping[str, Any], links: list[Any]) -> dict[str, Any]:
     memory = {"GiB": device["memory_capacity_bytes"] / 2**30, "GBps": device["memory_gbps"], "MB_efficiency": _ALL}
     slowest = min((link["bandwidth_bps"] / 8e9 for link in links), default=device["memory_gbps"])
     latency = max((link["latency_s"] for link in links), default=0.0)
-    tier = {"bandwidth": slowest, "efficiency": 1.0, "size": _MOST_RANKS, "latency": latency, "ops": _RING}
+    tier = {"bandwidth": slowest, "efficiency": 1.0, "size": _MOST_RANKS, "latency": latency, "ops": dict(RING_ROWS)}
     kind = _CLASSES.get(str(device["device_type"]).upper())
     return {
         "matrix": rates,

@@ -52,9 +52,10 @@ from minitrain.hardware.collective_algorithms import no_such_algorithm, require_
 from minitrain.hardware.network import Network, select_tier
 from minitrain.hardware.rank_placement import Step, checked_placement, distinct_shifts, nodes_in_rank_order, shifted
 from minitrain.hardware.two_level_collectives import PricesOps, Split, two_level_seconds
+from minitrain.operations.collectives import COLLECTIVES
 
-RING_OPS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
-TWO_LEVEL_OPS = RING_OPS | {"all_to_all"}
+RING_OPS = frozenset(name for name, record in COLLECTIVES.items() if record.passes)
+TWO_LEVEL_OPS = frozenset(name for name, record in COLLECTIVES.items() if record.has_two_levels)
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
 
 

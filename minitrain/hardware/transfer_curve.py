@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from minitrain.operations.collectives import COLLECTIVES
+
 Rows = tuple[tuple[float, float], ...]
 
 
@@ -79,4 +81,4 @@ def wire_share(op: str, num_ranks: int) -> float:
     """
     if op == "p2p":
         return 1.0
-    return (2 if op == "all_reduce" else 1) * (num_ranks - 1) / num_ranks
+    return (COLLECTIVES[op].passes or 1) * (num_ranks - 1) / num_ranks

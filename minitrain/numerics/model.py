@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import UsageError
 from minitrain.numerics.arrays import Flat, held
 from minitrain.numerics.expert_model import NumericExperts
 from minitrain.numerics.layers import layers_of, problem_of
@@ -16,11 +15,10 @@ from minitrain.numerics.placing import of_rank
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.sequence_model import carry
 from minitrain.numerics.transformer_problem import TransformerProblem
+from minitrain.operations.collectives import COLLECTIVES, Collective
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.placed import COPIES, ExpertWeight, KeysValuesGrad
 from minitrain.workloads.workload import Recompute
-
-_COMBINED = frozenset({"all_reduce", "reduce_scatter", "all_gather", "broadcast"})
 
 
 def _plus(content: Any) -> Any:
@@ -67,40 +65,36 @@ class NumericModel(NumericExperts):
         """Combine the members' numbers, reductions in rank order."""
         super().after_collective(operations, results)
         values = [operation.value for operation in operations]
-        if operations[0].op == "broadcast":
+        record = COLLECTIVES[operations[0].op]
+        if record.gives == "copy":
             root = next(value for value in values if value is not None)
             values = [root] * len(values)
         if values[0].__class__ in COPIES:
             self._exchange(values, results)
-        elif operations[0].op == "all_to_all":
+        elif record.gives == "exchange":
             values = [list(column) for column in zip(*values, strict=True)]
             for value, result in zip(values, results, strict=True):
                 self._move(value, result)
-        elif operations[0].op in _COMBINED:
-            self._meet(operations[0].op, values, results)
-        elif operations[0].op != "barrier":
-            raise UsageError(
-                f"arrays go through {', '.join(sorted(_COMBINED))} and all_to_all, got {operations[0].op}; run it "
-                "without numerics, or say in minitrain.numerics.model what it does to arrays"
-            )
+        elif record.gives != "nothing":
+            self._meet(record, values, results)
 
-    def _meet(self, op: str, values: Sequence[Any], results: Sequence[Any]) -> None:
+    def _meet(self, record: Collective, values: Sequence[Any], results: Sequence[Any]) -> None:
         """Give the results of a collective their numbers; of buckets, tensor by tensor."""
         if isinstance(results[0], list):
             for places in zip(*values, *results, strict=True):
-                self._meet(op, places[: len(values)], places[len(values) :])
+                self._meet(record, places[: len(values)], places[len(values) :])
             return
-        contents = self._contents(op, *values)
-        if op == "broadcast":
+        contents = self._contents(record.name, *values)
+        if record.gives == "copy":
             for result in results:
                 result._content = contents[0]
             return
-        total = reduce(type(contents[0]).combine if op == "all_gather" else _plus(contents[0]), contents)
+        total = reduce(type(contents[0]).combine if record.gives == "union" else _plus(contents[0]), contents)
         for index, result in enumerate(results):
             mine = contents[index].mine(total) if hasattr(total, "mine") else total
             if result.__class__ is KeysValuesGrad:  # its shards need not be the index-th ones
                 mine = mine.at(self._layers.positions(result.sequence.shards, result.sequence.num_shards))
-            elif op == "reduce_scatter" and len(results) > 1:
+            elif record.scatters and len(results) > 1:
                 mine = mine.shard(index, len(results))
             result._content = mine.finished() if hasattr(mine, "finished") else mine
 

@@ -12,6 +12,7 @@ from minitrain.errors import LawError
 from minitrain.numerics.placing import brought
 from minitrain.numerics.problem import Problem
 from minitrain.numerics.transformer_problem import TransformerProblem
+from minitrain.operations.collectives import describe
 from minitrain.rank.model import Model
 from minitrain.tensors import Activation, ActivationGrad, Tensor, Weight
 from minitrain.tensors.placed import (
@@ -23,7 +24,6 @@ from minitrain.tensors.placed import (
     QueriesGrad,
     WeightGradPart,
 )
-from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import Recompute
 
 

@@ -1,8 +1,8 @@
 """One rank of a training run: `Model`, its stores, its operations, the laws that they obey, its clock and its log.
 
-May import: `errors`, `tensors`, `workloads`, `hardware`, `events`, `transport`. Open `model` first, then `computation`
-(what a rank does alone) and `communication` (how it calls on others: what comes of the values is decided in
-transport/collectives.py). `laws` says what must hold before an operation may happen, `operations` when a submitted
+May import: `errors`, `tensors`, `operations`, `workloads`, `hardware`, `events`, `transport`. Open `model` first, then
+`computation` (what a rank does alone) and `communication` (how it calls on others: what comes of the values is decided
+in operations/collectives.py). `laws` says what must hold before an operation may happen, `operations` when a submitted
 communication starts and ends, and `stores` what a rank holds in memory.
 
 The rest, by what a reader looks for:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError
+from minitrain.operations.collectives import describe
 from minitrain.rank import laws
 from minitrain.rank.kept_for_backward import mode_of_forward as known_mode
 from minitrain.rank.laws import broken, require_kind
@@ -23,7 +24,6 @@ from minitrain.tensors.placed import (
     KeysValuesGrad,
     QueriesGrad,
 )
-from minitrain.transport.collectives import describe
 from minitrain.workloads.workload import PassMode, modules_of, takes_again
 
 if TYPE_CHECKING:

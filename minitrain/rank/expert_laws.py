@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError
+from minitrain.operations.collectives import describe
 from minitrain.rank import laws
 from minitrain.rank.laws import broken, require_kind
 from minitrain.tensors import Activation, ActivationGrad
@@ -32,7 +33,6 @@ from minitrain.tensors.placed import (
     RouterOptState,
     RouterWeight,
 )
-from minitrain.transport.collectives import describe
 from minitrain.workloads.degrees import Cut
 from minitrain.workloads.workload import takes_again
 

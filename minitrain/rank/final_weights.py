@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from minitrain.errors import LawError
+from minitrain.operations.collectives import describe
 from minitrain.tensors import Weight
 from minitrain.tensors.index_sets import ranges
 from minitrain.tensors.placed import ExpertWeight, RouterWeight, WeightPart
-from minitrain.transport.collectives import describe
 
 IN_PARTS = frozenset({WeightPart, ExpertWeight})
 """The weights of which ranks hold parts: of whole layers, or of a layer's experts."""

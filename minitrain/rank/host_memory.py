@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from minitrain.errors import HardwareConfigError, LawError, OutOfMemoryError, TensorTypeError
 from minitrain.events import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, Stream
 from minitrain.hardware.price import Price
+from minitrain.operations.collectives import describe
 from minitrain.rank.operations import Operation, PeerStream, samples_of
 from minitrain.rank.state import RankState
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import FIELDS
 from minitrain.tensors.on_host import OnHost, copy_to_device, copy_to_host
-from minitrain.transport.collectives import describe
 
 T = TypeVar("T")
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from minitrain.errors import StrategyError
-from minitrain.events import FETCH, MEMORY, NOTE, STRIDE, Note
+from minitrain.events import FETCH, MEMORY, NOTE, RECV, STRIDE, Note
+from minitrain.operations.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
 
-RESULT_IS_NEW = frozenset({"all_gather", "all_to_all", "broadcast", "recv", FETCH})
+RESULT_IS_NEW = frozenset({*(each.name for each in COLLECTIVES.values() if each.result_is_new), RECV, FETCH})
 
 
 class LaunchedOperation(Protocol):

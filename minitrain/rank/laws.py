@@ -12,12 +12,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
+from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.placed import OF_ATTENTION, PARTIAL, WeightGradPart, in_pieces
 from minitrain.tensors.sequence_parts import SequencePart
-from minitrain.transport.collectives import describe
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState

@@ -16,8 +16,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from minitrain.events import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
-from minitrain.hardware.collective_algorithms import ALGORITHMS
 from minitrain.hardware.price import Price
+from minitrain.operations.collectives import COLLECTIVES
 from minitrain.rank.kept_for_backward import keep_scattered
 from minitrain.rank.launched_memory import LaunchedMemory, mark_overlap
 from minitrain.tensors import Tensor, clone
@@ -109,14 +109,15 @@ class Operation(Call):
     def _price(self, result: Any, largest_bytes: int) -> Price:
         """Return the price of this collective: that of the network, which the predictors of all members share."""
         model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
-        if self.op == "all_to_all":
+        record = COLLECTIVES[self.op]
+        if record.priced_by == "largest":
             size_bytes = largest_bytes
         elif sums_what_all_hold(result, self.value):
             size_bytes = model.runtime_predictor.workload.common_bytes(result)
         else:
-            value = result if self.op in ("all_gather", "broadcast") else self.value
+            value = result if record.priced_by == "result" else self.value
             size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
-        if self.op in ALGORITHMS and self.detail is not None:
+        if record.algorithms and self.detail is not None:
             return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks, self.detail)
         return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
 
@@ -136,11 +137,12 @@ class Operation(Call):
         """
         communicator = calls[0].owner.communicator
         price = calls[0]._price(results[0], largest_bytes)
-        common_samples = None if calls[0].op == "all_to_all" else samples_of(results[0])
+        record = COLLECTIVES[calls[0].op]
+        common_samples = None if record.gives == "exchange" else samples_of(results[0])
         waited = start >= communicator.busy_until
         begin = start if waited else communicator.busy_until
         communicator.busy_until = end = begin + price.seconds
-        if calls[0].op == "reduce_scatter" and isinstance(results[0], ActivationShard):
+        if record.scatters and isinstance(results[0], ActivationShard):
             for operation in calls:
                 keep_scattered(operation.model, operation.value)
         if calls[0].model.follows_tensors:
@@ -165,7 +167,7 @@ class Operation(Call):
 
     def settle_alone(self, result: Any) -> None:
         """Run a collective for which this rank need not wait for another one."""
-        largest_bytes = self.sent_bytes() if self.op == "all_to_all" else 0
+        largest_bytes = self.sent_bytes() if COLLECTIVES[self.op].priced_by == "largest" else 0
         self.settle_all([self], [result], [self.clock], self.clock, self.rank, largest_bytes)
 
     def depart(self, price: Price) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
 from minitrain.hardware.price import Price
+from minitrain.operations.collectives import describe
 from minitrain.rank import sample_laws
 from minitrain.rank.kept_for_backward import keep, layer_of_price, mode_of, price_of_backward
 from minitrain.rank.laws import broken
@@ -33,7 +34,6 @@ from minitrain.tensors.placed import (
     in_context,
 )
 from minitrain.tensors.sequence_parts import SequencePart
-from minitrain.transport.collectives import describe
 from minitrain.workloads.context import NONE, Context
 from minitrain.workloads.workload import USUAL, PassMode
 

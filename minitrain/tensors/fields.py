@@ -53,6 +53,13 @@ FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
 """What returns the values of all fields of a tensor in order, by kind."""
 
 
+def fields_of(tensor: Any) -> tuple[Any, ...]:
+    """Return the values of all fields of a tensor in order."""
+    kind = tensor.__class__
+    read = FIELDS.get(kind) or attrgetter(*kind.__dataclass_fields__)  # a subclass of a user's
+    return read(tensor)
+
+
 def clone(value: T) -> T:
     """Return an equal tensor, an object of its own; anything else as it is."""
     kind = value.__class__

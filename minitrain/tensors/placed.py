@@ -39,7 +39,7 @@ copies of tokens. `all_to_all` takes them to the parts that they are for, and wh
     outputs = await model.all_to_all(outputs, layer, group=parts)       # my samples, all parts
     y = model.combine(layer, x, outputs, router)
 
-What collectives do along these axes is in `minitrain.transport.collectives`.
+What collectives do along these axes is in `minitrain.operations.collectives`.
 """
 
 from __future__ import annotations

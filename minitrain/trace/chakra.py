@@ -21,6 +21,7 @@ from minitrain.analysis.matching import messages
 from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace
 from minitrain.events import COMM, COMPUTE, FETCH, HOST_MOVES, OFFLOAD, RECV, SEND
 from minitrain.files import write_bytes, write_text
+from minitrain.operations.collectives import COLLECTIVES
 from minitrain.trace import protobuf
 
 SCHEMA_VERSION = "0.0.4"
@@ -33,7 +34,6 @@ _NODE_TYPES = {
     OFFLOAD: _STORE_NODE,
     FETCH: _LOAD_NODE,
 }
-_COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "all_to_all": 6, "reduce_scatter": 7, "barrier": 9}
 # field numbers of et_def.proto: of an attribute, of a node
 _ATTR_NAME, _ATTR_INT64, _ATTR_BOOL, _ATTR_STRING = 1, 9, 27, 29
 _ID, _NAME, _TYPE, _DATA_DEPS, _START, _DURATION, _ATTR = 1, 2, 3, 5, 6, 7, 10
@@ -123,7 +123,7 @@ def _attributes(timeline: Timeline, event: int, typ: str, tag: int) -> Iterator[
         return
     yield _int64("comm_size", round(timeline.size_bytes[event]))
     if stream.kind == COMM:
-        yield _int64("comm_type", _COLLECTIVES[typ])
+        yield _int64("comm_type", COLLECTIVES[typ].chakra)
         group = str(int(timeline.group[event]))
         yield protobuf.text(_ATTR_NAME, "pg_name") + protobuf.text(_ATTR_STRING, group)
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from minitrain.events import COMPUTE
+from minitrain.operations.collectives import COLLECTIVES
 
 WAITING = "waiting"
 RECOMPUTED = "forward again"
@@ -78,12 +79,7 @@ _KINDS = (
     Kind("backward_combine", "#F3C16B"),
     Kind("backward_route", "#F3C16B"),
     Kind("update", "#009E73", _WHITE),
-    Kind("all_gather", "#0072B2", _WHITE),
-    Kind("reduce_scatter", "#D55E00", _WHITE),
-    Kind("all_reduce", "#CC79A7"),
-    Kind("broadcast", "#44AA99"),
-    Kind("all_to_all", "#882255", _WHITE, dark="#C04A86", dark_ink=_WHITE),
-    Kind("barrier", "#AAAAAA"),
+    *(Kind(each.name, each.color, each.ink, "", each.dark, each.dark_ink) for each in COLLECTIVES.values()),
     Kind("send", "#332288", _WHITE, dark="#6F5FE8", dark_ink=_WHITE),
     Kind("recv", "#8C7BC8", _WHITE, dark="#B9ACEB", dark_ink="#111111"),
     Kind("offload", "#999933"),

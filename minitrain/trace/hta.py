@@ -19,15 +19,11 @@ from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
+from minitrain.operations.collectives import COLLECTIVES
 
 _COMPUTE_STREAM, _FIRST_COMM_STREAM = 7, 20
 _NCCL = {
-    "all_reduce": "ncclDevKernel_AllReduce",
-    "all_gather": "ncclDevKernel_AllGather",
-    "reduce_scatter": "ncclDevKernel_ReduceScatter",
-    "broadcast": "ncclDevKernel_Broadcast",
-    "all_to_all": "ncclDevKernel_AllToAll",
-    "barrier": "ncclDevKernel_Barrier",
+    **{name: record.nccl for name, record in COLLECTIVES.items()},
     "send": "ncclDevKernel_Send",
     "recv": "ncclDevKernel_Recv",
     "offload": "Memcpy DtoH",

@@ -12,10 +12,10 @@ from weakref import ref
 
 from minitrain.errors import CollectiveMismatchError, UsageError
 from minitrain.events import COMM, Stream
+from minitrain.operations.collectives import COLLECTIVES, describe, mismatch, perform
 from minitrain.source_lines import present_place
 from minitrain.transport.barrier import Barrier
 from minitrain.transport.calls import Call
-from minitrain.transport.collectives import describe, mismatch, perform
 from minitrain.transport.deadlocks import DeadlockDetector
 from minitrain.transport.waiting import wake_soon
 from minitrain.transport.waiting_places import place_of_call
@@ -152,7 +152,9 @@ class Communicator:
             raise self._located(error, calls, last_call) from None
         clocks = [call.clock for call in calls]
         start, last = calls[0].latest(clocks, self.ranks)
-        largest_bytes = max([call.sent_bytes() for call in calls]) if collective.op == "all_to_all" else 0
+        largest_bytes = (
+            max([call.sent_bytes() for call in calls]) if COLLECTIVES[collective.op].priced_by == "largest" else 0
+        )
         kinds: set[type[Call]] = set(map(type, calls))
         if len(kinds) == 1:
             calls[0].settle_all(calls, results, clocks, start, last, largest_bytes)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware import load_config
-from minitrain.hardware.clusters.cluster_network import RING_ROWS
 from minitrain.hardware.clusters.places import Places
 from minitrain.hardware.clusters.power import clock_share
 from minitrain.hardware.clusters.predictors import predictors_of, system_of
@@ -22,6 +21,7 @@ from minitrain.hardware.config_files import shipped_clusters
 from minitrain.hardware.data_sheet import Power
 from minitrain.hardware.network import Network
 from minitrain.hardware.price import Price
+from minitrain.operations.collectives import RING_ROWS
 
 NEW, OLD = mt.Devices("h100_80g_nvl8", 8, name="new"), mt.Devices("a100_80g", 8, name="old", per_node=4)
 SLOW = mt.Link(2.8e9, 3e-5)

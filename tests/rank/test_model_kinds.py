@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+import minitrain.lib
 from minitrain.accounting.summary.model import SummaryModel
 from minitrain.folding.model import FoldedModel
 from minitrain.numerics.model import NumericModel
+from minitrain.operations.collectives import COLLECTIVES, Collective, all_gather
 from minitrain.rank import model as model_module
 from minitrain.rank.model import Model
-from minitrain.tensors import clone
 
 KINDS = {
     NumericModel: Model,
@@ -52,28 +53,21 @@ def test_kinds_of_model_add_only_where_the_table_says_and_use_all_of_it() -> Non
     assert used == {*table, "follows_tensors"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        (
-            {"strict": True},
-            "a strict run follows tensors through all_gather, .*, got scan; run it without strict=True",
-        ),
-        (
-            {"numerics": "numpy"},
-            "arrays go through all_gather, .* and all_to_all, got scan; run it without numerics",
-        ),
-    ],
-)
-def test_a_collective_without_a_rule_is_refused(
-    kind: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def strategy(model: Any) -> Any:
-        weight, _ = model.load_weights(0, model.rank, 2)
-        await model._collective("scan", weight, 0, None)
-        return model
+async def scans(model: Any) -> Any:
+    weight, _ = model.load_weights(0, model.rank, 2)
+    whole = await model._collective("scan", weight, 0, None)
+    assert whole.is_complete()
+    return model
 
-    monkeypatch.setattr("minitrain.transport.communicator.perform", lambda op, values, *_, **__: [*map(clone, values)])
-    sizes: dict[str, Any] = {"world_size": 2, "num_layers": 1, "global_batch_size": 2, "check": False}
-    with pytest.raises(mt.UsageError, match=error):
-        mt.simulate(strategy, hardware=mt.FixedPredictor(), **sizes, **kind)
+
+SCAN = Collective("scan", all_gather, "union", 99, "Scan", "#000000", kinds=(mt.lib.Weight,), priced_as="all_gather")
+SIZES: dict[str, Any] = {"world_size": 2, "num_layers": 1, "global_batch_size": 2, "check": False}
+
+
+@pytest.mark.parametrize("kind", [{}, {"fold": True}, {"strict": True}, {"numerics": "numpy"}, {"fidelity": "kernels"}])
+def test_a_collective_is_whole_with_its_record(kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COLLECTIVES, "scan", SCAN)
+    run = mt.simulate(scans, **SIZES, **kind)
+    gather = run.events[-1]
+    assert gather.typ == "scan"
+    assert gather.duration > 0

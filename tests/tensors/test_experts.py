@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.lib import Model
+from minitrain.operations.collectives import perform
 from minitrain.tensors import Activation, ActivationGrad, WeightGrad, clone
 from minitrain.tensors.expert_load import ExpertLoad, expert_load
 from minitrain.tensors.placed import (
@@ -25,7 +26,6 @@ from minitrain.tensors.placed import (
     RouterGrad,
     turned_into,
 )
-from minitrain.transport.collectives import perform
 
 LAYER = 2  # of tiny-moe: embedding, attention 0, moe 0, ...
 SAMPLES = frozenset(range(4))

@@ -14,11 +14,11 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from minitrain.errors import LawError
+from minitrain.operations.collectives import describe
 from minitrain.source_lines import present_place
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.tensors.placed import COPIES, WeightGradPart, in_pieces, num_summed
-from minitrain.transport.collectives import describe
 
 Fields = tuple[Any, ...]
 Members = Sequence[tuple[Any, Any]]

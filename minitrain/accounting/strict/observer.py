@@ -29,9 +29,10 @@ from minitrain.accounting.strict.laws import (
     require_usable,
     require_valid,
 )
-from minitrain.errors import LawError, StrategyError, UsageError
+from minitrain.errors import LawError, StrategyError
 from minitrain.events import FETCH, OFFLOAD, PRICE, RECV, SEND, STRIDE, TYP
 from minitrain.hardware.price import PENDING
+from minitrain.operations.collectives import COLLECTIVES, Collective
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.model import Model
 from minitrain.rank.observers import COMPUTATIONS, Observer
@@ -40,12 +41,9 @@ from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.placed import COPIES, KeysValuesGrad
 
 _LAWS: dict[str, Callable[[str, Sequence[Any], Any, Members], None]] = {
-    "all_reduce": require_reducible,
-    "reduce_scatter": require_reducible,
-    "all_gather": require_gatherable,
+    "sum": require_reducible,
+    "union": require_gatherable,
 }
-_FOLLOWED = frozenset({*_LAWS, "broadcast", "all_to_all"})
-_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter"})
 _ALONE = frozenset(COMPUTATIONS)
 _MAKING = _ALONE - {"set_final_weight", "update"}
 _LOADS = frozenset({"load_weights", "load_router", "load_experts"})
@@ -90,7 +88,7 @@ class StrictAccounting(Observer):
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(row)
         ledger.submitted[row] = line = ledger.lines.calling()
-        if op in _REDUCTIONS:
+        if op in COLLECTIVES and COLLECTIVES[op].gives == "sum":
             group = given[2]
             if (model._world if group is None else model._member(group)).communicator.size > 1:
                 overwrite = Overwrite(op, line)
@@ -170,26 +168,23 @@ class StrictAccounting(Observer):
 
     def settled(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective, and require that nothing is counted twice in them."""
-        op, first = operations[0].op, results[0]
+        record, first = COLLECTIVES[operations[0].op], results[0]
         members = [(operation, operation.model._meter.submitted.pop(operation.row)) for operation in operations]
-        if op == "barrier" or first is operations[0].value:  # nothing new: a group of one rank gets what it gave
+        if (
+            record.gives == "nothing" or first is operations[0].value
+        ):  # nothing new: a group of one rank gets what it gave
             return
-        if op not in _FOLLOWED:
-            raise UsageError(
-                f"a strict run follows tensors through {', '.join(sorted(_FOLLOWED))}, got {op}; run it without "
-                "strict=True, or say in minitrain.accounting.strict.observer what it does to tensors"
-            )
         for operation, result in zip(operations, results, strict=True):
             if operation.model._meter.holds:
                 _count_since_launch(operation, tensors_in(result))
         values = [operation.value for operation in operations]
-        if op not in _LAWS:
-            _settle_copies(op, members, results)
+        if record.gives not in _LAWS:
+            _settle_copies(record, members, results)
         elif first.__class__ is list:  # buckets, place by place
             for place in zip(zip(*values, strict=True), zip(*results, strict=True), strict=True):
-                _settle(op, members, *place)
+                _settle(record, members, *place)
         else:
-            _settle(op, members, values, results)
+            _settle(record, members, values, results)
 
     def received(self, operation: Any, value: Any, result: Any) -> None:
         """Follow a received tensor."""
@@ -325,39 +320,38 @@ def _require_offloaded(ledger: Ledger, value: Any) -> None:
         )
 
 
-def _settle(op: str, members: Members, values: Sequence[Any], results: Sequence[Any]) -> None:
+def _settle(record: Collective, members: Members, values: Sequence[Any], results: Sequence[Any]) -> None:
     """Follow the results of a reduction or a gather of one tensor a member."""
     fields_of = FIELDS[values[0].__class__]
     origins = [value._origin for value in values]
     if [fields_of(value) for value in values] != [origin.fields for origin in origins]:
         for (operation, _), value in zip(members, values, strict=True):  # altered while it waited
-            require_valid(operation.model._meter, op, (value,), whatever_version=True)
-    _LAWS[op](op, values, results[0], members)
+            require_valid(operation.model._meter, record.name, (value,), whatever_version=True)
+    _LAWS[record.gives](record.name, values, results[0], members)
     fields_of = FIELDS[results[0].__class__]  # a sum of parts is another kind of tensor
-    is_scattered = op == "reduce_scatter"
-    of_all = fields_of(results[0]) if not is_scattered and results[0].__class__ in _WHOLE else None
+    of_all = fields_of(results[0]) if not record.scatters and results[0].__class__ in _WHOLE else None
     units = members[0][0].model._meter.units_of(results[0])
     for (operation, line), origin, result in zip(members, origins, results, strict=True):
         result._units = units
-        if op == "all_reduce":
+        if record.gives == "sum" and not record.scatters:
             origin.buffer.set_owner(result, of_all or fields_of(result), origin.step)
-        elif is_scattered and result.__class__ is not KeysValuesGrad:  # whose shards may lie apart
+        elif record.gives == "sum" and result.__class__ is not KeysValuesGrad:  # whose shards may lie apart
             origin.buffer.make_view(result, fields_of(result), origin.step, line)
         else:
             _receive(operation, result, of_all or fields_of(result), origin.step, line)
 
 
-def _settle_copies(op: str, members: Members, results: Sequence[Any]) -> None:
+def _settle_copies(record: Collective, members: Members, results: Sequence[Any]) -> None:
     """Follow the results of a broadcast or an exchange: copies, but the root of a broadcast keeps its own."""
     operations = [operation for operation, _ in members]
     for operation in operations:  # it may have been altered while it waited
-        require_valid(operation.model._meter, op, tensors_in(operation.value), whatever_version=True)
-    if op == "all_to_all":
-        require_exchangeable(op, [operation.value for operation in operations], members)
+        require_valid(operation.model._meter, record.name, tensors_in(operation.value), whatever_version=True)
+    if record.gives == "exchange":
+        require_exchangeable(record.name, [operation.value for operation in operations], members)
     for index, (operation, line) in enumerate(members):
         for source, tensor in zip(_sources(operations, index), tensors_in(results[index]), strict=True):
             origin, fields = source._origin, FIELDS[tensor.__class__](tensor)
-            if op == "broadcast" and operation.detail == operation.rank:
+            if record.gives == "copy" and operation.detail == operation.rank:
                 tensor._origin = Alias(origin.buffer, fields, origin.step, origin.tensor_version)
             else:
                 _receive(operation, tensor, fields, origin.step, line)
@@ -366,9 +360,10 @@ def _settle_copies(op: str, members: Members, results: Sequence[Any]) -> None:
 def _sources(operations: Sequence[Any], index: int) -> Sequence[Any]:
     """Return of what tensors a member's copies were made: the root's, its own, or all members' for it."""
     operation = operations[index]
-    if operation.op == "all_to_all" and operation.value.__class__ not in COPIES:
+    gives = COLLECTIVES[operation.op].gives
+    if gives == "exchange" and operation.value.__class__ not in COPIES:
         return [other.value[index] for other in operations]
-    if operation.op == "broadcast":
+    if gives == "copy":
         operation = next(other for other in operations if other.rank == other.detail)
     return tensors_in(operation.value)
 

@@ -31,6 +31,7 @@ from minitrain.hardware.network import Network
 from minitrain.hardware.price import Price
 from minitrain.hardware.topology import RING_OPS, TWO_LEVEL_OPS, seconds_by
 from minitrain.hardware.two_level_collectives import Split, two_level_seconds
+from minitrain.operations.collectives import RING_ROWS
 
 if TYPE_CHECKING:
     from minitrain.hardware.clusters.cluster import Cluster
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from minitrain.hardware.price import Predictor
     from minitrain.hardware.rank_placement import Step
 
-RING_ROWS = {"p2p": (1.0, None), "all_reduce": (2.0, -1.0), "all_gather": (1.0, -1.0), "reduce_scatter": (1.0, -1.0)}
 """The bytes that cross each hop of a ring (see `hardware.network`)."""
 
 _RAILED_OPS = RING_OPS | {"broadcast"}

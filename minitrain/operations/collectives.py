@@ -6,10 +6,8 @@ arrived first. A bucket (a list of tensors) is worked on tensor by tensor.
 A law of a collective asks `Brought` what the members bring, along the axes of `minitrain.tensors.placed`, and returns
 what makes each member's result. Folded runs ask the same laws with one value that stands for a class of ranks.
 
-A new collective begins with a function here. Its name then goes into `COLLECTIVES` (`minitrain.events.event`), its
-method into `minitrain.rank.communication`, and its price into `minitrain.hardware.network`. Where members get other
-samples or sizes than one another, `Operation.settle_all` (`minitrain.rank.operations`) must know. Strict, numeric and
-folded runs follow tensors through collectives by rules of their own, and each refuses one that it does not know.
+A new collective is a law and a record here, and a method in `minitrain.rank.communication`. All else that knows
+collectives reads the records.
 """
 
 from __future__ import annotations
@@ -17,19 +15,22 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import reduce
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Protocol, final
+from typing import Any, Literal, Protocol, final
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, Sharded, Tensor, WeightGrad, clone
+from minitrain.tensors.fields import fields_of
 from minitrain.tensors.index_sets import ranges, singleton
 from minitrain.tensors.kinds import altered, fields_beside
 from minitrain.tensors.placed import (
     COPIES,
     PARTIAL,
     PIECES,
+    SHARDS,
     ExpertGrad,
     KeysValues,
     KeysValuesGrad,
@@ -57,11 +58,13 @@ class Brought(Protocol):
         op: the collective.
         first: what the lowest member brings.
         size: number of members.
+        detail: what else they agree in, such as the root of a broadcast.
     """
 
     op: str
     first: Any
     size: int
+    detail: Any
 
     def mismatch(self, rule: str) -> Exception:
         """Return the error of members that do not keep a rule."""
@@ -92,10 +95,11 @@ class Values:
         op: the collective.
         values: in rank order.
         ranks: the members.
+        detail: what else they agree in.
     """
 
-    def __init__(self, op: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
-        self.op, self.values, self.ranks = op, values, ranks
+    def __init__(self, op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any = None) -> None:
+        self.op, self.values, self.ranks, self.detail = op, values, ranks, detail
         self.first, self.size = values[0], len(values)
 
     def mismatch(self, rule: str) -> Exception:
@@ -104,10 +108,10 @@ class Values:
 
     def agree(self, *names: str) -> None:
         """Require tensors of one kind that agree in some fields."""
-        first, fields_of = self.first, attrgetter(*names)
-        kind, fields = first.__class__, fields_of(first)
+        first, found_in = self.first, attrgetter(*names)
+        kind, found = first.__class__, found_in(first)
         for value in self.values:
-            if value.__class__ is not kind or fields_of(value) != fields:
+            if value.__class__ is not kind or found_in(value) != found:
                 known = [name for name in names if first.sequence != WHOLE_SEQUENCE or "sequence" not in name]
                 told = ", ".join(known).replace("sequence.", "")
                 raise self.mismatch(f"must bring the same kind of tensor with the same {told}")
@@ -209,8 +213,7 @@ def all_reduce(brought: Brought) -> ResultOf:
     if first.__class__ is not WeightGrad and first.__class__ is not ExpertGrad and not brought.is_one("parts"):
         pieces = _pieces_of_what_all_hold(brought)
         return lambda value, _: altered(value, sequence=value.sequence.with_pieces(pieces))
-    total = _sum_of_gradients(brought)
-    return lambda *_: clone(total)
+    return _copies_of(_sum_of_gradients(brought))
 
 
 def reduce_scatter(brought: Brought) -> ResultOf:
@@ -230,7 +233,7 @@ def reduce_scatter(brought: Brought) -> ResultOf:
     total = _sum_of_gradients(brought)
     if not total.is_complete():
         raise brought.mismatch("must bring complete gradients")
-    return lambda _, place: altered(total, shards=singleton(place), num_shards=size)
+    return _shards_of(total, size)
 
 
 def all_gather(brought: Brought) -> ResultOf:
@@ -249,10 +252,54 @@ def all_gather(brought: Brought) -> ResultOf:
     else:
         both = _combined(brought, _combine, "combine (a Weight, WeightGrad or OptState)")
         return lambda *_: copy.copy(both)
-    return lambda *_: clone(both)
+    return _copies_of(both)
 
 
-def exchange(brought: Brought) -> ResultOf:
+def _copies_of(tensor: Any) -> ResultOf:
+    """Give each member an equal tensor, an object of its own."""
+    kind, fields = tensor.__class__, fields_of(tensor)
+    return lambda *_: kind(*fields)
+
+
+def _shards_of(tensor: Any, num_shards: int) -> ResultOf:
+    """Give the k-th member the k-th shard of a tensor."""
+    kind, fields = tensor.__class__, list(fields_of(tensor))
+    at = list(kind.__dataclass_fields__).index("shards")
+    fields[at + 1] = num_shards
+
+    def shard(_: Any, place: Any) -> Any:
+        fields[at] = singleton(place)
+        return kind(*fields)
+
+    return shard
+
+
+def all_to_all(brought: Brought) -> ResultOf:
+    """Give the k-th item of every member's list to the k-th member; or copies of tokens to experts, and back."""
+    values = getattr(brought, "values", [brought.first])
+    if any(value.__class__ in COPIES for value in values):
+        return _exchange(brought)
+    for rank, value in zip(getattr(brought, "ranks", [0]), values, strict=True):
+        if len(value) != brought.size:
+            raise LawError(
+                f"all_to_all needs one tensor for each of the {brought.size} ranks, rank {rank} brought {len(value)}",
+                rank=rank,
+            )
+    return lambda _, place: [_duplicate(value[place]) for value in values]
+
+
+def broadcast(brought: Brought) -> ResultOf:
+    """Give each member what the root brings."""
+    value = brought.values[brought.ranks.index(brought.detail)]  # type: ignore[attr-defined]  # never of folded ranks
+    return lambda *_: _duplicate(value)
+
+
+def barrier(_: Brought) -> ResultOf:
+    """Give nothing: members wait for one another."""
+    return lambda *_: None
+
+
+def _exchange(brought: Brought) -> ResultOf:
     """Give the k-th member the copies for the k-th part of the experts; or those of its own samples, back.
 
     Members bring copies of their own samples for all parts, or copies for a part each, of the samples of all.
@@ -372,41 +419,9 @@ def require_whole(results: Results, values: Sequence[Any], ranks: Sequence[int])
         raise mismatch("all_gather", values, ranks, "must together bring every shard")
 
 
-def broadcast(values: Sequence[Any], ranks: Sequence[int], root: int) -> Results:
-    """Return the root's value, once for each member."""
-    value = values[ranks.index(root)]
-    return [_duplicate(value) for _ in values]
-
-
 def _duplicate(value: Any) -> Any:
     """Return an equal value, an object of its own; so are the tensors of a bucket."""
     return [_duplicate(item) for item in value] if isinstance(value, list) else copy.copy(value)
-
-
-def all_to_all(values: Sequence[Any], ranks: Sequence[int]) -> Results:
-    """Return to the k-th member the k-th item of every member's list."""
-    for rank, value in zip(ranks, values, strict=True):
-        if len(value) != len(values):
-            raise LawError(
-                f"all_to_all needs one tensor for each of the {len(values)} ranks, rank {rank} brought {len(value)}",
-                rank=rank,
-            )
-    return [[_duplicate(value[index]) for value in values] for index in range(len(values))]
-
-
-_LAWS: Mapping[str, Callable[[Brought], ResultOf]] = MappingProxyType(
-    {"all_reduce": all_reduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather, "all_to_all": exchange}
-)
-
-
-def result_of(op: str, brought: Brought) -> ResultOf:
-    """Return what makes each member's result of a collective of tensors.
-
-    Raises:
-        CollectiveMismatchError: what the members bring does not belong together.
-        TensorTypeError: the operation is not defined for such values.
-    """
-    return _LAWS[op](brought)
 
 
 def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *, whole: bool) -> Results:
@@ -423,17 +438,12 @@ def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
         CollectiveMismatchError: the values do not belong together.
         TensorTypeError: the operation is not defined for such values.
     """
-    if op == "barrier":
-        return [None] * len(values)
-    if op == "broadcast":
-        return broadcast(values, ranks, detail)
-    if op != "all_to_all" and any(map(_is_bucket, values)):
+    record = COLLECTIVES[op]
+    if record.takes_buckets and any(map(_is_bucket, values)):
         return _bucket(op, values, ranks, whole=whole)
-    if op == "all_to_all" and not any(value.__class__ in COPIES for value in values):
-        return all_to_all(values, ranks)
-    make = _LAWS[op](Values(op, values, ranks))
+    make = record.law(Values(op, values, ranks, detail))
     results = [make(value, place) for place, value in enumerate(values)]
-    if whole and op == "all_gather":
+    if whole and record.gives == "union":
         require_whole(results, values, ranks)
     return results
 
@@ -450,3 +460,95 @@ def _bucket(op: str, values: Sequence[Any], ranks: Sequence[int], *, whole: bool
         raise mismatch(op, values, ranks, "must bring buckets of the same length")
     places = [perform(op, place, ranks, None, whole=whole) for place in zip(*values, strict=True)]
     return [list(results) for results in zip(*places, strict=True)] if places else [[] for _ in values]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Collective:
+    """A collective: what it does to values and memory, what it puts on the wire, and what others call it.
+
+    Args:
+        name: of the method of a rank, and of its events.
+        law: what members must bring, and what each gets.
+        gives: what comes of what all bring: their sum, which takes its place in memory; what holds the shards of all;
+            a copy of the root's; tensors of one another; or nothing.
+        scatters: whether each member gets its own shard of that.
+        priced_by: the tensor whose bytes are priced: what a member gives, what it gets, or the most that one gives.
+        kinds: tensors that folded ranks may bring, whose results follow from one of them by symmetry.
+        takes_buckets: whether members may bring lists of tensors, which share one latency.
+        passes: how often a ring takes the bytes round, (n-1)/n of them each time; 0 where there is no ring.
+        priced_as: the operation whose row prices it on a network that has none of its own.
+        wire_share: the share of the bytes that are priced so, by the number of ranks.
+        algorithms: those that a strategy may ask for.
+        chakra: its number in et_def.proto of MLCommons Chakra.
+        nccl: the name of its kernel, as Holistic Trace Analysis knows it.
+        color, ink, dark, dark_ink: its looks on pages: bar and text, and in dark mode if these differ.
+    """
+
+    name: str
+    law: Callable[[Brought], ResultOf]
+    gives: Literal["sum", "union", "copy", "exchange", "nothing"]
+    chakra: int
+    nccl: str
+    color: str
+    _: KW_ONLY
+    ink: str = "#111111"
+    dark: str = ""
+    dark_ink: str = ""
+    scatters: bool = False
+    priced_by: Literal["given", "result", "largest"] = "given"
+    kinds: tuple[type[Any], ...] = ()
+    takes_buckets: bool = True
+    passes: int = 0
+    priced_as: str | None = None
+    wire_share: Callable[[float], float] = lambda _: 1
+    algorithms: tuple[str, ...] = ()
+
+    @property
+    def result_is_new(self) -> bool:
+        """Whether the result has memory of its own, not that of what was given."""
+        return self.gives in ("union", "copy", "exchange")
+
+    @property
+    def has_two_levels(self) -> bool:
+        """Whether it may be done inside nodes and across them."""
+        return "hierarchical" in self.algorithms or self.gives == "exchange"
+
+
+_SUMMANDS = (WeightGrad, *PARTIAL, KeysValuesGrad)
+_RING = ("ring", "hierarchical")
+_IN_ORDER = (
+    Collective(
+        "all_reduce", all_reduce, "sum", 0, "ncclDevKernel_AllReduce", "#CC79A7",
+        kinds=_SUMMANDS, passes=2, algorithms=("ring", "tree", "hierarchical"),
+    ),
+    Collective(
+        "reduce_scatter", reduce_scatter, "sum", 7, "ncclDevKernel_ReduceScatter", "#D55E00", ink="#ffffff",
+        scatters=True, kinds=_SUMMANDS, passes=1, algorithms=_RING,
+    ),
+    Collective(
+        "all_gather", all_gather, "union", 2, "ncclDevKernel_AllGather", "#0072B2", ink="#ffffff",
+        priced_by="result", kinds=(Sharded, *SHARDS, KeysValues), passes=1, algorithms=_RING,
+    ),
+    Collective(
+        "broadcast", broadcast, "copy", 5, "ncclDevKernel_Broadcast", "#44AA99",
+        priced_by="result", takes_buckets=False, priced_as="all_gather",
+    ),
+    Collective(
+        "all_to_all", all_to_all, "exchange", 6, "ncclDevKernel_AllToAll", "#882255",
+        ink="#ffffff", dark="#C04A86", dark_ink="#ffffff",
+        priced_by="largest", kinds=tuple(COPIES), takes_buckets=False, priced_as="p2p",
+        wire_share=lambda num_ranks: (num_ranks - 1) / num_ranks,
+    ),
+    Collective(
+        "barrier", barrier, "nothing", 9, "ncclDevKernel_Barrier", "#AAAAAA",
+        takes_buckets=False, priced_as="all_reduce", wire_share=lambda _: 0,
+    ),
+)  # fmt: skip
+COLLECTIVES = {record.name: record for record in _IN_ORDER}
+"""All collectives, by name."""
+
+RING_ROWS: Mapping[str, tuple[float, float | None]] = MappingProxyType(
+    {"p2p": (1.0, None), **{record.name: (float(record.passes), -1.0) for record in _IN_ORDER if record.passes}}
+)
+"""What crosses the wire of messages and of rings, as rows of a network; see `minitrain.hardware.network`."""
