@@ -110,7 +110,8 @@ class Communication(HostMemory):
             TensorTypeError: `v` is not a tensor.
             UsageError: there is no such algorithm, or the network has none such for the group.
         """
-        require_algorithm("all_reduce", algorithm)
+        if algorithm is not None:
+            require_algorithm("all_reduce", algorithm)
         return await self._collective("all_reduce", v, layer, group, algorithm)  # type: ignore[no-any-return]
 
     async def reduce_scatter(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
@@ -118,7 +119,8 @@ class Communication(HostMemory):
 
         Args, Raises: as for `all_reduce`; the gradients must be complete, and there is no tree.
         """
-        require_algorithm("reduce_scatter", algorithm)
+        if algorithm is not None:
+            require_algorithm("reduce_scatter", algorithm)
         return await self._collective("reduce_scatter", v, layer, group, algorithm)  # type: ignore[no-any-return]
 
     async def all_gather(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
@@ -135,7 +137,8 @@ class Communication(HostMemory):
             TensorTypeError: `v` is not a tensor.
             UsageError: there is no such algorithm, or the network has none such for the group.
         """
-        require_algorithm("all_gather", algorithm)
+        if algorithm is not None:
+            require_algorithm("all_gather", algorithm)
         return await self._collective("all_gather", v, layer, group, algorithm)  # type: ignore[no-any-return]
 
     async def broadcast(self, v: T | None, source: int, layer: int | None = None, *, group: Groupish = None) -> T:
