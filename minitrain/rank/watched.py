@@ -84,10 +84,10 @@ class _Watched:
     follows_tensors = True
     _observer: Observer
 
-    def __init__(self, *args: Any, observer: Observer, **named: Any) -> None:
-        self._observer = observer
+    def __init__(self, *args: Any, observer: Observer | None = None, **named: Any) -> None:
+        self._observer = observer or Observer()  # nobody, where a strategy makes a model like its own
         super().__init__(*args, **named)
-        observer.begin(self)
+        self._observer.begin(self)
 
     def _make_store(self, kind: type[Store[Any]], name: str, *args: Any) -> Store[Any]:
         """Make a store that tells what enters and leaves it."""
