@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain import schedules
 from minitrain.events import Event
+from minitrain.operations import collectives
 from minitrain.tensors import HIDDEN_SIZE, WeightGrad
 from minitrain.tensors.placed import num_summed
-from minitrain.transport import collectives
 from tests.small_transformers import MIXTRAL_LIKE
 
 LoopFactories = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]

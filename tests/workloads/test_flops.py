@@ -125,6 +125,6 @@ def test_an_unknown_recomputation_is_refused_with_the_one_that_was_meant() -> No
         mt.UsageError,
         match=r'recompute must be "none" or "selective" or "full", got "selektive".*"selective"',
     ):
-        gpt().flop_per_token(recompute="selektive")  # type: ignore[arg-type]
+        gpt().flop_per_token(recompute="selektive")
     with pytest.raises(mt.UsageError, match="seq_len must be an integer of at least 1, got 0"):
         gpt().flop_per_token(0)
