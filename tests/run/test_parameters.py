@@ -101,7 +101,7 @@ def test_no_parameter_is_taken_for_an_option_on_the_command_line(name: str) -> N
         ({"strict": True, "numerics": "numpy"}, NumericModel),
         ({"strict": True, "observers": [Observer()]}, mt.Model),
     ],
-    ids=str,
+    ids=["plain", "strict", "numerics", "strict numerics", "strict, observed"],
 )
 def test_parameters_choose_the_class_of_model(given: dict[str, Any], kind: type) -> None:
     run = mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=2, **given)
