@@ -24,7 +24,7 @@ from typing import Any
 
 import minitrain as mt
 from minitrain.hardware.device import Unit
-from minitrain.validation.tables_of_package import tables_folder
+from minitrain.validation.errors_by_table import tables_folder
 from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
 

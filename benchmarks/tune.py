@@ -30,8 +30,8 @@ from minitrain.tuning.search import Search
 from minitrain.tuning.space import Candidate, axes_of, candidates
 from minitrain.tuning.worker_tasks import price_pipelines
 from minitrain.validation.cases import Case, case_of
-from minitrain.validation.layouts import stage_layers, unit_stages
-from minitrain.validation.tables_of_package import rows_of
+from minitrain.validation.errors_by_table import rows_of
+from minitrain.validation.rows import stage_layers, unit_stages
 
 PUBLISHED = {
     "j3": ("j3-0061", "j3-0064"),

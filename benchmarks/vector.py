@@ -20,8 +20,7 @@ import minitrain as mt
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_variation import numbers_of, varied_configs
 from minitrain.run.event_loops import run_to_end
-from minitrain.sweeps.batches import row_of
-from minitrain.sweeps.shared_by_batch import SharedByBatch
+from minitrain.sweeps.batches import SharedByBatch, row_of
 
 TRANSFORMER: dict[str, Any] = {"workload": "llama3-8b", "seq_len": 2048, "num_layers": None}
 CASES: dict[str, dict[str, Any]] = {

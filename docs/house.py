@@ -105,7 +105,7 @@ DOORS = (
     Door("run/variants.py", "faults", "simulate lets devices fail by its parameters"),
     Door("run/variants.py", "vector", "simulate prices a run on a list of hardware at once"),
     Door("run/variants.py", "platform", "simulate times a run again on shared links by its parameters"),
-    Door("numerics/placing.py", "heterogeneous", "a proof computes on the backend that its caller names"),
+    Door("numerics/arrays.py", "heterogeneous", "a proof computes on the backend that its caller names"),
     Door("run/strategy_loading.py", "strategies", "a strategy may be given by the name of one that is shipped"),
     Door("run/strategy_loading.py", "schedules", "a strategy may be given by the order of a pipeline, in a file"),
     Door("grading/worker.py", "__init__", "a submission is run as its author runs it, by the public names"),

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from minitrain.hardware.fixed_durations import FixedPredictor
     from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.hardware.platforms import Platform, platforms
-    from minitrain.noise.histogram import Histogram
     from minitrain.noise.monte_carlo import MonteCarlo, monte_carlo
-    from minitrain.noise.noise import Noise, SlowLink
+    from minitrain.noise.noise import Histogram, Noise, SlowLink
     from minitrain.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.numerics.proof import Proof, prove
     from minitrain.planning.planner import plan
@@ -54,15 +53,14 @@ if TYPE_CHECKING:
     from minitrain.run.result import Run, load_run
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
-    from minitrain.schedules.as_strategy import from_schedule
+    from minitrain.schedules.pipeline import from_schedule
     from minitrain.solver.engine import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
     from minitrain.tuning.result import Tuning
     from minitrain.tuning.tune import tune
     from minitrain.validation.validate import Validation, validate
-    from minitrain.vector.price import price, price_async
-    from minitrain.vector.priced import Priced
+    from minitrain.vector.price import Priced, price, price_async
     from minitrain.workloads.latent_attention import LatentAttention
     from minitrain.workloads.models import models
     from minitrain.workloads.precision import Precision
@@ -92,9 +90,8 @@ _HOMES = {
     "hardware.fixed_durations": ("FixedPredictor",),
     "hardware.measured_layers": ("MeasuredLayers",),
     "hardware.platforms": ("Platform", "platforms"),
-    "noise.histogram": ("Histogram",),
     "noise.monte_carlo": ("MonteCarlo", "monte_carlo"),
-    "noise.noise": ("Noise", "SlowLink"),
+    "noise.noise": ("Histogram", "Noise", "SlowLink"),
     "noise.sensitivity": ("Sensitivity", "sensitivity"),
     "numerics.proof": ("Proof", "prove"),
     "planning.planner": ("plan",),
@@ -107,15 +104,14 @@ _HOMES = {
     "run.result": ("Run", "load_run"),
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
-    "schedules.as_strategy": ("from_schedule",),
+    "schedules.pipeline": ("from_schedule",),
     "solver.engine": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "tuning.result": ("Tuning",),
     "tuning.tune": ("tune",),
     "validation.validate": ("Validation", "validate"),
-    "vector.price": ("price", "price_async"),
-    "vector.priced": ("Priced",),
+    "vector.price": ("Priced", "price", "price_async"),
     "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
     "workloads.precision": ("Precision",),

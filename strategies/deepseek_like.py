@@ -9,7 +9,7 @@ from minitrain.errors import StrategyError
 from minitrain.lib import Model
 from minitrain.rank.operations import Launched
 from minitrain.schedules import Action
-from minitrain.schedules.messages import Messages
+from minitrain.schedules.pipeline import Messages
 
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 from ._experts import load_layers, without_travel

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
-from minitrain.schedules.division import Degrees, Division
-from minitrain.schedules.expert_passes import Routing
-from minitrain.schedules.held_layers import HeldLayers
-from minitrain.schedules.layer_passes import LayerPasses
+from minitrain.schedules.held_layers import Degrees, Division, HeldLayers
+from minitrain.schedules.layer_passes import LayerPasses, Routing
 from minitrain.schedules.pipeline import BATCHED, HIDDEN, PLAIN, PipelineRank
 
 from ._batch import microbatches_of, require_multiple, require_range, require_shares, stage_layers

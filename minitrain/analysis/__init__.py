@@ -1,15 +1,13 @@
 """Where the time and the memory of a run went: pure functions on event logs, without pictures.
 
 May import: `errors`, `tensors`, `events`. Open `timeline` first: event logs as columns, the form that the analyses work
-on, which `from_logs` makes. Each file answers one question:
+on. Each file answers one question:
 
-- How is the step time split? `breakdown` (computing, exposed communication, waiting), `communication` (by axis of the
-  mesh), `totals_by_type`; `busy_time` finds the same sums without columns.
-- Why does a rank wait, and what sets the step time? `waits` and `critical_path`, on the graph of `dependencies` between
-  operations that `matching` pairs.
-- What would the step time be if operations lasted differently? `what_if`, by the `levels` of that graph.
+- How is the step time split? `breakdown`: computing, exposed communication and waiting, by axis of the mesh and type.
+- What sets the step time, and what would it be if operations lasted differently? `dependencies`, the graph between
+  operations, with its critical path.
 - Which memory is held when? `memory_over_time`.
 - How large is the bubble in theory? `textbook_bubble`.
 
-`explanation` puts all of it together. `intervals` and `labels` are shared: unions of intervals, and texts.
+`explanation` puts all of it together, and says why ranks wait; `labels` are its texts.
 """

@@ -16,10 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.analysis.dependencies import Graph, make_graph
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.timeline import NONE, Bools, Floats, Trace
-from minitrain.analysis.what_if import retime
+from minitrain.analysis.dependencies import Graph, make_graph, retime
+from minitrain.analysis.timeline import NONE, Bools, Floats, Trace, as_timeline
 from minitrain.events import COMMUNICATIONS
 
 

@@ -142,8 +142,8 @@ def explain(run: RunFile, as_json: AsJson = False, debug: Debug = False) -> None
 
 def _waits(run: Run) -> Table:
     """Return the table of each rank's waiting by kind; of many ranks, the first and the last ones."""
+    from minitrain.analysis.explanation import GAP_KINDS  # noqa: PLC0415
     from minitrain.analysis.labels import duration  # noqa: PLC0415
-    from minitrain.analysis.waits import GAP_KINDS  # noqa: PLC0415
 
     seconds = run.explain().gaps.seconds()
     shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
@@ -159,8 +159,8 @@ def _waits(run: Run) -> Table:
 
 def _facts(run: Run) -> dict[str, str]:
     """Return the longest waits, the critical path and the other explanations of a run, a line each."""
+    from minitrain.analysis.explanation import GAP_KINDS  # noqa: PLC0415
     from minitrain.analysis.labels import duration  # noqa: PLC0415
-    from minitrain.analysis.waits import GAP_KINDS  # noqa: PLC0415
 
     explained = run.explain()
     gaps, step = explained.gaps, explained.breakdown.step_time_s

@@ -12,7 +12,7 @@ import typer
 from minitrain.cli.failures import print_error
 from minitrain.errors import UsageError
 from minitrain.sweeps.executors.choice import require_workers
-from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
+from minitrain.sweeps.executors.own_processes import LostWorkersWarning
 
 _PANEL = "Workers"
 

@@ -12,5 +12,5 @@ May import: `errors`, `workloads`. Open `recipe` first: the value that every for
 | DeepSpeed's JSON | `deepspeed` |
 
 Words that are not known are refused, never guessed: each format has a list of words without bearing on shapes, layout
-and time (`without_bearing`), and what is on neither list is a fault. All faults come in one error.
+and time (`recipe`), and what is on neither list is a fault. All faults come in one error.
 """

@@ -9,8 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from minitrain.exchange.recipe import Recipe
-from minitrain.exchange.without_bearing import OF_DEEPSPEED, OF_ZERO
+from minitrain.exchange.recipe import OF_DEEPSPEED, OF_ZERO, Recipe
 from minitrain.workloads.field_faults import refuse
 
 TOOL = "deepspeed"

@@ -17,8 +17,7 @@ from minitrain.exchange import megatron_layout as layout
 from minitrain.exchange.megatron_lm import OPTIONS
 from minitrain.exchange.megatron_model import fields_of as model_fields
 from minitrain.exchange.megatron_model import model_of
-from minitrain.exchange.recipe import Recipe
-from minitrain.exchange.without_bearing import SECTIONS_OF_BRIDGE
+from minitrain.exchange.recipe import SECTIONS_OF_BRIDGE, Recipe
 from minitrain.workloads.field_faults import refuse
 
 TOOL = "megatron-bridge"

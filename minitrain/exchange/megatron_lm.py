@@ -15,8 +15,7 @@ from minitrain.exchange import megatron_layout as layout
 from minitrain.exchange.launch_script import Words
 from minitrain.exchange.megatron_model import evaluated, model_of
 from minitrain.exchange.megatron_model import fields_of as model_fields
-from minitrain.exchange.recipe import Recipe
-from minitrain.exchange.without_bearing import OF_LAUNCHERS, OF_MEGATRON_LM
+from minitrain.exchange.recipe import OF_LAUNCHERS, OF_MEGATRON_LM, Recipe
 from minitrain.workloads.field_faults import closest, refuse
 
 Kind = Literal["count", "number", "text", "list", "words", "on", "off"]

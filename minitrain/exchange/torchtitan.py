@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from minitrain.exchange.recipe import Recipe, same_model
-from minitrain.exchange.without_bearing import OF_TORCHTITAN, SECTIONS_OF_TORCHTITAN
+from minitrain.exchange.recipe import OF_TORCHTITAN, SECTIONS_OF_TORCHTITAN, Recipe, same_model
 from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.models import models
 from minitrain.workloads.precision import PRECISIONS

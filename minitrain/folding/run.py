@@ -136,7 +136,7 @@ class FoldedRun(Run):
         """The columns of one log a class, whose peers are classes."""
         import numpy as np  # noqa: PLC0415
 
-        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415
+        from minitrain.analysis.timeline import as_timeline  # noqa: PLC0415
 
         if not self._classes:
             return self.timeline

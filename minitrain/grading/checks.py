@@ -52,7 +52,7 @@ def prepare_judgement(exercise: Exercise, case: Case) -> None:
     """
     if case.workload is not None:
         budget_for(exercise, case)
-        from minitrain.numerics.transformer_reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
+        from minitrain.numerics.reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415
 
         problem: Any = problem_of(Problem(), find_workload(case.workload))

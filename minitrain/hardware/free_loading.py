@@ -1,7 +1,7 @@
 """Predictors whose loads take no time: of a run whose weights are there before it begins.
 
 Where ranks load for unequal times, the clocks of a run do not say what its step takes (see
-`minitrain.analysis.step_alone`). A run that keeps no events is executed once more with these.
+`minitrain.analysis.breakdown`). A run that keeps no events is executed once more with these.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ function of that name and what it returns.
 
 | module | what it does |
 |---|---|
-| `noise`, `histogram` | what may disturb a run, and measured durations of an operation |
-| `draws` | draws how long everything lasts in a sample |
-| `activities` | the run as the smallest graph that has its step time |
-| `monte_carlo`, `distribution`, `tail` | step times under noise, and what is on the critical paths of the slowest |
-| `sensitivity`, `price_swings` | how the step time depends on each kind of operation, and each figure of the hardware |
-| `figure`, `tornado`, `distribution_svg` | the pictures of these |
+| `noise` | what may disturb a run, and measured durations of an operation |
+| `activities` | the run as the smallest graph that has its step time, and draws of how long all of it lasts |
+| `monte_carlo`, `distribution` | step times under noise, and what is on the critical paths of the slowest |
+| `sensitivity` | how the step time depends on each kind of operation, and each figure of the hardware |
+| `figure` | the pictures of these |
 """

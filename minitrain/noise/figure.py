@@ -1,16 +1,26 @@
-"""The distribution of a step time as a Plotly figure, alone or below the recorded run on one page."""
+"""The distribution of a step time as a Plotly figure, alone or below the recorded run on one page.
+
+The distribution of a step time as an SVG, which a notebook shows and keeps without any script.
+
+It is a file of its own, since it needs no Plotly.
+
+A tornado chart: what each kind of operation, or each price, does to the step time, as bars around the recorded one.
+
+It is a file of its own, since it needs Plotly, which is imported when somebody looks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from minitrain.analysis.explanation import Explanation
 from minitrain.analysis.labels import duration, time_unit
 from minitrain.noise.distribution import PERCENTILES, Distribution
-from minitrain.noise.distribution_svg import distribution_svg
 from minitrain.trace.bars import make_bars
 from minitrain.trace.drawing import Drawing, Properties, as_figure, scatter
 from minitrain.trace.explanation_panel import section
@@ -22,12 +32,45 @@ from minitrain.trace.page_script import payload
 from minitrain.trace.run_folder import view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from minitrain.noise.distribution import Carrier
 
-    from minitrain.noise.tail import Carrier
 
-_HEIGHT, _GAP, _LEGEND = 200, 86, 44  # of the panel, of the time axis above and the caption, of the legend; px
-_BAR, _RECORDED = "#56B4E9", "#5A5F66"
+_WIDTH, _HEIGHT, _BOTTOM, _TOP, _SIDE = 640, 180, 22, 20, 10
+_BAR, _LINE, _INK = "#56B4E9", "#D55E00", "#777777"
+
+
+def distribution_svg(found: Distribution) -> str:
+    """Return the histogram of the samples, with the recorded step time, P50 and P99 as lines."""
+    return "".join(_shapes(found))
+
+
+def _shapes(found: Distribution) -> Iterator[str]:
+    """Yield the picture in pieces."""
+    edges, counts = found.histogram()
+    low, high = min(float(edges[0]), found.recorded_s), max(float(edges[-1]), found.recorded_s)
+    wide, tall = _WIDTH - 2 * _SIDE, _HEIGHT - _BOTTOM - _TOP
+
+    def x(seconds: float) -> float:
+        return _SIDE + (seconds - low) / ((high - low) or 1.0) * wide
+
+    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" style="max-width:{_WIDTH}px" role="img" '
+    yield 'aria-label="distribution of the step time" font-family="sans-serif" font-size="11">'
+    for left, right, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True):
+        height = tall * count / int(counts.max())
+        place = f'x="{x(left):.1f}" y="{_HEIGHT - _BOTTOM - height:.1f}"'
+        yield f'<rect {place} width="{max(x(right) - x(left), 0.5):.1f}" height="{height:.1f}" fill="{_BAR}"/>'
+    for name, seconds in {"recorded": found.recorded_s, "P50": found.p50, "P99": found.p99}.items():
+        color = _INK if name == "recorded" else _LINE
+        yield f'<path d="M{x(seconds):.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="{color}"/>'
+        anchor = "end" if x(seconds) > _WIDTH / 2 else "start"
+        level = {"recorded": 4, "P50": 10, "P99": 16}[name]
+        yield f'<text x="{x(seconds):.1f}" y="{level + 2}" text-anchor="{anchor}" fill="{color}">{name}</text>'
+    yield f'<text x="{x(low):.1f}" y="{_HEIGHT - 6}" fill="{_INK}">{duration(low)}</text>'
+    yield f'<text x="{x(high):.1f}" y="{_HEIGHT - 6}" text-anchor="end" fill="{_INK}">{duration(high)}</text></svg>'
+
+
+_PANEL_HEIGHT, _GAP, _LEGEND = 200, 86, 44  # of the panel, of the time axis above and the caption, of the legend; px
+_PANEL_BAR, _RECORDED = "#56B4E9", "#5A5F66"
 _LINES = dict(zip(PERCENTILES, ("#009E73", "#E69F00", "#D55E00"), strict=True))
 _MOST_ROWS = 8
 
@@ -114,7 +157,7 @@ def _traces(found: Distribution, axes: str, legend: str) -> list[Properties]:
         mode="lines",
         line={"shape": "hvh", "width": 0},
         fill="tozeroy",
-        fillcolor=_BAR,
+        fillcolor=_PANEL_BAR,
         hovertemplate=f"%{{y:.2f}} % of the samples at %{{x:.6g}} {unit_name}<extra></extra>",
         showlegend=False,
         **place,
@@ -166,7 +209,7 @@ def _axes(found: Distribution, number: str, domain: tuple[float, float]) -> dict
 def _below(layout: dict[str, Any], found: Distribution) -> dict[str, Any]:
     """Return the layout of a Gantt chart with place for the distribution below it."""
     margin = layout["margin"]["t"] + layout["margin"]["b"]
-    before, more = layout["height"] - margin, _HEIGHT + _LEGEND + _GAP
+    before, more = layout["height"] - margin, _PANEL_HEIGHT + _LEGEND + _GAP
     inner = before + more
 
     def lifted(share: float) -> float:
@@ -178,8 +221,72 @@ def _below(layout: dict[str, Any], found: Distribution) -> dict[str, Any]:
     placed = [layout[legend] for legend in ("legend", "legend2")]
     for one in (*placed, *layout.get("updatemenus", ()), *on_paper):
         one["y"] = lifted(one["y"])
-    top = _HEIGHT / inner
-    caption = {"text": title_of(found), "x": 0, "y": (_HEIGHT + _LEGEND) / inner, "xref": "paper", "yref": "paper"}
+    top = _PANEL_HEIGHT / inner
+    caption = {
+        "text": title_of(found),
+        "x": 0,
+        "y": (_PANEL_HEIGHT + _LEGEND) / inner,
+        "xref": "paper",
+        "yref": "paper",
+    }
     caption |= {"xanchor": "left", "yanchor": "bottom", "showarrow": False, "font": {"size": 13}}
     changes = {"height": inner + margin, "legend3": _legend(top), **_axes(found, "3", (0.0, top))}
     return {**layout, **changes, "annotations": [*layout.get("annotations", ()), caption]}
+
+
+_ROW, _MARGIN, _LEFT, _LETTER = 28, 132, 120, 7  # px
+
+Sides = tuple[tuple[str, str], tuple[str, str]]
+"""What the two sides of a bar are called, and their colours."""
+
+KINDS: Sides = (("quicker", "#009E73"), ("slower", "#D55E00"))
+PRICES: Sides = (("lower", "#56B4E9"), ("higher", "#E69F00"))
+
+Bar = tuple[str, float, float]
+"""A kind or a price, and the step times with it quicker and slower, or lower and higher, s."""
+
+
+def tornado(strategy: str, step_time: float, change: float, bars: Sequence[Bar], sides: Sides) -> Any:
+    """Return the chart, the first bar on top.
+
+    Args:
+        strategy: whose step.
+        step_time: as recorded, s.
+        change: the share by which each is changed.
+        bars: the kinds or prices.
+        sides: what the two sides are called.
+    """
+    unit, unit_name = time_unit(step_time)
+    names = [kind for kind, _, _ in bars]
+    columns = [first for _, first, _ in bars], [second for _, _, second in bars]
+    shown = [(f"{change:.0%} {name}", color, steps) for (name, color), steps in zip(sides, columns, strict=True)]
+    traces = [
+        go.Bar(
+            name=name,
+            orientation="h",
+            y=names,
+            base=step_time / unit,
+            x=[(step - step_time) / unit for step in steps],
+            marker={"color": color},
+            hovertext=[
+                f"{kind} {name}: {step / unit:.6g} {unit_name}" for kind, step in zip(names, steps, strict=True)
+            ],
+            hoverinfo="text",
+        )
+        for name, color, steps in shown
+    ]
+    layout = {
+        **FIGURE_STYLE,
+        "height": _MARGIN + _ROW * len(bars),
+        "title": {
+            "text": f"What the step time of {strategy} depends on",
+            "font": {"size": 15},
+            "x": 0,
+            "xref": "paper",
+        },
+        "margin": {"l": max(_LEFT, _LETTER * max(map(len, names), default=0)), "r": 24, "t": 76, "b": 52},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"},
+        "xaxis": {"title": {"text": f"step time ({unit_name})"}, "gridcolor": GRID, "zeroline": False},
+        "yaxis": {"autorange": "reversed", "showgrid": False},
+    }
+    return go.Figure(traces, layout)

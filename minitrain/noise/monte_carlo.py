@@ -19,11 +19,16 @@ import numpy as np
 from minitrain.analysis.timeline import Ints
 from minitrain.errors import UsageError, require_count
 from minitrain.events import PRICE, STRIDE, EventLog
-from minitrain.noise.activities import Activities, make_activities
-from minitrain.noise.distribution import Distribution
-from minitrain.noise.draws import Draws
+from minitrain.noise.activities import Activities, Draws, make_activities
+from minitrain.noise.distribution import (
+    Distribution,
+    PathFinder,
+    Tail,
+    path_sums_of_operations,
+    path_sums_of_ranks,
+    path_sums_of_types,
+)
 from minitrain.noise.noise import Noise
-from minitrain.noise.tail import PathFinder, Tail, path_sums_of_operations, path_sums_of_ranks, path_sums_of_types
 from minitrain.run.data_frames import data_frame
 from minitrain.run.result import Run
 
@@ -66,7 +71,7 @@ class MonteCarlo(Distribution):
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script."""
-        from minitrain.noise.distribution_svg import distribution_svg  # noqa: PLC0415
+        from minitrain.noise.figure import distribution_svg  # noqa: PLC0415
 
         return f"<pre>{html.escape(str(self))}</pre>{distribution_svg(self)}"
 

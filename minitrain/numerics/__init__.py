@@ -11,28 +11,23 @@ from the workload:
 The optimizer is Adam or SGD with momentum. Arrays change no log. Left out: dropout, tied embeddings, mixed precision,
 and rounding that depends on the order of a reduction, which is always the order of the ranks.
 
-`minitrain.prove` compares what a strategy has trained with `reference` or `transformer_reference`, a single-device step
-that shares nothing with it but the data.
+`minitrain.prove` compares what a strategy has trained with `reference`, a single-device step that shares nothing with
+it but the data.
 
-May import: the rooms up to `run`. Open `model` first, which extends the operations of a rank, with `sequence_model` and
-`expert_model` for context and expert parallelism. The other files:
+May import: the rooms up to `run`. Open `model` first, which extends the operations of a rank. The other files:
 
 | what | files |
 |---|---|
-| what is trained | `problem` (dense layers), `transformer_problem`; `placing` puts its arrays on a backend |
-| what tensors carry | `arrays` (dense layers, weights), `tokens`, `partial_gradients` (of parts, until a sum) |
-| what a rank computes | `layers`: dense ones by `arithmetic`, `transformer_layers` by `units`; `split_backward` |
-| units of a transformer | `attention` or `latent_attention`, `moe`, `embedding_and_head`, of `elementary` functions |
-| their weights | `unit_weights`: one flat array, and the elements of it that a part has |
-| context parallelism | `attention_steps`, by `attention_core` |
-| expert parallelism | `divided_experts`, by `experts` |
-| the proof | `comparison` (what is compared), `proof` (what must hold) |
+| what is trained | `problem` |
+| what tensors carry | `arrays`, and where these lie; `partial_gradients` of parts, until a sum |
+| what a rank computes | `layers`: dense ones by `arithmetic`, those of a transformer by `units` |
+| units of a transformer | `units`, `attention` by `attention_core`, `experts`, of `elementary` functions |
+| the proof | `proof` (what is compared, and what must hold) |
 """
 
 from minitrain.numerics.arithmetic import Adam, Momentum
 from minitrain.numerics.layers import problem_of
 from minitrain.numerics.model import NumericModel
-from minitrain.numerics.problem import Problem
-from minitrain.numerics.transformer_problem import TransformerProblem
+from minitrain.numerics.problem import Problem, TransformerProblem
 
 __all__ = ["Adam", "Momentum", "NumericModel", "Problem", "TransformerProblem", "problem_of"]

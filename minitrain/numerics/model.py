@@ -1,24 +1,229 @@
-"""A rank whose tensors carry arrays: every operation computes, in addition to what `Model` does."""
+"""A rank whose tensors carry arrays: every operation computes, in addition to what `Model` does.
+
+Context parallelism on a rank whose tensors carry arrays: the steps of an attention compute.
+
+See `minitrain.rank.attention` for the steps, and `minitrain.numerics.attention` for their arithmetic.
+
+Expert parallelism on a rank whose tensors carry arrays: the operations before and after the experts compute.
+
+The router's own choice decides which tokens go where, and which an expert with a capacity does not take; prices stay
+those of `imbalance`, so that the log is that of a run without numbers. `copies_by_expert` says what the router has
+chosen, which can be given as `imbalance`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from minitrain.numerics.arrays import Flat, held
-from minitrain.numerics.expert_model import NumericExperts
+from minitrain.errors import LawError
+from minitrain.numerics.arithmetic import Array
+from minitrain.numerics.arrays import Flat, brought, held, of_rank
 from minitrain.numerics.layers import layers_of, problem_of
-from minitrain.numerics.placing import of_rank
-from minitrain.numerics.problem import Problem
-from minitrain.numerics.sequence_model import carry
-from minitrain.numerics.transformer_problem import TransformerProblem
-from minitrain.operations.collectives import COLLECTIVES, Collective
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.placed import COPIES, ExpertWeight, KeysValuesGrad
+from minitrain.numerics.partial_gradients import DividedExperts
+from minitrain.numerics.problem import Problem, TransformerProblem
+from minitrain.numerics.units import Part
+from minitrain.operations.collectives import COLLECTIVES, Collective, describe
+from minitrain.rank.model import Model
+from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
+from minitrain.tensors.placed import (
+    COPIES,
+    ActivationShard,
+    Attended,
+    AttendedGrad,
+    ExpertOptState,
+    ExpertOutputsGrad,
+    ExpertWeight,
+    KeysValues,
+    KeysValuesGrad,
+    QueriesGrad,
+    RoutedTokens,
+    RouterGrad,
+    RouterOptState,
+    RouterWeight,
+    WeightGradPart,
+)
 from minitrain.workloads.workload import Recompute
+
+
+def carry(tensor: Tensor, content: Any) -> None:
+    """Attach an array to a tensor."""
+    tensor._content = content
+
+
+class NumericSequences(Model):
+    """The operations on shards of a sequence, and the steps of an attention."""
+
+    problem: Problem | TransformerProblem
+    _layers: Any  # those of a transformer, where an attention is taken in steps
+
+    def _contents(self, op: str, *tensors: Any) -> list[Any]:
+        """Return what tensors carry; None for a value that is no tensor, which another law refuses.
+
+        Raises:
+            LawError: a tensor carries nothing.
+        """
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and not hasattr(tensor, "_content"):
+                raise LawError(
+                    f"{op} on rank {self.rank}: {describe(tensor)} was made by hand, no operation of the model has "
+                    "computed it; use what load_weights, forward, backward and the collectives return",
+                    op=op,
+                    rank=self.rank,
+                    layer=tensor.layer,  # type: ignore[attr-defined]  # every tensor has a layer
+                    value=tensor,
+                )
+        contents = [getattr(tensor, "_content", None) for tensor in tensors]
+        place = self.problem.backend
+        return contents if place is None else [brought(content, place) for content in contents]
+
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
+        """Return the inputs of some samples, for some shards of their sequence."""
+        inputs = super().get_input_shard(samples, shards, num_shards)
+        positions = self._layers.positions(inputs.sequence.shards, num_shards)
+        carry(inputs, self._layers.inputs(inputs.samples, self.global_batch_size, positions))
+        return inputs
+
+    def keys_values(
+        self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None
+    ) -> KeysValues:
+        """Return keys and values, and make queries."""
+        x, w = self._contents("keys_values", inp, weight)
+        made = super().keys_values(layer, inp, weight, recompute=recompute)
+        carry(made, self._layers.keys_values(layer, inp, x, w))
+        return made
+
+    def attend(self, layer: int, inp: Activation, keys_values: Activation) -> Attended:
+        """Attend from queries to some keys and values."""
+        _, memory = self._contents("attend", inp, keys_values)
+        made = super().attend(layer, inp, keys_values)
+        carry(made, self._layers.steps.attend(layer, inp, memory))
+        return made
+
+    def project(self, layer: int, inp: Activation, weight: Weight, attended: Activation) -> Any:
+        """Finish an attention."""
+        _, _, found = self._contents("project", inp, weight, attended)
+        made = super().project(layer, inp, weight, attended)
+        carry(made, self._layers.steps.project(layer, inp, found))
+        return made
+
+    def backward_project(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> AttendedGrad:
+        """Take a gradient back through the output projection."""
+        _, g, _ = self._contents("backward_project", inp, grad, weight)
+        made = super().backward_project(layer, inp, grad, weight)
+        carry(made, self._layers.steps.backward_project(layer, inp, g))
+        return made
+
+    def backward_attend(
+        self, layer: int, inp: Activation, grad: ActivationGrad, keys_values: Activation
+    ) -> tuple[QueriesGrad, KeysValuesGrad]:
+        """Take a gradient back to queries, keys and values."""
+        _, g, memory = self._contents("backward_attend", inp, grad, keys_values)
+        made = super().backward_attend(layer, inp, grad, keys_values)
+        for tensor, content in zip(made, self._layers.steps.backward_attend(layer, inp, g, memory), strict=True):
+            carry(tensor, content)
+        return made
+
+    def backward_keys_values(
+        self,
+        layer: int,
+        inp: Activation,
+        weight: Weight,
+        grad_queries: ActivationGrad,
+        grad_keys_values: ActivationGrad,
+    ) -> tuple[WeightGradPart, Any]:
+        """Take gradients back to an attention's input, and return that of its weight."""
+        found = self._contents("backward_keys_values", grad_queries, grad_keys_values)
+        made = super().backward_keys_values(layer, inp, weight, grad_queries, grad_keys_values)
+        for tensor, content in zip(made, self._layers.backward_keys_values(layer, inp, *found), strict=True):
+            carry(tensor, content)
+        return made
+
+
+class NumericExperts(NumericSequences):
+    """The operations around experts of a rank that computes; see `minitrain.numerics.model.NumericModel`."""
+
+    @property
+    def copies_by_expert(self) -> Mapping[int, Array]:
+        """The copies of tokens that each expert of a layer was sent by this rank's router, by layer."""
+        return dict(self._divided.copies_by_expert) if isinstance(self.problem, TransformerProblem) else {}
+
+    @property
+    def _divided(self) -> DividedExperts:
+        """What this rank computes of layers whose experts are divided among ranks."""
+        found: DividedExperts = self._layers.divided_experts
+        return found
+
+    def _exchange(self, values: Sequence[Any], results: Sequence[Any]) -> None:
+        """Give the results of an exchange of copies their numbers."""
+        self._contents("all_to_all", *values)
+        for result, content in zip(results, self._divided.exchanged(values, results), strict=True):
+            carry(result, content)
+
+    def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
+        """Load the initial weights of the router piece."""
+        loaded = super().load_router(layer, shard, num_shards)
+        self._carry_initial(loaded, layer, Part(piece="router"), shard, num_shards)
+        return loaded
+
+    def load_experts(
+        self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
+    ) -> tuple[ExpertWeight, ExpertOptState]:
+        """Load the initial weights of a part of the experts."""
+        loaded = super().load_experts(layer, shard, num_shards, part=part, num_parts=num_parts)
+        which = Part(expert_index=part, num_expert_parts=num_parts, piece="experts")
+        self._carry_initial(loaded, layer, which, shard, num_shards)
+        return loaded
+
+    def _carry_initial(
+        self, loaded: tuple[Weight, OptState], layer: int, part: Part, shard: int, num_shards: int
+    ) -> None:
+        """Let a loaded piece carry its initial weights, and its optimizer's state zeros."""
+        content = self._divided.load(layer, part)
+        moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
+        carry(loaded[0], content.shard(shard, num_shards))
+        carry(loaded[1], Flat(moments, part).shard(shard, num_shards))
+
+    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
+        """Send tokens where the router says."""
+        x, w = self._contents("route", inp, weight)
+        dropped = self.dropped_copies
+        tokens = super().route(layer, inp, weight, num_parts, **how)
+        self._divided.require_capacity(how.get("capacity_factor"))
+        copies, num_dropped = self._divided.route(layer, inp.samples, tokens.sequence, x, w)
+        self.dropped_copies = dropped + num_dropped
+        carry(tokens, copies)
+        return tokens
+
+    def combine(self, layer: int, inp: Activation, outputs: Activation, weight: Weight) -> Activation:
+        """Add up what experts made."""
+        _, made, _ = self._contents("combine", inp, outputs, weight)
+        out = super().combine(layer, inp, outputs, weight)
+        carry(out, self._divided.combine(layer, inp.samples, made))
+        return out
+
+    def backward_combine(
+        self, layer: int, inp: Activation, outputs: Activation, grad: ActivationGrad
+    ) -> ExpertOutputsGrad:
+        """Take a gradient back to what experts made."""
+        _, made, g = self._contents("backward_combine", inp, outputs, grad)
+        result = super().backward_combine(layer, inp, outputs, grad)
+        carry(result, self._divided.backward_combine(layer, inp.samples, made, g))
+        return result
+
+    def backward_route(
+        self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: ActivationGrad, weight: Weight
+    ) -> tuple[RouterGrad, ActivationGrad]:
+        """Take gradients back through shared experts, router and norm."""
+        _, g, of_copies, w = self._contents("backward_route", inp, grad, tokens_grad, weight)
+        results = super().backward_route(layer, inp, grad, tokens_grad, weight)
+        contents = self._divided.backward_route(layer, inp.samples, g, of_copies, w)
+        for result, content in zip(results, contents, strict=True):
+            carry(result, content)
+        return results
 
 
 def _plus(content: Any) -> Any:

@@ -7,11 +7,20 @@ as long as a simulation says that it helps. So what wins has been simulated, com
 
 Left out: replicas that are pipelines of different cuts, replicas of which some compute again and others do not, parts
 of a group, and other orders of the groups than that of the cluster and its reverse.
+
+Why a plan is as it is: datatypes that devices lack, what precisions cost on each, and why no layout runs.
+
+Moving shares as long as a simulation says that it helps, since finishing times are estimates that ignore links.
+
+One move takes as many samples from each replica of a group and gives them to those of another, or moves layers from one
+stage to another. All such moves of a size are simulated, and the best is taken if it helps. Moves begin large and get
+smaller; the search ends when the smallest does not help, or after forty moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -21,19 +30,185 @@ from minitrain.hardware import load_config
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.power import require_positive
-from minitrain.planning.candidates import Candidate, subsets
-from minitrain.planning.device_times import DeviceTimes
-from minitrain.planning.layouts import layouts
-from minitrain.planning.precisions import steps_by_precision
-from minitrain.planning.reasons import compared, lacking, nothing_fits
-from minitrain.planning.refinement import refined
+from minitrain.planning.device_times import DeviceTimes, steps_by_precision
+from minitrain.planning.layouts import Candidate, layouts, subsets
 from minitrain.planning.result import REFINED, SIMULATED, Plan, Verdict
+from minitrain.rank.shares import Shares
 from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.workloads.models import find_model
 from minitrain.workloads.precision import Precision
 from minitrain.workloads.workload import Recompute, as_recompute
+
+_SHOWN = 3  # kinds of reason
+
+
+def lacking(times: DeviceTimes) -> Mapping[str, str]:
+    """Return the datatype that a step needs and devices do not have, by group."""
+    found = {group.label: times.lacks(group.label) for group in times.cluster.devices}
+    return {label: datatype for label, datatype in found.items() if datatype is not None}
+
+
+def compared(times_by_precision: Sequence[DeviceTimes], chosen: DeviceTimes) -> Iterator[str]:
+    """Yield how each precision's times compare with the plan's, by device; nothing where there is no choice."""
+    for times in times_by_precision:
+        if times.precision is not None:
+            said = [_said(times, chosen, group.label) for group in times.cluster.devices]
+            yield f"{times.precision.name}: {', '.join(said)}"
+
+
+def _said(times: DeviceTimes, chosen: DeviceTimes, group: str) -> str:
+    """Say how long a group's device takes for a sample in a precision, as a multiple of that in the plan's."""
+    lacks = times.lacks(group)
+    if lacks is not None:
+        return f"{group} lacks {lacks}"
+    mine, other = times.layers(group, 1), chosen.layers(group, 1)
+    if mine is None or other is None:
+        return f"{group} has it" if mine else f"{group} cannot run it"
+    return f"{group} x{sum(mine) / sum(other):.3g}"
+
+
+def nothing_fits(
+    times_by_precision: Sequence[DeviceTimes], verdicts: Sequence[Verdict], batch: int, budget_watts: float | None
+) -> UsageError:
+    """Return the error for a step that no layout runs, or fits.
+
+    Args:
+        times_by_precision: how long devices take, for each precision.
+        verdicts: of all layouts, the likeliest first.
+        batch: samples of the step.
+        budget_watts: what all devices that take part may draw together.
+    """
+    name = times_by_precision[0].cluster.name
+    missing = {group: datatype for times in times_by_precision for group, datatype in lacking(times).items()}
+    if not verdicts and missing:
+        said = ", ".join(f"{group} lacks {datatype}" for group, datatype in missing.items())
+        return UsageError(
+            f"no layout of {name} has a precision that all of its devices compute in: {said}; allow another precision, "
+            "or leave these devices out",
+        )
+    if not verdicts and budget_watts is not None:
+        return UsageError(
+            f"no layout of {name} keeps to {budget_watts:g} W with a batch of {batch} samples; give more than "
+            "its devices draw when they are idle, or a larger batch",
+            power_budget_watts=budget_watts,
+        )
+    if not verdicts:
+        return UsageError(
+            f"no layout of {name} divides a batch of {batch} samples; use at least a sample for each device "
+            "that takes part, or other strategies",
+            global_batch_size=batch,
+        )
+    reasons: dict[str, str] = {}
+    for each in verdicts:
+        reasons.setdefault(each.reason, f"{each.candidate}: {each.reason}")
+    said = "; ".join([*reasons.values()][:_SHOWN])
+    return UsageError(
+        f"none of {len(verdicts)} layouts of {name} runs within memory; the first: {said}; "
+        "use a smaller model, a smaller batch, or more devices",
+        global_batch_size=batch,
+    )
+
+
+Judge = Callable[[Candidate], Verdict]
+_MOST_MOVES = 40
+
+
+def refined(candidate: Candidate, step_time: float, judge: Judge) -> Verdict | None:
+    """Return a better candidate with other shares, or None if no move helps.
+
+    Args:
+        candidate: the layout to begin with.
+        step_time: its simulated step time, s.
+        judge: simulates a candidate.
+    """
+    if candidate.shares is None:
+        return None
+    best: Verdict | None = None
+    fastest, current, left = step_time, candidate, _MOST_MOVES
+    size = max(_largest(candidate) // 8, 1)
+    while size and left > 0:
+        found = None
+        for moved in _moves(current, size):
+            verdict = judge(moved)
+            left -= 1
+            if verdict.fitting_s < fastest:
+                found, fastest = verdict, verdict.fitting_s
+        if found is None:
+            size //= 2
+        else:
+            best, current = found, found.candidate
+    return best
+
+
+def _largest(candidate: Candidate) -> int:
+    """Return the largest share."""
+    shares = candidate.shares
+    assert shares is not None  # nothing is moved without
+    return max(shares.layers or shares.samples or [1])
+
+
+def _moves(candidate: Candidate, size: int) -> Iterator[Candidate]:
+    """Yield the candidate with some shares moved from one group of equal owners to another."""
+    shares = candidate.shares
+    assert shares is not None  # as above
+    if shares.layers:
+        for counts in _moved(list(shares.layers), [[place] for place in range(len(shares.layers))], size):
+            yield replace(candidate, shares=Shares(layers=counts, samples=shares.samples))
+    elif shares.samples:
+        for counts in _moved(list(shares.samples), _owners(candidate), size):
+            yield _with_samples(candidate, counts)
+
+
+def _owners(candidate: Candidate) -> list[list[int]]:
+    """Return the replicas of each group of devices."""
+    assert candidate.shares is not None  # as above
+    assert candidate.shares.samples is not None
+    width = candidate.world_size // len(candidate.shares.samples)
+    groups, start = [], 0
+    for group in candidate.cluster.devices:
+        count = group.count // width
+        groups.append(list(range(start, start + count)))
+        start += count
+    return [group for group in groups if group]
+
+
+def _moved(counts: list[int], owners: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
+    """Yield counts with so many of each owner of one group given to the owners of another, evenly."""
+    for giver in owners:
+        for taker in owners:
+            if giver is taker or min(counts[place] for place in giver) <= size:
+                continue
+            changed = list(counts)
+            for place in giver:
+                changed[place] -= size
+            whole, rest = divmod(size * len(giver), len(taker))
+            for number, place in enumerate(sorted(taker, key=counts.__getitem__)):  # those with least get the rest
+                changed[place] += whole + (number < rest)
+            yield changed
+
+
+def _with_samples(candidate: Candidate, counts: Sequence[int]) -> Candidate:
+    """Return the candidate with other samples, in as many microbatches as before, or as large ones."""
+    old = candidate.shares
+    assert old is not None  # as above
+    assert old.samples is not None
+    sizes = None
+    if old.microbatch_sizes is not None:
+        given = list(zip(old.samples, old.microbatch_sizes, strict=True))
+        number, *others = sorted({-(-count // size) for count, size in given}, reverse=True)
+        if others:  # each replica has microbatches of its own size
+            sizes = [min(size, count) for count, (_, size) in zip(counts, given, strict=True)]
+        elif min(counts) < number:
+            return candidate
+        else:
+            sizes = [-(-count // number) for count in counts]
+    options = dict(candidate.options)
+    if "microbatch_size" in options:
+        options["microbatch_size"] = max(sizes or counts)
+    return replace(candidate, shares=Shares(samples=counts, microbatch_sizes=sizes), options=options)
+
 
 RECOMPUTATIONS: tuple[Recompute, ...] = ("selective", "full")
 """What backward may compute again where memory is short, the least first."""

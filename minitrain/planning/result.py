@@ -15,8 +15,8 @@ from minitrain.analysis.labels import GIB, duration
 from minitrain.errors import UsageError
 from minitrain.files import write_text
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.planning.candidates import Candidate, in_precision
-from minitrain.planning.precisions import steps_by_precision
+from minitrain.planning.device_times import steps_by_precision
+from minitrain.planning.layouts import Candidate, in_precision
 from minitrain.rank.shares import Shares
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate

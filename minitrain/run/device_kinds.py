@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from minitrain.analysis.waits import waits_by_device
+from minitrain.analysis.explanation import waits_by_device
 
 if TYPE_CHECKING:
     from minitrain.analysis.breakdown import Breakdown

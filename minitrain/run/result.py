@@ -27,10 +27,9 @@ from minitrain.run.transformer_figures import TransformerFigures
 from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
-    from minitrain.analysis.breakdown import Breakdown, PassTimes
+    from minitrain.analysis.breakdown import Breakdown, PassTimes, TypeTotal
     from minitrain.analysis.explanation import Explanation
     from minitrain.analysis.timeline import Timeline, Trace
-    from minitrain.analysis.totals_by_type import TypeTotal
     from minitrain.hardware.data_sheet import DataSheet
     from minitrain.rank.model import Model
     from minitrain.run.device_kinds import DeviceKind
@@ -114,7 +113,7 @@ class Run(StepFigures, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tr
     @cached_property
     def timeline(self) -> Timeline:
         """The event logs as columns."""
-        from minitrain.analysis.from_logs import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.analysis.timeline import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
         return self._named(as_timeline(self.logs), range(self.world_size))
 
@@ -134,7 +133,7 @@ class Run(StepFigures, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tr
     @property
     def _trace(self) -> Trace:
         """What figures are read from: the engine's own logs as they are, other logs as columns, which are made once."""
-        from minitrain.analysis.busy_time import are_flat  # noqa: PLC0415
+        from minitrain.analysis.breakdown import are_flat  # noqa: PLC0415
 
         logs = self.class_logs
         return logs if are_flat(logs) and self.loads_alike else self.step_timeline_of_classes
@@ -213,7 +212,7 @@ class Run(StepFigures, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tr
     @cached_property
     def by_type(self) -> dict[str, TypeTotal]:
         """Number of events of each type on all ranks, and the time that they worked, s."""
-        from minitrain.analysis.totals_by_type import totals_by_type  # noqa: PLC0415
+        from minitrain.analysis.breakdown import totals_by_type  # noqa: PLC0415
 
         return totals_by_type(self.class_logs, self.num_ranks_a_class)
 

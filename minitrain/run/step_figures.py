@@ -30,7 +30,7 @@ class StepFigures(RanksAlike):
     @property
     def _load_ends(self) -> Sequence[float]:
         """When the weights of each rank, or class of ranks, that does anything are there, s."""
-        from minitrain.analysis.busy_time import are_flat, load_end_of  # noqa: PLC0415
+        from minitrain.analysis.breakdown import are_flat, load_end_of  # noqa: PLC0415
 
         logs = self.class_logs
         if are_flat(logs):
@@ -46,7 +46,7 @@ class StepFigures(RanksAlike):
     @cached_property
     def loads_alike(self) -> bool:
         """Whether the weights of all ranks are there at the same time, or an outage has come between."""
-        from minitrain.analysis.step_alone import are_alike  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.analysis.breakdown import are_alike  # noqa: PLC0415  (numpy only when somebody looks)
 
         return bool(self.outages) or are_alike(self._load_ends)
 
@@ -88,6 +88,6 @@ class StepFigures(RanksAlike):
         return self.step_timeline
 
     def _of_step(self, timeline: Timeline) -> Timeline:
-        from minitrain.analysis.step_alone import step_alone  # noqa: PLC0415
+        from minitrain.analysis.breakdown import step_alone  # noqa: PLC0415
 
         return timeline if self.loads_alike else step_alone(timeline)

@@ -1,7 +1,7 @@
 """Finding a strategy: a coroutine function, a shipped name, "path.py", "path.py:function", or "schedule.csv".
 
 "path.py" names the only strategy of a file, and a CSV is the order of a pipeline as `torch.distributed.pipelining`
-writes it (see `minitrain.schedules.as_strategy`). What options a strategy takes is read from its signature.
+writes it (see `minitrain.schedules.pipeline`). What options a strategy takes is read from its signature.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
 @lru_cache(maxsize=16)
 def _run_schedule(path: Path, changed_ns: int) -> Strategy:  # noqa: ARG001  (a file that has changed is read again)
     """Return the strategy that runs the schedule of a CSV file."""
-    read: Callable[[Path], Strategy] = importlib.import_module("minitrain.schedules.as_strategy").from_schedule_file
+    read: Callable[[Path], Strategy] = importlib.import_module("minitrain.schedules.pipeline").from_schedule_file
     return read(path)
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minitrain.analysis.communication import AxisTotal
+    from minitrain.analysis.breakdown import AxisTotal
     from minitrain.events import Event
     from minitrain.run.trained_model import TrainedModel
 
@@ -84,7 +84,7 @@ class TransformerFigures:
     @cached_property
     def communication_by_axis(self) -> dict[str, AxisTotal]:
         """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
-        from minitrain.analysis.communication import mean_by_axis, totals_of_log  # noqa: PLC0415
+        from minitrain.analysis.breakdown import mean_by_axis, totals_of_log  # noqa: PLC0415
 
         ranks = zip(self.ranks_of_class_logs, self.class_logs, strict=True)
         return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])

@@ -113,10 +113,10 @@ def _may_fold(prepared: PreparedRun) -> bool:
 
 
 async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run:
-    """Simulate a step until it comes through; see `minitrain.faults.remaining_job.simulate_with_faults`."""
-    from minitrain.faults import remaining_job  # noqa: PLC0415
+    """Simulate a step until it comes through; see `minitrain.faults.disturbed_run.simulate_with_faults`."""
+    from minitrain.faults import disturbed_run  # noqa: PLC0415
 
-    return await remaining_job.simulate_with_faults(prepared, simulate)
+    return await disturbed_run.simulate_with_faults(prepared, simulate)
 
 
 async def price_machines(strategy: Any, parameters: dict[str, Any]) -> Any:

@@ -5,11 +5,10 @@ backward. It contains no seconds, bytes or messages: those follow from the order
 Generators make the schedules of the literature for any legal size, `validate` says why an order cannot run,
 and `Schedule.to_csv` and `Schedule.from_csv` write and read the CSV form of PyTorch's pipelining.
 
-May import: the rooms up to `run`. Open `schedule` and `action` first; `depth_first`, `breadth_first`, `zero_bubble` and
-`v_shaped` are the generators, made of `building_blocks`. `legality` has `validate`, and `csv_form` the CSV.
-`as_strategy` runs a schedule on ranks: `pipeline` does what its actions say by the passes of `layer_passes`, for ranks
-that are divided as `division` says and hold what `held_layers` loads. A new schedule is a generator in the file of its
-family. A file in `strategies/` gives it a name for the command line.
+May import: the rooms up to `run`. Open `schedule` first, which has `validate` and the CSV too; `generators` makes
+schedules. `pipeline` runs one on ranks: it does what its actions say by the passes of `layer_passes`, for ranks that
+are divided and hold layers as `held_layers` says. A new schedule is a generator. A file in `strategies/` gives it a
+name for the command line.
 
 Every generator is called as `generator(num_ranks, num_microbatches, num_chunks)`. In the closed forms of
 their docstrings p, m and v are these three numbers, and tf, ti, tw are the seconds that forward, input
@@ -20,13 +19,18 @@ backward is split (a weight gradient still needs the activations), in units of a
 counts 1/v.
 """
 
-from minitrain.schedules.action import Action, Cell, Kind
-from minitrain.schedules.breadth_first import gpipe, looped_bfs
-from minitrain.schedules.depth_first import interleaved_1f1b, one_f_one_b
-from minitrain.schedules.legality import validate
-from minitrain.schedules.schedule import Schedule
-from minitrain.schedules.v_shaped import dualpipe_v, zbv
-from minitrain.schedules.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2
+from minitrain.schedules.generators import (
+    dualpipe_v,
+    gpipe,
+    interleaved_1f1b,
+    interleaved_zero_bubble,
+    looped_bfs,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zbv,
+)
+from minitrain.schedules.schedule import Action, Cell, Kind, Schedule, validate
 
 __all__ = [
     "Action",

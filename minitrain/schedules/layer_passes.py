@@ -7,22 +7,268 @@ are kept too, from I until W.
 
 Layers are taken whole, or in parts: g and its conjugate of Megatron's figures (Shoeybi et al. 2019, figure 3;
 Korthikanti et al. 2022, figure 5). An attention whose sequence is cut between ranks is taken in steps
-(`minitrain.schedules.context_passes`), and so are layers whose experts are divided among ranks
-(`minitrain.schedules.expert_passes`); of these two, what cannot be split is computed with the gradient of the input.
+(`minitrain.schedules.layer_passes`), and so are layers whose experts are divided among ranks
+(`minitrain.schedules.layer_passes`); of these two, what cannot be split is computed with the gradient of the input.
+
+Passes through an attention whose sequence is cut between ranks: keys and values come round a ring, or by a gather.
+
+The attention's own keys and values are kept for backward, in the store of activations under ("own", layer, microbatch).
+
+Passes through layers whose experts are divided among ranks: tokens travel to experts and back, forward and backward.
+
+In pairs of passes, one computes while tokens of the other travel, as in DeepSeek-V3 (DeepSeek-AI 2024, figure 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from minitrain.rank.model import Model
-from minitrain.schedules.context_passes import GatheredAttention, RingAttention
-from minitrain.schedules.division import Division
-from minitrain.schedules.expert_passes import ExpertPasses, Routing
-from minitrain.schedules.held_layers import HeldLayers, Steps
+from minitrain.rank.operations import Launched
+from minitrain.schedules.held_layers import Division, HeldLayers, Steps
 from minitrain.source_lines import count_as_strategy
+from minitrain.transport.groups import Group
 from minitrain.workloads.workload import takes_again
+
+count_as_strategy(__file__)
+
+Total = Callable[[Any, int], Steps]
+"""Sums what parts of a layer have made."""
+
+
+class StepwiseAttention(ABC):
+    """The passes through an attention, but for how keys and values travel.
+
+    Args:
+        model: the rank.
+        division: how ranks divide layers.
+    """
+
+    def __init__(self, model: Model, division: Division) -> None:
+        assert division.sequence is not None  # asked for where a sequence is shared
+        self._model, self._division, self._sequence = model, division, division.sequence
+
+    def forward(self, layer: int, i: int, x: Any, weight: Any, recompute: Any) -> Steps:
+        """Return what an attention makes of a microbatch."""
+        model, activations, own = self._model, self._model.activations, ("own", layer, i)
+        activations[own] = model.keys_values(layer, x, weight, recompute=recompute)
+        yield from self._attend(layer, x, own)
+        if takes_again(recompute, "self_attn"):  # keys and values will be made, and travel, again
+            del activations[own]
+        return model.project(layer, x, weight, activations.pop("attended"))
+
+    def backward(self, layer: int, i: int, x: Any, grad: Any, weight: Any, total: Total) -> Steps:
+        """Return the gradients of the weight and of the input."""
+        own = ("own", layer, i)
+        if own not in self._model.activations:
+            yield from total((yield from self.forward(layer, i, x, weight, "none")), layer + 1)
+        grads = yield from self._attend_backward(layer, x, grad, weight, own)
+        return self._model.backward_keys_values(layer, x, weight, *grads)
+
+    @abstractmethod
+    def _attend(self, layer: int, x: Any, own: Any) -> Steps:
+        """Store what the queries get from all keys as "attended"."""
+
+    @abstractmethod
+    def _attend_backward(self, layer: int, x: Any, grad: Any, weight: Any, own: Any) -> Steps:
+        """Return the gradients of the queries, and of the rank's own keys and values, which are freed."""
+
+
+class GatheredAttention(StepwiseAttention):
+    """Every rank gets the keys and values of the whole sequence (Llama 3, section 3.3.2)."""
+
+    def _attend(self, layer: int, x: Any, own: Any) -> Steps:
+        model, activations = self._model, self._model.activations
+        activations["all"] = yield model.all_gather(activations[own], layer, group=self._sequence)
+        activations["attended"] = model.attend(layer, x, activations["all"])
+        del activations["all"]
+
+    def _attend_backward(self, layer: int, x: Any, grad: Any, weight: Any, own: Any) -> Steps:
+        model, activations, grads = self._model, self._model.activations, self._model.grad_activations
+        gathering = model.launch(model.all_gather(activations[own], layer, group=self._sequence))
+        grads["attended"] = model.backward_project(layer, x, grad, weight)
+        activations["all"] = yield gathering
+        grads["queries"], grads["all"] = model.backward_attend(layer, x, grads["attended"], activations["all"])
+        del activations["all"], activations[own], grads["attended"]
+        grads["own"] = yield model.reduce_scatter(grads.pop("all"), layer, group=self._sequence)
+        return grads.pop("queries"), grads.pop("own")
+
+
+class RingAttention(StepwiseAttention):
+    """Blocks of keys and values go round the ranks of a sequence while queries see them (Liu et al. 2023, figure 2)."""
+
+    def _attend(self, layer: int, x: Any, own: Any) -> Steps:
+        model, activations, cp = self._model, self._model.activations, self._sequence.size
+        block = activations[own]
+        for step in range(cp):
+            if step < cp - 1:
+                sent, coming = self._pass_on(block, "block", layer, own[2], step)
+            activations["attended"] = _add(activations.pop("attended", None), model.attend(layer, x, block))
+            if step < cp - 1:
+                yield sent
+                block = activations["block"] = yield coming
+        activations.pop("block", None)
+
+    def _attend_backward(self, layer: int, x: Any, grad: Any, weight: Any, own: Any) -> Steps:
+        model, activations, grads = self._model, self._model.activations, self._model.grad_activations
+        cp, block = self._sequence.size, activations[own]
+        grads["attended"] = model.backward_project(layer, x, grad, weight)
+        grad_sent: Any = None
+        grad_coming: Any = None
+        for step in range(cp):
+            if step < cp - 1:
+                sent, coming = self._pass_on(block, "block", layer, own[2], step)
+            here, grads["block"] = model.backward_attend(layer, x, grads["attended"], block)
+            grads["queries"] = _add(grads.pop("queries", None), here)
+            del here
+            if step > 0:  # what the ranks before have added up
+                yield grad_sent
+                grads["block"] = (yield grad_coming) + grads.pop("block")
+            grad_sent, grad_coming = self._pass_on(grads.pop("block"), "grad", layer, own[2], step)
+            if step < cp - 1:
+                yield sent
+                block = activations["block"] = yield coming
+        yield grad_sent
+        grads["block"] = yield grad_coming  # the gradient of the rank's own block is home
+        del activations["block"], activations[own], grads["attended"]
+        return grads.pop("queries"), grads.pop("block")
+
+    def _pass_on(self, tensor: Any, *tag: Any) -> tuple[Any, Any]:
+        """Send to the next rank of the ring, and receive from the one before."""
+        model, before, after = self._model, self._neighbour(-1), self._neighbour(+1)
+        return model.launch(model.send(after, tensor, tag=tag)), model.launch(model.receive(before, tag=tag))
+
+    def _neighbour(self, offset: int) -> int:
+        """Return another rank of the ring."""
+        return self._division.neighbour(offset)
+
+
+def _add(total: Any, more: Any) -> Any:
+    """Return a sum whose first summand is the sum so far, if there is one."""
+    return more if total is None else total + more
+
+
+count_as_strategy(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How tokens are sent to experts: see `Model.route`."""
+
+    imbalance: float | Sequence[float] = 1
+    capacity_factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Travelling:
+    """An exchange of tokens that was launched; another pass may go on until it is done."""
+
+    launched: Launched[Any]
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.launched.__await__()
+
+
+class ExpertPasses:
+    """The passes of a rank through such layers.
+
+    Args:
+        model: the rank.
+        group: the ranks that exchange tokens.
+        held: what the rank holds.
+        routing: how tokens are sent.
+        in_pairs: whether another pass may go on while tokens travel.
+    """
+
+    def __init__(self, model: Model, group: Group, held: HeldLayers, routing: Routing, in_pairs: bool) -> None:
+        self._model, self._group, self._held = model, group, held
+        self._routing, self._in_pairs = routing, in_pairs
+
+    def forward(self, layer: int, i: int) -> Steps:
+        """Take a microbatch forward through a layer."""
+        model, activations = self._model, self._model.activations
+        activations[layer + 1, i] = yield from self._forward(layer, i, model.recompute)
+        if takes_again(model.recompute, "moe"):  # tokens will travel again
+            del activations["tokens", layer, i], activations["made", layer, i]
+
+    def _forward(self, layer: int, i: int, recompute: str) -> Steps:
+        """Return what a layer makes of a microbatch."""
+        model, activations, routing = self._model, self._model.activations, self._routing
+        tokens, made = ("tokens", layer, i), ("made", layer, i)
+        router = yield from self._held.whole(layer)
+        activations[tokens] = model.route(
+            layer,
+            activations[layer, i],
+            router,
+            self._group.size,
+            imbalance=routing.imbalance,
+            capacity_factor=routing.capacity_factor,
+            recompute=recompute,
+        )
+        yield from self._exchange(activations, tokens, layer)
+        experts = yield from self._held.whole(("experts", layer))
+        activations[made] = model.forward(layer, activations[tokens], experts, recompute=recompute)
+        del experts
+        self._held.drop_whole(("experts", layer))
+        yield from self._exchange(activations, made, layer)
+        combined = model.combine(layer, activations[layer, i], activations[made], router)
+        del router
+        self._held.drop_whole(layer)
+        return combined
+
+    def backward(self, layer: int, i: int, kind: str) -> Steps:
+        """Take the gradient of a microbatch back through a layer: kind B, or I, without the experts' weights."""
+        model, activations, grads = self._model, self._model.activations, self._model.grad_activations
+        if ("made", layer, i) not in activations:
+            yield from self._forward(layer, i, "none")
+        tokens, made, inp, grad = ("tokens", layer, i), ("made", layer, i), activations[layer, i], grads[layer, i]
+        grads[made] = model.backward_combine(layer, inp, activations[made], grad)
+        del activations[made]
+        yield from self._exchange(grads, made, layer)
+        experts = yield from self._held.whole(("experts", layer))
+        if kind == "B" and not self._in_pairs:
+            model.grad_weights["new"], grads[tokens] = model.backward(layer, activations[tokens], grads[made], experts)
+            self._held.drop_whole(("experts", layer))
+            yield from self._add_experts(layer, i)
+            yield from self._exchange(grads, tokens, layer)
+        else:
+            grads[tokens] = model.backward_input(layer, activations[tokens], grads[made], experts)
+            travelling = model.launch(model.all_to_all(grads[tokens], layer, group=self._group))
+            self._held.drop_whole(("experts", layer))
+            if kind == "B":
+                yield from self.backward_weight(layer, i)
+            grads[tokens] = yield Travelling(travelling)
+        del experts
+        router = yield from self._held.whole(layer)
+        model.grad_weights["new"], grads[layer - 1, i] = model.backward_route(layer, inp, grad, grads[tokens], router)
+        del grads[tokens], inp, grad, activations[layer, i], grads[layer, i]
+        del router
+        self._held.drop_whole(layer)
+        self._held.add(layer)
+        yield from self._held.reduce(layer)
+
+    def backward_weight(self, layer: int, i: int) -> Steps:
+        """Compute the gradients of the experts' weights."""
+        model, tokens, made = self._model, ("tokens", layer, i), ("made", layer, i)
+        model.grad_weights["new"] = model.backward_weight(
+            layer, model.activations[tokens], model.grad_activations[made]
+        )
+        yield from self._add_experts(layer, i)
+
+    def _add_experts(self, layer: int, i: int) -> Steps:
+        """Add the gradients of the experts' weights, and free what they were made of."""
+        del self._model.activations["tokens", layer, i], self._model.grad_activations["made", layer, i]
+        self._held.add(("experts", layer))
+        yield from self._held.reduce(("experts", layer))
+
+    def _exchange(self, store: MutableMapping[Any, Any], key: Any, layer: int) -> Steps:
+        """Let copies of tokens travel, and store what arrives in their place."""
+        operation = self._model.all_to_all(store[key], layer, group=self._group)
+        store[key] = yield Travelling(self._model.launch(operation)) if self._in_pairs else operation
+
 
 count_as_strategy(__file__)
 

@@ -7,24 +7,113 @@ another. Two neighbouring stages on one rank pass their tensors through its stor
   before it computes, and a send runs beside the following actions until the next send to the same rank;
 - "batched", as by Megatron-LM: what an action has made goes out while what the next one needs comes in;
 - "plain": one after the other.
+
+Messages between the stages of a pipeline, hidden behind compute or waited for: what `overlap_messages` switches.
+
+Hidden, as by `torch.distributed.pipelining` and by Megatron-LM's interleaved pipelines: a rank expects what a step
+needs before the step ahead of it computes, and a send runs beside the steps that follow, until the next send to the
+same rank. So there is one message in flight to each neighbour, and one that comes in. Waited for, as papers draw it: a
+rank receives where a step begins, sends where it ends, and does nothing else meanwhile.
+
+A pipeline schedule, which is data, run as a strategy: `from_schedule`.
+
+Stage s of S holds the s-th of S contiguous parts of the layers: equal ones where layers are alike, and those of
+`Model.stages` where they differ. Each rank runs its actions exactly in the order of the schedule, as
+`minitrain.schedules.pipeline` says; within a stage, layers, sequences and experts may be divided among ranks
+(`minitrain.schedules.held_layers`). Replicas take equal parts of the batch, each cut into the schedule's microbatches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from itertools import zip_longest
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+from minitrain.errors import StrategyError, UsageError
 from minitrain.rank.model import Model
-from minitrain.schedules.action import Action, Cell
-from minitrain.schedules.division import Division
-from minitrain.schedules.expert_passes import Travelling
-from minitrain.schedules.held_layers import HeldLayers, Steps
-from minitrain.schedules.layer_passes import LayerPasses
-from minitrain.schedules.messages import Messages
-from minitrain.schedules.schedule import Schedule
+from minitrain.rank.operations import Launched
+from minitrain.run.strategy_loading import Strategy
+from minitrain.schedules.held_layers import Degrees, Division, HeldLayers, Steps, require_multiple
+from minitrain.schedules.layer_passes import LayerPasses, Routing, Travelling
+from minitrain.schedules.schedule import Action, Cell, Schedule, validate
 from minitrain.source_lines import count_as_strategy
+from minitrain.tensors.index_sets import span
 from minitrain.tensors.placed import kept_whole, share_of_sequence
+
+Step = TypeVar("Step", bound=Hashable)
+Incoming = Callable[[Step], Coroutine[Any, Any, Any] | None]
+
+
+class Messages(Generic[Step]):
+    """What one rank of a pipeline receives and sends.
+
+    Args:
+        model: the rank.
+        incoming: makes the receive that a step begins with; None for a step that needs nothing of another rank.
+        overlap: whether messages are hidden behind compute.
+    """
+
+    def __init__(self, model: Model, incoming: Incoming[Step], *, overlap: bool) -> None:
+        self._model, self._incoming, self._overlap = model, incoming, overlap
+        self._expected: dict[Step, Launched[Any]] = {}
+        self._sends: list[tuple[int, Launched[None]]] = []  # the last one to each rank
+
+    def ahead(self, steps: Sequence[Step]) -> Iterator[Step]:
+        """Yield steps in their order, each once what the following one needs is expected.
+
+        Args:
+            steps: the order of the rank; each step asks for its message by `received`.
+        """
+        for first in steps[:1]:
+            self.expect(first)
+        for step, following in zip_longest(steps, steps[1:]):
+            if following is not None:
+                self.expect(following)
+            yield step
+
+    def expect(self, step: Step) -> None:
+        """Begin to receive what a step needs, if messages are hidden and it needs one."""
+        receive = self._incoming(step) if self._overlap else None
+        if receive is not None:
+            self._expected[step] = self._model.launch(receive)
+
+    async def received(self, step: Step) -> Any:
+        """Return what a step needs of another rank, None where that is nothing."""
+        receive = self._expected.pop(step, None) or self._incoming(step)
+        return None if receive is None else await receive
+
+    async def send(self, dest: int, tensor: Any, tag: Hashable = None) -> None:
+        """Send a tensor; hidden, once the message before it to the same rank is out."""
+        if not self._overlap:
+            await self._model.send(dest, tensor, tag=tag)
+            return
+        for sent in [sent for sent in self._sends if sent[0] == dest]:
+            self._sends.remove(sent)
+            await sent[1]
+        self._sends.append((dest, self._model.launch(self._model.send(dest, tensor, tag=tag))))
+
+    async def all_sent(self) -> None:
+        """Wait until every message is out."""
+        while self._sends:
+            await self._sends.pop(0)[1]
+
+
+def from_neighbours(model: Model, before: int | None, after: int | None) -> Incoming[tuple[str, int]]:
+    """Return the receives of a line of stages, by step: ("F", microbatch), or "B", "I" or "W" as in a schedule.
+
+    Args:
+        model: the rank.
+        before: the rank of the stage before, None for the first stage.
+        after: that of the stage after, None for the last one.
+    """
+
+    def incoming(step: tuple[str, int]) -> Coroutine[Any, Any, Any] | None:
+        source = {"F": before, "W": None}.get(step[0], after)
+        return None if source is None else model.receive(source)
+
+    return incoming
+
 
 HIDDEN, BATCHED, PLAIN = "hidden", "batched", "plain"
 
@@ -197,3 +286,112 @@ async def _until_travelling(steps: Steps, result: Any) -> Any:
             result = await waiting
     except StopIteration:
         return None
+
+
+count_as_strategy(__file__)
+
+
+def from_schedule(schedule: Schedule) -> Strategy:
+    """Return the strategy that runs a schedule.
+
+    Its pipelines have `schedule.num_ranks` places, with tp x cp ranks at each; all others are replicas. The strategy
+    has the schedule's name and these options beside the model:
+
+    - `microbatch_size` (samples; a replica's share over the schedule's microbatches if None),
+    - `zero` (ZeRO stage 0 to 3 of the ranks that hold the same) and `shard_size` (how many of them share; all if None),
+    - `layers_per_stage` (the layers of each stage), and `recompute` (what backward computes again),
+    - `tp`, `sequence_parallel`, `cp`, `cp_comm_type` and `ep`: see `minitrain.schedules.held_layers.Degrees`,
+    - `overlap_messages` (whether messages are hidden behind compute; True by default),
+    - `imbalance` and `capacity_factor`: how tokens are sent to experts, as in `Model.route`,
+    - `overlap_experts` (whether actions that are fused run by turns, one while tokens of the other travel).
+
+    Args:
+        schedule: the order of every rank; num_layers must be a multiple of its stages where layers are alike.
+
+    Returns:
+        A coroutine function of a model, to be simulated or compared.
+
+    Raises:
+        StrategyError: the schedule is not legal; when the strategy runs, sizes that do not divide.
+
+    >>> import minitrain as mt
+    >>> strategy = from_schedule(mt.schedules.zb_h1(4, 8))
+    >>> units = mt.FixedPredictor(forward=1, backward_input=1, backward_weight=1)
+    >>> mt.simulate(strategy, world_size=4, num_layers=4, hardware=units).step_time
+    27.0
+    """
+    validate(schedule)
+
+    async def strategy(
+        model: Model,
+        microbatch_size: int | None = None,
+        zero: int = 0,
+        layers_per_stage: Sequence[int] | None = None,
+        recompute: str | None = None,
+        overlap_messages: bool = True,
+        tp: int = 1,
+        cp: int = 1,
+        ep: int = 1,
+        sequence_parallel: bool = False,
+        shard_size: int | None = None,
+        cp_comm_type: str = "p2p",
+        imbalance: float | Sequence[float] = 1,
+        capacity_factor: float | None = None,
+        overlap_experts: bool = True,
+    ) -> Model:
+        name = schedule.name
+        if recompute is not None:
+            model.recompute = recompute
+        require_multiple("world_size", model.world_size, "the schedule's ranks", schedule.num_ranks, name)
+        degrees = Degrees(schedule.num_ranks, tp, cp, ep, sequence_parallel, shard_size, cp_comm_type)
+        division = Division(model, degrees, name)
+        if layers_per_stage is None and model.layers_are_alike:
+            require_multiple("num_layers", model.num_layers, "num_stages", schedule.num_stages, name)
+        batches = _batches(model, name, schedule.num_microbatches, division, microbatch_size)
+        stages = model.stages(schedule.num_stages, len(batches[0]), layers_per_stage=layers_per_stage)
+        held = HeldLayers(model, division, zero, len(batches), name)
+        in_pairs = overlap_experts and ep > 1
+        passes = LayerPasses(model, division, held, Routing(imbalance, capacity_factor), in_pairs=in_pairs)
+        messages = HIDDEN if overlap_messages else PLAIN
+        pipeline = PipelineRank(
+            model, schedule, division, batches, stages, held, passes, messages=messages, in_pairs=in_pairs
+        )
+        await pipeline.run()
+        return model
+
+    strategy.__name__ = strategy.__qualname__ = schedule.name
+    strategy.__doc__ = f"Run the schedule {schedule.name}."
+    strategy.framework = "torchtitan"  # type: ignore[attr-defined]  # what a strategy may say: see `framework_of`
+    return strategy
+
+
+def from_schedule_file(path: Path) -> Strategy:
+    """Return the strategy that runs the schedule of a CSV file (see `Schedule.from_csv`), which has the file's name.
+
+    Raises:
+        StrategyError: there is no such file, it cannot be read, or the schedule is not legal.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StrategyError(f"{path} cannot be read ({error.strerror}); give the path of a schedule's CSV") from error
+    try:
+        return from_schedule(Schedule.from_csv(text, path.stem))
+    except (StrategyError, UsageError) as error:
+        raise StrategyError(f"{path} is no schedule that can run: {error}") from error
+
+
+def _batches(
+    model: Model, name: str, num_microbatches: int, division: Division, microbatch_size: int | None
+) -> list[Sequence[int]]:
+    """Return the samples of each of the schedule's microbatches, for this rank's replica."""
+    num_replicas, total = division.replicas.size, model.global_batch_size
+    require_multiple("global_batch_size", total, "replicas x microbatches", num_replicas * num_microbatches, name)
+    size = total // num_replicas // num_microbatches
+    if microbatch_size not in (None, size):
+        raise StrategyError(
+            f"microbatch_size ({microbatch_size}) must be {size} for {name}: {num_replicas} replicas of "
+            f"{num_microbatches} microbatches make up the batch of {total}; leave it None"
+        )
+    first = division.replicas.index * num_microbatches
+    return [span((first + i) * size, (first + i + 1) * size) for i in range(num_microbatches)]

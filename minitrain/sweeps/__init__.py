@@ -4,10 +4,8 @@ May import: the rooms up to `trace`, whose picture of a run its page shows. Open
 
 | module | what it does |
 |---|---|
-| `sweep`, `grid`, `shared_options` | the rows of a sweep, its configurations, and which strategy takes which option |
-| `batches`, `shared_by_batch` | simulate configurations in batches, and keep what those of a batch share |
-| `rows_together` | executes configurations that differ in prices alone once for all |
+| `sweep` | the rows of a sweep, its configurations, which strategy takes which option, and the file that keeps rows |
+| `batches` | simulates configurations in batches, those that differ in prices alone by one execution |
 | `executors` (a folder) | where batches run: own processes, Dask, Ray |
-| `results_file` | keeps rows, so that a sweep goes on where another one ended |
-| `page`, `page_script` | a sweep as an HTML page |
+| `page` | a sweep as an HTML page |
 """

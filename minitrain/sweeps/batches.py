@@ -2,6 +2,13 @@
 
 A batch is as many configurations as one worker simulates in about `_BATCH_S`: one where runs are large, hundreds where
 they are small. When the sweep is killed, the batches that are being simulated are lost, and nothing else.
+
+Rows of configurations that differ in prices alone, by one execution: see `minitrain.vector`.
+
+The rows are those that a simulation of each configuration gives, to the last float. What cannot be executed so, or
+fails, is simulated one configuration after the other instead; each that fails then has an error of its own.
+
+What the configurations of a batch share: strategies, predictors and folding's history, each made once.
 """
 
 from __future__ import annotations
@@ -13,23 +20,198 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
-from minitrain.run.chosen_strategy import choose_strategy
+from minitrain.hardware.chosen_predictor import make_predictor
+from minitrain.hardware.clusters.cluster_files import names_cluster
+from minitrain.hardware.price import Predictor
+from minitrain.hardware.pricing import PRICING_PARAMETERS, Pricing
+from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.exclusions import AUTO
-from minitrain.run.parameters import DEFAULTS
+from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, PRICE_ONLY
+from minitrain.run.prepared_run import prepare
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
-from minitrain.run.strategy_loading import Strategy
+from minitrain.run.strategy_loading import Strategy, framework_of
 from minitrain.sweeps.executors.choice import workers_of
-from minitrain.sweeps.executors.lossy_workers import WorkerLostError
-from minitrain.sweeps.executors.time_limit import TimeLimitError, run_within
-from minitrain.sweeps.rows_together import FEWEST, structure_of, summaries_together
-from minitrain.sweeps.shared_by_batch import SharedByBatch
+from minitrain.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
+
+if TYPE_CHECKING:
+    from minitrain.folding.early_divergence import DivergenceHistory
+    from minitrain.vector.execution import MachineGroup
+
+
+Parameters = Mapping[str, Any]
+
+FEWEST = 3
+"""So few configurations are simulated one by one as quickly."""
+
+
+def structure_of(label: str, parameters: Parameters) -> str | None:
+    """Return a text that configurations share if they differ in prices alone; None for one to simulate by itself.
+
+    Args:
+        label: what tells strategies apart.
+        parameters: those of the configuration.
+    """
+    if parameters.get("log", "full") != "full":
+        return None  # "summary" is asked for where there are too many events to keep
+    if not any(name in parameters for name in PRICE_ONLY):
+        return None  # it sets no price, so only an equal configuration could share its structure
+    own = {name: plain(value) for name, value in sorted(parameters.items()) if name not in PRICE_ONLY}
+    return json.dumps([label, own])
+
+
+Summaries = list[dict[str, Any] | None]
+
+
+async def summaries_together(chosen: ChosenStrategy, configurations: Sequence[Parameters]) -> Summaries:
+    """Return the summary of each configuration; None for those that must be simulated one by one.
+
+    Args:
+        chosen: the strategy.
+        configurations: parameters of each, which differ in prices alone.
+    """
+    try:
+        return await _summaries(chosen, configurations)
+    except Exception:  # the simulation of each reports what is wrong with it
+        left: Summaries = [None] * len(configurations)
+        sound = [place for place, parameters in enumerate(configurations) if _can_be_priced(chosen, parameters)]
+        if FEWEST <= len(sound) < len(left):
+            found = await summaries_together(chosen, [configurations[place] for place in sound])
+            for place, summary in zip(sound, found, strict=True):
+                left[place] = summary
+        return left
+
+
+def _can_be_priced(chosen: ChosenStrategy, parameters: Parameters) -> bool:
+    """Return whether a configuration can be prepared to run, its prices among the rest."""
+    try:
+        prepare(chosen, parameters)
+    except Exception:
+        return False
+    return True
+
+
+async def _summaries(chosen: ChosenStrategy, configurations: Sequence[Parameters]) -> Summaries:
+    """Do what `summaries_together` does; raises what is wrong with any of them."""
+    from minitrain.vector.execution import execute  # noqa: PLC0415
+    from minitrain.vector.price import Configurations  # noqa: PLC0415  (numpy only where it is needed)
+
+    names = [name for name in PRICE_ONLY if any(name in parameters for parameters in configurations)]
+    columns = {name: [parameters.get(name, DEFAULTS[name]) for parameters in configurations] for name in names}
+    common = {name: value for name, value in configurations[0].items() if name not in names}
+    together = Configurations(common, columns)
+    prepared = prepare(chosen, together.of(0))
+    found: Summaries = [None] * len(configurations)
+    if together.reason_to_simulate_each(prepared.parameters) is not None:
+        return found
+    for group in await execute(prepared, together.machines(prepared.parameters, framework_of(prepared.function))):
+        _take(group, [together.hardware(place) for place in group.places.tolist()], found)
+    return found
+
+
+def _take(group: MachineGroup, hardware: Sequence[Any], found: Summaries) -> None:
+    """Put the summaries of a group in their places, if it was executed."""
+    if group.figures is not None:
+        for place, summary in zip(group.places.tolist(), group.figures.summaries(hardware), strict=True):
+            found[place] = summary
+
+
+_MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement
+
+
+class SharedByBatch:
+    """What the configurations of a batch share: loaded strategies, predictors, and which ranks folding saw diverge."""
+
+    def __init__(self) -> None:
+        self._strategies: dict[str, ChosenStrategy] = {}
+        self._histories: dict[bool, DivergenceHistory] = {}  # by whether folding was asked for
+        self._predictors: dict[tuple[Any, ...], Predictor] = {}  # by machine and workload, which live as long
+
+    def strategy(self, strategy: str | Strategy) -> ChosenStrategy:
+        """Return a strategy, which is loaded once if it has a name.
+
+        Raises:
+            StrategyError: there is no such strategy.
+        """
+        if not isinstance(strategy, str):
+            return choose_strategy(strategy)
+        if strategy not in self._strategies:
+            self._strategies[strategy] = choose_strategy(strategy)
+        return self._strategies[strategy]
+
+    def parameters(self, chosen: ChosenStrategy, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters of `simulate` in which shared objects stand for their descriptions; the run is the same.
+
+        Args:
+            chosen: the strategy, whose framework has a part in prices.
+            parameters: those of the run.
+
+        Raises:
+            MinitrainError: the hardware cannot be found, is invalid, or does not connect so many ranks.
+        """
+        shared = self._with_workload(parameters)
+        machine = self._machine(chosen, parameters)
+        if machine is not None:
+            workload = shared.get("workload")
+            key = *machine, id(workload)
+            if key not in self._predictors:
+                self._predictors[key] = make_predictor(*machine[:3], workload=workload, pricing=machine[3])
+            # The predictor has these already.
+            shared |= {name: DEFAULTS[name] for name in PRICING_PARAMETERS if name in parameters}
+            shared["hardware"] = self._predictors[key]
+        return {**parameters, **shared, **self._folding(parameters)}
+
+    def structure(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters like `parameters`, but without a shared predictor."""
+        return {**parameters, **self._with_workload(parameters), **self._folding(parameters)}
+
+    def _folding(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameter `fold` with the divergences that earlier runs of the batch met, if runs may fold."""
+        fold = parameters.get("fold", AUTO)
+        is_known = fold is True or fold == AUTO
+        return {"fold": self._divergence_history(was_asked_for=fold is True)} if is_known else {}
+
+    def _with_workload(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a workload that is loaded; nothing where none is given."""
+        if parameters.get("workload") is None:
+            return {}
+        from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415  (only where one is given)
+
+        of_transformer = {name: parameters.get(name) for name in OF_TRANSFORMER}
+        return {"workload": find_workload(parameters["workload"], **of_transformer), **dict.fromkeys(OF_TRANSFORMER)}
+
+    def _machine(self, chosen: ChosenStrategy, parameters: Mapping[str, Any]) -> tuple[str, int, str, Pricing] | None:
+        """Return what the predictor of a run is made from; None where it cannot be shared.
+
+        A predictor remembers prices and nothing of a run, so that one serves all runs on a machine.
+        """
+        hardware, world_size, network = (parameters.get(name, DEFAULTS[name]) for name in _MACHINE)
+        if (
+            type(hardware) is not str
+            or names_cluster(hardware)
+            or type(world_size) is not int
+            or type(network) is not str
+        ):
+            return None
+        if parameters.get("placement") is not None:
+            return None
+        given = {name: parameters[name] for name in PRICING_PARAMETERS if name in parameters}
+        return hardware, world_size, network, Pricing(**given, stands_for=framework_of(chosen.function))
+
+    def _divergence_history(self, *, was_asked_for: bool) -> DivergenceHistory:
+        """Return what the runs of this batch that may fold share."""
+        if was_asked_for not in self._histories:
+            from minitrain.folding.early_divergence import DivergenceHistory  # noqa: PLC0415  (only where it is used)
+
+            self._histories[was_asked_for] = DivergenceHistory(was_asked_for=was_asked_for)
+        return self._histories[was_asked_for]
+
 
 Row = dict[str, Any]
 R = TypeVar("R")

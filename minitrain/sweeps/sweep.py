@@ -2,32 +2,345 @@
 
 A results file is written row by row, and a sweep that is started again with the same file continues where the other one
 ended. A configuration that fails is a row too, with its reason.
+
+The configurations of a sweep: every combination of some values, or whatever an iterable yields.
+
+The results file of a sweep: JSON Lines to which rows are added, and from which a later sweep continues.
+
+A line is a row with its configuration's key. The last line of a sweep that was killed may be incomplete; it is cut off.
+A file that holds anything else is refused and never overwritten. Rows of other sweeps are kept.
+
+Which of a sweep's names go to which of its strategies: an option goes to those that have it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import errno
+import itertools
+import json
+import math
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
 from minitrain.plain_text import spreadsheet_cell
-from minitrain.run.chosen_strategy import choose_strategy
+from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.data_frames import data_frame
 from minitrain.run.exclusions import EXCLUSIONS
+from minitrain.run.parameters import DEFAULTS, PRICE_ONLY
 from minitrain.run.simulation import simulate
-from minitrain.run.strategy_loading import Strategy
+from minitrain.run.strategy_loading import Strategy, did_you_mean, options_of, takes_option
 from minitrain.sweeps.batches import Configuration, Row, Workers, flat, key_of, label_of, run_batches, succeeded
 from minitrain.sweeps.executors.choice import require_workers
-from minitrain.sweeps.executors.time_limit import require_time_limit
-from minitrain.sweeps.grid import Grid, checked, names_in, num_points, points_by_structure, require_known_names
-from minitrain.sweeps.results_file import read_rows, require_writable, writing
-from minitrain.sweeps.shared_options import SharedOptions
+from minitrain.sweeps.executors.own_processes import require_time_limit
+
+S = TypeVar("S")
+
+Grid = Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]]
+
+
+def checked(grid: Grid) -> Grid:
+    """Return a grid whose axes hold each value once, with numpy's numbers as Python's own.
+
+    Raises:
+        UsageError: it is no grid, or empty; an axis is a single value, or empty, or no parameter.
+    """
+    if isinstance(grid, Mapping):
+        if not grid:
+            raise UsageError("the grid must vary at least one parameter, got {}")
+        return {_name(name): _axis(name, values) for name, values in grid.items()}
+    if isinstance(grid, str) or not isinstance(grid, Iterable):
+        raise UsageError(
+            f"the grid must be a dict of lists, or an iterable of dicts with parameters; got {grid!r:.80}", grid=grid
+        )
+    if isinstance(grid, Sequence) and not grid:
+        raise UsageError("the grid must hold at least one configuration, got none")
+    return grid
+
+
+def names_in(grid: Grid) -> list[str]:
+    """Return the names that a checked grid varies, as far as they are known before it is used."""
+    if isinstance(grid, Mapping):
+        return list(grid)
+    if not isinstance(grid, Sequence):
+        return []
+    return list(dict.fromkeys(name for point in grid if isinstance(point, Mapping) for name in point))
+
+
+def require_known_names(names: Iterable[str], strategies: Sequence[ChosenStrategy]) -> None:
+    """Require that each name is a parameter of `simulate`, or an option of at least one strategy.
+
+    Raises:
+        UsageError: one is neither.
+    """
+    for name in names:
+        if name in DEFAULTS or any(takes_option(chosen.function, name) for chosen in strategies):
+            continue
+        options = dict.fromkeys(option for chosen in strategies for option in options_of(chosen.function))
+        labels = " or ".join(dict.fromkeys(chosen.name for chosen in strategies))
+        known = f"; use one of {', '.join([*options, *DEFAULTS])}"
+        hint = did_you_mean(name, [*options, *DEFAULTS])
+        raise UsageError(
+            f"{name} is neither a parameter of `simulate` nor an option of {labels}{hint or known}",
+            name=name,
+        )
+
+
+def num_points(grid: Grid, without: Collection[str] = ()) -> int | None:
+    """Return how many configurations a checked grid has for a strategy; None where it cannot tell.
+
+    Args:
+        grid: the grid.
+        without: names in it that the strategy does not have; points that differ in them alone are one configuration.
+    """
+    if isinstance(grid, Mapping):
+        return math.prod(len(values) for name, values in grid.items() if name not in without)
+    if not isinstance(grid, Sequence):
+        return None
+    if not without:
+        return len(grid)
+    own = ([(name, repr(value)) for name, value in point.items() if name not in without] for point in points(grid))
+    return len({tuple(sorted(point)) for point in own})
+
+
+def points(grid: Grid) -> Iterator[Mapping[str, Any]]:
+    """Yield the parameters of every point of a checked grid, the last axis fastest.
+
+    Raises:
+        UsageError: an iterable yields something else than parameters.
+    """
+    if isinstance(grid, Mapping):
+        for values in itertools.product(*grid.values()):
+            yield dict(zip(grid, values, strict=True))
+        return
+    for place, parameters in enumerate(grid):
+        if not isinstance(parameters, Mapping):
+            raise UsageError(f"configuration {place} of the grid must be a dict of parameters, got {parameters!r:.80}")
+        yield {_name(name): _of_python(value) for name, value in parameters.items()}
+
+
+def points_by_structure(grid: Grid, strategies: Sequence[S]) -> Iterator[tuple[int, S, Mapping[str, Any]]]:
+    """Yield every point of a checked grid with every strategy, those together that differ in prices alone.
+
+    Yields:
+        Where a loop over the points, and for each over the strategies, has it; the strategy; the parameters.
+
+    Raises:
+        UsageError: an iterable yields something else than parameters.
+    """
+    if not isinstance(grid, Mapping):
+        for place, parameters in enumerate(points(grid)):
+            for index, strategy in enumerate(strategies):
+                yield place * len(strategies) + index, strategy, parameters
+        return
+    sizes = {name: len(values) for name, values in grid.items()}
+    prices = [name for name in grid if name in PRICE_ONLY]
+    structures = [name for name in grid if name not in PRICE_ONLY]
+    for outer in itertools.product(*(range(sizes[name]) for name in structures)):
+        for index, strategy in enumerate(strategies):
+            for inner in itertools.product(*(range(sizes[name]) for name in prices)):
+                step = dict(zip((*structures, *prices), (*outer, *inner), strict=True))
+                place = 0
+                for name, size in sizes.items():
+                    place = place * size + step[name]
+                yield place * len(strategies) + index, strategy, {name: grid[name][step[name]] for name in grid}
+
+
+def _axis(name: str, values: Any) -> list[Any]:
+    """Return the distinct values of an axis.
+
+    Raises:
+        UsageError: it has none.
+    """
+    listed = _of_python(values)
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
+        raise UsageError(f"the grid's {name} must be a list of at least one value, got {values!r}", name=name)
+    distinct: list[Any] = []
+    for value in map(_of_python, listed):
+        if not any(type(value) is type(known) and value == known for known in distinct):
+            distinct.append(value)
+    return distinct
+
+
+def _name(name: Any) -> str:
+    """Return the name of a parameter that a grid may vary.
+
+    Raises:
+        UsageError: it is no name, or names the strategy, which is not varied by the grid.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"the grid's parameters must have names, got {name!r}", name=name)
+    if name == "strategy":
+        raise UsageError("the grid cannot vary the strategy; give a list of strategies in its place", name=name)
+    return name
+
+
+def _of_python(value: Any) -> Any:
+    """Return numpy's arrays and numbers as lists and numbers of Python, anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") and hasattr(value, "dtype") else value
+
+
+_BEGIN = b'{"key": '
+
+
+def read_rows(path: Path) -> dict[str, Row]:
+    """Return the rows of a results file by key; none where there is no file yet.
+
+    Raises:
+        UsageError: the file cannot be read, or holds something else.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is no file to keep rows in; name another results file", path=str(path))
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise _failed(path, "read", error) from error
+    whole, rest = _whole_lines(text)
+    rows: dict[str, Row] = {}
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows[row.pop("key")] = row
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise _no_row(path, number) from error
+    if not (rest.startswith(_BEGIN) or _BEGIN.startswith(rest)):
+        raise _no_row(path, whole.count(b"\n") + 1)
+    return rows
+
+
+@contextlib.contextmanager
+def writing(path: Path | None) -> Iterator[Callable[[str, Row], None]]:
+    """Provide a function that adds a row to a results file at once and whole; without a file, it does nothing.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if path is None:
+        yield lambda _key, _row: None
+        return
+    with _opened(path) as file:
+
+        def write(key: str, row: Row) -> None:
+            line = json.dumps({"key": key, **row}).encode() + b"\n"
+            try:
+                num_written = file.write(line)
+            except OSError as error:
+                raise _failed(path, "written", error) from error
+            if num_written < len(line):  # the next sweep cuts the line off
+                raise _failed(path, "written", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+        yield write
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a results file to append to, without an incomplete last line, and unbuffered, so that a kill loses no row.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        file = path.open("ab", buffering=0)
+        whole, rest = _whole_lines(path.read_bytes())
+        if rest:
+            file.truncate(len(whole))
+    except OSError as error:
+        raise _failed(path, "written", error) from error
+    return cast(BinaryIO, file)
+
+
+def require_writable(path: Path) -> None:
+    """Require that a file can be written, before the sweep that is to fill it begins.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise _failed(path, "written", error) from error
+    if not there:
+        path.unlink()
+
+
+def _whole_lines(text: bytes) -> tuple[bytes, bytes]:
+    """Return the complete lines of a file, and the incomplete one after them."""
+    end = text.rfind(b"\n") + 1
+    return text[:end], text[end:]
+
+
+def _failed(path: Path, what: str, error: OSError) -> UsageError:
+    return UsageError(f"{path} cannot be {what}: {error.strerror or error}; name another file", path=str(path))
+
+
+def _no_row(path: Path, number: int) -> UsageError:
+    return UsageError(
+        f"{path}, line {number}, is no row of a sweep; name another results file", path=str(path), line=number
+    )
+
+
+class SharedOptions:
+    """What each strategy of a sweep is given of the names that the sweep has for all.
+
+    Parameters of `simulate` go to all strategies, and so does a name that no strategy knows, whose rows say so.
+
+    Args:
+        strategies: those of the sweep, with a label each.
+    """
+
+    def __init__(self, strategies: Sequence[str | Strategy]) -> None:
+        self._functions = {label_of(strategy): choose_strategy(strategy).function for strategy in strategies}
+        self._without: dict[str, dict[str, None]] = {label: {} for label in self._functions}
+        self._takers = cache(self._find_takers)
+
+    def _find_takers(self, name: str) -> frozenset[str]:
+        """Return the labels of the strategies that a name goes to."""
+        if name in DEFAULTS:
+            return frozenset(self._functions)
+        takers = [label for label, function in self._functions.items() if takes_option(function, name)]
+        return frozenset(takers or self._functions)
+
+    def left_out(self, strategy: str | Strategy, names: Iterable[str]) -> list[str]:
+        """Return the names among some that are options of other strategies alone, and remember them for `notes`."""
+        label = label_of(strategy)
+        found = [name for name in names if label not in self._takers(name)]
+        self._without[label].update(dict.fromkeys(found))
+        return found
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each group of options that some strategies do not have."""
+        labels: dict[tuple[str, ...], list[str]] = {}
+        for label, names in self._without.items():
+            if names:
+                labels.setdefault(tuple(names), []).append(label)
+        return [_note(names, without) for names, without in labels.items()]
+
+
+def _note(names: Sequence[str], labels: Sequence[str]) -> str:
+    """Say which strategies run without which options."""
+    have, run = ("has", "runs") if len(labels) == 1 else ("have", "run")
+    them = "it" if len(names) == 1 else "them"
+    return f"{_listed(labels, 'and')} {have} no option {_listed(names, 'or')}, and {run} once without {them}"
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    """Return words in a row.
+
+    >>> _listed(["ddp", "zero1", "zero3"], "and")
+    'ddp, zero1 and zero3'
+    """
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
 
 MOST_EVENTS = 5000
 """The most events of a run whose picture a page shows."""

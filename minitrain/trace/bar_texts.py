@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from minitrain.analysis.explanation import GAP_KINDS
 from minitrain.analysis.labels import GIB, duration
 from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Stream, Timeline
-from minitrain.analysis.waits import GAP_KINDS
 from minitrain.events import HOST_MOVES, OFFLOAD
 from minitrain.tensors.index_sets import ranges
 from minitrain.trace.bars import Bars

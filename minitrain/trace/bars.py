@@ -11,9 +11,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from minitrain.analysis.breakdown import checked_end
-from minitrain.analysis.intervals import sweep
-from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
-from minitrain.analysis.waits import Gaps, find_gaps
+from minitrain.analysis.explanation import Gaps, find_gaps
+from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline, sweep
 from minitrain.trace.colors import RECOMPUTED, WAITING, Kind, kind_of, legend_place
 
 _ROUNDING = 1e-12  # of the time shown; a shorter gap is a rounding error

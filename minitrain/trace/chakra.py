@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.matching import messages
-from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace
+from minitrain.analysis.dependencies import messages
+from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
 from minitrain.events import COMM, COMPUTE, FETCH, HOST_MOVES, OFFLOAD, RECV, SEND
 from minitrain.files import write_bytes, write_text
 from minitrain.operations.collectives import COLLECTIVES

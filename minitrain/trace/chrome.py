@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.dependencies import collectives, messages
+from minitrain.analysis.explanation import GAP_KINDS, find_gaps
 from minitrain.analysis.labels import stream_name
-from minitrain.analysis.matching import collectives, messages
 from minitrain.analysis.memory_over_time import Journals, curves_by_kind
-from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, Trace
-from minitrain.analysis.waits import GAP_KINDS, find_gaps
+from minitrain.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, Trace, as_timeline
 from minitrain.errors import UsageError
 from minitrain.events import COMPUTE
 from minitrain.files import write_text

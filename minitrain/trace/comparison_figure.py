@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import GIB, duration, time_unit
 from minitrain.analysis.memory_over_time import highest_in_spans
-from minitrain.analysis.timeline import Floats, Trace
+from minitrain.analysis.timeline import Floats, Trace, as_timeline
 from minitrain.events import COMMUNICATIONS
 from minitrain.trace.bars import Bars, make_bars, merged
 from minitrain.trace.colors import Kind, legend_place

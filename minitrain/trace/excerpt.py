@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.timeline import Timeline
+from minitrain.analysis.timeline import Timeline, as_timeline
 from minitrain.tensors.index_sets import ranges
 from minitrain.trace.chrome import write_chrome_trace
 from minitrain.trace.layout import View

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minitrain.analysis.explanation import Explanation
+from minitrain.analysis.explanation import GAP_KINDS, Explanation, Gaps
 from minitrain.analysis.labels import BUBBLE, duration
 from minitrain.analysis.timeline import Floats, Ints
-from minitrain.analysis.waits import GAP_KINDS, Gaps
 from minitrain.tensors.index_sets import ranges
 from minitrain.trace.colors import USES
 

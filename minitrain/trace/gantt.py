@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.analysis.critical_path import CriticalPath, critical_path
-from minitrain.analysis.dependencies import make_graph
-from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.dependencies import CriticalPath, critical_path, make_graph
 from minitrain.analysis.labels import time_unit
 from minitrain.analysis.memory_over_time import Journals
-from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace
+from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Trace, as_timeline
 from minitrain.trace.bar_texts import bar_labels, hover_texts
 from minitrain.trace.bars import Bars, make_bars, merged, rows_of_layers
 from minitrain.trace.drawing import Drawing, Properties, as_figure, bar, scatter

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace
+from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace, as_timeline
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
 from minitrain.operations.collectives import COLLECTIVES

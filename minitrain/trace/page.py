@@ -14,10 +14,9 @@ from typing import Any
 
 from minitrain.analysis.breakdown import breakdown
 from minitrain.analysis.explanation import Explanation
-from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import GIB, duration
 from minitrain.analysis.memory_over_time import Journals
-from minitrain.analysis.timeline import Timeline, Trace
+from minitrain.analysis.timeline import Timeline, Trace, as_timeline
 from minitrain.errors import UsageError
 from minitrain.files import write_text
 from minitrain.trace.bars import make_bars

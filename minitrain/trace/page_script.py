@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minitrain.analysis.explanation import GAP_KINDS
 from minitrain.analysis.labels import GIB, time_unit
 from minitrain.analysis.timeline import NO_LAYER, NONE, Ints
-from minitrain.analysis.waits import GAP_KINDS
 from minitrain.tensors.index_sets import ranges
 from minitrain.trace.bar_texts import bar_numbers
 from minitrain.trace.bars import Bars

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Ints, Timeline, Trace
+from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Ints, Timeline, Trace, as_timeline
 from minitrain.trace.bar_texts import microbatches
 
 _LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.labels import duration, time_unit
-from minitrain.analysis.timeline import NONE, Trace
+from minitrain.analysis.timeline import NONE, Trace, as_timeline
 from minitrain.files import write_text
 from minitrain.trace.bar_texts import bar_labels
 from minitrain.trace.bars import Bars, make_bars, merged

@@ -18,7 +18,7 @@ import numpy as np
 from minitrain.analysis.timeline import Floats
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.schedules import dualpipe_v
-from minitrain.schedules.action import Cell
+from minitrain.schedules.schedule import Cell
 from minitrain.tensors import Activation
 from minitrain.tuning.layouts import END_FIGURES, Columns, Pipeline
 from minitrain.tuning.orders import BACKWARD, FORWARD

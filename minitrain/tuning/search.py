@@ -18,8 +18,8 @@ from typing import Any, final
 
 from minitrain.sweeps.batches import Workers, result_of
 from minitrain.sweeps.executors.choice import workers_of
-from minitrain.sweeps.executors.lossy_workers import WorkerLostError
-from minitrain.sweeps.results_file import read_rows, writing
+from minitrain.sweeps.executors.own_processes import WorkerLostError
+from minitrain.sweeps.sweep import read_rows, writing
 from minitrain.tuning.bounds import Bound, bound_of
 from minitrain.tuning.layouts import Structure
 from minitrain.tuning.problem import Machine, TuningProblem

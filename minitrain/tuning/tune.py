@@ -13,7 +13,7 @@ from minitrain.run.parameters import DEFAULTS
 from minitrain.run.strategy_loading import Strategy, did_you_mean, options_of, takes_option
 from minitrain.sweeps.batches import Workers
 from minitrain.sweeps.executors.choice import require_workers
-from minitrain.sweeps.executors.time_limit import require_time_limit
+from minitrain.sweeps.executors.own_processes import require_time_limit
 from minitrain.tuning.findings import require_words
 from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.result import Tuning

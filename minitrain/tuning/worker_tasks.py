@@ -14,8 +14,8 @@ from minitrain.errors import MinitrainError, OutOfMemoryError
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
-from minitrain.sweeps.executors.time_limit import TimeLimitError, run_within
-from minitrain.sweeps.shared_by_batch import SharedByBatch
+from minitrain.sweeps.batches import SharedByBatch
+from minitrain.sweeps.executors.own_processes import TimeLimitError, run_within
 from minitrain.tuning.bounds import least_times
 from minitrain.tuning.layouts import Columns, Pipeline
 from minitrain.tuning.peak_memory import peaks_of

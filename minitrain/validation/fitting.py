@@ -25,10 +25,8 @@ from numpy.typing import NDArray
 from minitrain.errors import UsageError
 from minitrain.hardware.platforms import COMPONENTS, Platform, find_platform
 from minitrain.run.worker_processes import worker_pool
-from minitrain.validation.cases import Case, case_of
+from minitrain.validation.cases import QUICKEST, Case, case_and_prediction, case_of, predict
 from minitrain.validation.errors_by_table import Skipped
-from minitrain.validation.prediction import predict
-from minitrain.validation.quickest_microbatch import QUICKEST, case_and_prediction
 from minitrain.validation.rows import LackingError, Row, read_rows
 
 NUMBERS = ("clock", "attention_clock", "eager", "parts_exposed", "launch_s")

@@ -1,4 +1,7 @@
-"""`validate`: simulate measured runs and compare."""
+"""`validate`: simulate measured runs and compare.
+
+From a row to its results: how it is predicted depends on the columns of its table.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,94 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from minitrain.errors import UsageError
+from minitrain.errors import MinitrainError, UsageError
 from minitrain.hardware.platforms import Platform, find_platform
 from minitrain.hardware.pricing import Pricing
 from minitrain.run.worker_processes import worker_pool
+from minitrain.validation.cases import case_and_prediction
+from minitrain.validation.cluster_tables import cluster_results, layer_results, stage_results, state_results
 from minitrain.validation.errors_by_table import (
+    TABLES,
     RowResult,
     Skipped,
     TableErrors,
     memory_errors,
+    rows_of,
     summarize,
     time_errors,
 )
-from minitrain.validation.row_results import RowToPredict, predict_row
-from minitrain.validation.rows import read_rows
-from minitrain.validation.tables_of_package import TABLES, rows_of
+from minitrain.validation.rows import LackingError, Row, read_rows
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowToPredict:
+    """A row, and how it is to be predicted.
+
+    Args:
+        row: the row.
+        platform: instead of the one that follows from the row.
+        layers: a table of measured layers, for rows that need one; the package's if None.
+        without: terms of the price to leave out.
+    """
+
+    row: Row
+    platform: str | Platform | None = None
+    layers: str | None = None
+    without: tuple[str, ...] = ()
+
+
+def predict_row(task: RowToPredict) -> list[RowResult | Skipped]:
+    """Return the results of a row, or the reason why there are none."""
+    row = task.row
+    try:
+        return list(_kind_of(row)(task))
+    except (LackingError, MinitrainError) as error:
+        return [Skipped(row.table, row.row_id, _one_line(error))]
+
+
+def _kind_of(row: Row) -> Callable[[RowToPredict], Iterator[RowResult]]:
+    """Return the function that predicts a row, by its table's columns."""
+    if "fwd_ms" in row.values:
+        return lambda task: layer_results(task.row, task.platform, task.without)
+    if "T_F_ms" in row.values:
+        return lambda task: stage_results(task.row, task.platform, task.without)
+    if "zero_stage" in row.values:
+        return lambda task: state_results(task.row)
+    if "layers_by_stage" in row.values:
+        return lambda task: cluster_results(task.row, task.layers)
+    return _common_results
+
+
+def _common_results(task: RowToPredict) -> Iterator[RowResult]:
+    """Yield the result of a row in the common columns."""
+    case, found = case_and_prediction(task.row, task.platform, task.without)
+    has_memory = case.measured_bytes is not None
+    yield RowResult(
+        table=case.table,
+        row_id=case.row_id,
+        about=case.about,
+        group=case.group,
+        device=case.system.name,
+        model=case.model.name,
+        world_size=case.layout.world_size,
+        measured_s=case.measured_s,
+        predicted_s=None if case.measured_s is None else found.seconds,
+        measured_bytes=case.measured_bytes,
+        predicted_bytes=found.memory[case.memory_kind] if has_memory else None,
+        memory_kind=case.memory_kind if has_memory else "",
+        platform=case.platform.name if case.platform is not None and case.platform.numbers() else None,
+        assumed=case.assumed,
+        terms=found.terms,
+        kind=case.model.kind,
+        axes={"tp": case.layout.tp, "pp": case.layout.pp, "cp": case.layout.cp, "ep": case.layout.ep},
+    )
+
+
+def _one_line(error: Exception) -> str:
+    """Return the message of an error as one line."""
+    return " ".join(str(error).split())
+
 
 MEMORY_KINDS = ("states", "allocated", "reserved", "device")
 """What a measured memory may count: states alone, what the allocator gave out, what it holds, what the driver shows."""
@@ -112,7 +188,7 @@ def validate(
     """Simulate published runs with `fidelity="kernels"`, and compare with what was measured.
 
     Args:
-        tables: names of the package's tables (see `minitrain.validation.tables_of_package`); all of them if None and
+        tables: names of the package's tables (see `minitrain.validation.errors_by_table`); all of them if None and
             no file is given.
         csv: files of measured runs, in the common columns or in those of one of the package's tables.
         platform: the platform for every row, instead of the one that follows from its framework and device;

@@ -7,10 +7,7 @@ May import: the rooms up to `folding`. Open `price` first, then `execution`.
 
 | module | what it does |
 |---|---|
-| `price`, `priced` | the call, and its result |
-| `configurations` | the parameters of a run on each machine |
+| `price` | the call and its result, for machines executed together or simulated one by one |
 | `execution` | executes a strategy for machines that make the same choices, and divides those that do not |
-| `models`, `operations` | how the engine differs where clocks are arrays |
-| `joint_figures` | the figures of machines from one execution, by `busy_times`, `axis_times` and `capacities` |
-| `separate_figures` | those of machines that were simulated one by one |
+| `joint_figures` | the figures of machines from one execution |
 """

@@ -4,17 +4,30 @@
 machine. All machines share one execution as long as no choice in it depends on a clock or a price. Where a choice
 differs between machines, the execution ends, and each group of machines is executed by itself. A group of one machine
 is simulated as always.
+
+Communications whose clocks are arrays of one number a machine.
+
+The engine asks which of two clocks is later, and machines may differ in the answer. Each such place is overridden here:
+before the engine's own code compares, the clocks are replaced by the later ones, machine by machine, so that all
+machines agree. Which rank was waited for differs between machines, and is not kept.
+
+The models of a run on several machines: those of all ranks, or of classes of folded ranks.
+
+They are the engine's own models, but for their communications. Clocks become arrays because prices are.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from minitrain.events import LAUNCHED, STRIDE
+from minitrain.folding.class_operation import ClassOperation
+from minitrain.folding.model import FoldedModel
 from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.config import SystemConfig
 from minitrain.hardware.free_loading import with_free_loading
@@ -22,18 +35,116 @@ from minitrain.hardware.kernel_fleet import with_kernel_fleets
 from minitrain.hardware.layer_predictor import LayerPredictor
 from minitrain.hardware.many_predictors import ManyPredictors, PricedMachines
 from minitrain.hardware.measured_layers import MeasuredLayers
-from minitrain.hardware.per_machine import WATCH, Floats, Ints, MachineWatch
-from minitrain.hardware.price import Predictor
+from minitrain.hardware.per_machine import WATCH, Floats, Ints, MachineWatch, later, latest
+from minitrain.hardware.price import Predictor, Price
 from minitrain.hardware.pricing import Pricing
 from minitrain.hardware.roofline_fleet import fleets_of
+from minitrain.rank.model import Model
+from minitrain.rank.operations import Operation
 from minitrain.run.prepared_run import PreparedRun
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate_prepared
 from minitrain.run.variants import Variant
-from minitrain.vector.joint_figures import JointFigures
-from minitrain.vector.models import VectorFoldedModel, VectorModel
+from minitrain.vector.joint_figures import CapacityWatch, JointFigures
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import Workload
+
+
+def _on_each_machine(settle: Callable[..., None]) -> Callable[..., None]:
+    """Return a `settle_all` that begins a collective when all are there and the group's stream is free."""
+
+    def settle_all(
+        calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[Any], start: Any, last: int, largest_bytes: int
+    ) -> None:
+        begin = later(start, calls[0].owner.communicator.busy_until)
+        settle(calls, results, [begin] * len(clocks), begin, last, largest_bytes)
+
+    return settle_all
+
+
+class VectorOperation(Operation):
+    """One communication that a rank has submitted, on all machines."""
+
+    __slots__ = ()
+    settle_all = staticmethod(_on_each_machine(Operation.settle_all))
+
+    @staticmethod
+    def latest(clocks: Sequence[Any], ranks: Sequence[int]) -> tuple[Any, int]:
+        """Return when the last member of a group was ready on each machine; which one it was is not needed."""
+        return latest(clocks), ranks[0]
+
+    def depart(self, price: Price) -> None:
+        """Run a send as soon as its stream is free."""
+        owner: Any = self.owner
+        self.clock = later(self.clock, owner.busy_until)
+        super().depart(price)
+
+    def _receive(self, sent: Any) -> None:
+        """Run a receive from when its message is here."""
+        self.clock = later(self.clock, sent)
+        super()._receive(self.clock)
+
+    def _run(self, start: Any, waited_for: int | None, price: Price, samples: frozenset[int]) -> None:
+        """Run on the peer's stream from `start` on, or from when the stream is free."""
+        owner: Any = self.owner
+        super()._run(later(start, owner.busy_until), waited_for, price, samples)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        # As `Operation.__await__`, but for the clock: a call for it there would cost every run.
+        model = self.model
+        if model.launching:
+            yield self  # `Communication.launch` takes it from here
+        if not self.settled:
+            try:
+                yield model._transport.suspend(self)
+            except BaseException:
+                self._give_up()
+                raise
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        if model.time is model._rows[self.row + LAUNCHED]:  # nothing ends before it was launched
+            model.time = self.end
+        else:
+            model.time = later(model.time, self.end)
+        if self.launched_memory is not None or len(model._rows) != self.row + STRIDE:
+            self._arrive()
+        return self.outcome
+
+
+class VectorClassOperation(VectorOperation):
+    """The part of a class of folded ranks in a collective with members of several classes, on all machines."""
+
+    __slots__ = ("own_value",)
+    own_value: Any
+    given = ClassOperation.given
+    settle_all = staticmethod(_on_each_machine(ClassOperation.settle_all))
+
+
+class VectorModel(Model):
+    """One rank, on all machines.
+
+    Adds:
+        _operation_kind: communications whose clocks are those of all machines.
+        capacities: notes on which machines the rank holds too much.
+    """
+
+    _operation_kind = VectorOperation
+
+    def __init__(self, *args: Any, **parameters: Any) -> None:
+        super().__init__(*args, **parameters)
+        self.capacities = CapacityWatch(self)
+
+
+class VectorFoldedModel(FoldedModel):
+    """One class of folded ranks, on all machines; see `VectorModel`."""
+
+    _operation_kind = VectorOperation
+    _class_operation_kind: type[Operation] = VectorClassOperation
+
+    def __init__(self, *args: Any, **parameters: Any) -> None:
+        super().__init__(*args, **parameters)
+        self.capacities = CapacityWatch(self)
+
 
 MOST_AT_ONCE = 4096
 """Machines of one execution: more do not make it quicker."""

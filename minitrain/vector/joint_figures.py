@@ -2,33 +2,421 @@
 
 Each is computed when it is asked for, with the operations of `Run` in their order, so that the numbers are the same to
 the last float.
+
+How long ranks are at work on each machine, read from logs whose times are those of all machines.
+
+These are the sums of `minitrain.analysis.breakdown` and `minitrain.analysis.breakdown`, for all machines at once. The
+terms are added in the same order, so that the sums are the same floats.
+
+What ranks communicate along each axis, on each machine: the totals of `minitrain.analysis.breakdown`.
+
+The sums over intervals are added in the same order, machine by machine, and means over ranks are rounded once, so that
+the totals are the same floats. Bytes are the same on all machines.
+
+On which machines a rank holds more than its device's memory, and since when.
+
+What a rank holds is the same on all machines, and how much they can hold is not. So the account reports when it first
+exceeds the smallest memory, then the next larger one, and so on. Each report says what the rank held and when, as
+`minitrain.run.out_of_memory` does for one machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.analysis.breakdown import PassTimes
-from minitrain.analysis.busy_time import load_end_of
-from minitrain.analysis.communication import AxisTotal, mean_by_axis, totals_of_log
-from minitrain.events import PRICE, STRIDE, TIME, EventLog
+from minitrain.analysis.breakdown import (
+    AxisTotal,
+    Meshes,
+    PassTimes,
+    axis_finder,
+    load_end_of,
+    loads_of,
+    mean_by_axis,
+    totals_of_log,
+)
+from minitrain.events import COMPUTE, PASSES, PRICE, RECV, STREAM, STRIDE, TIME, TYP, EventLog
 from minitrain.hardware.many_predictors import ManyPredictors
-from minitrain.hardware.per_machine import Floats, PerMachine, latest, values_of
+from minitrain.hardware.per_machine import Floats, Ints, PerMachine, latest, values_of
 from minitrain.hardware.price import Price
+from minitrain.rank.model import Model
+from minitrain.run.device_memory import device_memory_of
 from minitrain.run.energy import SECONDS_AN_HOUR, watts_of
 from minitrain.run.memory_reports import OutOfMemory
+from minitrain.run.out_of_memory import excess_of, moment_of_excess, units_of, worst_of
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.trained_model import described, figures_of
-from minitrain.vector.axis_times import communication_by_axis
-from minitrain.vector.busy_times import RankTimes, pass_times, rank_times, sum_over_ranks
-from minitrain.vector.capacities import excesses_of_devices, first_excesses
+
+_MOST_NUMBERS = 1 << 22  # in one array: 32 MiB
+
+
+class RankTimes(NamedTuple):
+    """Where the time of the ranks goes, s, one row a log and one column a machine.
+
+    Args:
+        computing: time with the compute stream at work.
+        exposed: time communicating with no compute beside it.
+        waiting: time with no stream at work.
+    """
+
+    computing: Floats
+    exposed: Floats
+    waiting: Floats
+
+
+def rank_times(logs: Sequence[Any], step_times: Floats) -> RankTimes:
+    """Split the step time of every log on every machine.
+
+    Args:
+        logs: those of the ranks, or of classes of ranks that are alike.
+        step_times: s, (num_machines,).
+    """
+    known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
+    rows = []
+    for log in logs:
+        key = identity_of(log)
+        if key not in known:
+            known[key] = _work_of(log, len(step_times))
+        rows.append(known[key])
+    computing = np.array([work for work, _ in rows])
+    busy = np.maximum(np.array([either for _, either in rows]), computing)
+    waiting = step_times - busy
+    return RankTimes(computing, busy - computing, np.where(waiting < 1e-12 * step_times, 0.0, waiting))
+
+
+def identity_of(log: Any) -> tuple[int, ...]:
+    """Return a key that is equal for logs with the same times: ranks that do the same share their clocks."""
+    rows = log._rows
+    return tuple(map(id, (*rows[TIME::STRIDE], *rows[PRICE::STRIDE], *(each.kind for each in rows[STREAM::STRIDE]))))
+
+
+def _work_of(log: Any, num_machines: int) -> tuple[Floats, Floats]:
+    """Return how long a rank computes, and is at work at all, s, (num_machines,) each; loading is no part of it."""
+    rows = log._rows[loads_of(log._rows) :]
+    return _work_of_sequence(rows, num_machines) or _work_of_overlap(rows, num_machines)
+
+
+def _work_of_sequence(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats] | None:
+    """Return the same of events of which each begins after the one before; None where some do not."""
+    computing, either = np.zeros(num_machines), np.zeros(num_machines)
+    until: Any = 0.0
+    for time, price, stream in zip(rows[TIME::STRIDE], rows[PRICE::STRIDE], rows[STREAM::STRIDE], strict=True):
+        if time is not until and np.less(values_of(time), values_of(until)).any():
+            return None
+        until = time + price.seconds
+        lasted = values_of(until) - values_of(time)
+        either += lasted
+        if stream.kind == COMPUTE:
+            computing += lasted
+    return computing, either
+
+
+def _work_of_overlap(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats]:
+    """Return the same of events in any order, which may lie beside one another."""
+    starts, ends = times_of(rows, num_machines)
+    computes = np.array([stream.kind == COMPUTE for stream in rows[STREAM::STRIDE]])[:, None]
+    starts, ends, computes = in_order(starts, ends, computes)
+    return covered(starts, np.where(computes, ends, -np.inf)), covered(starts, ends)
+
+
+def in_order(starts: Floats, ends: Floats, labels: Any) -> tuple[Floats, Floats, Any]:
+    """Return events by start and then by end, on every machine, with their labels, (num_events, 1) before."""
+    if _are_in_order(starts, ends):
+        return starts, ends, labels
+    order = np.lexsort((ends, starts), axis=0)
+    labels = np.take_along_axis(np.broadcast_to(labels, starts.shape), order, 0)
+    return np.take_along_axis(starts, order, 0), np.take_along_axis(ends, order, 0), labels
+
+
+def times_of(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats]:
+    """Return when the events of a flat log start and end, s, (num_events, num_machines) each."""
+    pairs = zip(rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True)
+    starts = np.empty((len(rows) // STRIDE, num_machines))
+    ends = np.empty_like(starts)
+    for place, (time, price) in enumerate(pairs):
+        starts[place] = values_of(time)
+        ends[place] = values_of(time + price.seconds)
+    return starts, ends
+
+
+def _are_in_order(starts: Floats, ends: Floats) -> bool:
+    """Return whether events are sorted by start and then by end, on every machine."""
+    before, after = starts[:-1], starts[1:]
+    return bool(((before < after) | ((before == after) & (ends[:-1] <= ends[1:]))).all())
+
+
+def covered(starts: Floats, ends: Floats) -> Floats:
+    """Return the length of the union of intervals in order, s; one that ends at -inf is none."""
+    until = np.maximum.accumulate(ends, axis=0)
+    more = ends.copy()
+    np.maximum(until, 0.0, out=until)
+    more[0] -= starts[0]
+    more[1:] -= np.maximum(starts[1:], until[:-1])
+    np.maximum(more, 0.0, out=more)
+    return added_in_order(more)
+
+
+def added_in_order(terms: Floats) -> Floats:
+    """Return the sum of rows, each added to the sum of those before it."""
+    total = np.zeros(terms.shape[1])
+    for row in terms:
+        total += row
+    return total
+
+
+def pass_times(logs: Sequence[Any], num_machines: int) -> PassTimes:
+    """Return when ranks pass microbatches through their layers, (num_logs with passes, num_machines) each."""
+    known: dict[tuple[int, ...], Any] = {}
+    found = []
+    for log in logs:
+        key = identity_of(log)
+        if key not in known:
+            known[key] = _passes_of(log._rows, num_machines)
+        if known[key] is not None:
+            found.append(known[key])
+    return PassTimes(*np.array(found).reshape(-1, 3, num_machines).transpose(1, 0, 2))
+
+
+def _passes_of(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats, Floats] | None:
+    """Return first start, last end and time at work of a rank's passes."""
+    first, last, busy = np.full(num_machines, np.inf), np.zeros(num_machines), np.zeros(num_machines)
+    found = False
+    for typ, time, price in zip(rows[TYP::STRIDE], rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True):
+        if typ in PASSES:
+            found = True
+            np.minimum(first, values_of(time), out=first)
+            np.maximum(last, values_of(time + price.seconds), out=last)
+            busy += values_of(price.seconds)
+    return (first, last, busy) if found else None
+
+
+def _of_ranks(of_logs: Floats, log_of_rank: Ints | None, num_ranks: int) -> Floats:
+    """Return the figure of every rank on some machines, (num_machines, num_ranks), each machine's in one piece."""
+    if log_of_rank is None:
+        return np.ascontiguousarray(of_logs.T)
+    if len(of_logs) == 1:
+        return np.repeat(of_logs[0], num_ranks).reshape(-1, num_ranks)
+    return np.ascontiguousarray(of_logs.T[:, log_of_rank])
+
+
+def sum_over_ranks(of_logs: Floats, log_of_rank: Ints | None) -> Floats:
+    """Return sums over all ranks, (num_machines,), as numpy adds the column of one machine.
+
+    Args:
+        of_logs: (num_logs, num_machines).
+        log_of_rank: the log that each rank has; None where each has its own.
+    """
+    num_ranks = len(of_logs) if log_of_rank is None else len(log_of_rank)
+    step = max(1, _MOST_NUMBERS // max(1, num_ranks))
+    sums = np.empty(of_logs.shape[1])
+    for first in range(0, len(sums), step):
+        columns = of_logs[:, first : first + step]
+        sums[first : first + step] = _of_ranks(columns, log_of_rank, num_ranks).sum(axis=1)
+    return sums
+
+
+class _Sums(NamedTuple):
+    """What one rank communicates along one axis.
+
+    Args:
+        number: of operations.
+        size_bytes: theirs.
+        seconds: time with any under way, s, (num_machines,).
+        exposed_s: time of that with no compute beside it, s, (num_machines,).
+    """
+
+    number: int
+    size_bytes: float
+    seconds: Floats
+    exposed_s: Floats
+
+
+def communication_by_axis(
+    logs: Iterable[tuple[int, Any]], world_size: int, meshes: Meshes, num_machines: int
+) -> list[dict[str, AxisTotal]] | None:
+    """Return what a rank communicates along each axis on average, on each machine; None where bytes differ by machine.
+
+    Args:
+        logs: the flat log of each rank, or of each class of ranks, with its rank.
+        world_size: number of ranks.
+        meshes: size by axis of each mesh that the ranks have made.
+        num_machines: how many machines the times are of.
+    """
+    known: dict[Any, dict[str, _Sums]] = {}
+    of_ranks = []
+    for rank, log in logs:
+        rows = log._rows
+        if any(type(price.size_bytes) is PerMachine for price in rows[PRICE::STRIDE]):
+            return None
+        axis_of = axis_finder(rank, world_size, meshes)
+        axes = tuple("" if stream.kind == COMPUTE else axis_of(stream) for stream in rows[STREAM::STRIDE])
+        key = identity_of(log), axes
+        if key not in known:
+            known[key] = _sums_of(rows, axes, num_machines)
+        of_ranks.append(known[key])
+    return _means(of_ranks, num_machines)
+
+
+def _sums_of(rows: Sequence[Any], axes: Sequence[str | None], num_machines: int) -> dict[str, _Sums]:
+    """Return what one rank communicates along each axis; "" stands for compute, None for nothing."""
+    names = [axis for axis in dict.fromkeys(axes) if axis]
+    if not names:
+        return {}
+    starts, ends = times_of(rows, num_machines)
+    codes = {axis: code for code, axis in enumerate(dict.fromkeys(axes))}
+    labels = np.array([codes[axis] for axis in axes])[:, None]
+    starts, ends, labels = in_order(starts, ends, labels)
+    computes = labels == codes.get("", -1)
+    computing = covered(starts, np.where(computes, ends, -np.inf))
+    found = {}
+    for name in names:
+        communicates = labels == codes[name]
+        seconds = covered(starts, np.where(communicates, ends, -np.inf))
+        either = covered(starts, np.where(computes | communicates, ends, -np.inf))
+        own = [place for place, axis in enumerate(axes) if axis == name]
+        size_bytes = sum(0.0 if typ == RECV else price.size_bytes for typ, price in _of(rows, own))
+        found[name] = _Sums(len(own), 0.0 + size_bytes, seconds, either - computing)
+    return found
+
+
+def _of(rows: Sequence[Any], places: Iterable[int]) -> Iterable[tuple[str, Any]]:
+    """Return type and price of some events of a flat log."""
+    return ((rows[place * STRIDE + TYP], rows[place * STRIDE + PRICE]) for place in places)
+
+
+def _means(of_ranks: Sequence[dict[str, _Sums]], num_machines: int) -> list[dict[str, AxisTotal]]:
+    """Return the means over ranks on each machine, axes in alphabetical order."""
+    found: list[dict[str, AxisTotal]] = [{} for _ in range(num_machines)]
+    for axis in sorted({axis for sums in of_ranks for axis in sums}):
+        nothing = _Sums(0, 0.0, np.zeros(num_machines), np.zeros(num_machines))
+        parts = [sums.get(axis, nothing) for sums in of_ranks]
+        number, size_bytes = _mean([part.number for part in parts]), _mean([part.size_bytes for part in parts])
+        seconds, exposed_s = (_mean_of_columns([part[place] for part in parts]) for place in (2, 3))
+        for machine, times in enumerate(zip(seconds, exposed_s, strict=True)):
+            found[machine][axis] = AxisTotal(number, size_bytes, *times)
+    return found
+
+
+def _mean_of_columns(columns: Sequence[Any]) -> list[float]:
+    """Return the mean of some columns on each machine, rounded once."""
+    if all(column is columns[0] for column in columns):
+        return columns[0].tolist()  # type: ignore[no-any-return]  # floats
+    return [_mean(values) for values in np.stack(columns, axis=1).tolist()]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return a mean that is rounded once: a sum of floats is, and halving it is exact."""
+    count = len(values)
+    if count & (count - 1) == 0:
+        return math.fsum(values) / count
+    return float(sum(map(Fraction, values)) / count)
+
+
+@dataclass(frozen=True, slots=True)
+class ExceededMemory:
+    """Machines of one size whose memory a rank exceeded.
+
+    Args:
+        machines: which.
+        rank: the rank.
+        time: its clock when it did, s; a number for each of all machines, or one.
+        capacity_bytes: their memory.
+        held_bytes: what the rank held then, by store.
+    """
+
+    machines: Ints
+    rank: int
+    time: Any
+    capacity_bytes: float
+    held_bytes: Mapping[str, float]
+
+    def at(self, machine: int) -> OutOfMemory:
+        """Return the report of one machine."""
+        return OutOfMemory(self.rank, _at(self.time, machine), self.capacity_bytes, self.held_bytes)
+
+
+class CapacityWatch:
+    """Notes which memories one rank exceeds.
+
+    Args:
+        model: the rank, before it begins.
+
+    Attributes:
+        excesses: what was exceeded so far, smaller memories first.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.excesses: list[ExceededMemory] = []
+        predictor: Any = model._runtime_predictor  # of many machines
+        self._sizes, self._label = predictor.capacities
+        self._expect_next(model)
+
+    def _expect_next(self, model: Model) -> None:
+        """Wait until the smallest memory is exceeded that was not so far."""
+        if len(self.excesses) < len(self._sizes):
+            size_bytes = self._sizes[len(self.excesses)]
+            model._meter.limit_units = units_of(size_bytes, _element_bytes(model))
+            model._meter.on_overflow = partial(self._report, model)
+
+    def _report(self, model: Model) -> None:
+        """Note all memories that are exceeded now."""
+        element_bytes, most = _element_bytes(model), model._meter.high_water()
+        held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
+        for label, size_bytes in enumerate(self._sizes[len(self.excesses) :], len(self.excesses)):
+            limit = units_of(size_bytes, element_bytes)
+            if most <= limit:
+                break
+            machines = np.flatnonzero(self._label == label)
+            self.excesses.append(
+                ExceededMemory(machines, model._rank, moment_of_excess(model, limit), size_bytes, held)
+            )
+        self._expect_next(model)
+
+
+def _element_bytes(model: Model) -> int:
+    """Return the size of an element."""
+    return model._runtime_predictor.workload.bytes_per_element
+
+
+def excesses_of_devices(models: Sequence[Any], sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
+    """Return, for each machine, the rank that needs most beyond what its device has; None where all fit.
+
+    Args:
+        models: the ranks, at the end of a run that says all that a device must hold.
+        sizes: the memory of each machine's devices, bytes.
+    """
+    memories = [device_memory_of(model) for model in models]
+    found: list[OutOfMemory | None] = []
+    for machine, size_bytes in enumerate(sizes):
+        worst = worst_of(excess_of(model, memory, size_bytes) for model, memory in zip(models, memories, strict=True))
+        found.append(worst and replace(worst, time=_at(worst.time, machine)))
+    return found
+
+
+def _at(time: Any, machine: int) -> float:
+    """Return a time on one machine."""
+    times = values_of(time)
+    return float(times[machine]) if np.ndim(times) else times
+
+
+def first_excesses(models: Sequence[Any], num_machines: int) -> list[OutOfMemory | None]:
+    """Return, for each machine, the first rank's report in time; None where all ranks fit."""
+    first_time, first = np.full(num_machines, np.inf), np.full(num_machines, -1)
+    excesses = [excess for model in models for excess in model.capacities.excesses]
+    for place, excess in enumerate(excesses):  # ranks ascend, so that the lowest of several at once stays
+        times = np.broadcast_to(values_of(excess.time), num_machines)[excess.machines]
+        earlier = excess.machines[times < first_time[excess.machines]]
+        first_time[earlier] = np.broadcast_to(values_of(excess.time), num_machines)[earlier]
+        first[earlier] = place
+    return [None if place < 0 else excesses[place].at(machine) for machine, place in enumerate(first.tolist())]
 
 
 class JointFigures:

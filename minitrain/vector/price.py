@@ -1,18 +1,509 @@
-"""`price`: a strategy on many machines, by one execution."""
+"""`price`: a strategy on many machines, by one execution.
+
+What differs between the machines of one `price` call: a value of each price-only parameter, and figures of configs.
+
+A *price-only* parameter changes how long operations take, and not which there are.
+
+The figures of machines that were simulated one after the other, as columns like those of `JointFigures`.
+
+The result of `price`: the figures of a run on each of several machines, as columns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, final
 
+import numpy as np
+
+from minitrain.analysis.labels import GIB, duration
+from minitrain.errors import UsageError
+from minitrain.hardware.chosen_predictor import make_predictor
+from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
+from minitrain.hardware.clusters.cluster import Cluster
+from minitrain.hardware.config import SystemConfig, load_config
+from minitrain.hardware.config_variation import varied_configs
+from minitrain.hardware.per_machine import Floats, Ints
+from minitrain.hardware.price import RankPredictors
+from minitrain.hardware.pricing import PRICING_PARAMETERS, Pricing
+from minitrain.run.data_frames import data_frame
 from minitrain.run.event_loops import run_to_end
+from minitrain.run.memory_reports import OutOfMemory
+from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.run.prepared_run import PreparedRun, prepare
-from minitrain.run.simulation import simulate_async
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate, simulate_async
 from minitrain.run.strategy_loading import Strategy, framework_of
-from minitrain.vector.configurations import Configurations, columns_of
-from minitrain.vector.execution import MachineGroup, execute
-from minitrain.vector.priced import FiguresOfMachines, Priced
-from minitrain.vector.separate_figures import SeparateFigures
+from minitrain.vector.execution import Config, MachineGroup, Machines, Source, execute
+from minitrain.vector.joint_figures import JointFigures
+
+_ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "observers", "faults")
+"""Parameters of a run that follow one machine: with another clock, or another model, it would do something else."""
+
+
+def columns_of(
+    hardware: Any, vary: Mapping[str, Sequence[Any]] | None, grid: Mapping[str, Sequence[Any]] | None
+) -> dict[str, list[Any]]:
+    """Return what varies as columns, one value a machine.
+
+    Args:
+        hardware: what `simulate` takes, or a list of that.
+        vary: values by name, one a machine.
+        grid: values by name, of which every combination is a machine, the last name fastest.
+
+    Raises:
+        UsageError: nothing varies, lists have different lengths, or something varies twice.
+    """
+    columns: dict[str, list[Any]] = {"hardware": list(hardware)} if isinstance(hardware, list | tuple) else {}
+    for name, values in (vary or {}).items():
+        if name in columns:
+            raise UsageError(f"{name} is varied twice; give it once")
+        columns[name] = _listed(name, values)
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{length} of {name}" for name, length in lengths.items())
+        raise UsageError(f"every machine needs a value of all that varies, got {told}; use grid= for combinations")
+    if grid:
+        columns = _combined(columns, {name: _listed(name, values) for name, values in grid.items()})
+    if not columns or not next(iter(columns.values())):
+        raise UsageError(
+            "price needs several machines: a list of hardware, or vary={name: values}, or grid={name: values}, with at "
+            "least one value; simulate takes one machine"
+        )
+    return columns
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    """Return the values of a name as a list of Python's own numbers."""
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(listed, str | Mapping) or not isinstance(listed, Sequence):
+        raise UsageError(f"{name} must have a list of values, one a machine, got {values!r:.80}", name=name)
+    return list(listed)
+
+
+def _combined(columns: Mapping[str, list[Any]], grid: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return columns of every combination of a grid, with each of the machines there are."""
+    for name in grid:
+        if name in columns:
+            raise UsageError(f"{name} is varied twice; give it once", name=name)
+    rows = list(zip(*columns.values(), strict=True)) if columns else [()]
+    points = [(*row, *values) for row in rows for values in itertools.product(*grid.values())]
+    names = [*columns, *grid]
+    return {name: [point[place] for point in points] for place, name in enumerate(names)}
+
+
+class Configurations:
+    """The parameters of a run on each machine.
+
+    Args:
+        parameters: those that all share: parameters of `simulate` and options of the strategy.
+        columns: values by name, one a machine: price-only parameters and key paths of configs.
+
+    Attributes:
+        names: what the hardware of each machine is called.
+
+    Raises:
+        UsageError: a name is neither.
+        HardwareConfigError: a value is not what a config may hold.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], columns: Mapping[str, list[Any]]) -> None:
+        self._parameters = parameters
+        self._own = {name: values for name, values in columns.items() if name in PRICE_ONLY}
+        paths = {name: values for name, values in columns.items() if name not in PRICE_ONLY}
+        self._count = len(next(iter(columns.values())))
+        for name in paths:
+            if name in DEFAULTS:
+                raise UsageError(
+                    f"{name} does not vary prices alone; {', '.join(PRICE_ONLY)} and the figures of a hardware config "
+                    "do (sweep takes all others)",
+                    name=name,
+                )
+        if paths:
+            self._own["hardware"] = self._varied(paths)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _varied(self, paths: Mapping[str, list[Any]]) -> list[SystemConfig]:
+        """Return configs with the values of some paths."""
+        systems = [load_config(hardware) for hardware in self._values("hardware")]
+        for path, values in paths.items():
+            systems = varied_configs(systems, path, values)
+        return systems
+
+    def _values(self, name: str) -> list[Any]:
+        """Return the values of a parameter, one a machine."""
+        if name in self._own:
+            return self._own[name]
+        return [self._parameters.get(name, DEFAULTS[name])] * self._count
+
+    @property
+    def places(self) -> Ints:
+        """All machines."""
+        return np.arange(self._count)
+
+    def hardware(self, machine: int) -> Any:
+        """Return what was given as the hardware of one machine."""
+        own = self._own.get("hardware")
+        return self._parameters.get("hardware", DEFAULTS["hardware"]) if own is None else own[machine]
+
+    def of(self, machine: int) -> dict[str, Any]:
+        """Return the parameters of one machine, as `simulate` takes them."""
+        return {**self._parameters, **{name: values[machine] for name, values in self._own.items()}}
+
+    def reason_to_simulate_each(self, parameters: RunParameters) -> str | None:
+        """Return why machines must be simulated one by one; None where they need not."""
+        found = [name for name in _ONE_AT_A_TIME if getattr(parameters, name)]
+        return f"{found[0]} follows one machine at a time" if found else None
+
+    def machines(self, parameters: RunParameters, stands_for: str | None) -> Machines:
+        """Return the sources of prices of all machines.
+
+        Args:
+            parameters: those of the run on the first machine.
+            stands_for: the framework that the strategy stands for.
+
+        Raises:
+            UsageError: a parameter is outside its rule, or a network does not connect so many ranks.
+            HardwareConfigError: a config cannot be found or read, or is invalid.
+        """
+        if "slowdown" in self._own:
+            for slowdown in self._own["slowdown"]:
+                RunParameters(world_size=parameters.world_size, slowdown=slowdown, fold=parameters.fold)
+        pricings = self._pricings(stands_for)
+        machines = zip(*map(self._values, ("hardware", "network", "placement")), pricings, strict=True)
+        sources = [_source(machine, parameters) for machine in machines]
+        slowdowns = self._values("slowdown")
+        return Machines(sources, slowdowns if any(slowdowns) else None)
+
+    def _pricings(self, stands_for: str | None) -> list[Pricing]:
+        """Return how operations are priced on each machine."""
+        columns = [self._values(name) for name in PRICING_PARAMETERS]
+        if not any(name in self._own for name in PRICING_PARAMETERS):
+            columns = [values[:1] for values in columns]
+        given = [dict(zip(PRICING_PARAMETERS, own, strict=True)) for own in zip(*columns, strict=True)]
+        found = [Pricing(**each, stands_for=stands_for) for each in given]
+        return found if len(found) == self._count else found * self._count
+
+
+def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | None:
+    """Return the source of prices of one machine; None where only a simulation can find it out.
+
+    Args:
+        machine: its hardware, network, placement and pricing.
+        parameters: those of the run.
+    """
+    hardware, network, placement, pricing = machine
+    hardware = cluster_or_other(hardware)
+    is_config = type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)
+    if is_config:
+        system = load_config(hardware)
+        pricing = pricing.on(system, parameters.workload)
+        if pricing.fidelity == "roofline" and not pricing.reason:
+            return Config(system, network, placement, pricing.prices)
+    if isinstance(hardware, RankPredictors | Cluster) or hasattr(hardware, "profile"):
+        return None
+    return make_predictor(hardware, parameters.world_size, network, placement, parameters.workload, pricing)
+
+
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "step_time": "step_time_s",
+        "load_time": "load_time_s",
+        "peak_memory_bytes": "peak_memory_bytes",
+        "capacity_bytes": "capacity_bytes",
+        "fits": "fits",
+        "mfu": "mfu",
+        "hfu": "hfu",
+        "computing_fraction": "computing_fraction",
+        "exposed_comm_fraction": "exposed_comm_fraction",
+        "bubble_fraction": "bubble_fraction",
+        "span_bubble": "span_bubble_s",
+        "makespan_bubble": "makespan_bubble_s",
+        "tokens_per_second": "tokens_per_second",
+        "tokens_per_second_per_rank": "tokens_per_second_per_rank",
+        "energy_joules": "energy_joules",
+        "dollars": "dollars",
+        "num_events": "num_events",
+    }
+)
+"""The columns: the attribute that has each, and its name in tables."""
+
+_ASKED_OTHERWISE: Mapping[str, Callable[[Run], Any]] = MappingProxyType(
+    {"computing_fraction": lambda run: run.breakdown.computing_fraction, "fits": lambda run: run.oom is None}
+)
+"""Columns that are no attribute of a run: what gives them."""
+
+
+class SeparateFigures:
+    """Figures of machines, taken from a run of each; the runs are not kept."""
+
+    def __init__(self) -> None:
+        self._figures: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "oom")}
+        self._summaries: list[dict[str, Any]] = []
+
+    def add(self, run: Run) -> None:
+        """Take the figures of the next machine."""
+        for name, values in self._figures.items():
+            values.append(_ASKED_OTHERWISE.get(name, attrgetter(name))(run))
+        self._summaries.append(run.summary())
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_figures"][name]
+        except KeyError:
+            raise AttributeError(f"machines that were simulated alone have no column {name!r}") from None
+
+    def names(self, hardware: Sequence[Any]) -> list[str]:  # noqa: ARG002  (a parameter of `JointFigures.names`)
+        """Return what runs call the hardware of each machine."""
+        return [summary["hardware"] for summary in self._summaries]
+
+    def summaries(self, hardware: Sequence[Any]) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Return what `Run.summary` says on each machine."""
+        return self._summaries
+
+
+_ROWS_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresOfMachines:
+    """Some machines and their figures.
+
+    Args:
+        places: which machines.
+        figures: theirs, in the same order.
+    """
+
+    places: Ints
+    figures: JointFigures | SeparateFigures
+
+
+@final
+class Priced:
+    """A strategy on each of several machines: `len()` of them, in the order in which they were given.
+
+    Each figure is a column, an array of one number a machine, computed when it is asked for; nan where a machine has no
+    such figure. They are those of `Run`, to the last float. `priced[i]` is the `Run` of one machine, simulated when it
+    is asked for.
+
+    Attributes:
+        strategy: its name.
+        varied: what varies: the values by parameter or key path, one a machine.
+        notes: what there is to say of how the machines were executed, a sentence each; mostly nothing.
+    """
+
+    def __init__(
+        self,
+        strategy: str | Strategy,
+        name: str,
+        configurations: Configurations,
+        columns: Mapping[str, list[Any]],
+        groups: Sequence[FiguresOfMachines],
+        notes: Sequence[str],
+    ) -> None:
+        self.strategy = name
+        self.varied = dict(columns)
+        self.notes = tuple(notes)
+        self._given = strategy
+        self._configurations = configurations
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._configurations)
+
+    def __getitem__(self, machine: int) -> Run:
+        return self.run(machine)
+
+    def __iter__(self) -> Iterator[Run]:
+        return map(self.run, range(len(self)))
+
+    def run(self, machine: int) -> Run:
+        """Return the run of one machine, which is simulated now; a negative number counts from the end.
+
+        Raises:
+            IndexError: there is no such machine.
+        """
+        return simulate(self._given, **self._configurations.of(range(len(self))[machine]))
+
+    def _column(self, name: str) -> Floats:
+        """Return a figure of all machines."""
+        found = np.empty(len(self))
+        for group in self._groups:
+            values = getattr(group.figures, name)
+            found[group.places] = (
+                [np.nan if value is None else value for value in values] if isinstance(values, list) else values
+            )
+        return found
+
+    def _list(self, name: str) -> list[Any]:
+        """Return a figure that is no number, as a list of one entry a machine."""
+        found: list[Any] = [None] * len(self)
+        for group in self._groups:
+            for place, value in zip(group.places.tolist(), getattr(group.figures, name), strict=True):
+                found[place] = value
+        return found
+
+    @cached_property
+    def step_time(self) -> Floats:
+        """From the end of loading to the latest final clock of all ranks, s."""
+        return self._column("step_time")
+
+    @cached_property
+    def load_time(self) -> Floats:
+        """When the weights of all ranks are there, s."""
+        return self._column("load_time")
+
+    @cached_property
+    def peak_memory_bytes(self) -> Floats:
+        """The highest memory of all ranks at any moment, bytes."""
+        return self._column("peak_memory_bytes")
+
+    @cached_property
+    def capacity_bytes(self) -> Floats:
+        """The memory of a device, bytes."""
+        return self._column("capacity_bytes")
+
+    @cached_property
+    def oom(self) -> list[OutOfMemory | None]:
+        """Where and when a device's memory was exceeded, and what filled it; None where all fits."""
+        return self._list("oom")
+
+    @cached_property
+    def fits(self) -> np.typing.NDArray[np.bool_]:
+        """Whether all ranks stay within their device's memory."""
+        return np.array([oom is None for oom in self.oom])
+
+    @cached_property
+    def mfu(self) -> Floats:
+        """Model FLOPs utilization."""
+        return self._column("mfu")
+
+    @cached_property
+    def hfu(self) -> Floats:
+        """Hardware FLOPs utilization, for transformers."""
+        return self._column("hfu")
+
+    @cached_property
+    def computing_fraction(self) -> Floats:
+        """Share of world_size x step time spent computing."""
+        return self._column("computing_fraction")
+
+    @cached_property
+    def exposed_comm_fraction(self) -> Floats:
+        """Share of world_size x step time spent communicating with no compute beside it."""
+        return self._column("exposed_comm_fraction")
+
+    @cached_property
+    def bubble_fraction(self) -> Floats:
+        """Share of world_size x step time spent waiting."""
+        return self._column("bubble_fraction")
+
+    @cached_property
+    def span_bubble(self) -> Floats:
+        """The longest idle time of a rank between its first and its last pass, s."""
+        return self._column("span_bubble")
+
+    @cached_property
+    def makespan_bubble(self) -> Floats:
+        """Time from the first pass of any rank to the last, less the compute of the busiest rank, s."""
+        return self._column("makespan_bubble")
+
+    @cached_property
+    def tokens_per_second(self) -> Floats:
+        """Tokens that all ranks together train on in a second, for transformers."""
+        return self._column("tokens_per_second")
+
+    @cached_property
+    def tokens_per_second_per_rank(self) -> Floats:
+        """One rank's share of them."""
+        return self._column("tokens_per_second_per_rank")
+
+    @cached_property
+    def energy_joules(self) -> Floats:
+        """What all devices draw in the step, J, where configs say their power."""
+        return self._column("energy_joules")
+
+    @cached_property
+    def dollars(self) -> Floats:
+        """What renting the devices for the step costs, USD, where configs say their price."""
+        return self._column("dollars")
+
+    @cached_property
+    def num_events(self) -> Ints:
+        """Number of events of all ranks."""
+        return self._column("num_events").astype(np.int64)
+
+    @cached_property
+    def hardware(self) -> list[str]:
+        """What the hardware of each machine is called."""
+        return self._of_summaries("names")
+
+    def _of_summaries(self, what: str) -> list[Any]:
+        """Return names or summaries of all machines, which are made with the given hardware."""
+        found: list[Any] = [None] * len(self)
+        for group in self._groups:
+            hardware = [self._configurations.hardware(place) for place in group.places.tolist()]
+            for place, value in zip(group.places.tolist(), getattr(group.figures, what)(hardware), strict=True):
+                found[place] = value
+        return found
+
+    @property
+    def fastest(self) -> int | None:
+        """The machine with the shortest step of those that hold the run; None where none does."""
+        if not self.fits.any():
+            return None
+        return int(np.where(self.fits, self.step_time, np.inf).argmin())
+
+    def columns(self) -> dict[str, Any]:
+        """Return what varies and every column by its name; times end in _s."""
+        return {**self.varied, **{name: getattr(self, attribute) for attribute, name in COLUMNS.items()}}
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return what `Run.summary` says of each machine, ready for JSON."""
+        return self._of_summaries("summaries")
+
+    def to_pandas(self) -> Any:
+        """Return the columns as a pandas DataFrame, a row a machine.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame(
+            {name: list(values) for name, values in {**self.columns(), "hardware": self.hardware}.items()}
+        )
+
+    def __repr__(self) -> str:
+        return "\n".join([self._title(), *self._lines(), *self.notes])
+
+    def _title(self) -> str:
+        """Return a line on all machines."""
+        low, high = (duration(float(step)) for step in (self.step_time.min(), self.step_time.max()))
+        fit = int(self.fits.sum())
+        held = "" if fit == len(self) else f", {len(self) - fit} out of memory"
+        return f"<Priced {self.strategy} on {len(self)} machines: step {low} to {high}{held}>"
+
+    def _lines(self) -> Iterator[str]:
+        """Yield a line for each of the first machines."""
+        names = self.hardware
+        for machine in range(min(len(self), _ROWS_SHOWN)):
+            varied = ", ".join(
+                f"{name} {values[machine]!s:.20}" for name, values in self.varied.items() if name != "hardware"
+            )
+            peak = f"{self.peak_memory_bytes[machine] / GIB:.4g} GiB" + (
+                "" if self.fits[machine] else " (out of memory)"
+            )
+            what = ", ".join(filter(None, [names[machine], varied]))
+            yield f"  {machine}: {what}: step {duration(float(self.step_time[machine]))}, peak {peak}"
+        if len(self) > _ROWS_SHOWN:
+            yield f"  ... and {len(self) - _ROWS_SHOWN} more"
 
 
 def price(

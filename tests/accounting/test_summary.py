@@ -159,7 +159,7 @@ def test_the_rows_kept_do_not_grow_with_the_events(strategy: Any, eager: Callabl
 
 
 def test_noisy_durations_take_no_place_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.analysis.totals_by_type._MOST_DURATIONS", 2)
+    monkeypatch.setattr("minitrain.analysis.breakdown._MOST_DURATIONS", 2)
     require_equal(*both("1f1b", slowdown={1: 1.1, 2: 1.3, 3: 0.7}, **SIZES))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.analysis.breakdown import Breakdown, breakdown, pass_times
-from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import as_timeline
 from minitrain.errors import UsageError
 from minitrain.events import COMM, NO_SAMPLES, ON_COMPUTE, RECV, SEND, Event, EventLog, Stream
 from minitrain.hardware.price import Price

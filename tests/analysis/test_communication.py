@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.communication import AxisTotal, axis_finder, mean_by_axis, totals_of_log
+from minitrain.analysis.breakdown import AxisTotal, axis_finder, mean_by_axis, totals_of_log
 from minitrain.events import COMM, RECV, SEND, Event, Stream
 from minitrain.lib import Model
 

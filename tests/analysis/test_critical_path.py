@@ -11,11 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.analysis.critical_path import critical_path
-from minitrain.analysis.dependencies import make_graph
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.levels import make_levels
-from minitrain.analysis.what_if import retime, retime_all, what_if, what_ifs
+from minitrain.analysis.dependencies import (
+    critical_path,
+    make_graph,
+    make_levels,
+    retime,
+    retime_all,
+    what_if,
+    what_ifs,
+)
+from minitrain.analysis.timeline import as_timeline
 from minitrain.errors import UsageError
 from minitrain.events import COMM, Event
 from minitrain.hardware.fixed_durations import FixedPredictor

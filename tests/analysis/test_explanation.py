@@ -10,10 +10,9 @@ import pytest
 
 import minitrain as mt
 from minitrain.analysis.explanation import Explanation
-from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.memory_over_time import curves_by_kind, high_water
 from minitrain.analysis.textbook_bubble import closed_form
-from minitrain.analysis.timeline import NONE
+from minitrain.analysis.timeline import NONE, as_timeline
 from minitrain.events import Event
 from minitrain.hardware.fixed_durations import FixedPredictor
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.from_logs import as_timeline, timeline_of_events, timeline_of_rows
-from minitrain.analysis.timeline import Timeline
+from minitrain.analysis.timeline import Timeline, as_timeline, timeline_of_events, timeline_of_rows
 from minitrain.events import EventLog
 
 _LARGE: Any = {"world_size": 8, "num_layers": 16, "global_batch_size": 16}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minitrain.analysis.from_logs import as_timeline
 from minitrain.analysis.memory_over_time import highest_in_spans, memory_curve
+from minitrain.analysis.timeline import as_timeline
 from minitrain.events import Event
 
 

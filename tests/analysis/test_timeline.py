@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.timeline import NO_LAYER, NONE, Stream
+from minitrain.analysis.timeline import NO_LAYER, NONE, Stream, as_timeline
 from minitrain.events import COMM, RECV, SEND, Event
 
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.timeline import NONE
-from minitrain.analysis.waits import (
+from minitrain.analysis.explanation import (
     COMMUNICATION,
     COOLDOWN,
     GAP_KINDS,
@@ -20,6 +18,7 @@ from minitrain.analysis.waits import (
     WARMUP,
     find_gaps,
 )
+from minitrain.analysis.timeline import NONE, as_timeline
 from minitrain.events import Event
 from minitrain.hardware.fixed_durations import FixedPredictor
 

@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.analysis.dependencies import make_graph
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.matching import collectives, messages
-from minitrain.analysis.what_if import retime
+from minitrain.analysis.dependencies import collectives, make_graph, messages, retime
+from minitrain.analysis.timeline import as_timeline
 from minitrain.errors import UsageError
 from minitrain.faults.disturbed_run import DisturbedRun, finished_part
 from minitrain.run.result import Run

@@ -12,8 +12,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.faults.checkpoints import checkpoint_of, daly_s, mtbf_of_all_s, young_s
-from minitrain.faults.long_run import CAUSES, FEWER, LOST, REPAIR, WORK, WRITING, Job, LongRun
+from minitrain.faults.disturbed_run import checkpoint_of, daly_s, mtbf_of_all_s, young_s
+from minitrain.faults.goodput import CAUSES, FEWER, LOST, REPAIR, WORK, WRITING, Job, LongRun
 
 HOUR = 3600.0
 JOB = Job(

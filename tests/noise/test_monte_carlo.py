@@ -13,13 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.analysis.critical_path import critical_path
-from minitrain.analysis.dependencies import make_graph
+from minitrain.analysis.dependencies import critical_path, make_graph, retime
 from minitrain.analysis.timeline import Floats
-from minitrain.analysis.what_if import retime
-from minitrain.noise.activities import Activities, make_activities
-from minitrain.noise.draws import Draws
-from minitrain.noise.tail import PathFinder
+from minitrain.noise.activities import Activities, Draws, make_activities
+from minitrain.noise.distribution import PathFinder
 
 _SIZES: Any = {"world_size": 8, "num_layers": 16, "global_batch_size": 64}
 _NAMES = sorted(set(mt.strategies()) - {"single"})

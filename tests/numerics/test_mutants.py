@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.numerics import attention, attention_core, elementary, embedding_and_head, experts, units
+from minitrain.numerics import attention, attention_core, elementary, experts, units
 from minitrain.numerics.attention import Attention
-from minitrain.numerics.embedding_and_head import Embedding, Logits, Statistics
-from minitrain.numerics.moe import Moe
+from minitrain.numerics.experts import Moe
 from minitrain.numerics.partial_gradients import Border, PartGrad
-from minitrain.numerics.units import UnitArithmetic
+from minitrain.numerics.units import Embedding, Logits, Statistics, UnitArithmetic
 from tests.small_transformers import DEEPSEEK_LIKE, GPT_LIKE, LLAMA_LIKE, SWITCH_LIKE
 
 Patch = tuple[Any, str, Any]
@@ -102,7 +101,7 @@ MUTANTS: dict[str, tuple[Any, Patch]] = {
     "every part thinks that it has the target": (
         GPT_LIKE,
         (
-            embedding_and_head,
+            units,
             "rows_of",
             lambda numbers, rows, part: (np.asarray(numbers, dtype=int) % rows, np.full(numbers.shape, True)),
         ),

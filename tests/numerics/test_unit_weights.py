@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.numerics import TransformerProblem
-from minitrain.numerics.unit_weights import PADDING, WHOLE, Part, by_name, flattened, held_by_all, places, taken
+from minitrain.numerics.units import PADDING, WHOLE, Part, by_name, flattened, held_by_all, places, taken
 from minitrain.workloads.degrees import Degrees
 from tests.small_transformers import MIXTRAL_LIKE, MODELS, transformers
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.numerics import TransformerProblem
-from minitrain.numerics.embedding_and_head import Logits
+from minitrain.numerics.attention_core import Tokens
+from minitrain.numerics.layers import TransformerLayers
 from minitrain.numerics.partial_gradients import PartialGrad
-from minitrain.numerics.tokens import Tokens
-from minitrain.numerics.transformer_layers import TransformerLayers
-from minitrain.numerics.unit_weights import PADDING, Part, places
+from minitrain.numerics.units import PADDING, Logits, Part, places
 from tests.small_transformers import transformers
 
 BATCH = 3

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.planning.balanced_samples import finishing_time, samples_by_finishing_time
-from minitrain.planning.balanced_stages import balanced_stages, slowest_stage
+from minitrain.planning.layouts import balanced_stages, finishing_time, samples_by_finishing_time, slowest_stage
 
 RATES = st.lists(st.floats(0.1, 10), min_size=1, max_size=4)
 

@@ -11,7 +11,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, StrategyError, UsageError
-from minitrain.planning.power_budget import within_budget
+from minitrain.planning.layouts import within_budget
 from minitrain.planning.result import saved_plan
 
 KINDS = ("h100_80g_nvl8", "a100_80g", "v100_32g_nvl8", "l40s_48g_pcie8")

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.critical_path import critical_path
-from minitrain.analysis.dependencies import make_graph
-from minitrain.analysis.from_logs import as_timeline, timeline_of_events
-from minitrain.analysis.what_if import retime, what_ifs
+from minitrain.analysis.dependencies import critical_path, make_graph, retime, what_ifs
+from minitrain.analysis.timeline import as_timeline, timeline_of_events
 from minitrain.errors import HardwareConfigError, OutOfMemoryError, TensorTypeError
 from minitrain.events import ON_COMPUTE, STREAM, STRIDE
 from minitrain.hardware import load_config

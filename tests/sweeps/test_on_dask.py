@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import UsageError
-from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
+from minitrain.sweeps.executors.own_processes import LostWorkersWarning
 from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
 _FEW_STARTS = {
@@ -152,7 +152,7 @@ def test_options_that_do_not_go_together_are_refused(options: list[str], message
 
 
 def test_an_address_where_nobody_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.sweeps.executors.dask_workers._CONNECT_S", 0.2)
+    monkeypatch.setattr("minitrain.sweeps.executors.cluster_workers._CONNECT_S", 0.2)
     with pytest.raises(UsageError, match=r"^no Dask scheduler answers at tcp://127.0.0.1:9; start one"):
         mt.sweep("ddp", {"world_size": [1]}, "tcp://127.0.0.1:9").rows()
 

@@ -13,8 +13,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import MinitrainError
-from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
-from minitrain.sweeps.executors.own_processes import OwnProcesses
+from minitrain.sweeps.executors.own_processes import LostWorkersWarning, OwnProcesses
 from tests.sweeps.own_strategies import SIZES, alone, write_strategies
 
 

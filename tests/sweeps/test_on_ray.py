@@ -13,7 +13,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.sweeps.executors.lossy_workers import LostWorkersWarning
+from minitrain.sweeps.executors.own_processes import LostWorkersWarning
 from tests.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks to start its processes

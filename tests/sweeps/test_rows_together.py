@@ -10,8 +10,8 @@ import pytest
 import minitrain as mt
 from minitrain.run.event_loops import run_to_end
 from minitrain.sweeps import batches
-from minitrain.sweeps.grid import points_by_structure
-from minitrain.sweeps.shared_by_batch import SharedByBatch
+from minitrain.sweeps.batches import SharedByBatch
+from minitrain.sweeps.sweep import points_by_structure
 
 _STRATEGIES = ["ddp", "pp_zero1:pp=2", "zero3"]
 _GRIDS: dict[str, tuple[dict[str, list[Any]], dict[str, Any]]] = {

@@ -24,7 +24,7 @@ import minitrain as mt
 from minitrain.cli import app
 from minitrain.cli.sweep import _Remaining
 from minitrain.errors import UsageError
-from minitrain.sweeps import results_file as results
+from minitrain.sweeps import sweep as results
 from minitrain.sweeps.batches import succeeded
 from minitrain.sweeps.executors.own_processes import OwnProcesses
 from minitrain.tensors import Weight

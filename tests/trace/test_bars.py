@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minitrain.analysis.breakdown import breakdown
-from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import as_timeline
 from minitrain.events import COMM, RECV, SEND, Event
 from minitrain.trace.bar_texts import bar_numbers, hover_texts
 from minitrain.trace.bars import MAX_LANES, Bars, lanes, make_bars

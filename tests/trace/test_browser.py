@@ -18,7 +18,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ship
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.matching import collectives, messages
+from minitrain.analysis.dependencies import collectives, messages
 from minitrain.run.result import Run
 from minitrain.trace.colors import kind_of
 from minitrain.trace.heat_map import BANDS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import as_timeline
 from minitrain.events import Event
 from minitrain.trace.bar_texts import bar_labels, hover_texts
 from minitrain.trace.bars import make_bars, merged

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.analysis.from_logs import as_timeline
+from minitrain.analysis.timeline import as_timeline
 from minitrain.events import COMM, Event
 from minitrain.trace.bars import make_bars
 from minitrain.trace.gantt import CRITICAL_PATH, path_points

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minitrain.analysis.from_logs import as_timeline
-from minitrain.analysis.timeline import Timeline
+from minitrain.analysis.timeline import Timeline, as_timeline
 from minitrain.errors import UsageError
 from minitrain.events import Event
 from minitrain.trace.gantt import MAX_BARS, figure, lane_geometry

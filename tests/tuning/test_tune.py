@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.sweeps.executors.lossy_workers import WorkerLostError
+from minitrain.sweeps.executors.own_processes import WorkerLostError
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.rows import options_of

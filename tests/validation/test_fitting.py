@@ -16,9 +16,8 @@ import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.hardware.platforms import COMPONENTS, Platform, find_platform
-from minitrain.validation.cases import case_of
+from minitrain.validation.cases import case_of, predict
 from minitrain.validation.fitting import fit_platform
-from minitrain.validation.prediction import predict
 from minitrain.validation.rows import Row
 
 COMMON = {

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from minitrain.validation.cluster_tables import cluster_results
-from minitrain.validation.errors_by_table import RowResult
+from minitrain.validation.errors_by_table import RowResult, tables_folder
 from minitrain.validation.rows import read_rows
-from minitrain.validation.tables_of_package import tables_folder
 
 
 @pytest.fixture(scope="module")

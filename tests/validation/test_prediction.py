@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 import minitrain as mt
-from minitrain.validation.cases import Case, case_of
-from minitrain.validation.prediction import TERMS, _step, predict
+from minitrain.validation.cases import TERMS, Case, _step, case_of, predict
+from minitrain.validation.errors_by_table import TABLES, rows_of, tables_folder
 from minitrain.validation.rows import LackingError
-from minitrain.validation.tables_of_package import TABLES, rows_of, tables_folder
 from tests.validation.test_rows import USUAL, case
 
 

@@ -10,12 +10,16 @@ import pytest
 import minitrain as mt
 from minitrain.hardware import load_config
 from minitrain.hardware.platforms import find_platform
-from minitrain.validation.cases import Case, case_of
-from minitrain.validation.layouts import balanced_layers, stage_layers, unit_stages
-from minitrain.validation.prediction import predict
-from minitrain.validation.quickest_microbatch import case_and_prediction
-from minitrain.validation.rows import LackingError, Row, read_rows
-from minitrain.validation.sequence_shares import workload_of
+from minitrain.validation.cases import Case, case_and_prediction, case_of, predict
+from minitrain.validation.rows import (
+    LackingError,
+    Row,
+    balanced_layers,
+    read_rows,
+    stage_layers,
+    unit_stages,
+    workload_of,
+)
 from minitrain.workloads.unit_kernels import Style
 from minitrain.workloads.workload import USUAL as USUAL_PASS
 

@@ -12,9 +12,9 @@ import pytest
 
 import minitrain as mt
 from minitrain.validation import similar_runs
+from minitrain.validation.errors_by_table import tables_folder
 from minitrain.validation.similar_runs import NOTHING_LIKE_IT, Likeness, StoredError, stored_errors, stored_means
 from minitrain.validation.stored import stored, worse
-from minitrain.validation.tables_of_package import tables_folder
 
 ROOT = Path(__file__).parents[2]
 

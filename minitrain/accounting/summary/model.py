@@ -12,9 +12,16 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NoReturn, overload
 
-from minitrain.analysis.busy_time import BusyTimeSum, Interval, PassTimeSum, intervals_of, load_end_of
-from minitrain.analysis.communication import AxisSums, axis_finder
-from minitrain.analysis.totals_by_type import TypeSums
+from minitrain.analysis.breakdown import (
+    AxisSums,
+    BusyTimeSum,
+    Interval,
+    PassTimeSum,
+    TypeSums,
+    axis_finder,
+    intervals_of,
+    load_end_of,
+)
 from minitrain.errors import UsageError
 from minitrain.events import (
     LAUNCHED,

@@ -11,9 +11,7 @@ from minitrain.run.result import Run
 
 if TYPE_CHECKING:
     from minitrain.accounting.summary.model import RankTotals
-    from minitrain.analysis.breakdown import Breakdown, PassTimes
-    from minitrain.analysis.communication import AxisTotal
-    from minitrain.analysis.totals_by_type import TypeTotal
+    from minitrain.analysis.breakdown import AxisTotal, Breakdown, PassTimes, TypeTotal
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +62,7 @@ class SummaryRun(Run):
     @cached_property
     def communication_by_axis(self) -> dict[str, AxisTotal]:
         """What a rank communicates along each axis, on average; nothing where layers are alike, as nobody asks."""
-        from minitrain.analysis.communication import mean_by_axis  # noqa: PLC0415
+        from minitrain.analysis.breakdown import mean_by_axis  # noqa: PLC0415
 
         sums = [totals.by_axis for totals in self._totals]
         return mean_by_axis([each.totals() for each in sums if each is not None])

@@ -14,8 +14,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.sweeps.executors.lossy_workers import LossyWorkers
-from minitrain.sweeps.executors.own_processes import OwnProcesses
+from minitrain.sweeps.executors.own_processes import LossyWorkers, OwnProcesses
 
 DASK_PROTOCOLS = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
 _RAY = "ray"
@@ -62,10 +61,10 @@ def _lossy_workers(
     if executor is None:
         return contextlib.closing(OwnProcesses(jobs or os.cpu_count() or 1))
     if _is_ray(executor):
-        from minitrain.sweeps.executors.ray_workers import ray_workers  # noqa: PLC0415  (an extra)
+        from minitrain.sweeps.executors.cluster_workers import ray_workers  # noqa: PLC0415  (an extra)
 
         return ray_workers(_address_of_ray(executor) if isinstance(executor, str) else None, strategies)
-    from minitrain.sweeps.executors.dask_workers import dask_workers  # noqa: PLC0415  (an extra)
+    from minitrain.sweeps.executors.cluster_workers import dask_workers  # noqa: PLC0415  (an extra)
 
     return dask_workers(executor._client if _is_of_dask(executor) else executor, strategies)
 
