@@ -134,7 +134,7 @@ USAGE = [
         "twice.json: expected rows, found none; give a CSV file whose first line names the",
     ),
     ("validate c2 --layers missing.csv", "there is no table of measured layers missing.csv; give a CSV file"),
-    ("platform run twice.json", "a scenario has no key 'mem1'; use hardware_profile"),
+    ("platform run twice.json", "a scenario has no key 'mem1'; it may have hardware_profile"),
     ("run ddp --batch nan", "'--batch': "),
     ("run ddp --microbatch 0", "'--microbatch': "),
     ("run ddp --out mine.py", "--out must be a folder, but mine.py is none"),
@@ -377,12 +377,12 @@ def test_progress_is_silent_at_first_and_then_says_what_goes_on(
 def test_words_that_change_are_asked_for_again(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threading.Timer", _Timer)
     console = Console(force_terminal=terminal, width=80, file=Path("log").open("w"))  # noqa: SIM115
-    model = SimpleNamespace(log=[], dist=SimpleNamespace(detector=SimpleNamespace(finished_ranks=set())))
+    model = SimpleNamespace(_log=[], dist=SimpleNamespace(detector=SimpleNamespace(finished_ranks=set())))
     with RunsInProgress(console) as progress, console.file:
         progress.simulating("ddp")
         progress.watch(RunProgress([model]))  # type: ignore[list-item]  # all that is read of a model
         progress._timer.begin()  # type: ignore[attr-defined]  # of the test's timer
-        model.log += range(1234)
+        model._log += range(1234)
         if terminal:
             progress.say(progress._words)
         else:
