@@ -25,7 +25,7 @@ from typing import Any
 import minitrain as mt
 from minitrain.hardware.device import Unit
 from minitrain.validation.errors_by_table import tables_folder
-from minitrain.workloads.precision import PRECISIONS
+from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.transformer import Transformer
 
 LIKE, UNLIKE = mt.Link(2.86e9, 5e-5), mt.Link(0.115e9, 5e-5)  # of a node of the measured cluster

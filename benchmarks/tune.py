@@ -26,9 +26,8 @@ from minitrain.tuning.layouts import Columns, Structure
 from minitrain.tuning.peak_memory import peaks_of
 from minitrain.tuning.problem import TuningProblem
 from minitrain.tuning.result import Tuning
-from minitrain.tuning.search import Search
+from minitrain.tuning.search import Search, price_pipelines
 from minitrain.tuning.space import Candidate, axes_of, candidates
-from minitrain.tuning.worker_tasks import price_pipelines
 from minitrain.validation.cases import Case, case_of
 from minitrain.validation.errors_by_table import rows_of
 from minitrain.validation.rows import stage_layers, unit_stages

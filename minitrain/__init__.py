@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from minitrain.faults.goodput import Goodput, goodput
     from minitrain.grading.grader import Grade, grade
     from minitrain.hardware.clusters.cluster import Cluster
-    from minitrain.hardware.clusters.device_groups import Devices, Link
-    from minitrain.hardware.clusters.power import Thermal
+    from minitrain.hardware.clusters.device_groups import Devices, Link, Thermal
     from minitrain.hardware.fixed_durations import FixedPredictor
     from minitrain.hardware.measured_layers import MeasuredLayers
     from minitrain.hardware.platforms import Platform, platforms
@@ -61,9 +60,8 @@ if TYPE_CHECKING:
     from minitrain.tuning.tune import tune
     from minitrain.validation.validate import Validation, validate
     from minitrain.vector.price import Priced, price, price_async
-    from minitrain.workloads.latent_attention import LatentAttention
+    from minitrain.workloads.architecture import LatentAttention, Precision
     from minitrain.workloads.models import models
-    from minitrain.workloads.precision import Precision
     from minitrain.workloads.transformer import Transformer
 
 _HOMES = {
@@ -85,8 +83,7 @@ _HOMES = {
     "faults.goodput": ("Goodput", "goodput"),
     "grading.grader": ("Grade", "grade"),
     "hardware.clusters.cluster": ("Cluster",),
-    "hardware.clusters.device_groups": ("Devices", "Link"),
-    "hardware.clusters.power": ("Thermal",),
+    "hardware.clusters.device_groups": ("Devices", "Link", "Thermal"),
     "hardware.fixed_durations": ("FixedPredictor",),
     "hardware.measured_layers": ("MeasuredLayers",),
     "hardware.platforms": ("Platform", "platforms"),
@@ -112,9 +109,8 @@ _HOMES = {
     "tuning.tune": ("tune",),
     "validation.validate": ("Validation", "validate"),
     "vector.price": ("Priced", "price", "price_async"),
-    "workloads.latent_attention": ("LatentAttention",),
     "workloads.models": ("models",),
-    "workloads.precision": ("Precision",),
+    "workloads.architecture": ("LatentAttention", "Precision"),
     "workloads.transformer": ("Transformer",),
 }
 _MODULES = ("hw", "schedules")

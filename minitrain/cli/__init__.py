@@ -5,13 +5,13 @@ of all commands, each of which is imported when it is called.
 
 | module | what it does |
 |---|---|
-| `commands` | `minitrain run` and `compare`, whose files `wanted_traces` chooses |
+| `commands` | `minitrain run` and `compare` |
 | `strategies`, `models`, `prove`, `sweep`, `tune`, `plan`, `validate` | the commands of these names |
-| `trace`, `trace_noise` | `minitrain trace`: saved runs, drawn, exported and under noise |
-| `hw`, `layers`, `platform` | `minitrain hw`, its `layers-from-trace`, and `minitrain platform` |
-| `learn`, `teach` | `minitrain learn`, for learners and for teachers |
+| `trace` | `minitrain trace`: saved runs, drawn, exported and under noise |
+| `hw`, `platform` | `minitrain hw` and `minitrain platform` |
+| `learn` | `minitrain learn`, for learners and for teachers |
 | `fault_options` | `minitrain goodput`, and the options of `run` for devices that die |
-| `options`, `pricing_options`, `rank_options`, `worker_options` | options that several commands share |
+| `options`, `rank_options`, `budget_options`, `worker_options`, `recipe_option` | options that several commands share |
 | `output`, `failures` | what is printed; exit codes and messages of what goes wrong |
 """
 

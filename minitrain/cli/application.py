@@ -23,7 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "strategies:strategies",
         "List the shipped strategies; or show one: its options with their defaults, and the sizes that it needs.",
     ),
-    "trace": ("trace_noise:trace", "Show, explain and export saved runs."),
+    "trace": ("trace:trace", "Show, explain and export saved runs."),
     "prove": (
         "prove:prove",
         "Run strategies on real arrays, and compare what they train with what a single device trains.",
@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "fault_options:goodput",
         "Play days of a training run with failures, checkpoints and restarts, and print how much of them is training.",
     ),
-    "learn": ("teach:learn", "Learn by writing strategies: graded exercises."),
+    "learn": ("learn:learn", "Learn by writing strategies: graded exercises."),
     "models": ("models:app", "List and show the models that can be trained."),
     "hw": ("hw:hw", "List, show and check hardware configs."),
     "platform": ("platform:platform", "Simulate tasks that share devices, memories and links."),

@@ -12,9 +12,8 @@ import minitrain as mt
 from minitrain.cli import options as given
 from minitrain.cli import rank_options as ranks_given
 from minitrain.cli.failures import running
-from minitrain.cli.options import name_and_value
+from minitrain.cli.options import machine, name_and_value
 from minitrain.cli.output import print_json, print_lines
-from minitrain.cli.pricing_options import machine
 from minitrain.errors import UsageError
 from minitrain.run.strategy_loading import did_you_mean
 

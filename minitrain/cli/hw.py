@@ -1,4 +1,9 @@
-"""The commands `minitrain hw list`, `show`, `check`, `calibrate` and `validate`; others are added."""
+"""The commands `minitrain hw list`, `show`, `check`, `calibrate` and `validate`; others are added.
+
+The command `minitrain hw fit-platform`: one's own measured runs become a platform for `run` and `tune`.
+
+The command `minitrain hw layers-from-trace`: a profiler's trace becomes a table of layer times.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +11,173 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from minitrain.cli.failures import FAILED, USAGE, print_error
-from minitrain.cli.fit_platform import fit_platform
-from minitrain.cli.layers import layers_from_trace
 from minitrain.cli.options import AsJson, Debug
 from minitrain.cli.output import Progress, print_json, print_lines, print_table
+from minitrain.cli.worker_options import Jobs
 from minitrain.errors import HardwareConfigError
 from minitrain.files import write_text
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.cluster_files import names_cluster
-from minitrain.hardware.config_faults import every_fault
-from minitrain.hardware.config_files import is_shipped, parse, read_file, shipped_clusters, shipped_text
-from minitrain.hardware.figures import Figure, figures, sources_of
-from minitrain.hardware.overview import OverviewLine, counted, overview, title
+from minitrain.hardware.config_files import every_fault, is_shipped, parse, read_file, shipped_clusters, shipped_text
+from minitrain.hardware.measured_layers import write_layers
+from minitrain.hardware.overview import Figure, OverviewLine, counted, figures, overview, sources_of, title
 from minitrain.plain_text import printable
 from minitrain.trace.tables import plain_table
+
+if TYPE_CHECKING:
+    from minitrain.validation.fitting import FittedPlatform
+
+
+def fit_platform(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUNS.csv", help="Measured runs, in the columns of docs/accuracy.md.")
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the platform is called.")] = "mine",
+    start: Annotated[
+        str | None,
+        typer.Option("--start", metavar="NAME", help="The platform to begin with; that of the framework by default."),
+    ] = None,
+    numbers: Annotated[
+        str | None,
+        typer.Option("--numbers", metavar="NAME,...", help="The numbers that may be fitted, such as clock,eager."),
+    ] = None,
+    jobs: Jobs = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.json", help="The file to write; NAME.json by default.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
+) -> None:
+    """Fit a platform to measured runs, for `--platform FILE.json` of run, compare and tune.
+
+    Only numbers that predict runs better which were left out are fitted. The errors of these say how sure a prediction
+    is that the platform makes.
+    """
+    from minitrain.validation.fitting import NUMBERS, fit_platform  # noqa: PLC0415  (only for this command)
+
+    wanted = NUMBERS if numbers is None else [each.strip() for each in numbers.split(",") if each.strip()]
+    with Progress() as progress:
+        done = 0
+
+        def tell(num: int, _: int) -> None:
+            nonlocal done
+            done = num
+            if num == 1:
+                progress.say(lambda: f"{done} steps simulated")
+
+        fitted = fit_platform(runs, name=name, start=start, numbers=wanted, jobs=jobs, progress=tell)
+    written = fitted.platform.write(out or Path(f"{name}.json"))
+    if as_json:
+        print_json({**_summary(fitted), "file": str(written)})
+        return
+    print_table(_numbers_table(fitted))
+    print_lines(_lines(fitted, written))
+
+
+def _summary(fitted: FittedPlatform) -> dict[str, object]:
+    """Return a fit as plain values."""
+    return {
+        "platform": fitted.platform.name,
+        "numbers": fitted.platform.numbers(),
+        "intervals": fitted.intervals,
+        "mean_error_before": fitted.before,
+        "mean_error": fitted.after,
+        "mean_error_left_out": fitted.left_out,
+        "fitted_error": fitted.platform.fitted_error,
+        "rows": list(fitted.rows),
+        "skipped": [{"table": each.table, "row_id": each.row_id, "reason": each.reason} for each in fitted.skipped],
+    }
+
+
+def _numbers_table(fitted: FittedPlatform) -> Table:
+    """Return a row for each number of the platform."""
+    table = plain_table()
+    for column, width in (("number", 17), ("value", 9), ("nine in ten resampled", 14)):
+        table.add_column(column, overflow="fold", min_width=width)
+    for name, value in fitted.platform.numbers().items():
+        interval = fitted.intervals.get(name)
+        between = "" if interval is None else f"{interval[0]:.3g} to {interval[1]:.3g}"
+        shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+        table.add_row(Text(name), Text(printable(shown)), between)
+    return table
+
+
+def _lines(fitted: FittedPlatform, written: Path) -> list[str]:
+    """Return how good the fit is, and how it is used."""
+    platform = fitted.platform
+    skipped = [f"{len(fitted.skipped)} rows were not simulated: {fitted.skipped[0].reason}"] if fitted.skipped else []
+    return [
+        f"{printable(platform.fitted_on)}",
+        f"mean error {fitted.before:.1%} before, {fitted.after:.1%} fitted, {fitted.left_out:.1%} of runs left out",
+        *(printable(line) for line in skipped),
+        f"wrote {printable(str(written))}; use it by --platform {printable(str(written))}",
+    ]
+
+
+def layers_from_trace(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="A chrome trace of the PyTorch profiler, or .json.gz.")
+    ],
+    microbatch: Annotated[int, typer.Option("--microbatch", metavar="N", min=1, help="Samples of a pass.")],
+    annotation: Annotated[
+        str | None,
+        typer.Option(
+            "--annotation", metavar="NAME", help='A layer\'s range, such as "layer {layer}"; found by default.'
+        ),
+    ] = None,
+    embedding: Annotated[
+        str | None, typer.Option("--embedding", metavar="NAME", help="The embedding's range, which is then layer 0.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="NAME", help="The head's range, loss included: the last layer.")
+    ] = None,
+    num_layers: Annotated[
+        int | None,
+        typer.Option("--num-layers", metavar="N", min=1, help="Layers of the model, where the trace shows fewer."),
+    ] = None,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", min=1, help="Tensor-parallel degree.")] = 1,
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="What the table calls the model.")] = "",
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="What it calls the device; the trace's name by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The table to write.")] = Path("layers.csv"),
+    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
+) -> None:
+    """Read how long each layer keeps the device busy from a profiler's trace, for `--prices`.
+
+    Profile whole training steps with the activities CPU and CUDA. Layers are found by ranges
+    named "layer 0", by those of FSDP2, by calls of modules (with_stack=True), or by the order of kernels.
+    """
+    from minitrain.hardware.profiler_traces import Marks, TracedLayers  # noqa: PLC0415  (only for this command)
+
+    is_marked = annotation or embedding or head
+    marks = Marks(annotation or "layer {layer}", embedding, head) if is_marked else None
+    traced = TracedLayers.read(trace, marks)
+    rows = traced.rows(microbatch=microbatch, tp=tp, model=model, gpu=gpu, num_layers=num_layers)
+    write_layers(rows, out)
+    num_rows = [row.last_layer - row.first_layer + 1 for row in rows]
+    forward, backward, update = (
+        sum(num * getattr(row, f"{kind}_s") for num, row in zip(num_rows, rows, strict=True)) for kind in _KINDS
+    )
+    totals = f"forward {forward * 1e3:.4g} ms, backward {backward * 1e3:.4g} ms, update {update * 1e3:.4g} ms"
+    print_lines(
+        [
+            f"wrote {out}: {sum(num_rows)} layers, {totals}",
+            f"found by {traced.found_by}: {traced.coverage:.0%} of the time of all kernels but communication's",
+        ]
+    )
+
+
+_KINDS = ("forward", "backward", "update")
+
 
 hw = typer.Typer(no_args_is_help=True, help="List, show and check hardware configs.")
 

@@ -9,8 +9,8 @@ import typer
 
 import minitrain as mt
 from minitrain.cli import options as given
+from minitrain.cli.options import pricing
 from minitrain.cli.output import Progress, print_json, print_lines, user_prints_to_stderr
-from minitrain.cli.pricing_options import pricing
 
 Cluster = Annotated[
     str,

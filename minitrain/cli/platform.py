@@ -55,8 +55,11 @@ def _write_pictures(
 ) -> None:
     """Write what was asked for."""
     from minitrain.trace.chrome import write_chrome_trace  # noqa: PLC0415  (plotly only where somebody looks)
-    from minitrain.trace.layout import View  # noqa: PLC0415
-    from minitrain.trace.link_panel import LaneUse, Links  # noqa: PLC0415
+    from minitrain.trace.layout import (  # noqa: PLC0415
+        LaneUse,
+        Links,
+        View,
+    )
     from minitrain.trace.page import write_html  # noqa: PLC0415
 
     logs = {name: log for name, log in platform.logs().items() if log}

@@ -11,7 +11,7 @@ from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, message_of, print_error, saying_what_is_kept
 from minitrain.cli.output import Progress, print_json, print_lines, user_prints_to_stderr
 from minitrain.plain_text import text_of
-from minitrain.run.chosen_strategy import ChosenStrategy
+from minitrain.run.strategy_loading import ChosenStrategy
 from minitrain.workloads.models import find_model
 
 WORLD_SIZE, BATCH = 8, 16  # those of `mt.prove`; a test compares them

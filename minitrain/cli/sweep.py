@@ -14,13 +14,12 @@ import minitrain as mt
 from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
+from minitrain.cli.options import folding, pricing
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.pricing_options import pricing
-from minitrain.cli.wanted_traces import folding
 from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
-from minitrain.run.chosen_strategy import literal
+from minitrain.run.strategy_loading import literal
 from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.sweep import Sweep
 

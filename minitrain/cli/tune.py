@@ -15,16 +15,16 @@ from minitrain.analysis.labels import GIB, duration
 from minitrain.cli import budget_options
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
+from minitrain.cli.options import pricing
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.pricing_options import pricing
 from minitrain.cli.sweep import Results, in_words, parse_grid
 from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.plain_text import printable
-from minitrain.run.energy_figures import TokenBudget
+from minitrain.run.result import TokenBudget
 from minitrain.trace.tables import budget_cells, budget_columns
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
-from minitrain.tuning.rows import Row, distinct, memory_of, options_of
+from minitrain.tuning.search import Row, distinct, memory_of, options_of
 from minitrain.tuning.tune import HEAD_ROOM
 from minitrain.tuning.words import require_tool
 from minitrain.workloads.models import find_model

@@ -53,9 +53,8 @@ from minitrain.devices.operations import (
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.hardware import Processor, Rate, SystemConfig, load_config
 from minitrain.hardware.data_sheet import NO_DATA_SHEET, Cache, UnitLimits
-from minitrain.hardware.device import Rows, efficiency_at
+from minitrain.hardware.device import KernelRates, Rows, efficiency_at
 from minitrain.hardware.kernel_device import TILES
-from minitrain.hardware.kernel_rates import KernelRates
 
 Bound = Literal["compute", "memory"]
 FIDELITIES = ("default", "seed")

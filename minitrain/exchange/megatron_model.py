@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from minitrain.exchange.recipe import called_as_shipped
-from minitrain.workloads.latent_attention import LatentAttention
-from minitrain.workloads.precision import PRECISIONS, Precision
+from minitrain.workloads.architecture import PRECISIONS, LatentAttention, Precision
 from minitrain.workloads.transformer import Transformer
 
 Fields = dict[str, Any]

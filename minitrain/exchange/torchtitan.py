@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from minitrain.exchange.recipe import OF_TORCHTITAN, SECTIONS_OF_TORCHTITAN, Recipe, same_model
+from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.models import models
-from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.workload import RECOMPUTE
 

@@ -56,7 +56,7 @@ from minitrain.events import Event, Outage
 from minitrain.hardware.price import RankPredictors, predictor_of
 from minitrain.rank.shares import Shares
 from minitrain.run.faults import Fault, FaultRate, Recovery
-from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import framework_of
 

@@ -40,10 +40,10 @@ from minitrain.faults.disturbed_run import (
     smaller_steps,
     young_s,
 )
-from minitrain.hardware.reliability import mtbf_hours_of, require_devices, require_mtbf
+from minitrain.hardware.data_sheet import mtbf_hours_of, require_devices, require_mtbf
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.faults import Recovery, require_recovery
-from minitrain.run.prepared_run import prepare
+from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.signatures import shows_run_parameters
 from minitrain.run.simulation import simulate_prepared
@@ -365,7 +365,7 @@ def goodput(
         checkpoint_bytes: size of a checkpoint; what the ranks' weights and optimizer states take if None.
         asynchronous: write checkpoints beside the training; it waits only for the copy into host memory.
         mtbf_hours: mean time between failures of a device, hours, for all or by hardware config, group of a cluster, or
-            family; the published one of its family if None (see `minitrain.hardware.reliability`).
+            family; the published one of its family if None (see `minitrain.hardware.data_sheet`).
         samples: how many runs to play.
         seed: the same seed gives the same samples.
         parameters: those of `simulate`, and the strategy's own options; `recovery` says what happens after a failure.

@@ -26,19 +26,15 @@ from minitrain.folding.run import FoldedRun
 from minitrain.folding.unlike_ranks import are_alike, labels_of
 from minitrain.hardware import FlatTopology, HierarchicalTopology
 from minitrain.hardware.fixed_durations import FixedPredictor
-from minitrain.hardware.kernel_predictor import KernelPredictor
-from minitrain.hardware.layer_predictor import LayerPredictor
 from minitrain.hardware.measured_topology import MeasuredTopology
-from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.hardware.predictor import KernelPredictor, LayerPredictor, RuntimePredictor
 from minitrain.hardware.price import Predictor, RankPredictors
 from minitrain.rank.final_weights import IN_PARTS, check_final_weights
-from minitrain.run.exclusions import asks_to_fold
+from minitrain.run.device_memory import kinds_of_journals, watching_memory
 from minitrain.run.garbage_collection import rare_collections
-from minitrain.run.memory_reports import kinds_of_journals
-from minitrain.run.out_of_memory import watching_memory
-from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.parameters import asks_to_fold
 from minitrain.run.progress import RunProgress
-from minitrain.run.rank_tasks import require_nothing_left, run_ranks
+from minitrain.run.rank_tasks import PreparedRun, require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.trained_model import trained_model_of
 from minitrain.run.variants import LEAST_RANKS_A_CLASS
@@ -110,7 +106,7 @@ def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
     if isinstance(predictor, RankPredictors) and predictor.cluster is None:
         raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
-    if hasattr(predictor, "parts"):  # of several machines: `minitrain.hardware.many_predictors`
+    if hasattr(predictor, "parts"):  # of several machines: `minitrain.hardware.fleets`
         for part in predictor.parts:
             _require_prices_alike(part.predictor)
         return

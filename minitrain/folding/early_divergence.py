@@ -12,9 +12,8 @@ from collections.abc import Hashable
 
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.model import FoldedModel, model_of_class
-from minitrain.run.out_of_memory import watching_memory
-from minitrain.run.prepared_run import PreparedRun
-from minitrain.run.rank_tasks import end_all
+from minitrain.run.device_memory import watching_memory
+from minitrain.run.rank_tasks import PreparedRun, end_all
 from minitrain.transport.task_ownership import collecting_unretrieved_errors, task_of_rank
 
 

@@ -10,7 +10,7 @@ from minitrain.events import COMM, Stream
 from minitrain.folding.attempt import FoldAttempt, in_engine
 from minitrain.folding.per_rank_values import PerRankInt, per_rank
 from minitrain.folding.prices import groups_by_shape
-from minitrain.hardware.rank_placement import RankNodes
+from minitrain.hardware.topology import RankNodes
 from minitrain.transport.groups import Group, Mesh
 
 

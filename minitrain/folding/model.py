@@ -19,13 +19,13 @@ from minitrain.folding.sequences import keep_shards_apart, tells_classes_apart
 from minitrain.folding.unlike_ranks import Labels, labels_of, require_alike
 from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
-from minitrain.hardware.rank_placement import RankNodes
+from minitrain.hardware.topology import RankNodes
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.rank import sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
 from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.state import refuse_change
-from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.rank_tasks import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.tensors.placed import ActivationShard
 from minitrain.transport.dist import Dist

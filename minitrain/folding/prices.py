@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minitrain.folding.attempt import FoldAttempt
-from minitrain.hardware.rank_placement import RankNodes
+from minitrain.hardware.topology import RankNodes
 
 
 def groups_by_shape(attempt: FoldAttempt, nodes: RankNodes, rank: int, axes: frozenset[str]) -> list[Sequence[int]]:

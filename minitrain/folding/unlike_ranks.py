@@ -17,7 +17,7 @@ from minitrain.folding.attempt import DivergesError, FoldAttempt
 from minitrain.hardware.price import RankPredictors
 
 if TYPE_CHECKING:
-    from minitrain.run.prepared_run import PreparedRun
+    from minitrain.run.rank_tasks import PreparedRun
 
 Labels = Sequence[Hashable]
 

@@ -11,8 +11,8 @@ from typing import Any
 from minitrain.errors import MinitrainError
 from minitrain.grading.exercise import Case, Exercise
 from minitrain.grading.replay import replayed
-from minitrain.run.prepared_run import prepare
 from minitrain.run.progress import RunProgress
+from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 

@@ -8,21 +8,16 @@ a price is, and what every predictor answers. The other files, by what a reader 
 
 | what | files |
 |---|---|
-| the predictor of a run | `chosen_predictor` makes it, by a `pricing`; `kernel_predictor` prices by kernels |
-| a device | `device` (roofline); `kernel_device` (single kernels), by `kernel_rates` or `derived_rates` |
-| a network | `network` (one tier), `topology` (which carries what), `rank_placement` |
-| how collectives go | `collective_algorithms` (words, and NCCL's rule), `two_level_collectives` |
-| transfers by size | `measured_topology`, by a `transfer_curve` |
-| times that are given | `fixed_durations`; `measured_layers` with `layer_predictor` |
-| times from a profiler | `profiler_traces` with `trace_layers`, `trace_launches` and `trace_ranges` |
+| the predictor of a run | `predictor`: by the roofline, by kernels, or by measured layers |
+| a device | `device` (roofline, and rates of kernels); `kernel_device` (single kernels) |
+| a network | `network` (one tier), `topology` (which carries what), `measured_topology` |
+| times that are given | `fixed_durations`; `measured_layers` |
+| times from a profiler | `profiler_traces` |
 | what a framework adds | `platforms` |
-| several machines at once | `many_predictors`, by `per_machine` numbers |
-| the formulas of `device`, `topology` and `kernel_device` for these | `roofline_fleet`, `kernel_fleet` |
+| several machines at once | `fleets`, by `per_machine` numbers |
 | the description of a machine | `config`, with its `data_sheet`; `config_variation` changes figures |
-| its file | `config_files`, `yaml_files`, `profile_files` read it |
-| its rules | `config_schema`, `data_sheet_schema`, `config_leaves`; `config_faults` words what is wrong |
-| what `minitrain hw` shows of it | `overview`, `figures` |
-| how often devices fail | `reliability` |
+| its file | `config_files` and `profile_files` read it; `config_schema` and `config_leaves` are its rules |
+| what `minitrain hw` shows of it | `overview` |
 
 `clusters` has clusters of unlike devices.
 """

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError
 from minitrain.hardware import config_files as files
-from minitrain.hardware.config_faults import label_of, refuse, shown
+from minitrain.hardware.config_files import label_of, refuse, shown
 from minitrain.hardware.data_sheet import NO_DATA_SHEET, DataSheet
-from minitrain.hardware.device import Memory, Processor, Rate
-from minitrain.hardware.kernel_rates import AttentionRate, KernelRates, MatmulRate
-from minitrain.hardware.network import Network, select_tier
+from minitrain.hardware.device import AttentionRate, KernelRates, MatmulRate, Memory, Processor, Rate
+from minitrain.hardware.network import Network, TransferCurve, select_tier
 from minitrain.hardware.profile_files import KEY as PROFILE_KEY
 from minitrain.hardware.profile_files import config_of_profile
-from minitrain.hardware.transfer_curve import TransferCurve
 
 if TYPE_CHECKING:
     from minitrain.hardware.config_schema import (

@@ -2,19 +2,175 @@
 
 A file is read only if it is a regular file of at most 1 MB; keys that come twice in one object are found
 (JSON readers silently keep the last) and reported with their paths.
+
+How messages describe the faults of a config file: where, what was expected, what was found.
+
+Hardware configs as YAML: the same data as JSON, and the `hardware_profile:` files of the virtual platform.
+
+PyYAML follows YAML 1.1, where `1e3` is text and `on` is true. Here numbers are those of YAML 1.2, and true and false
+are spelled so. Anchors are refused: nobody needs them in a config, and a few lines of them can describe gigabytes.
 """
+
+from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware.config_faults import TOO_DEEP, key_path, label_of, refuse
-from minitrain.hardware.yaml_files import is_yaml, parse_yaml
+
+TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
+
+MOST_SHOWN = 8  # faults of one file: more than anybody mends at once
+_LONGEST = 40  # characters of a found string, digits of a found integer
+
+
+def refuse(label: str, faults: list[str]) -> HardwareConfigError:
+    """Return the one error of a config that names its first faults (facts: `path`, and `faults`, which has all)."""
+    title, *lines = every_fault(label, faults)
+    return HardwareConfigError("\n".join(first_faults(title, lines, len(lines))), path=label, faults=tuple(faults))
+
+
+def every_fault(label: str, faults: Sequence[str]) -> list[str]:
+    """Return the lines that name all faults of a config, below a title if there are several."""
+    lines = [f"{label}: {fault}" for fault in faults]
+    return lines if len(lines) == 1 else [f"{label}: {len(lines)} faults", *lines]
+
+
+def first_faults(title: str, faults: Sequence[str], number: int) -> list[str]:
+    """Return the lines that name several faults: what has them, the first ones, and how many more there are.
+
+    >>> first_faults("x.json: 3 faults", ["a", "b"], 3)
+    ['x.json: 3 faults', 'a', 'b', '... and 1 more']
+    """
+    shown_faults = faults[:MOST_SHOWN]
+    more = number - len(shown_faults)
+    return [title, *shown_faults, *([f"... and {more} more"] if more else [])]
+
+
+def label_of(path: str) -> str:
+    """Return a path as messages may print it, whatever bytes it is made of."""
+    return path if path.isprintable() else ascii(path)
+
+
+def key_path(location: tuple[int | str, ...]) -> str:
+    """Return a place in a config as people write it.
+
+    >>> key_path(("networks", 0, "ops", "all_reduce", 1))
+    'networks[0].ops.all_reduce[1]'
+    """
+    path = ""
+    for key in location:
+        if isinstance(key, str) and key.replace("-", "_").isidentifier():
+            path += f".{key}" if path else key
+        else:
+            path += f"[{json.dumps(key)}]"
+    return path
+
+
+def shown(value: Any) -> str:
+    """Return a found value in a few words, as JSON writes it.
+
+    >>> shown([1, None]), shown("x"), shown({"a": 1})
+    ('[1, null]', '"x"', 'an object')
+    """
+    if isinstance(value, str):
+        return json.dumps(value if len(value) <= _LONGEST else value[:_LONGEST] + "...")
+    if isinstance(value, bool | float) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**_LONGEST else "a huge number"
+    if isinstance(value, list | tuple):
+        return _list_shown(value)
+    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+
+
+def _list_shown(values: list[Any] | tuple[Any, ...]) -> str:
+    """Write a short flat list in full and count any other."""
+    if len(values) > 4 or any(isinstance(value, list | tuple | dict) for value in values):
+        return f"a list of {len(values)}"
+    return f"[{', '.join(map(shown, values))}]"
+
+
+_FLOAT = re.compile(r"^[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
+_INT = re.compile(r"^[-+]?[0-9][0-9_]*$")
+_BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
+_NULL = re.compile(r"^(~|null|Null|NULL|)$")
+_SHAPES = (("bool", _BOOL), ("null", _NULL), ("float", _FLOAT))
+_MAX_DIGITS = 400
+
+
+def is_yaml(label: str) -> bool:
+    """Whether a file's name says that it is YAML."""
+    return label.lower().endswith((".yaml", ".yml"))
+
+
+def parse_yaml(text: str, label: str, make_object: Any) -> Any:
+    """Return the data of a YAML text.
+
+    Args:
+        text: the content of a file.
+        label: what messages call the config.
+        make_object: makes an object of its (key, value) pairs.
+
+    Returns:
+        Whatever the text holds.
+
+    Raises:
+        HardwareConfigError: it is not YAML, has anchors, or is nested too deeply to be read.
+    """
+    import yaml  # noqa: PLC0415 - only where a file is YAML
+
+    try:
+        return _loader(make_object)(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise refuse(label, [f"expected YAML, found a mistake{where}: {error.problem}"]) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise refuse(label, [f"expected YAML, found a mistake: {str(error).splitlines()[0]}"]) from None
+    except RecursionError:
+        raise refuse(label, [TOO_DEEP]) from None
+
+
+def _number(text: str) -> float:
+    """Read a number; an integer with more digits than a float can hold becomes infinite, and so a fault."""
+    plain = text.replace("_", "")
+    return int(plain) if _INT.match(text) and len(plain) <= _MAX_DIGITS else float(plain)
+
+
+@cache
+def _loader(make_object: Any) -> Any:
+    """Return the class that reads YAML as JSON would."""
+    import yaml  # noqa: PLC0415
+
+    class Loader(yaml.SafeLoader):
+        """YAML with the scalars of JSON, without anchors."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                event = self.peek_event()  # type: ignore[no-untyped-call]
+                problem = "anchors are not allowed; write it out"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            return super().compose_node(parent, index)
+
+    def mapping(loader: Any, node: Any) -> Any:
+        read = [[loader.construct_object(item, deep=True) for item in pair] for pair in node.value]
+        return make_object([(key if isinstance(key, str) else str(key), value) for key, value in read])
+
+    def number(loader: Any, node: Any) -> float:
+        return _number(loader.construct_scalar(node))
+
+    Loader.yaml_implicit_resolvers = {None: [(f"tag:yaml.org,2002:{kind}", shape) for kind, shape in _SHAPES]}
+    Loader.add_constructor("tag:yaml.org,2002:float", number)
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    return Loader
+
 
 MAX_BYTES = 1_000_000
 CLUSTERS = "clusters"  # the folder of clusters, beside the configs

@@ -2,6 +2,11 @@
 
 Figures in papers often count time in units: a forward takes 1, a backward takes 2. `FixedPredictor(forward=1,
 backward=2)` does the same. There is no device behind it, and no network.
+
+Predictors whose loads take no time: of a run whose weights are there before it begins.
+
+Where ranks load for unequal times, the clocks of a run do not say what its step takes (see
+`minitrain.analysis.breakdown`). A run that keeps no events is executed once more with these.
 """
 
 from __future__ import annotations
@@ -9,11 +14,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from minitrain.errors import UsageError
 from minitrain.events import EVENT_TYPES, PASSES, UPDATE
-from minitrain.hardware.collective_algorithms import no_such_algorithm
-from minitrain.hardware.price import Price
+from minitrain.hardware.network import no_such_algorithm
+from minitrain.hardware.price import FREE, Predictor, Price, RankPredictors
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, PassMode, Workload
 
@@ -120,3 +126,48 @@ class FixedPredictor:
     def _price(self, typ: str, size_bytes: float = 0) -> Price:
         seconds = self.durations.get(typ, 0.0)
         return Price(seconds * self._slowdown if typ in _SLOWED and self._slowdown != 1 else seconds, size_bytes)
+
+
+P = TypeVar("P")
+
+
+def with_free_loading(predictor: P) -> P:
+    """Return the same predictor, or predictors of ranks, with loads that take no time."""
+    if not isinstance(predictor, RankPredictors):
+        return _FreeLoading(predictor)  # type: ignore[return-value]  # which answers all that the predictor does
+    free = {id(each): _FreeLoading(each) for each in predictor.predictors}
+    ranks: Any = copy.copy(predictor)
+    ranks.predictors = tuple(free[id(each)] for each in predictor.predictors)
+    return ranks  # type: ignore[no-any-return]  # predictors of ranks
+
+
+class _FreeLoading:
+    """A predictor with loads that take no time.
+
+    Args:
+        own: what prices all else.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_own":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+    def load(self, *_: Any, **__: Any) -> Price:
+        """Price loading: it takes no time."""
+        return FREE
+
+    def slowed(self, factor: float) -> Predictor:
+        """Return the same predictor for a rank whose computing takes `factor` times as long."""
+        return _FreeLoading(self._own.slowed(factor))
+
+    def slowed_by(self, factors: Any) -> Any:
+        """Return the same predictor of several machines for a rank that is a straggler on some of them."""
+        return _FreeLoading(self._own.slowed_by(factors))
+
+    def training(self, workload: Any) -> Predictor:
+        """Return the same machine for another workload."""
+        return _FreeLoading(self._own.training(workload))

@@ -32,23 +32,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from minitrain.errors import UsageError
-from minitrain.hardware.collective_algorithms import (
+from minitrain.hardware.network import (
     MEASURED_NODES,
     MEASURED_RANKS,
+    Split,
     no_such_algorithm,
     overhead_s,
     require_algorithm,
     require_two_levels,
+    wire_share,
 )
 from minitrain.hardware.topology import RING_OPS, HierarchicalTopology, Transfer
-from minitrain.hardware.transfer_curve import wire_share
-from minitrain.hardware.two_level_collectives import Split
 from minitrain.operations.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
-    from minitrain.hardware.network import Network
+    from minitrain.hardware.network import Network, TransferCurve
     from minitrain.hardware.topology import GroupShape
-    from minitrain.hardware.transfer_curve import TransferCurve
 
 
 @final

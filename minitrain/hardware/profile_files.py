@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
-from minitrain.hardware.config_faults import refuse, shown
+from minitrain.hardware.config_files import refuse, shown
 from minitrain.operations.collectives import RING_ROWS
 
 KEY = "hardware_profile"

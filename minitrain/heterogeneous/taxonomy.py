@@ -38,7 +38,7 @@ from minitrain.devices.simulator import DeviceSimulator, make_simulator
 from minitrain.errors import UsageError
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.hardware.clusters.predictors import system_of
+from minitrain.hardware.clusters.cluster_network import system_of
 from minitrain.workloads.field_faults import closest
 
 _VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128), ("sse2", 128))

@@ -27,8 +27,7 @@ from minitrain.trace.explanation_panel import section
 from minitrain.trace.gantt import MAX_BARS, drawn_bars
 from minitrain.trace.layout import FIGURE_STYLE, GRID
 from minitrain.trace.notebook_figure import NotebookFigure
-from minitrain.trace.page import html_table, write_page
-from minitrain.trace.page_script import payload
+from minitrain.trace.page import html_table, payload, write_page
 from minitrain.trace.run_folder import view_of
 
 if TYPE_CHECKING:

@@ -28,18 +28,18 @@ import numpy as np
 from minitrain.analysis.labels import duration
 from minitrain.analysis.timeline import Bools
 from minitrain.errors import UsageError
-from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.config_variation import numbers_of, varied_configs
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.platforms import Platform
-from minitrain.hardware.pricing import ROOFLINE, Pricing
+from minitrain.hardware.predictor import make_predictor
+from minitrain.hardware.price import ROOFLINE, Pricing
 from minitrain.noise.activities import Activities, make_activities
 from minitrain.noise.distribution import PathFinder
 from minitrain.noise.monte_carlo import require_events
 from minitrain.noise.noise import COMMUNICATION, COMPUTING
 from minitrain.run.data_frames import data_frame
 from minitrain.run.event_loops import run_to_end
-from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
 from minitrain.vector.execution import Config, Machines, step_times
 

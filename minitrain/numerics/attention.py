@@ -37,7 +37,7 @@ from minitrain.numerics.attention_core import (
 )
 from minitrain.numerics.elementary import normalised, normalised_backward, outer_sum, over_tokens
 from minitrain.numerics.units import Gradients, UnitArithmetic, UnitWeights, bias_gradient
-from minitrain.workloads.latent_attention import LatentAttention as Sizes
+from minitrain.workloads.architecture import LatentAttention as Sizes
 from minitrain.workloads.transformer import Transformer
 
 

@@ -17,7 +17,7 @@ Layouts that are pipelines beside one another, whose stages are groups of device
 
 Dividing a power budget between groups of devices, by what a watt buys.
 
-Under a cap a device's clock grows with the cube root of its dynamic power (`minitrain.hardware.clusters.power`). The
+Under a cap a device's clock grows with the cube root of its dynamic power (see `minitrain.hardware.clusters`). The
 time of a step that is divided by speed is inverse to the sum of rate x clock over all devices, so this sum is
 maximised. With d the dynamic power of a device at its full clock and x its share of it, it is the sum of
 rate x^(1/3), subject to a given sum of d x. By Lagrange, x grows with (rate / d)^(3/2), and is 1 at most.
@@ -50,9 +50,8 @@ from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.clusters.device_groups import Devices
 from minitrain.planning.device_times import DeviceTimes
 from minitrain.rank.shares import Shares
-from minitrain.run.chosen_strategy import choose_strategy
-from minitrain.run.strategy_loading import takes_option
-from minitrain.workloads.precision import Precision
+from minitrain.run.strategy_loading import choose_strategy, takes_option
+from minitrain.workloads.architecture import Precision
 
 DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees that are tried: those within a node."""

@@ -29,16 +29,16 @@ from minitrain.errors import MinitrainError, UsageError, require_count
 from minitrain.hardware import load_config
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.hardware.clusters.power import require_positive
+from minitrain.hardware.clusters.device_groups import require_positive
 from minitrain.planning.device_times import DeviceTimes, steps_by_precision
 from minitrain.planning.layouts import Candidate, layouts, subsets
 from minitrain.planning.result import REFINED, SIMULATED, Plan, Verdict
 from minitrain.rank.shares import Shares
-from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
+from minitrain.run.strategy_loading import choose_strategy
+from minitrain.workloads.architecture import Precision
 from minitrain.workloads.models import find_model
-from minitrain.workloads.precision import Precision
 from minitrain.workloads.workload import Recompute, as_recompute
 
 _SHOWN = 3  # kinds of reason

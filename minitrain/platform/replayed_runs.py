@@ -23,7 +23,7 @@ from minitrain.events import COMM, HOST_MOVES, LAYER, OFFLOAD, PRICE, RECV, SEND
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.network import Network
 from minitrain.hardware.price import Price
-from minitrain.hardware.rank_placement import nodes_in_rank_order
+from minitrain.hardware.topology import nodes_in_rank_order
 from minitrain.platform.fair_sharing import FairSharing, Flow, at
 from minitrain.platform.links import ClusterLinks, Lane, Routes
 from minitrain.platform.platform import VirtualHardwarePlatform

@@ -40,8 +40,7 @@ from minitrain.tensors.placed import (
     QueriesGrad,
     WeightGradPart,
 )
-from minitrain.workloads.context import Context
-from minitrain.workloads.workload import Recompute
+from minitrain.workloads.workload import Context, Recompute
 
 _ALL = frozenset([0])
 

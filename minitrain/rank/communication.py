@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
-from minitrain.hardware.collective_algorithms import require_algorithm
+from minitrain.hardware.network import require_algorithm
 from minitrain.hardware.price import PENDING
 from minitrain.rank.host_memory import HostMemory
 from minitrain.rank.launched_memory import LaunchedMemory
@@ -103,7 +103,7 @@ class Communication(HostMemory):
             layer: the layer that the event names.
             group: who takes part; all ranks by default.
             algorithm: "ring", "tree" or "hierarchical"; the network's own choice by default (see
-                `minitrain.hardware.collective_algorithms`). It changes the price, not the sum.
+                `minitrain.hardware.network`). It changes the price, not the sum.
 
         Raises:
             CollectiveMismatchError: the ranks bring what cannot be summed, or ask for different algorithms.

@@ -12,7 +12,7 @@ See `minitrain.tensors.placed` for the tensors. In the order of a step:
 
 The layer's input stands for what router and shared experts keep, and the copies that arrived for what the experts keep.
 The strategy stores what experts have made until `backward_combine`; once combined it takes no memory, since routers'
-probabilities are multiplied in before the last matrix (see `minitrain.workloads.feed_forward`).
+probabilities are multiplied in before the last matrix (see `minitrain.workloads.unit`).
 
 Backward computes norms, activation functions and shared experts again by itself, where it is to. All of a layer
 (`recompute` "moe" or "full") is the strategy's to take again, since tokens travel again: it frees the copies after
@@ -48,9 +48,8 @@ from minitrain.tensors.placed import (
     RouterWeight,
     turned_into,
 )
-from minitrain.workloads.context import Context
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
-from minitrain.workloads.workload import USUAL, PassMode, Recompute
+from minitrain.workloads.workload import USUAL, Context, PassMode, Recompute
 
 
 class ExpertComputation(RankState):

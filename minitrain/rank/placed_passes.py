@@ -34,8 +34,7 @@ from minitrain.tensors.placed import (
     in_context,
 )
 from minitrain.tensors.sequence_parts import SequencePart
-from minitrain.workloads.context import NONE, Context
-from minitrain.workloads.workload import USUAL, PassMode
+from minitrain.workloads.workload import NONE, USUAL, Context, PassMode
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState

@@ -8,7 +8,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import TensorTypeError
-from minitrain.hardware.config_faults import shown
+from minitrain.hardware.config_files import shown
 from minitrain.rank.laws import broken
 
 if TYPE_CHECKING:

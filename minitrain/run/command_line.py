@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
-from minitrain.run.chosen_strategy import split_options
 from minitrain.run.parameters import DEFAULTS
+from minitrain.run.strategy_loading import split_options
 
 OPTIONS: Mapping[str, str] = {
     "workload": "--model",

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
-from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, SIZES, split_keywords
 from minitrain.run.progress import Watch
@@ -23,7 +22,7 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.signatures import shows_run_parameters
 from minitrain.run.simulation import simulate
-from minitrain.run.strategy_loading import Strategy
+from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy
 from minitrain.run.trained_model import described, facts_of, name_of_workload, trained_model_of
 
 if TYPE_CHECKING:

@@ -28,15 +28,25 @@ the workspace, PyTorch's default for cuBLAS (":4096:2:16:8"). Reserved memory is
 tables; buffers and context together are 0.2 to 1 GiB. These last three are estimates, and fitted to no table.
 
 Left out: arrays of less than a layer that live for a kernel, and how long a block stays unusable.
+
+What a run reports about its memory: what filled the device's, of which kinds, and what was outside the stores.
+
+Reporting that a rank holds more than its device's memory, at the first moment that it does.
+
+Runs of transformers are judged at their end, by all that a device must hold (`minitrain.run.device_memory`): what
+communication libraries keep is known then. Others are judged by their tensors alone, while they run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
+from minitrain.errors import OutOfMemoryError
 from minitrain.events import (
     COMM,
     LAUNCHED,
@@ -50,7 +60,11 @@ from minitrain.events import (
     STRIDE,
     TYP,
     UNITS_PER_ELEMENT,
+    MemoryChange,
 )
+from minitrain.rank.memory_by_kind import MEMORY_KINDS
+from minitrain.rank.model import Model
+from minitrain.transport.task_ownership import running_rank
 
 BLOCK_BYTES = 512
 SEGMENT_BYTES = 2 * 2**20
@@ -221,3 +235,185 @@ def _num_groups(rows: Sequence[Any]) -> int:
     groups = {stream.group for stream in streams if stream.kind == COMM}
     num_groups = sum(group is None or len(group) > 1 for group in groups)
     return num_groups + any(stream.kind in (SEND, RECV) for stream in streams)
+
+
+_KIND_OF_STORE = MappingProxyType(
+    {
+        "weights": "weights",
+        "grad_weights": "gradients",
+        "opt_states": "optimizer",
+        "activations": "activations",
+        "grad_activations": "activations",
+        "logits": "logits",
+        "in_flight": "buffers",
+    }
+)
+
+
+def kinds_of_journals(journals: Sequence[Sequence[MemoryChange]], bytes_per_element: int) -> dict[str, float]:
+    """Return the bytes of each kind on the rank whose stores held most, when they did."""
+    peaks = [_peak_of(journal) for journal in journals]
+    elements, place, rank = max((total, -place, -rank) for rank, (total, place) in enumerate(peaks))
+    found = dict.fromkeys(MEMORY_KINDS, 0.0)
+    for change in journals[-rank][: 1 - place] if elements else ():
+        found[_KIND_OF_STORE[change.kind]] += change.elements * bytes_per_element
+    return found
+
+
+def _peak_of(journal: Sequence[MemoryChange]) -> tuple[float, int]:
+    """Return the most elements that a rank's stores held, and after which change first."""
+    total, peak, place = 0.0, 0.0, 0
+    for index, change in enumerate(journal):
+        total += change.elements
+        if total > peak:
+            peak, place = total, index
+    return peak, place
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Where and when a device had to hold more than its memory: a transformer's when fullest, other workloads' first.
+
+    Args:
+        rank: the rank; the first in time, or of a transformer that with the largest excess.
+        time: its clock then, s.
+        capacity_bytes: the device's memory.
+        held_bytes: what the rank held, by store; of a transformer by kind, with what is needed beside tensors.
+        device: what the cluster calls the rank's device; "" where all devices are alike.
+    """
+
+    rank: int
+    time: float
+    capacity_bytes: float
+    held_bytes: Mapping[str, float]
+    device: str = ""
+
+    @property
+    def excess_bytes(self) -> float:
+        """Return by how much that is more than the device's memory."""
+        return sum(self.held_bytes.values()) - self.capacity_bytes
+
+    def __str__(self) -> str:
+        least = 1e-4 * self.capacity_bytes  # what does not matter is not told
+        filled = ", ".join(
+            f"{name} {size / 2**30:.3g} GiB"
+            for name, size in sorted(self.held_bytes.items(), key=lambda item: -item[1])
+            if size > least
+        )
+        device = f" ({self.device})" if self.device else ""
+        return (
+            f"out of memory on rank {self.rank}{device} at {self.time:.6g} s: "
+            f"{sum(self.held_bytes.values()) / 2**30:.4g} GiB held of {self.capacity_bytes / 2**30:.4g} GiB ({filled})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOutsideStores:
+    """The most that a rank held outside its stores, in variables and containers, at the beginning of an operation.
+
+    Args:
+        rank: the rank that held the most.
+        time: its clock then, s.
+        elements: how much it held.
+        elements_by_line: how much of it each line of the strategy made, most first.
+    """
+
+    rank: int
+    time: float
+    elements: float
+    elements_by_line: Mapping[str, float]
+
+    def __str__(self) -> str:
+        made = ", ".join(f"{elements:.4g} made at {line}" for line, elements in self.elements_by_line.items())
+        return f"{self.elements:.4g} elements on rank {self.rank} at {self.time:.6g} s: {made}" if made else "nothing"
+
+
+@contextlib.contextmanager
+def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[OutOfMemory]]:
+    """Provide a list into which each rank reports the first time that it holds more than its device can.
+
+    Args:
+        models: the ranks, each with its own device.
+        strict: raise at once, or at the end of the run where a launched result comes from another rank.
+
+    Raises:
+        OutOfMemoryError: with `strict`, a rank held too much.
+    """
+    excesses: list[OutOfMemory] = []
+    element_bytes = models[0]._runtime_predictor.workload.bytes_per_element  # all ranks train the same
+
+    def report(model: Model, capacity_bytes: float) -> None:
+        held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
+        device = getattr(model._runtime_predictor, "device_name", "")
+        moment = moment_of_excess(model, units_of(capacity_bytes, element_bytes))
+        excess = OutOfMemory(model._rank, moment, capacity_bytes, held, device)
+        excesses.append(excess)
+        if strict and running_rank() in (
+            None,
+            model._rank,
+        ):  # or another rank's operation has delivered it
+            raise error_of(excess)
+
+    for model in models:
+        capacity_bytes = model._runtime_predictor.capacity_bytes
+        if capacity_bytes is not None:
+            counted = model._meter
+            counted.limit_units = units_of(capacity_bytes, element_bytes)
+            counted.on_overflow = partial(report, model, capacity_bytes)
+    try:
+        yield excesses
+        if strict and excesses:
+            raise error_of(min(excesses, key=when))
+    finally:
+        for model in models:
+            model._meter.on_overflow = None  # it would keep the model alive
+
+
+def units_of(size_bytes: float, element_bytes: int) -> float:
+    """Return bytes in the units that an account of memory counts."""
+    return size_bytes / element_bytes * UNITS_PER_ELEMENT
+
+
+def when(excess: OutOfMemory) -> tuple[float, int]:
+    """Return the sort key of excesses: the first in time, of the lowest rank."""
+    return excess.time, excess.rank
+
+
+def excess_of(model: Any, memory: DeviceMemory, capacity_bytes: float | None) -> OutOfMemory | None:
+    """Return when a rank was fullest and why that is more than its device has; None where all fits.
+
+    Args:
+        model: the rank.
+        memory: what its device must hold.
+        capacity_bytes: what there is; None where it is not known.
+    """
+    if capacity_bytes is None or memory.needed_bytes <= capacity_bytes:
+        return None
+    element_bytes = model._runtime_predictor.workload.bytes_per_element
+    kinds = model.peak_by_kind or {}
+    tensors = {kind: elements * element_bytes for kind, elements in kinds.items()}
+    device = getattr(model._runtime_predictor, "device_name", "")
+    held = (tensors or {"tensors": memory.peak_bytes}) | memory.beside_tensors()
+    return OutOfMemory(model._rank, memory.fullest_s, capacity_bytes, held, device)
+
+
+def worst_of(excesses: Iterable[OutOfMemory | None]) -> OutOfMemory | None:
+    """Return the largest excess, of the lowest rank; None where there is none."""
+    found = [excess for excess in excesses if excess is not None]
+    return max(found, key=lambda excess: (excess.excess_bytes, -excess.rank), default=None)
+
+
+def error_of(excess: OutOfMemory) -> OutOfMemoryError:
+    """Return the error for a rank that held too much."""
+    return OutOfMemoryError(f"{excess}; shard more, use smaller microbatches, or free tensors sooner", oom=excess)
+
+
+def moment_of_excess(model: Model, limit_units: float) -> float:
+    """Return the clock at which a rank first held too much: that of the first event that noted too much, or now.
+
+    The size of a launched result may not be known before it comes. Then it is added to the memory that the events since
+    the launch have noted. When it comes depends on the order of tasks, and what events note does not.
+    """
+    rows = model._log._rows
+    found = (place for place, units in enumerate(rows[MEMORY::STRIDE]) if units > limit_units)
+    return next((rows[place * STRIDE + LAUNCHED] for place in found), model.time)

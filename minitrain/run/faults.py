@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, final
 
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.reliability import mtbf_hours_of, require_mtbf
+from minitrain.hardware.data_sheet import mtbf_hours_of, require_mtbf
 
 _SECONDS_AN_HOUR = 3600
 
@@ -47,7 +47,7 @@ class FaultRate:
 
     Args:
         mtbf_hours: mean time between failures of a device, hours, for all or by hardware config, group of a cluster, or
-            family; the published one of its family if None (see `minitrain.hardware.reliability`).
+            family; the published one of its family if None (see `minitrain.hardware.data_sheet`).
         seed: the same seed draws the same faults.
 
     Raises:

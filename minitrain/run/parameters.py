@@ -5,10 +5,15 @@ fields as their keywords; `sweep`, `prove`, folding and the command line take na
 name the parameter as far as it concerns them:
 
 - `TakesRunParameters` (`minitrain.run.signatures`) repeats names and types for type checkers, which a test compares.
-- `EXCLUSIONS` (`minitrain.run.exclusions`) has what excludes each other.
+- `EXCLUSIONS` (`minitrain.run.parameters`) has what excludes each other.
 - `PRICE_ONLY` has those that change prices alone, so that sweeps and `mt.price` know which configurations share a run.
 - A command offers the parameter once `minitrain.cli.options` has an option for it (with its name in
   `minitrain.run.command_line.OPTIONS`) and the command's own signature names that.
+
+Which parameters of a run exclude each other, and which values `fold` may have.
+
+Folding that is asked for excludes what tells ranks apart. Folding that happens by itself ("auto") excludes nothing: a
+run with such a parameter simulates every rank.
 """
 
 from __future__ import annotations
@@ -20,18 +25,92 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.chosen_predictor import make_predictor, require_default
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
-from minitrain.hardware.price import Predictor, RankPredictors
-from minitrain.hardware.pricing import USUAL, Pricing
+from minitrain.hardware.predictor import make_predictor, require_default
+from minitrain.hardware.price import USUAL, Predictor, Pricing, RankPredictors
 from minitrain.rank.observers import Observer
 from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
-from minitrain.run.exclusions import AUTO, EXCLUSIONS, asks_to_fold, require_fold
 from minitrain.run.faults import require_faults
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
+
+
+AUTO = "auto"
+
+
+def asks_to_fold(fold: Any) -> bool:
+    """Return whether a run is to be folded or refused; False where folding is optional ("auto") or off."""
+    return fold is True or bool(getattr(fold, "was_asked_for", False))
+
+
+def require_fold(fold: Any) -> None:
+    """Require a value that `fold` may have.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    if not (fold is True or fold is False or fold == AUTO or hasattr(fold, "was_asked_for")):
+        raise UsageError(f'fold must be True, False or "auto", got {fold!r:.80}', fold=fold)
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A parameter that, with some of its values, does not go together with others.
+
+    Args:
+        name: the parameter.
+        value: the value that excludes others; any true value if None.
+        others: parameters that must not be given beside it.
+        spelling: parameter and value as messages name them.
+        reason: why, to follow the others' names.
+    """
+
+    name: str
+    value: Any
+    others: tuple[str, ...]
+    spelling: str
+    reason: str = ""
+
+    def found(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the parameters among some given ones that are excluded, in the order of the table."""
+        value = given.get(self.name)
+        if not (_is_given(self.name, value) if self.value is None else value == self.value):
+            return []
+        return [name for name in self.others if _is_given(name, given.get(name))]
+
+    def require(self, given: Mapping[str, Any]) -> None:
+        """Require that nothing excluded is among some parameters.
+
+        Raises:
+            UsageError: something is.
+        """
+        excluded = self.found(given)
+        if excluded:
+            raise UsageError(
+                f"{self.spelling} does not go with {', '.join(excluded)}{self.reason}; leave one out",
+                **{self.name: given[self.name]},
+            )
+
+
+def _is_given(name: str, value: Any) -> bool:
+    """Return whether a parameter asks for something."""
+    return asks_to_fold(value) if name == "fold" else bool(value)
+
+
+_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "observers", "faults")
+_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "observers", "faults")
+
+EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
+    {
+        "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
+        "faults": Exclusion("faults", None, ("strict", "numerics", "memory_by_kind", "observers"), "faults"),
+        "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
+    }
+)
+"""What excludes each other, by the parameter that excludes the others."""
+
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
 PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
@@ -63,7 +142,7 @@ class RunParameters:
             all ranks fit into the smallest tier, else hierarchical.
         placement: node of each rank; not for the flat network.
         fidelity: "roofline", or "kernels" to price each kernel and each transfer by what devices were measured to
-            reach (see `minitrain.hardware.pricing`); if None, kernels for a transformer, and else the roofline.
+            reach (see `minitrain.hardware.price`); if None, kernels for a transformer, and else the roofline.
         platform: with kernels, what a framework adds to their prices: a framework, a name of `mt.platforms()`, or a
             `Platform`; if None, what the strategy stands for.
         without: with kernels, terms of their prices to leave out, for an ablation.
@@ -172,7 +251,7 @@ class RunParameters:
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
         if is_cluster(self.hardware):
-            from minitrain.hardware.clusters.predictors import predictors_of  # noqa: PLC0415  (few runs have one)
+            from minitrain.hardware.clusters.cluster_network import predictors_of  # noqa: PLC0415  (few runs have one)
 
             machine = self.world_size, self.network, self.placement
             return predictors_of(self.hardware, *machine, self.workload, pricing)

@@ -16,6 +16,8 @@ Version 2 has one more line a rank, an object with its journal of memory by kind
 version 1, which older readers know. Version 3 has events of some ranks alone, and one more line for each other rank,
 which did what one of those did: `rank`, `like`, and its own `samples` and `partners` (see `minitrain.run.ranks_once`);
 it has no journals.
+
+The part of a run that is saved, as a Protocol, since `minitrain.run.saved_runs` cannot import `Run`.
 """
 
 from __future__ import annotations
@@ -31,32 +33,33 @@ from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from minitrain.errors import UsageError
 from minitrain.events import Event, MemoryChange, Outage
 from minitrain.files import write_text
-from minitrain.hardware.config_faults import label_of
-from minitrain.run.memory_reports import MemoryOutsideStores, OutOfMemory, kinds_of_journals
+from minitrain.hardware.config_files import label_of
+from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory, kinds_of_journals
 from minitrain.run.ranks_once import Repeated
-from minitrain.run.run_file_events import Reader
-from minitrain.run.run_file_faults import Faults
-from minitrain.run.run_file_header import (
+from minitrain.run.run_file import (
     FIELDS,
     FORMAT,
     HEADER,
     VERSION,
     VERSION_OF_ALIKE,
     VERSION_WITH_JOURNALS,
+    Faults,
+    Reader,
     judge_header,
+    kinds_of_header,
     object_of,
 )
-from minitrain.run.run_file_kinds import kinds_of_header
 from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
-    from minitrain.run.savable_run import SavableRun
+    from minitrain.run.device_kinds import DeviceKind
+
 
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """The network of a run whose first line does not say it: one tier, or the file is of an older version."""
@@ -332,3 +335,79 @@ def _read(
     if faults.number:
         raise faults.error()
     return header, reader.logs, journals
+
+
+class SavableRun(Protocol):
+    """The part of a run that is saved, beside the figures of the first line."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def logs(self) -> Sequence[Sequence[Event]]:
+        """The events of each rank."""
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The strategy's options."""
+
+    @property
+    def oom(self) -> OutOfMemory | None:
+        """Where the device's memory was exceeded."""
+
+    @property
+    def memory_journals(self) -> Sequence[Sequence[MemoryChange]]:
+        """Every change of every store of each rank."""
+
+    @property
+    def network(self) -> str:
+        """How transfers were priced."""
+
+    @property
+    def num_nodes(self) -> int:
+        """In how many units of the smallest network tier the ranks sit."""
+
+    @property
+    def workload(self) -> str:
+        """Name of what was trained."""
+
+    @property
+    def priced_by(self) -> str:
+        """How operations were priced."""
+
+    @property
+    def outages(self) -> Sequence[Outage]:
+        """When the step was interrupted."""
+
+    @property
+    def device_kinds(self) -> Sequence[DeviceKind]:
+        """Which ranks have which device."""
+
+    @property
+    def held_outside(self) -> MemoryOutsideStores | None:
+        """What was held outside the stores."""
+
+    @property
+    def trained_model(self) -> TrainedModel | None:
+        """The transformer that was trained."""
+
+    @property
+    def needed_memory_bytes(self) -> float | None:
+        """What the fullest device must hold."""
+
+    @property
+    def memory_by_kind(self) -> Mapping[str, float] | None:
+        """Bytes of each kind at the peak."""
+
+    @property
+    def peak_host_memory_bytes(self) -> float:
+        """The most that any rank kept in its host's memory."""
+
+    @property
+    def meshes(self) -> Sequence[Mapping[str, int]]:
+        """Size by axis of each mesh."""

@@ -11,12 +11,11 @@ from typing import Any
 from minitrain.errors import UsageError
 from minitrain.rank.model import Model
 from minitrain.run import variants
+from minitrain.run.device_memory import watching_memory
 from minitrain.run.event_loops import LoopFactory, run_to_end
 from minitrain.run.garbage_collection import rare_collections
-from minitrain.run.out_of_memory import watching_memory
-from minitrain.run.prepared_run import PreparedRun, prepare
 from minitrain.run.progress import Watch
-from minitrain.run.rank_tasks import require_nothing_left, run_ranks
+from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.signatures import lists_run_parameters
 from minitrain.run.strategy_loading import Strategy

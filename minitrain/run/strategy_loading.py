@@ -2,27 +2,176 @@
 
 "path.py" names the only strategy of a file, and a CSV is the order of a pipeline as `torch.distributed.pipelining`
 writes it (see `minitrain.schedules.pipeline`). What options a strategy takes is read from its signature.
+
+Importing the files beside a strategy's file, as `python file.py` does, but apart from those of other strategies.
+
+Python would find `helper.py` by its folder on `sys.path`, under the bare name `helper`, which then belongs to the whole
+process: a second strategy with another `helper.py` would get the first one's. So a strategy's file and those beside it
+become modules of a package of its own, and their imports of one another are read as relative ones: `import helper` as
+`from . import helper`. Names of the standard library and of minitrain keep their meaning; what else is installed comes
+second, as with `python file.py`.
+
+Left out: what is imported under a name that is put together (`importlib.import_module(name)`), and extension modules.
+
+A strategy together with options of its own, as in "pp_dp:pp=4", for `simulate`, `compare` and sweeps.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import importlib
 import inspect
+import re
+import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import sha256
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import StrategyError
-from minitrain.run.files_beside import as_imported, fresh_module, why_not_imported
 
 if TYPE_CHECKING:
     from minitrain.rank.model import Model
+
+
+_PREFIX = "minitrain_strategy_"
+_TAKEN = sys.stdlib_module_names | {"minitrain"}
+
+
+def fresh_module(path: Path) -> ModuleType:
+    """Return the module of a strategy's file, which is not executed yet; what its package held before is forgotten."""
+    folder, name = path.absolute().parent, re.sub(r"\W", "_", path.stem)
+    package = ModuleType(f"{_PREFIX}{name}_{sha256(bytes(path.absolute())).hexdigest()[:8]}")
+    package.__path__ = [str(folder)]
+    for known in [known for known in list(sys.modules) if known.startswith(f"{package.__name__}.")]:
+        sys.modules.pop(known, None)
+    sys.modules[package.__name__] = package
+    if not any(isinstance(finder, _FindsBeside) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _FindsBeside())  # Python's own would find them, too, and not rewrite imports
+    full_name = f"{package.__name__}.{name}"
+    spec = spec_from_file_location(full_name, path, loader=_Loader(full_name, str(path)))
+    assert spec is not None  # it has a loader
+    module = module_from_spec(spec)
+    sys.modules[full_name] = module  # where dataclasses and pickles look for what a class refers to
+    return module
+
+
+def why_not_imported(error: BaseException, path: Path) -> str:
+    """Return in words that an import found a module of Python's, where that may be why loading a file failed.
+
+    Args:
+        error: what loading raised.
+        path: the file.
+    """
+    name = getattr(error, "name", None) if isinstance(error, ImportError) else _module_asked(error)
+    if name not in _TAKEN or name not in _names_beside(path.absolute().parent):
+        return ""
+    owner = "minitrain" if name == "minitrain" else "Python's own"
+    return f"; {name} is {owner} module, not the {name} beside {path.name}: call that otherwise"
+
+
+def _module_asked(error: BaseException) -> Any:
+    """Return the name of the module that has no attribute of a name, if that is the error."""
+    return getattr(getattr(error, "obj", None), "__name__", None) if isinstance(error, AttributeError) else None
+
+
+def as_imported(text: str, module: ModuleType) -> str:
+    """Return an error's text with the names of files beside a strategy's as these import one another."""
+    return text.replace(f"{module.__name__.partition('.')[0]}.", "")
+
+
+class _FindsBeside:
+    """Find the modules of the packages that strategies' files have."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:  # noqa: ARG002  (Python's names)
+        """Return where a module is found, or None."""
+        if not fullname.startswith(_PREFIX) or path is None:
+            return None
+        found = (FileFinder(folder, (_Loader, SOURCE_SUFFIXES)).find_spec(fullname) for folder in path)
+        return next(filter(None, found), None)
+
+
+class _Loader(SourceFileLoader):
+    """Load a file whose imports of files beside the strategy are relative."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code of the module; what Python keeps in __pycache__ is that of `python file.py`, and stays so."""
+        folder = Path(sys.modules[fullname.partition(".")[0]].__path__[0])
+        source = self.get_data(self.path)
+        names = {name for name in _names_beside(folder) - _TAKEN if name.encode() in source}
+        if not names:
+            return super().get_code(fullname)
+        depth = fullname.count(".") + self.is_package(fullname)
+        tree = _Relative(names, depth).visit(ast.parse(source, self.path))
+        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
+
+
+def _names_beside(folder: Path) -> set[str]:
+    """Return the names under which the files and packages of a folder can be imported; none if it cannot be read."""
+    with contextlib.suppress(OSError):
+        entries = list(folder.iterdir())
+        files = {entry.stem for entry in entries if entry.suffix == ".py"}
+        return files | {entry.name for entry in entries if entry.is_dir() and _is_package(entry)}
+    return set()
+
+
+def _is_package(folder: Path) -> bool:
+    """Return whether a folder is imported by its name: without an __init__.py, what is installed comes first."""
+    if (folder / "__init__.py").is_file():
+        return True
+    return any(folder.glob("*.py")) and PathFinder.find_spec(folder.name) is None
+
+
+class _Relative(ast.NodeTransformer):
+    """Make absolute imports of some modules relative.
+
+    Args:
+        names: of the modules.
+        level: how many packages up they lie.
+    """
+
+    def __init__(self, names: set[str], level: int) -> None:
+        self.names = names
+        self.level = level
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        """Read `from helper import x` as `from .helper import x`."""
+        if not node.level and node.module and node.module.partition(".")[0] in self.names:
+            node.level = self.level
+        return node
+
+    def visit_Import(self, node: ast.Import) -> list[ast.AST]:
+        """Read `import helper` as `from . import helper`, each name of a statement for itself."""
+        return [made for alias in node.names for made in self._imported(node, alias)]
+
+    def _imported(self, node: ast.Import, alias: ast.alias) -> list[ast.AST]:
+        """Return the statements that one name of an import becomes."""
+        top, _, rest = alias.name.partition(".")
+        if top not in self.names:
+            return [ast.copy_location(ast.Import([alias]), node)]
+        if not rest:
+            return [self._from(node, None, alias.name, alias.asname)]
+        parent, _, last = alias.name.rpartition(".")
+        if alias.asname:
+            return [self._from(node, parent, last, alias.asname)]
+        name = f"_{last}_of_{parent.replace('.', '_')}"  # the import itself makes it an attribute of its package
+        return [self._from(node, None, top, None), self._from(node, parent, last, name)]
+
+    def _from(self, node: ast.Import, module: str | None, name: str, as_name: str | None) -> ast.AST:
+        """Return a relative import at the place of another."""
+        return ast.copy_location(ast.ImportFrom(module, [ast.alias(name, as_name)], self.level), node)
+
 
 Strategy = Callable[..., Awaitable["Model"]]
 
@@ -318,3 +467,123 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     listed = list(known)
     close = [] if name in listed else difflib.get_close_matches(name, listed, 1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenStrategy:
+    """A strategy that was found, with the options that were given to it alone; it can be called as a strategy is.
+
+    Args:
+        name: the strategy's name.
+        function: the strategy.
+        options: its own options.
+        label: what tells it apart from the same strategy with other options.
+    """
+
+    name: str
+    function: Strategy
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def __call__(self, model: Model, **options: Any) -> Awaitable[Model]:
+        """Run the strategy on one rank."""
+        return self.function(model, **self.options, **options)
+
+    def options_with(self, common: Mapping[str, Any], parameters: Iterable[str] = ()) -> dict[str, Any]:
+        """Return its own options together with those that several strategies have in common.
+
+        Args:
+            common: options for all strategies.
+            parameters: names that are no options, but parameters of the run.
+
+        Raises:
+            StrategyError: an option is given both ways, is a parameter of the run, or is none of the strategy.
+        """
+        for name in self.options:
+            if name in common:
+                raise StrategyError(
+                    f"{name} is given twice: in {self.label}, and as {name}={common[name]!r} for all; leave one out"
+                )
+            if name in parameters:
+                raise StrategyError(f"{name} in {self.label} is no option of a strategy, but a parameter of the run")
+        options = {**common, **self.options}
+        require_options(self.name, self.function, options, parameters)
+        return options
+
+
+def choose_strategy(strategy: str | Strategy) -> ChosenStrategy:
+    """Find a strategy, and read the options that follow its name.
+
+    Args:
+        strategy: what `load_strategy` takes, or a name with options: "pp_dp:pp=4".
+
+    Raises:
+        StrategyError: there is no such strategy, or the options cannot be read.
+    """
+    if isinstance(strategy, ChosenStrategy):
+        return strategy
+    bare, options = split_options(strategy) if isinstance(strategy, str) else (strategy, {})
+    name, function = load_strategy(bare)
+    if not options:
+        return ChosenStrategy(name, function, options, name)
+    pairs = ",".join(f"{option}={value}" for option, value in options.items())
+    return ChosenStrategy(name, function, options, f"{name}:{pairs}")
+
+
+def split_options(strategy: str) -> tuple[str, dict[str, Any]]:
+    """Return a strategy without the options that follow its name, and these; values are Python literals, or else text.
+
+    Raises:
+        StrategyError: an option is no name=value, or is given twice.
+
+    >>> split_options("pp_dp:pp=4,microbatch_size=2")
+    ('pp_dp', {'pp': 4, 'microbatch_size': 2})
+    >>> split_options("mine.py:mine:order='a,b'")
+    ('mine.py:mine', {'order': 'a,b'})
+    >>> split_options("mine.py:mine")
+    ('mine.py:mine', {})
+    """
+    if "=" not in strategy:
+        return strategy, {}
+    name, colon, text = _name_and_options(strategy)
+    options: dict[str, Any] = {}
+    for pair in _at_commas(text):
+        option, equals, value = (part.strip() for part in pair.partition("="))
+        if not (colon and equals and option.isidentifier() and value) or option in options:
+            raise StrategyError(
+                f"options of one strategy are written name:option=value,option=value, each once; got {strategy!r}",
+                strategy=strategy,
+            )
+        options[option] = literal(value)
+    return name, options
+
+
+def _name_and_options(text: str) -> tuple[str, str, str]:
+    """Return what is before the last colon before the first "=", the colon, and what follows it."""
+    before = text.partition("=")[0]
+    name, colon, _ = before.rpartition(":")
+    return name, colon, text[len(name) + len(colon) :]
+
+
+def _at_commas(text: str) -> Iterable[str]:
+    """Split at commas that are not inside brackets or quotes."""
+    pieces = [""]
+    for part in text.split(","):
+        is_whole = pieces[-1] == "" or _is_closed(pieces[-1])
+        pieces = [*pieces, part] if is_whole else [*pieces[:-1], f"{pieces[-1]},{part}"]
+    return pieces[1:]
+
+
+def _is_closed(text: str) -> bool:
+    """Return whether every bracket and quote in a text is closed."""
+    brackets = all(text.count(left) <= text.count(right) for left, right in ("()", "[]", "{}"))
+    return brackets and all(text.count(quote) % 2 == 0 for quote in "'\"")
+
+
+def literal(text: str) -> Any:
+    """Return the Python literal that a text is, or the text."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # warnings about odd spellings such as "1if"
+            return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text

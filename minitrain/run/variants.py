@@ -14,7 +14,7 @@
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 | `hardware=[...]` | one execution gives the times on several machines | `vector` |
 
-`strict` and `observers` work together with `numerics`. What excludes each other is in `minitrain.run.exclusions`. This
+`strict` and `observers` work together with `numerics`. What excludes each other is in `minitrain.run.parameters`. This
 file alone imports accounting, numerics, platform, faults, folding and vector from this room, each when a run needs it.
 """
 
@@ -33,11 +33,10 @@ from minitrain.rank.model import Model
 from minitrain.rank.observers import Observer, together
 from minitrain.rank.watched import watched
 from minitrain.run.contention import EXACT, with_contention
-from minitrain.run.exclusions import EXCLUSIONS, asks_to_fold
+from minitrain.run.device_memory import MemoryOutsideStores, kinds_of_journals
 from minitrain.run.log_interning import sharing_sizes
-from minitrain.run.memory_reports import MemoryOutsideStores, kinds_of_journals
-from minitrain.run.parameters import RunParameters
-from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.parameters import EXCLUSIONS, RunParameters, asks_to_fold
+from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped
 

@@ -23,20 +23,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
-from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.clusters.cluster_files import names_cluster
-from minitrain.hardware.price import Predictor
-from minitrain.hardware.pricing import PRICING_PARAMETERS, Pricing
-from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
+from minitrain.hardware.predictor import make_predictor
+from minitrain.hardware.price import PRICING_PARAMETERS, Predictor, Pricing
 from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
-from minitrain.run.exclusions import AUTO
-from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, PRICE_ONLY
-from minitrain.run.prepared_run import prepare
+from minitrain.run.parameters import AUTO, DEFAULTS, OF_TRANSFORMER, PRICE_ONLY
+from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
-from minitrain.run.strategy_loading import Strategy, framework_of
+from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, framework_of
 from minitrain.sweeps.executors.choice import workers_of
 from minitrain.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
 

@@ -32,12 +32,17 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
 from minitrain.plain_text import spreadsheet_cell
-from minitrain.run.chosen_strategy import ChosenStrategy, choose_strategy
 from minitrain.run.data_frames import data_frame
-from minitrain.run.exclusions import EXCLUSIONS
-from minitrain.run.parameters import DEFAULTS, PRICE_ONLY
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, PRICE_ONLY
 from minitrain.run.simulation import simulate
-from minitrain.run.strategy_loading import Strategy, did_you_mean, options_of, takes_option
+from minitrain.run.strategy_loading import (
+    ChosenStrategy,
+    Strategy,
+    choose_strategy,
+    did_you_mean,
+    options_of,
+    takes_option,
+)
 from minitrain.sweeps.batches import Configuration, Row, Workers, flat, key_of, label_of, run_batches, succeeded
 from minitrain.sweeps.executors.choice import require_workers
 from minitrain.sweeps.executors.own_processes import require_time_limit

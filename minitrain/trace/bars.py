@@ -1,19 +1,127 @@
 """What a Gantt chart draws: a bar for every operation and for every wait, each on a lane of its rank.
 
 A rank has one main lane. Communication that overlaps with other work is drawn on lanes beside it.
+
+The colours of bars by kind of operation, after Okabe and Ito (2008): colour-blind readers can tell them apart.
+
+Compute has the warm and bright colours, communication the deep ones. A pattern marks forwards that are done again, and
+waiting. On black, the deepest colours are replaced by lighter ones. Where kinds are summed up, there are three colours
+(`Use`): blue for computing, red for exposed communication, and grey for waiting.
+
+The number that is written on a bar, and the text that appears when the mouse is over it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
 from minitrain.analysis.breakdown import checked_end
-from minitrain.analysis.explanation import Gaps, find_gaps
-from minitrain.analysis.timeline import NONE, Bools, Floats, Ints, Timeline, sweep
-from minitrain.trace.colors import RECOMPUTED, WAITING, Kind, kind_of, legend_place
+from minitrain.analysis.explanation import GAP_KINDS, Gaps, find_gaps
+from minitrain.analysis.labels import GIB, duration
+from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Stream, Timeline, sweep
+from minitrain.events import COMPUTE, HOST_MOVES, OFFLOAD
+from minitrain.operations.collectives import COLLECTIVES
+from minitrain.tensors.index_sets import ranges
+
+WAITING = "waiting"
+RECOMPUTED = "forward again"
+
+
+class Kind(NamedTuple):
+    """The look of one kind of bar.
+
+    Args:
+        name: as in the legend: an event's type, "forward again" or "waiting".
+        color: fill, as "#rrggbb" or rgba().
+        ink: colour of the text on it.
+        pattern: "" or a hatch, as Plotly names it.
+        dark: fill in dark mode, where it is another one.
+        dark_ink: colour of the text on that.
+    """
+
+    name: str
+    color: str
+    ink: str = "#111111"
+    pattern: str = ""
+    dark: str = ""
+    dark_ink: str = ""
+
+
+class Use(NamedTuple):
+    """The look of what time is used for: computing, exposed communication or waiting.
+
+    Args:
+        name: what it is.
+        color: where nothing else is done, on white.
+        pale: where other things are done nearly as much, on white.
+        dark: as `color`, on black.
+        dark_pale: as `pale`, on black.
+    """
+
+    name: str
+    color: str
+    pale: str
+    dark: str
+    dark_pale: str
+
+
+COMPUTING = Use("computing", "#3A9BDC", "#94C9EE", "#56B4E9", "#27577A")
+EXPOSED = Use("exposed communication", "#C8450B", "#E8A07E", "#E8662A", "#7D3A1B")
+IDLE = Use("waiting", "#D5D8DC", "#ECEDEF", "#353C45", "#262C33")
+USES = (COMPUTING, EXPOSED, IDLE)
+
+_WHITE = "#ffffff"
+_KINDS = (
+    Kind("load_weights", "#F0E442"),
+    Kind("forward", "#56B4E9"),
+    Kind(RECOMPUTED, "#56B4E9", pattern="/"),
+    Kind("loss", "#000000", _WHITE, dark="#F4F4F4", dark_ink="#111111"),
+    Kind("route", "#A6D5F2"),
+    Kind("combine", "#A6D5F2"),
+    Kind("backward", "#E69F00"),
+    Kind("backward_input", "#E69F00"),
+    Kind("backward_weight", "#F7D08A"),
+    Kind("keys_values", "#A6D8F5"),
+    Kind("attend", "#3E93CB"),
+    Kind("project", "#A6D8F5"),
+    Kind("backward_project", "#F7D08A"),
+    Kind("backward_attend", "#C77F00"),
+    Kind("backward_keys_values", "#F7D08A"),
+    Kind("backward_combine", "#F3C16B"),
+    Kind("backward_route", "#F3C16B"),
+    Kind("update", "#009E73", _WHITE),
+    *(Kind(each.name, each.color, each.ink, "", each.dark, each.dark_ink) for each in COLLECTIVES.values()),
+    Kind("send", "#332288", _WHITE, dark="#6F5FE8", dark_ink=_WHITE),
+    Kind("recv", "#8C7BC8", _WHITE, dark="#B9ACEB", dark_ink="#111111"),
+    Kind("offload", "#999933"),
+    Kind("fetch", "#DDCC77"),
+    Kind(WAITING, "rgba(128,128,128,0.16)", "#777777", "/"),
+)
+_BY_NAME = {kind.name: kind for kind in _KINDS}
+_PLACE = {kind.name: place for place, kind in enumerate(_KINDS)}
+_UNKNOWN_COMPUTE, _UNKNOWN_COMM = "#B8C4CE", "#5B6770"
+
+
+def kind_of(name: str, stream: str = COMPUTE) -> Kind:
+    """Return the look of an event type; unknown types have one neutral colour for compute and one for communication."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    return Kind(name, _UNKNOWN_COMPUTE) if stream == COMPUTE else Kind(name, _UNKNOWN_COMM, _WHITE)
+
+
+def dark_kinds() -> list[Kind]:
+    """Return the kinds that have another colour in dark mode."""
+    return [kind for kind in _KINDS if kind.dark]
+
+
+def legend_place(name: str) -> tuple[int, str]:
+    """Return a key that sorts kinds in the order of a step, unknown ones just before "waiting"."""
+    return _PLACE.get(name, _PLACE[WAITING] - 1), name
+
 
 _ROUNDING = 1e-12  # of the time shown; a shorter gap is a rounding error
 MAX_LANES = 4
@@ -202,3 +310,86 @@ def rows_of_layers(bars: Bars) -> tuple[Ints, Ints]:
         is_new[1:] |= column[1:] != column[:-1]
     first = np.flatnonzero(is_new)
     return order[first], order[np.append(first[1:], len(bars)) - 1]
+
+
+def bar_numbers(timeline: Timeline) -> Ints:
+    """Return the number to write on each event, or `NONE`: its microbatch or, where a rank has only one, its layer."""
+    numbers = microbatches(timeline)
+    if numbers.max(initial=NONE) < 1:
+        return np.where(timeline.layer == NO_LAYER, NONE, timeline.layer)
+    return numbers
+
+
+def microbatches(timeline: Timeline) -> Ints:
+    """Return the microbatch of each event, or `NONE`, (num_events,).
+
+    Microbatches are counted on each rank from 0, in the order of their samples.
+    """
+    works = timeline.beginning_with("forward", "backward")
+    lowest = np.array([min(samples, default=NONE) for samples in timeline.sample_sets], np.int64)
+    if not timeline.num_events:
+        return np.zeros(0, np.int64)
+    base = int(lowest.max()) + 2
+    keys = timeline.rank * base + lowest[timeline.samples] + 1
+    known = np.unique(keys[works & (lowest[timeline.samples] >= 0)])
+    first = np.searchsorted(known, np.arange(timeline.num_ranks) * base)
+    if not len(known):
+        return np.full(timeline.num_events, NONE)
+    place = np.searchsorted(known, keys)
+    is_known = known[np.minimum(place, len(known) - 1)] == keys
+    return np.where(is_known, place - first[timeline.rank], NONE)
+
+
+def bar_labels(bars: Bars) -> Ints:
+    """Return the number to write on each bar, or `NONE` on waits and where the operations of a bar differ in it."""
+    numbers = np.append(bar_numbers(bars.timeline), NONE)
+    same = numbers[bars.event] == numbers[bars.last]
+    return np.where(bars.waits | ~same, NONE, numbers[bars.event])
+
+
+def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
+    """Return the text of each bar that appears when the mouse is over it."""
+    line = bars.timeline
+    names = [kind.name for kind in bars.kinds]
+    partners = [_partners(stream) for stream in line.streams]  # groups and sets of samples may be large
+    samples: dict[int, str] = {}
+    for code in np.unique(line.samples[bars.event[~bars.waits]]).tolist():
+        numbers = line.sample_sets[code]
+        samples[code] = f"samples {ranges(numbers)}" if numbers else ""
+    texts = []
+    for place, event in enumerate(bars.event.tolist()):
+        span = f"{duration(bars.duration[place])} from {duration(bars.start[place])}"
+        head = f"<b>{names[bars.kind[place]]}</b> · rank {line.rank_name(bars.rank[place])}"
+        if bars.waits[place]:
+            gap = int(bars.gap[place])
+            texts.append(f"{head}<br>{span}<br>for {bars.gaps.reason(gap)}<br>{GAP_KINDS[bars.gaps.kind[gap]]}")
+            continue
+        layer = _layers(line, event, int(bars.last[place]))
+        works_on = " · ".join(part for part in (layer, samples[line.samples[event]]) if part)
+        memory = f"memory {line.memory[event] * bytes_per_element / GIB:.4g} GiB"
+        moved = f"{_amount(line.size_bytes[event])} {partners[line.stream[event]]}".strip()
+        facts = [head, works_on, span, moved, memory]
+        texts.append("<br>".join(fact for fact in facts if fact))
+    return texts
+
+
+def _layers(line: Timeline, first: int, last: int) -> str:
+    """Name the layer of one operation, or the layers from a first to a last one."""
+    layers = sorted({layer for layer in line.layer[[first, last]].tolist() if layer != NO_LAYER})
+    if line.layer_names:
+        return " to ".join(map(line.layer_name, layers))
+    return f"layer{'s' if len(layers) > 1 else ''} {'-'.join(map(str, layers))}" if layers else ""
+
+
+def _amount(size_bytes: float) -> str:
+    """Say how much an operation moved."""
+    return f"{size_bytes / 2**20:.4g} MiB" if size_bytes else ""
+
+
+def _partners(stream: Stream) -> str:
+    """Say with whom the operations of a stream exchange what they move."""
+    if stream.peer is not None:
+        return f"{'to' if stream.kind == 'send' else 'from'} rank {stream.peer}"
+    if stream.kind in HOST_MOVES:
+        return f"{'to' if stream.kind == OFFLOAD else 'from'} the host"
+    return f"among ranks {ranges(stream.group)}" if stream.group else ""

@@ -12,19 +12,19 @@ from minitrain.analysis.labels import GIB, duration, time_unit
 from minitrain.analysis.memory_over_time import highest_in_spans
 from minitrain.analysis.timeline import Floats, Trace, as_timeline
 from minitrain.events import COMMUNICATIONS
-from minitrain.trace.bars import Bars, make_bars, merged
-from minitrain.trace.colors import Kind, legend_place
+from minitrain.trace.bars import Bars, Kind, legend_place, make_bars, merged
 from minitrain.trace.drawing import Drawing, Properties, as_figure, bar, changed, scatter
 from minitrain.trace.gantt import (
     BELOW_NUMBERS,
     CRITICAL_PATH,
     MAX_BARS,
     bar_traces,
+    heat_legend,
+    heat_trace,
     lane_geometry,
     path_entry,
     path_trace,
 )
-from minitrain.trace.heat_map import heat_legend, heat_trace
 from minitrain.trace.layout import FIGURE_STYLE, GRID, MEMORY_HEIGHT, View, gantt_height, rank_axis, time_axis, title
 
 _CAPTION, _MEMORY_GAP, _TOP, _BOTTOM = 34, 30, 122, 52

@@ -16,7 +16,7 @@ from minitrain.analysis.explanation import GAP_KINDS, Explanation, Gaps
 from minitrain.analysis.labels import BUBBLE, duration
 from minitrain.analysis.timeline import Floats, Ints
 from minitrain.tensors.index_sets import ranges
-from minitrain.trace.colors import USES
+from minitrain.trace.bars import USES
 
 MAX_LINES = 12  # of ranks
 _MAX_REASONS, _MAX_WHAT_IFS, _LEAST_SAVED = 4, 6, 0.0005

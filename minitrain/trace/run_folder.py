@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from minitrain.events import Event
     from minitrain.run.comparison import Comparison
     from minitrain.run.ranks_once import Repeated
-    from minitrain.trace.layout import View
-    from minitrain.trace.link_panel import Links
+    from minitrain.trace.layout import Links, View
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
 COMPARISON_PAGE = "compare.html"
@@ -68,7 +67,7 @@ def _figures(run: Run) -> list[str]:
 
 def _links_of(run: Run) -> Links | None:
     """Return what is shown of the links of a run whose transfers shared them."""
-    from minitrain.trace.link_panel import Delay, LaneUse, Links  # noqa: PLC0415
+    from minitrain.trace.layout import Delay, LaneUse, Links  # noqa: PLC0415
 
     if run.links is None:
         return None

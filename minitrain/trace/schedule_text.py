@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Ints, Timeline, Trace, as_timeline
-from minitrain.trace.bar_texts import microbatches
+from minitrain.trace.bars import microbatches
 
 _LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
 

@@ -16,9 +16,7 @@ import numpy as np
 from minitrain.analysis.labels import duration, time_unit
 from minitrain.analysis.timeline import NONE, Trace, as_timeline
 from minitrain.files import write_text
-from minitrain.trace.bar_texts import bar_labels
-from minitrain.trace.bars import Bars, make_bars, merged
-from minitrain.trace.colors import Kind
+from minitrain.trace.bars import Bars, Kind, bar_labels, make_bars, merged
 from minitrain.trace.gantt import lane_geometry
 from minitrain.trace.layout import View
 

@@ -22,9 +22,8 @@ from minitrain.trace.run_folder import MESSAGES, communication_text, memory_text
 if TYPE_CHECKING:
     from minitrain.run.comparison import Comparison
     from minitrain.run.device_kinds import KindFigures
-    from minitrain.run.energy_figures import TokenBudget
-    from minitrain.run.memory_reports import MemoryOutsideStores
-    from minitrain.run.result import Run
+    from minitrain.run.device_memory import MemoryOutsideStores
+    from minitrain.run.result import Run, TokenBudget
 
 
 def budget_columns() -> tuple[str, ...]:

@@ -10,12 +10,11 @@ Layouts of the strategy megatron are not simulated one by one. What a layer take
 | module | what it does |
 |---|---|
 | `tune`, `problem`, `space` | the call, what it tunes on which machine, and the configurations that there are |
-| `search`, `sampling`, `bounds` | which configurations are tried, and which cannot win |
-| `worker_tasks` | what a worker does: it prices layouts from pieces, or simulates |
-| `recording`, `piece_cutting`, `piece`, `executed_pieces` | execute short runs, and cut them into pieces |
-| `stages`, `orders` | how a model is cut into stages, and the order of a pipeline's steps |
+| `search`, `sampling`, `bounds` | which configurations are tried, by whom, a row for each, and which cannot win |
+| `pieces` | executes short runs, and cuts them into pieces |
+| `orders` | the order of a pipeline's steps |
 | `layouts`, `step_times`, `peak_memory` | put pieces together, for many layouts at once |
-| `rows`, `findings`, `result` | a row for each configuration, and all of them as `Tuning` |
-| `explanation`, `repricing` | why the best one wins, and which price would have to change |
-| `words`, `page`, `page_script` | a layout in the options of other tools, and a search as an HTML page |
+| `findings`, `result` | all rows as `Tuning` |
+| `explanation` | why the best one wins, and which price would have to change |
+| `words`, `page` | a layout in the options of other tools, and a search as an HTML page |
 """

@@ -22,9 +22,8 @@ from minitrain.schedules.schedule import Cell
 from minitrain.tensors import Activation
 from minitrain.tuning.layouts import END_FIGURES, Columns, Pipeline
 from minitrain.tuning.orders import BACKWARD, FORWARD
-from minitrain.tuning.problem import Machine
+from minitrain.tuning.problem import Machine, cut_into_stages
 from minitrain.tuning.space import Candidate
-from minitrain.tuning.stages import cut_into_stages
 from minitrain.workloads.expert_layers import ROUTER, ExpertPass, Piece
 from minitrain.workloads.workload import PassMode, as_recompute, takes_again
 

@@ -13,7 +13,7 @@ from minitrain.run.command_line import command_of
 from minitrain.run.simulation import simulate
 from minitrain.run.sureness import remark_on, sureness_of
 from minitrain.run.trained_model import trained_model_of
-from minitrain.tuning.rows import FITS, VERDICTS, Row, front_of, memory_of, options_of, ranked, row_of
+from minitrain.tuning.search import FITS, VERDICTS, Row, front_of, memory_of, options_of, ranked, row_of
 from minitrain.tuning.space import Candidate
 
 if TYPE_CHECKING:

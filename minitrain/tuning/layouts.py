@@ -11,9 +11,8 @@ import numpy as np
 
 from minitrain.analysis.timeline import Floats
 from minitrain.events import SEND
-from minitrain.tuning.executed_pieces import Pieces
 from minitrain.tuning.orders import BACKWARD, FORWARD, Message, Order, order_of
-from minitrain.tuning.piece import EndKey, PassKey, Piece, StagePiece, Triple
+from minitrain.tuning.pieces import EndKey, PassKey, Piece, Pieces, StagePiece, Triple
 
 END_FIGURES = ("load", "cover", "total", "update", "gather", "net", "peak", "weight_shard")
 """What a layer takes beside its passes: seconds, and elements of memory when it is loaded."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, final
 
 from minitrain.errors import StrategyError
-from minitrain.run.chosen_strategy import choose_strategy
+from minitrain.run.strategy_loading import choose_strategy
 
 FORWARD, BACKWARD, SEND, RECEIVE, WAIT = range(5)
 LAUNCHED = 5

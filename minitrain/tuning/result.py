@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.run.data_frames import data_frame
 from minitrain.tuning.findings import Findings
-from minitrain.tuning.rows import options_of
+from minitrain.tuning.search import options_of
 
 if TYPE_CHECKING:
     from minitrain.tuning.explanation import TuningExplanation

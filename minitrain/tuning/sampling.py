@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.tuning.rows import FITS, Row, value_of
-from minitrain.tuning.search import Search, Task
+from minitrain.tuning.search import FITS, Row, Search, Task, value_of
 from minitrain.tuning.space import Candidate
 
 _AT_ONCE = 16

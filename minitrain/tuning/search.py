@@ -3,30 +3,407 @@
 Layouts that can be put together from pieces come first, many at a time. What must be simulated one by one comes after,
 the most promising first; what takes longer for sure than the best that is known is pruned. A row is written to the
 results file as soon as it is there, so that a search that is begun again goes on where the first one ended.
+
+What a worker does: price layouts from pieces, or simulate configurations one by one.
+
+A row for each configuration of a search, and which rows nothing beats: the front.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
 
-from minitrain.sweeps.batches import Workers, result_of
+import numpy as np
+
+from minitrain.analysis.labels import GIB
+from minitrain.analysis.timeline import Floats
+from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
+from minitrain.run.event_loops import run_to_end
+from minitrain.run.simulation import simulate_async
+from minitrain.run.strategy_loading import Strategy
+from minitrain.sweeps.batches import SharedByBatch, Workers, key_of, result_of
 from minitrain.sweeps.executors.choice import workers_of
-from minitrain.sweeps.executors.own_processes import WorkerLostError
+from minitrain.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
 from minitrain.sweeps.sweep import read_rows, writing
-from minitrain.tuning.bounds import Bound, bound_of
-from minitrain.tuning.layouts import Structure
+from minitrain.tuning.bounds import Bound, bound_of, least_times
+from minitrain.tuning.layouts import Columns, Pipeline, Structure
+from minitrain.tuning.peak_memory import peaks_of
 from minitrain.tuning.problem import Machine, TuningProblem
-from minitrain.tuning.rows import FITS, OBJECTIVES, OF_FRONT, Row, judged_again, key_of_candidate, row_of, value_of
 from minitrain.tuning.space import Candidate
-from minitrain.tuning.worker_tasks import Figures, Limit, price_pipelines, simulate_each
+from minitrain.tuning.step_times import steps_of
 from minitrain.workloads.workload import MODULES, Recompute, as_recompute, is_less, modules_within
+
+MOST_COLUMNS = 512
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The outcome of a configuration.
+
+    Args:
+        step_time_s: s; None where it was not priced.
+        peak_memory_bytes: of the fullest rank, bytes; None where it was not found out.
+        busy_s: computing or communicating, over all ranks, s.
+        needed_memory_bytes: what the fullest device must hold, bytes; None where tensors alone are known.
+        error: why there is nothing.
+        is_rule: whether that is a rule that it breaks, and not a failure.
+        is_pruned: whether its bound is worse than what was known.
+        is_bound: whether the memory is what it holds at least.
+        why_pruned: why it need not be priced, where that is not its bound.
+    """
+
+    step_time_s: float | None = None
+    peak_memory_bytes: float | None = None
+    busy_s: float | None = None
+    needed_memory_bytes: float | None = None
+    error: str | None = None
+    is_rule: bool = False
+    is_pruned: bool = False
+    is_bound: bool = False
+    why_pruned: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The step time and memory that a layout must not exceed to be priced.
+
+    Args:
+        step_time_s: the best step time that is known, s; infinity where none is.
+        most_bytes: what a rank may hold, bytes.
+    """
+
+    step_time_s: float
+    most_bytes: float
+
+
+def price_pipelines(problem: TuningProblem, layouts: Sequence[Pipeline], limit: Limit | None = None) -> list[Figures]:
+    """Price layouts, those of one structure together.
+
+    Args:
+        problem: what they are for.
+        layouts: the layouts.
+        limit: what they must keep; layouts that take longer for sure than the best one are not priced, nor those that
+            do not fit. None to price all.
+    """
+    found: dict[int, Figures] = {}
+    batches = list(_batches(problem.machine, layouts, found))
+    if limit is None:
+        for batch in batches:
+            batch.price(found)
+    else:
+        best_s = limit.step_time_s
+        for batch in sorted(batches, key=lambda batch: batch.least_s(limit)):
+            best_s = batch.price_within(replace(limit, step_time_s=best_s), found)
+    return [found[place] for place in range(len(layouts))]
+
+
+def _batches(machine: Machine, layouts: Sequence[Pipeline], found: dict[int, Figures]) -> Iterator[_Batch]:
+    """Yield the layouts of each structure; note the rules that some break."""
+    by_structure: dict[Any, list[int]] = {}
+    for place, layout in enumerate(layouts):
+        rule = _broken_rule(machine, layout)
+        if rule is None:
+            by_structure.setdefault(layout.structure, []).append(place)
+        else:
+            found[place] = Figures(error=rule, is_rule=True)
+    for places in by_structure.values():
+        for start in range(0, len(places), MOST_COLUMNS):
+            part = places[start : start + MOST_COLUMNS]
+            yield _Batch(machine, part, [layouts[place] for place in part])
+
+
+class _Batch:
+    """Layouts of one structure.
+
+    Args:
+        machine: where they run.
+        places: theirs among all layouts.
+        layouts: the layouts.
+    """
+
+    def __init__(self, machine: Machine, places: Sequence[int], layouts: Sequence[Pipeline]) -> None:
+        self._machine, self._places, self._layouts = machine, places, layouts
+        self._columns = Columns(machine.pieces, layouts)
+        self._peaks, self._needed = peaks_of(self._columns)
+
+    @cached_property
+    def _least(self) -> Floats:
+        """The least step times, s."""
+        return least_times(self._columns)[0]
+
+    def least_s(self, limit: Limit) -> float:
+        """Return the least step time of those that fit, s."""
+        return float(np.where(self._needed <= limit.most_bytes, self._least, np.inf).min())
+
+    def price(self, found: dict[int, Figures]) -> None:
+        """Price all of them."""
+        self._price(self._columns, range(len(self._places)), found)
+
+    def price_within(self, limit: Limit, found: dict[int, Figures]) -> float:
+        """Price what keeps a limit, and return the best step time that is known by then, s."""
+        worth = (self._needed <= limit.most_bytes) & (self._least <= limit.step_time_s)
+        for number in np.flatnonzero(~worth).tolist():
+            found[self._places[number]] = replace(self._memory(number), is_pruned=True)
+        kept = np.flatnonzero(worth).tolist()
+        if not kept:
+            return limit.step_time_s
+        self._price(Columns(self._machine.pieces, [self._layouts[number] for number in kept]), kept, found)
+        times = [found[self._places[number]].step_time_s for number in kept]
+        return min([limit.step_time_s, *(seconds for seconds in times if seconds is not None)])
+
+    def _price(self, columns: Columns, numbers: Sequence[int], found: dict[int, Figures]) -> None:
+        """Price some of them."""
+        steps = steps_of(columns)
+        for number, step_time, busy in zip(numbers, steps.step_time.tolist(), steps.busy_s.tolist(), strict=True):
+            found[self._places[number]] = replace(self._memory(number), step_time_s=step_time, busy_s=busy)
+
+    def _memory(self, number: int) -> Figures:
+        """Return the figures of one layout's memory."""
+        peak_bytes, needed_bytes = float(self._peaks[number]), float(self._needed[number])
+        return Figures(peak_memory_bytes=peak_bytes, needed_memory_bytes=needed_bytes)
+
+
+def _broken_rule(machine: Machine, layout: Pipeline) -> str | None:
+    """Return the rule that a layout breaks when it is executed, or None."""
+    try:
+        machine.pieces.stage(layout.passes, layout.stages[0])
+        machine.pieces.ends(layout.ends)
+    except MinitrainError as error:
+        return first_line(error)
+    return None
+
+
+def simulate_each(
+    problem: TuningProblem,
+    configurations: Sequence[tuple[str | Strategy, dict[str, Any]]],
+    time_limit_s: float | None = None,
+    *,
+    ends_when_full: bool = False,
+) -> list[Figures]:
+    """Simulate configurations one after the other, ranks that do the same folded into one.
+
+    Args:
+        problem: what they are for.
+        configurations: strategies and their options.
+        time_limit_s: how long one may take, s; None for no limit.
+        ends_when_full: whether one ends, without a step time, as soon as a rank holds more than its device does.
+    """
+    shared = SharedByBatch()
+    more = {"strict_memory": True} if ends_when_full else {}
+    return [
+        _figures_within(time_limit_s, problem, shared, strategy, {**more, **options})
+        for strategy, options in configurations
+    ]
+
+
+def _figures_within(
+    time_limit_s: float | None, problem: TuningProblem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]
+) -> Figures:
+    """Simulate one configuration; one that takes too long has failed."""
+    if time_limit_s is None:
+        return run_to_end(lambda: _figures_of(problem, shared, strategy, options))
+    try:
+        return run_within(time_limit_s, lambda: _figures_of(problem, shared, strategy, options))
+    except TimeLimitError as error:
+        return Figures(error=f"{type(error).__name__}: {first_line(error)}")
+
+
+async def _figures_of(problem: TuningProblem, shared: SharedByBatch, strategy: Any, options: dict[str, Any]) -> Figures:
+    """Simulate one configuration; one that does not fold is simulated rank by rank."""
+    try:
+        chosen = shared.strategy(strategy)
+        known = shared.parameters(chosen, {**problem.parameters, "fold": True, "check": False, **options})
+        run = await simulate_async(chosen, **known)
+        parts = run.breakdown
+    except OutOfMemoryError as error:
+        return Figures(peak_memory_bytes=sum(error.facts["oom"].held_bytes.values()), is_bound=True)
+    except MinitrainError as error:
+        return Figures(error=first_line(error), is_rule=True)
+    except Exception as error:  # a strategy may raise anything, and the others go on
+        return Figures(error=f"{type(error).__name__}: {first_line(error)}")
+    busy_s = float((parts.computing + parts.exposed).sum())
+    return Figures(run.step_time, run.peak_memory_bytes, busy_s, run.needed_memory_bytes)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+Row = dict[str, Any]
+
+FITS, OUT_OF_MEMORY, ILLEGAL, PRUNED, FAILED = "fits", "out of memory", "illegal", "pruned", "failed"
+VERDICTS = (FITS, OUT_OF_MEMORY, ILLEGAL, PRUNED, FAILED)
+"""The outcomes that a configuration may have."""
+
+OBJECTIVES: Mapping[str, tuple[str, int]] = {
+    "step_time": ("step_time_s", 1),
+    "tokens_per_second": ("tokens_per_second", -1),
+    "tokens_per_dollar": ("tokens_per_dollar", -1),
+    "energy": ("energy_joules", 1),
+}
+"""What may be wanted: the column, and 1 where less is better."""
+
+OF_FRONT = ("step_time_s", "peak_memory_bytes", "dollars", "energy_joules")
+
+
+def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most_bytes: float) -> Row:
+    """Return the row of a configuration.
+
+    Args:
+        candidate: the configuration.
+        figures: those of its step; None for one that breaks a rule of the space.
+        machine: where it runs.
+        most_bytes: what a device may hold, bytes.
+    """
+    status, reason = _verdict(candidate, figures, most_bytes)
+    known = figures or Figures()
+    row: Row = {
+        "strategy": candidate.label,
+        "hardware": machine.parameters.hardware if isinstance(machine.parameters.hardware, str) else _name(machine),
+        "world_size": candidate.problem.world_size,
+        "global_batch_size": candidate.problem.global_batch_size,
+        "precision": None if machine.model is None else machine.model.precision.name,
+        **candidate.options,
+        "status": status,
+        "reason": reason,
+        "peak_memory_bytes": known.peak_memory_bytes,
+        "needed_memory_bytes": known.needed_memory_bytes,
+    }
+    if known.step_time_s is None:
+        return row | dict.fromkeys(_TIMES)
+    return row | machine.figures(known.step_time_s, known.busy_s)
+
+
+_TIMES = (
+    "step_time_s",
+    "mfu",
+    "tokens_per_second",
+    "tokens_per_second_per_rank",
+    "dollars",
+    "tokens_per_dollar",
+    "energy_joules",
+)
+FIGURES = ("peak_memory_bytes", "needed_memory_bytes", *_TIMES)
+"""The figures of a row."""
+
+_OWN = frozenset({"strategy", "hardware", "world_size", "global_batch_size", "precision", "status", "reason", *FIGURES})
+
+
+def options_of(row: Row) -> Row:
+    """Return the options of the strategy in a row."""
+    return {name: value for name, value in row.items() if name not in _OWN}
+
+
+def _name(machine: Machine) -> str:
+    return str(getattr(getattr(machine.predictor, "system", None), "name", "custom"))
+
+
+def _verdict(candidate: Candidate, figures: Figures | None, most_bytes: float) -> tuple[str, str | None]:
+    """Return the outcome of a configuration, and the reason."""
+    if figures is None:
+        return ILLEGAL, candidate.illegal
+    if figures.error is not None:
+        return (ILLEGAL if figures.is_rule else FAILED), figures.error
+    needed_bytes = figures.needed_memory_bytes or figures.peak_memory_bytes
+    if needed_bytes is not None and needed_bytes > most_bytes:
+        return _too_large(needed_bytes, most_bytes, "at least " if figures.is_bound else "")
+    if figures.is_pruned:
+        return PRUNED, figures.why_pruned or "its least step time is longer than that of a configuration that fits"
+    return FITS, None
+
+
+def _too_large(needed_bytes: float, most_bytes: float, at_least: str = "") -> tuple[str, str]:
+    """Return that a configuration does not fit, and why."""
+    needed, most = needed_bytes / GIB, most_bytes / GIB
+    return OUT_OF_MEMORY, f"a device must hold {at_least}{needed:.4g} GiB, and {most:.4g} GiB may be used"
+
+
+def memory_of(row: Row) -> float | None:
+    """Return what a row's verdict is by: what the device must hold, or the tensors where that is all there is."""
+    needed_bytes: float | None = row.get("needed_memory_bytes")
+    return row["peak_memory_bytes"] if needed_bytes is None else needed_bytes
+
+
+def judged_again(row: Row, most_bytes: float) -> Row | None:
+    """Return a row of an earlier search with the verdict of this one; None where it must be tried again.
+
+    Args:
+        row: the row, in which the earlier search had its own objective, pruning and head room.
+        most_bytes: what a rank may hold now, bytes.
+    """
+    if row["status"] not in (FITS, OUT_OF_MEMORY, PRUNED):
+        return row
+    if row["step_time_s"] is None:  # only bounds were known
+        return None
+    needed = memory_of(row)
+    status, reason = (FITS, None) if needed is None or needed <= most_bytes else _too_large(needed, most_bytes)
+    return {**row, "status": status, "reason": reason}
+
+
+def key_of_candidate(candidate: Candidate) -> str:
+    """Return a text that tells configurations apart, the same in every process and on every day.
+
+    A sweep may write to the same file, whose rows have other columns; so its keys are others.
+    """
+    return "tune " + key_of((candidate.strategy, candidate.parameters))
+
+
+def value_of(row: Row, objective: str) -> float:
+    """Return how good a row is, less being better; infinity where it has no such figure."""
+    column, sign = OBJECTIVES[objective]
+    value = row[column]
+    return math.inf if value is None else sign * value
+
+
+def require_objective(objective: str) -> None:
+    """Require an objective that there is."""
+    if objective not in OBJECTIVES:
+        raise UsageError(f"objective must be one of {', '.join(OBJECTIVES)}, got {objective!r}", objective=objective)
+
+
+def ranked(rows: Iterable[Row], objective: str) -> list[Row]:
+    """Return the rows that fit, the best first; of equal ones, those of less memory."""
+    fitting = [row for row in rows if row["status"] == FITS]
+    return sorted(fitting, key=lambda row: (value_of(row, objective), row["peak_memory_bytes"]))
+
+
+def distinct(rows: Iterable[Row]) -> list[Row]:
+    """Return rows, leaving out those with the strategy, step time and memory of an earlier one."""
+    seen: dict[Any, Row] = {}
+    for row in rows:
+        seen.setdefault((row["strategy"], row["step_time_s"], row["peak_memory_bytes"]), row)
+    return list(seen.values())
+
+
+def front_of(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that fit and that no other one beats: none is better in one figure and no worse in the others.
+
+    Of rows with equal figures, the first one stays. Figures that no row has are left out.
+    """
+    fitting = [row for row in rows if row["status"] == FITS]
+    columns = [name for name in OF_FRONT if any(row[name] is not None for row in fitting)]
+    if not fitting:
+        return []
+    points = np.array([[math.inf if row[name] is None else row[name] for name in columns] for row in fitting])
+    kept = np.empty((0, len(columns)))
+    found = []
+    for place in np.lexsort(points.T[::-1]).tolist():  # whatever beats a point comes before it
+        if not (kept <= points[place]).all(axis=1).any():
+            kept = np.vstack([kept, points[place]])
+            found.append(fitting[place])
+    return found
+
 
 Progress = Callable[[int, int, Row | None], None]
 Task = list[tuple[int, Candidate]]

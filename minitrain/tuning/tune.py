@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError, require_count
-from minitrain.run.chosen_strategy import choose_strategy
 from minitrain.run.parameters import DEFAULTS
-from minitrain.run.strategy_loading import Strategy, did_you_mean, options_of, takes_option
+from minitrain.run.strategy_loading import Strategy, choose_strategy, did_you_mean, options_of, takes_option
 from minitrain.sweeps.batches import Workers
 from minitrain.sweeps.executors.choice import require_workers
 from minitrain.sweeps.executors.own_processes import require_time_limit
 from minitrain.tuning.findings import require_words
 from minitrain.tuning.problem import Machine, TuningProblem
 from minitrain.tuning.result import Tuning
-from minitrain.tuning.rows import Row, require_objective
-from minitrain.tuning.search import Search
+from minitrain.tuning.search import Row, Search, require_objective
 from minitrain.tuning.space import Candidate, axes_of, candidates, default_strategies
 
 PRUNING = ("auto", "none", "front", "best")

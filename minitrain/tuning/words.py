@@ -16,9 +16,9 @@ from typing import Any, NoReturn, Protocol
 from minitrain.errors import UsageError
 from minitrain.exchange.recipe import Recipe
 from minitrain.exchange.writing import require_words, write_recipe
-from minitrain.tuning.rows import Row
+from minitrain.tuning.problem import unequal_stages
+from minitrain.tuning.search import Row
 from minitrain.tuning.space import Candidate
-from minitrain.tuning.stages import unequal_stages
 
 _RECOMPUTE_OF_CALCULON = {"none": "none", "selective": "attn_only", "full": "full"}
 

@@ -45,7 +45,7 @@ from minitrain.run.parameters import RunParameters
 from minitrain.run.simulation import simulate
 from minitrain.validation.errors_by_table import RowResult, tables_folder
 from minitrain.validation.rows import LackingError, Row, device_of, machine_of
-from minitrain.workloads.precision import PRECISIONS, Precision
+from minitrain.workloads.architecture import PRECISIONS, Precision
 from minitrain.workloads.transformer import Transformer
 
 if TYPE_CHECKING:

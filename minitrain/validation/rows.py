@@ -44,16 +44,15 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware import load_config
+from minitrain.workloads.architecture import PRECISIONS, Precision
 from minitrain.workloads.degrees import Work
-from minitrain.workloads.precision import PRECISIONS, Precision
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
 from minitrain.workloads.workload import PassMode, Workload
 
 if TYPE_CHECKING:
     from minitrain.hardware.config import SystemConfig
-    from minitrain.hardware.network import Network
-    from minitrain.hardware.transfer_curve import Rows, TransferCurve
+    from minitrain.hardware.network import Network, Rows, TransferCurve
 
 
 _LEADING_NUMBER = re.compile(r"\s*([-+]?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)")

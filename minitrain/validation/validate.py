@@ -14,7 +14,7 @@ from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.hardware.platforms import Platform, find_platform
-from minitrain.hardware.pricing import Pricing
+from minitrain.hardware.price import Pricing
 from minitrain.run.worker_processes import worker_pool
 from minitrain.validation.cases import case_and_prediction
 from minitrain.validation.cluster_tables import cluster_results, layer_results, stage_results, state_results

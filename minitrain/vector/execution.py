@@ -28,20 +28,16 @@ import numpy as np
 from minitrain.events import LAUNCHED, STRIDE
 from minitrain.folding.class_operation import ClassOperation
 from minitrain.folding.model import FoldedModel
-from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.config import SystemConfig
-from minitrain.hardware.free_loading import with_free_loading
-from minitrain.hardware.kernel_fleet import with_kernel_fleets
-from minitrain.hardware.layer_predictor import LayerPredictor
-from minitrain.hardware.many_predictors import ManyPredictors, PricedMachines
+from minitrain.hardware.fixed_durations import with_free_loading
+from minitrain.hardware.fleets import ManyPredictors, PricedMachines, fleets_of, with_kernel_fleets
 from minitrain.hardware.measured_layers import MeasuredLayers
 from minitrain.hardware.per_machine import WATCH, Floats, Ints, MachineWatch, later, latest
-from minitrain.hardware.price import Predictor, Price
-from minitrain.hardware.pricing import Pricing
-from minitrain.hardware.roofline_fleet import fleets_of
+from minitrain.hardware.predictor import LayerPredictor, make_predictor
+from minitrain.hardware.price import Predictor, Price, Pricing
 from minitrain.rank.model import Model
 from minitrain.rank.operations import Operation
-from minitrain.run.prepared_run import PreparedRun
+from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate_prepared
 from minitrain.run.variants import Variant

@@ -17,7 +17,7 @@ On which machines a rank holds more than its device's memory, and since when.
 
 What a rank holds is the same on all machines, and how much they can hold is not. So the account reports when it first
 exceeds the smallest memory, then the next larger one, and so on. Each report says what the rank held and when, as
-`minitrain.run.out_of_memory` does for one machine.
+`minitrain.run.device_memory` does for one machine.
 """
 
 from __future__ import annotations
@@ -43,14 +43,12 @@ from minitrain.analysis.breakdown import (
     totals_of_log,
 )
 from minitrain.events import COMPUTE, PASSES, PRICE, RECV, STREAM, STRIDE, TIME, TYP, EventLog
-from minitrain.hardware.many_predictors import ManyPredictors
+from minitrain.hardware.fleets import ManyPredictors
 from minitrain.hardware.per_machine import Floats, Ints, PerMachine, latest, values_of
 from minitrain.hardware.price import Price
 from minitrain.rank.model import Model
-from minitrain.run.device_memory import device_memory_of
+from minitrain.run.device_memory import OutOfMemory, device_memory_of, excess_of, moment_of_excess, units_of, worst_of
 from minitrain.run.energy import SECONDS_AN_HOUR, watts_of
-from minitrain.run.memory_reports import OutOfMemory
-from minitrain.run.out_of_memory import excess_of, moment_of_excess, units_of, worst_of
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.trained_model import described, figures_of

@@ -24,19 +24,18 @@ import numpy as np
 
 from minitrain.analysis.labels import GIB, duration
 from minitrain.errors import UsageError
-from minitrain.hardware.chosen_predictor import make_predictor
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_variation import varied_configs
 from minitrain.hardware.per_machine import Floats, Ints
-from minitrain.hardware.price import RankPredictors
-from minitrain.hardware.pricing import PRICING_PARAMETERS, Pricing
+from minitrain.hardware.predictor import make_predictor
+from minitrain.hardware.price import PRICING_PARAMETERS, Pricing, RankPredictors
 from minitrain.run.data_frames import data_frame
+from minitrain.run.device_memory import OutOfMemory
 from minitrain.run.event_loops import run_to_end
-from minitrain.run.memory_reports import OutOfMemory
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
-from minitrain.run.prepared_run import PreparedRun, prepare
+from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate, simulate_async
 from minitrain.run.strategy_loading import Strategy, framework_of

@@ -7,13 +7,13 @@ bytes, and `hardware` makes seconds of them.
 
 | of a transformer | files |
 |---|---|
-| its fields, and their rules | `architecture`, `architecture_rules`, `latent_attention`, `precision` |
-| where fields come from | `models` (shipped), `hugging_face`, `config_reader`; `summary` prints them |
-| its units | `attention`, `feed_forward`, `embedding_and_head` make each `unit` of `shapes`; `degrees` divides it |
+| its fields, and their rules | `architecture` |
+| where fields come from | `models` (shipped), `hugging_face`; `summary` prints them |
+| its units | each `unit` is made of `shapes`; `degrees` divides it |
 | FLOPs and bytes of a pass | `unit_costs` |
-| kernels of a pass | `pass_kernels` and `unit_kernels`, with `eight_bit_passes`, list `kernels` |
-| context parallelism | `context`, `attention_steps`, `attention_step_kernels` |
-| expert parallelism | `expert_layers`, `expert_kernels` |
+| kernels of a pass | `unit_kernels` lists `kernels` |
+| context parallelism | `attention_steps` |
+| expert parallelism | `expert_layers` |
 
 `field_faults` words what is wrong with the fields of a description.
 """

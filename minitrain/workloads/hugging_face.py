@@ -8,21 +8,604 @@ Some things are read as something else with the same parameters and multiplicati
 names, since other tools' arguments made of the model would train another one: `hugging_face_families` says which.
 
 `max_position_embeddings` is the longest sequence that a model takes, and no wish: samples have 8,192 tokens or less.
+
+Reading a model's config key by key: missing, wrong and unknown keys are collected for one error.
+
+Reading what the configs of many families of Hugging Face's transformers call alike.
+
+How configs of models with layernorm and two matrices in their MLP are read: GPT-2, GPT-NeoX, OPT and Nemotron.
+
+How the config of each family of Hugging Face's transformers is read.
+
+Read as something else with the same parameters and multiplications, and named in `taken_as`: GPT-NeoX's parallel
+residual connections as one after the other; rotary frequencies that are scaled for longer contexts as they were before,
+and those of layers with windows as those of the others; Granite's and Gemma's factors on embeddings, residuals, scores
+and logits as 1; gpt-oss's clamped SwiGLU as SwiGLU; the vision tower of Gemma 3 as absent, and DeepSeek's multi-token
+prediction module too, as published parameter counts do. Without a name there: the variants of GELU, and Nemotron's
+norms, whose weights are kept less 1, as Gemma's are.
+
+Source: `configuration_*.py` and `modeling_*.py` of transformers 4.57, whose parameter counts a test compares.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, final
 
 from minitrain.errors import UsageError
-from minitrain.workloads.config_reader import ConfigReader
-from minitrain.workloads.field_faults import closest, refuse, shown
-from minitrain.workloads.hugging_face_families import FAMILIES
-from minitrain.workloads.hugging_face_fields import Fields
+from minitrain.workloads.architecture import LatentAttention
+from minitrain.workloads.field_faults import closest, is_count, refuse, shown
+
+_ABSENT = object()
+
+# Keys of every config that say nothing about shapes: generation, initialisation, bookkeeping, numerics.
+# fmt: off
+_NO_BEARING = frozenset(
+    [
+        "architectures", "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens",
+        "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "cross_attention_hidden_size",
+        "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+        "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task",
+        "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std",
+        "initializer_range", "is_decoder", "keys_to_ignore_at_inference", "label2id", "layer_norm_eps",
+        "layer_norm_epsilon", "length_penalty", "max_length", "min_length", "model_type", "name_or_path",
+        "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions",
+        "output_hidden_states", "output_past", "output_router_logits", "output_scores", "pad_token_id",
+        "partial_rotary_factor", "prefix", "pretraining_tp", "problem_type", "quantization_config",
+        "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "rms_norm_eps",
+        "rope_interleave", "rope_interleaved", "rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base",
+        "rotary_pct", "router_aux_loss_coef", "router_jitter_noise", "sep_token_id", "suppress_tokens",
+        "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k",
+        "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "unk_token_id", "use_bfloat16",
+        "use_cache", "use_parallel_residual",
+    ]
+)
+# fmt: on
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+@final
+class ConfigReader:
+    """A config; `faults` says what is wrong, by key.
+
+    Args:
+        config: the config's keys and values.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._read: set[str] = set()
+        self.faults: dict[str, str] = {}
+
+    def _value(self, key: str, default: Any, expected: str, accept: Callable[[Any], bool]) -> Any:
+        """Return a key's value or its default; a fault unless it is accepted."""
+        self._read.add(key)
+        value = self._config.get(key, default)
+        if value is _ABSENT:
+            self.faults[key] = f"{key} is missing: expected {expected}"
+        elif not accept(value):
+            self.faults[key] = f"{key} must be {expected}, got {shown(value)}"
+        else:
+            return value
+        return None
+
+    def count(self, key: str, default: Any = _ABSENT, least: int = 1) -> Any:
+        """Return a count."""
+        return self._value(key, default, f"an integer of at least {least}", lambda value: is_count(value, least))
+
+    def optional_count(self, key: str, default: Any = None) -> Any:
+        """Return a count or None."""
+        return self._value(key, default, "an integer or null", lambda value: value is None or is_count(value))
+
+    def positive(self, key: str, default: Any = _ABSENT) -> Any:
+        """Return a positive number."""
+        return self._value(key, default, "a positive number", _is_positive)
+
+    def optional_positive(self, key: str, default: float | None = None) -> Any:
+        """Return a positive number or None."""
+        return self._value(
+            key, default, "a positive number or null", lambda value: value is None or _is_positive(value)
+        )
+
+    def object(self, key: str) -> Mapping[str, Any]:
+        """Return an object; an empty one where there is none."""
+        return self._value(key, None, "an object", lambda value: value is None or isinstance(value, Mapping)) or {}
+
+    def layers(self, key: str, default: Sequence[int] = ()) -> Any:
+        """Return a list of layers."""
+        expected = "a list of layers from 0"
+        return self._value(
+            key, default, expected, lambda value: isinstance(value, Sequence) and all(is_count(one, 0) for one in value)
+        )
+
+    def flag(self, key: str, *, default: bool) -> Any:
+        """Return true or false."""
+        return self._value(key, default, "true or false", lambda value: isinstance(value, bool))
+
+    def probability(self, key: str, default: float) -> Any:
+        """Return a number in [0, 1)."""
+        return self._value(
+            key, default, "a number in [0, 1)", lambda value: isinstance(value, int | float) and 0 <= value < 1
+        )
+
+    def only(self, key: str, default: Any, *modelled: Any) -> Any:
+        """Return a value of which only some can be modelled."""
+        listed = " or ".join(json.dumps(value) for value in modelled)
+        return self._value(key, default, f"{listed}, since others are not modelled", lambda value: value in modelled)
+
+    def windowed_layers(self, num_layers: int | None, default: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers whose attention has a window, by `layer_types`, or the default where that is absent."""
+        kinds = {"full_attention", "sliding_attention"}
+        found = self._value(
+            "layer_types",
+            None,
+            '"full_attention" or "sliding_attention" for each layer, since others are not modelled',
+            lambda value: (
+                value is None or (isinstance(value, list) and len(value) == num_layers and {*map(str, value)} <= kinds)
+            ),
+        )
+        if found is None:
+            return tuple(default)
+        return tuple(layer for layer, kind in enumerate(found) if kind == "sliding_attention")
+
+    def pass_over(self, *keys: str) -> None:
+        """Accept keys that have no bearing in this family."""
+        self._read.update(keys)
+
+    def refuse_the_rest(self, family: str, ignore: Sequence[str]) -> None:
+        """Note a fault for every key that was not read."""
+        known = self._read | _NO_BEARING | set(ignore)
+        for key in self._config:
+            if key not in known and not key.startswith("_"):
+                self.faults[key] = f"{key} is not known for {family}: if it changes no shape, pass ignore=({key!r},)"
+
+
+Fields = dict[str, Any]
+
+GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
+
+
+def usual(config: ConfigReader, **defaults: int) -> Fields:
+    """Read what most families call alike."""
+    keys = {
+        "num_layers": "num_hidden_layers",
+        "hidden_size": "hidden_size",
+        "num_heads": "num_attention_heads",
+        "vocab_size": "vocab_size",
+        "seq_len": "max_position_embeddings",
+    }
+    return {name: config.count(key, *_given(defaults, key)) for name, key in keys.items()}
+
+
+def _given(defaults: Mapping[str, int], key: str) -> list[int]:
+    return [defaults[key]] if key in defaults else []
+
+
+def rotary(config: ConfigReader, theta: float = 10000.0, share_key: str = "partial_rotary_factor") -> Fields:
+    """Read rotary positions, with what scales their frequencies."""
+    newer = config.object("rope_parameters")
+    scaling = {**newer, **config.object("rope_scaling")}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    is_of_llama = kind == "llama3" and all(scaling.get(key, value) == value for key, value in _LLAMA_SCALING.items())
+    return {
+        "positions": "rotary",
+        "rope_scaling": scaling.get("factor", 8.0) if is_of_llama else 1.0,
+        "rope_theta": config.positive("rope_theta", newer.get("rope_theta", theta)),
+        "rope_share": config.positive(share_key, newer.get(share_key, 1.0)),
+        "taken_as": () if is_of_llama or kind in (None, "default") else (f"rope_scaling {kind}",),
+    }
+
+
+_LLAMA_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def factors(config: ConfigReader, *keys: str) -> Iterator[str]:
+    """Yield the factors that a config has, other than 1."""
+    for key in keys:
+        factor = config.positive(key, 1.0)
+        if factor not in (None, 1.0):
+            yield f"{key} {factor:g}"
+
+
+def gated(config: ConfigReader, **defaults: int) -> Fields:
+    """Read a model with rmsnorm, rotary positions, and three matrices in its MLP."""
+    return {
+        **usual(config, **defaults),
+        **rotary(config),
+        "ffn_hidden_size": config.count("intermediate_size"),
+        "norm": "rmsnorm",
+        "norm_epsilon": config.positive("rms_norm_eps", 1e-6),
+        "bias": False,
+        "attention_dropout": config.probability("attention_dropout", 0.0),
+    }
+
+
+def like_llama(config: ConfigReader) -> Fields:
+    """Read a model with SwiGLU, rmsnorm, rotary positions and no biases."""
+    config.only("hidden_act", "silu", "silu", "swish")
+    return {**gated(config), "mlp": "swiglu", "tied_embeddings": config.flag("tie_word_embeddings", default=False)}
+
+
+def attention_bias(config: ConfigReader, *, default: bool = False) -> Fields:
+    """Read whether queries, keys, values and the output have biases."""
+    bias = config.flag("attention_bias", default=default)
+    return {"qkv_bias": bias, "output_bias": bias}
+
+
+def heads(config: ConfigReader, *default: int) -> Fields:
+    """Read heads of keys and values, and a size of heads of its own."""
+    if default:
+        return {"num_kv_heads": config.count("num_key_value_heads", *default)}
+    return {
+        "num_kv_heads": config.optional_count("num_key_value_heads"),
+        "head_dim": config.optional_count("head_dim"),
+    }
+
+
+def windows(config: ConfigReader, fields: Fields, layers: Callable[[int], bool], default: int | None = None) -> Fields:
+    """Read the window and its layers, by default those of which something holds."""
+    window = config.optional_count("sliding_window", default)
+    usual = [layer for layer in range(fields["num_layers"] or 0) if layers(layer)]
+    found = config.windowed_layers(fields["num_layers"], usual)
+    return {"window": window, "window_layers": found} if found and window else {"window": None, "window_layers": ()}
+
+
+def _like_gpt(config: ConfigReader, activation_key: str, activation: str, epsilon_key: str, *, tied: bool) -> Fields:
+    """Read a model with two matrices in its MLP, layernorm and biases."""
+    function = config.only(activation_key, activation, *GELUS, "relu")
+    return {
+        "mlp": "relu" if function == "relu" else "gelu",
+        "norm": "layernorm",
+        "norm_epsilon": config.positive(epsilon_key, 1e-5),
+        "bias": True,
+        "tied_embeddings": config.flag("tie_word_embeddings", default=tied),
+    }
+
+
+def nemotron(config: ConfigReader) -> Fields:
+    """Read Nemotron 4 and Minitron: layernorm, and the square of ReLU."""
+    config.only("hidden_act", "relu2", "relu2")
+    return {
+        **usual(config),
+        **rotary(config),
+        **heads(config),
+        **attention_bias(config),
+        "rope_share": config.positive("partial_rotary_factor", 0.5),
+        "ffn_hidden_size": config.count("intermediate_size"),
+        "mlp": "relu2",
+        "norm": "layernorm",
+        "norm_epsilon": config.positive("norm_eps", 1e-5),
+        "bias": True,  # of the norms
+        "mlp_bias": config.flag("mlp_bias", default=False),
+        "tied_embeddings": config.flag("tie_word_embeddings", default=False),
+        "attention_dropout": config.probability("attention_dropout", 0.0),
+    }
+
+
+def gpt2(config: ConfigReader) -> Fields:
+    """Read GPT-2."""
+    config.pass_over(
+        "n_ctx", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    )  # fmt: skip
+    dropout = config.probability("resid_pdrop", 0.1)
+    config.only("embd_pdrop", dropout, dropout)
+    positions = config.count("n_positions")
+    return {
+        **_like_gpt(config, "activation_function", "gelu_new", "layer_norm_epsilon", tied=True),
+        "num_layers": config.count("n_layer"),
+        "hidden_size": config.count("n_embd"),
+        "num_heads": config.count("n_head"),
+        "vocab_size": config.count("vocab_size"),
+        "seq_len": positions,
+        "num_positions": positions,
+        "ffn_hidden_size": config.optional_count("n_inner"),
+        "positions": "learned",
+        "dropout": dropout,
+        "attention_dropout": config.probability("attn_pdrop", 0.1),
+    }
+
+
+def gpt_neox(config: ConfigReader) -> Fields:
+    """Read GPT-NeoX and Pythia."""
+    positions = rotary(config, config.positive("rotary_emb_base", 10000.0), "rotary_pct")
+    is_parallel = config.flag("use_parallel_residual", default=True)
+    return {
+        **_like_gpt(config, "hidden_act", "gelu", "layer_norm_eps", tied=False),
+        **usual(config),
+        **positions,
+        **attention_bias(config, default=True),
+        "rope_share": config.positive("rotary_pct", 0.25),
+        "ffn_hidden_size": config.count("intermediate_size"),
+        "dropout": config.probability("hidden_dropout", 0.0),
+        "attention_dropout": config.probability("attention_dropout", 0.0),
+        "taken_as": (*positions["taken_as"], *(["parallel residual connections"] if is_parallel else [])),
+    }
+
+
+def opt(config: ConfigReader) -> Fields:
+    """Read OPT, whose table of positions has two rows more than there are positions."""
+    for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"):
+        config.only(key, True, True)
+    config.only("_remove_final_layer_norm", False, False)
+    config.pass_over("activation_dropout", "layerdrop")
+    fields = usual(config)
+    config.only("word_embed_proj_dim", fields["hidden_size"], fields["hidden_size"])
+    return {
+        **_like_gpt(config, "activation_function", "relu", "layer_norm_eps", tied=True),
+        **fields,
+        "num_positions": fields["seq_len"] and fields["seq_len"] + 2,
+        "ffn_hidden_size": config.count("ffn_dim"),
+        "positions": "learned",
+        "dropout": config.probability("dropout", 0.1),
+        "attention_dropout": config.probability("attention_dropout", 0.0),
+    }
+
+
+def _llama(config: ConfigReader) -> Fields:
+    """Read Llama 1 to 3."""
+    return {
+        **like_llama(config),
+        **heads(config),
+        **attention_bias(config),
+        "mlp_bias": config.flag("mlp_bias", default=False),
+    }
+
+
+def _granite(config: ConfigReader) -> Fields:
+    """Read Granite 3: Llama with factors."""
+    fields = _llama(config)
+    names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    return {**fields, "taken_as": (*fields["taken_as"], *factors(config, *names))}
+
+
+def _mistral(config: ConfigReader) -> Fields:
+    """Read Mistral, with its window."""
+    return {
+        **like_llama(config),
+        **heads(config, 8),
+        "head_dim": config.optional_count("head_dim"),
+        "window": config.optional_count("sliding_window", 4096),
+    }
+
+
+def _mixtral(config: ConfigReader) -> Fields:
+    """Read Mixtral: Mistral with experts in every layer, and no window unless it says so."""
+    window = config.optional_count("sliding_window")
+    return {
+        **_mistral(config),
+        "window": window,
+        "num_experts": config.count("num_local_experts", 8),
+        "experts_per_token": config.count("num_experts_per_tok", 2),
+    }
+
+
+def _phi3(config: ConfigReader) -> Fields:
+    """Read Phi 3 and 4, which make queries, keys and values in one multiplication, and gate and up."""
+    config.pass_over("original_max_position_embeddings")
+    dropout = config.probability("resid_pdrop", 0.0)
+    config.only("embd_pdrop", dropout, dropout)
+    return {
+        **like_llama(config),
+        "num_kv_heads": config.optional_count("num_key_value_heads"),
+        "window": config.optional_count("sliding_window"),
+        "dropout": dropout,
+    }
+
+
+def _windows_of_qwen(config: ConfigReader, fields: Fields) -> Fields:
+    """Read Qwen's windows, which layers have from some layer on, if any do."""
+    first = config.count("max_window_layers", 28, least=0)
+    has_windows = config.flag("use_sliding_window", default=False)
+    return windows(config, fields, lambda layer: bool(has_windows) and layer >= (first or 0), 4096)
+
+
+def _qwen2(config: ConfigReader) -> Fields:
+    """Read Qwen 2 and 2.5: Llama with biases for queries, keys and values."""
+    config.pass_over("use_mrope")
+    fields = like_llama(config)
+    return {
+        **fields,
+        **_windows_of_qwen(config, fields),
+        **heads(config, 32),
+        "qkv_bias": True,
+        "output_bias": False,
+    }
+
+
+def _qwen3(config: ConfigReader) -> Fields:
+    """Read Qwen 3: Llama with norms of queries and keys."""
+    fields = like_llama(config)
+    return {
+        **fields,
+        **_windows_of_qwen(config, fields),
+        **heads(config, 32),
+        **attention_bias(config),
+        "head_dim": config.optional_count("head_dim", 128),
+        "qk_norm": "head",
+    }
+
+
+def _qwen3_moe(config: ConfigReader) -> Fields:
+    """Read Qwen 3 with experts in some layers."""
+    config.pass_over("norm_topk_prob")
+    fields = _qwen3(config)
+    step, dense = config.count("decoder_sparse_step", 1), config.layers("mlp_only_layers") or ()
+    layers = range(fields["num_layers"] or 0)
+    return {
+        **fields,
+        **heads(config, 4),
+        "num_experts": config.count("num_experts", 128),
+        "experts_per_token": config.count("num_experts_per_tok", 8),
+        "moe_ffn_hidden_size": config.count("moe_intermediate_size", 768),
+        "moe_layers": [layer for layer in layers if layer not in dense and not (layer + 1) % (step or 1)],
+    }
+
+
+def _olmo2(config: ConfigReader) -> Fields:
+    """Read OLMo 2: norms behind attention and MLP, and of all queries and all keys."""
+    fields = {**like_llama(config), **attention_bias(config), "norm_epsilon": config.positive("rms_norm_eps", 1e-5)}
+    return {
+        **fields,
+        "num_kv_heads": config.optional_count("num_key_value_heads"),
+        "norm_placement": "post",
+        "qk_norm": "whole",
+    }
+
+
+def _gpt_oss(config: ConfigReader) -> Fields:
+    """Read gpt-oss: sinks, windows in every other layer, experts with biases in all."""
+    config.pass_over("experts_per_token", "initial_context_length", "swiglu_limit")
+    fields = like_llama(config)
+    return {
+        **fields,
+        **rotary(config, 150000.0),
+        **attention_bias(config, default=True),
+        **windows(config, fields, lambda layer: layer % 2 == 0, 128),
+        **heads(config, 8),
+        "norm_epsilon": config.positive("rms_norm_eps", 1e-5),
+        "head_dim": config.count("head_dim", 64),
+        "sinks": True,
+        "mlp_bias": True,
+        "moe_ffn_hidden_size": fields["ffn_hidden_size"],
+        "num_experts": config.count("num_local_experts", 128),
+        "experts_per_token": config.count("num_experts_per_tok", 4),
+        "router_bias": True,
+        "taken_as": (*fields["taken_as"], "clamped SwiGLU", "a bias of the router's product"),
+    }
+
+
+def _gemma(config: ConfigReader, **defaults: int) -> Fields:
+    """Read what Gemma 2 and 3 have in common: norms before and behind, and a gate with GELU."""
+    config.only("hidden_activation", "gelu_pytorch_tanh", *GELUS)
+    config.only("hidden_act", "gelu_pytorch_tanh", *GELUS)
+    config.only("use_bidirectional_attention", False, False, None)
+    config.pass_over("cache_implementation", "query_pre_attn_scalar")
+    fields = gated(config, **defaults)
+    return {
+        **fields,
+        **attention_bias(config),
+        "mlp": "geglu",
+        "norm_placement": "both",
+        "tied_embeddings": config.flag("tie_word_embeddings", default=True),
+        "num_kv_heads": config.count("num_key_value_heads", 4),
+        "head_dim": config.count("head_dim", 256),
+        "taken_as": (*fields["taken_as"], "Gemma's factors on embeddings and scores"),
+    }
+
+
+def _gemma2(config: ConfigReader) -> Fields:
+    """Read Gemma 2: soft caps, and windows in every other layer."""
+    fields = _gemma(config)
+    return {
+        **fields,
+        **windows(config, fields, lambda layer: layer % 2 == 0, 4096),
+        "score_cap": config.optional_positive("attn_logit_softcapping", 50.0),
+        "logit_cap": config.optional_positive("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3_text(config: ConfigReader) -> Fields:
+    """Read the language model of Gemma 3: norms of queries and keys, and a window in all but every sixth layer."""
+    every = config.count("sliding_window_pattern", config.count("_sliding_window_pattern", 6))
+    config.pass_over("rope_local_base_freq")
+    fields = _gemma(config, num_attention_heads=8, vocab_size=262208, max_position_embeddings=131072)
+    return {
+        **fields,
+        **rotary(config, 1000000.0),
+        **windows(config, fields, lambda layer: bool((layer + 1) % (every or 1)), 4096),
+        "qk_norm": "head",
+        "score_cap": config.optional_positive("attn_logit_softcapping"),
+        "logit_cap": config.optional_positive("final_logit_softcapping"),
+        "taken_as": (*fields["taken_as"], "a rotary base of its own in layers with windows"),
+    }
+
+
+def _gemma3(config: ConfigReader) -> Fields:
+    """Read Gemma 3 with its vision tower, of which the language model alone is taken."""
+    config.pass_over("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image")
+    inner = ConfigReader(config.object("text_config"))
+    fields = _gemma3_text(inner)
+    inner.refuse_the_rest("gemma3_text", ())
+    config.faults |= {f"text_config.{key}": fault for key, fault in inner.faults.items()}
+    return {**fields, "taken_as": (*fields["taken_as"], "its vision tower")}
+
+
+def _deepseek(config: ConfigReader, *, dense: int, router_bias: bool) -> Fields:
+    """Read what DeepSeek-V2 and V3 have in common: latent attention, and experts after the first few layers."""
+    config.only("attention_bias", False, False)
+    config.only("moe_layer_freq", 1, 1)
+    config.pass_over(
+        "aux_loss_alpha", "ep_size", "head_dim", "n_group", "norm_topk_prob", "num_key_value_heads", "qk_head_dim",
+        "routed_scaling_factor", "scoring_func", "seq_aux", "topk_group",
+    )  # fmt: skip
+    fields = like_llama(config)
+    prediction = config.count("num_nextn_predict_layers", 0, least=0)
+    sizes = {
+        "kv_rank": config.count("kv_lora_rank"),
+        "rope_head_dim": config.count("qk_rope_head_dim"),
+        "nope_head_dim": config.count("qk_nope_head_dim"),
+        "value_head_dim": config.count("v_head_dim"),
+        "query_rank": config.optional_count("q_lora_rank"),
+    }
+    return {
+        **fields,
+        "latent": None if config.faults else LatentAttention(**sizes),
+        "num_experts": config.count("n_routed_experts"),
+        "experts_per_token": config.count("num_experts_per_tok"),
+        "num_shared_experts": config.count("n_shared_experts", least=0),
+        "moe_ffn_hidden_size": config.count("moe_intermediate_size"),
+        "moe_layers": None if config.faults else range(dense, fields["num_layers"]),
+        "router_bias": router_bias,
+        "taken_as": (*fields["taken_as"], *(["multi-token prediction"] if prediction else [])),
+    }
+
+
+def _deepseek_v2(config: ConfigReader) -> Fields:
+    """Read DeepSeek-V2 and V2-Lite, whose load is balanced by losses."""
+    config.only("topk_method", "greedy", "greedy", "group_limited_greedy")
+    config.only("mlp_bias", False, False)
+    return _deepseek(config, dense=config.count("first_k_dense_replace", 0, least=0), router_bias=False)
+
+
+def _deepseek_v3(config: ConfigReader) -> Fields:
+    """Read DeepSeek-V3 and R1, whose load is balanced by biases."""
+    config.only("topk_method", "noaux_tc", "noaux_tc")
+    return _deepseek(config, dense=config.count("first_k_dense_replace", least=0), router_bias=True)
+
+
+FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = MappingProxyType(
+    {
+        "llama": _llama,
+        "mistral": _mistral,
+        "qwen2": _qwen2,
+        "mixtral": _mixtral,
+        "gpt2": gpt2,
+        "gpt_neox": gpt_neox,
+        "opt": opt,
+        "deepseek_v3": _deepseek_v3,
+        "deepseek_v2": _deepseek_v2,
+        "qwen3": _qwen3,
+        "qwen3_moe": _qwen3_moe,
+        "gemma2": _gemma2,
+        "gemma3": _gemma3,
+        "gemma3_text": _gemma3_text,
+        "gpt_oss": _gpt_oss,
+        "olmo2": _olmo2,
+        "phi3": _phi3,
+        "granite": _granite,
+        "nemotron": nemotron,
+    }
+)
+"""How each `model_type` is read."""
+
 
 USUAL_SEQ_LEN = 8192
 """Tokens of a sample where nobody says how many: those of most of the pre-training of Llama 3 and its like."""

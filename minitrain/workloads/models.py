@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.workloads.architecture import LatentAttention
 from minitrain.workloads.field_faults import closest, shown
-from minitrain.workloads.latent_attention import LatentAttention
 from minitrain.workloads.transformer import Transformer
 
 _NARAYANAN = "Narayanan et al. (2021), arXiv:2104.04473, table 1"

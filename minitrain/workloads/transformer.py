@@ -19,12 +19,9 @@ from functools import lru_cache
 from typing import Any, final
 
 from minitrain.workloads.architecture import Architecture
-from minitrain.workloads.attention import attention_unit
-from minitrain.workloads.embedding_and_head import embedding_unit, head_unit
-from minitrain.workloads.feed_forward import mlp_unit, moe_unit
 from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.shapes import Recompute
-from minitrain.workloads.unit import Unit
+from minitrain.workloads.unit import Unit, attention_unit, embedding_unit, head_unit, mlp_unit, moe_unit
 
 
 @final

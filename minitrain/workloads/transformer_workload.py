@@ -21,19 +21,18 @@ from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
 from minitrain.workloads import attention_steps
-from minitrain.workloads.attention_step_kernels import step_kernels
+from minitrain.workloads.architecture import STATISTIC_BYTES
+from minitrain.workloads.attention_steps import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER
 from minitrain.workloads.models import find_model
-from minitrain.workloads.pass_kernels import pass_kernels
-from minitrain.workloads.precision import STATISTIC_BYTES
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
-from minitrain.workloads.unit_kernels import Style, loss_kernels, update_kernels
+from minitrain.workloads.unit_kernels import Style, loss_kernels, pass_kernels, update_kernels
 from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
 
 _SAMPLED = (Activation, ActivationGrad)

@@ -2,16 +2,62 @@
 
 Counted in FLOPs: matrix multiplications, two a multiplication and addition, as Narayanan et al. (2021) do; not norms,
 activation functions, softmax, dropout, residual connections, lookups in tables and the optimizer.
+
+The norms of attention, MLP and experts, which all place them alike.
+
+It is a file of its own, since the units and what prices them share it.
+
+The attention unit: norm, queries, keys and values, the core between them, and the output projection.
+
+Tensor parallelism gives each rank some heads. What is saved follows Korthikanti et al. (2022, section 4.1): the norm's
+input and output, queries, keys and values, unfused attention's probabilities before and after dropout and the mask, the
+output projection's input and the mask of the dropout after it. Flash attention saves the log-sum-exp of each query
+instead of probabilities. Left out, as there: the norm's mean and variance. Rotary embeddings and ALiBi save nothing.
+Keys and values of grouped queries are saved once, not for every query head. A norm behind the unit takes the place of
+that before it ("post"), or saves its input beside it ("both"). A soft cap of the scores is part of flash attention's
+kernel, and a pass of its own over those of unfused attention; a sink is one more term of a softmax's sum.
+
+The MLP unit, dense or of experts: norm, matrices with an activation function between them, dropout.
+
+Tensor parallelism gives each rank some columns of the first matrices and the same rows of the last one; expert
+parallelism gives it some experts. What is saved follows Korthikanti et al. (2022, section 4.1): the norm's input and
+output, the activation function's input, the last matrix's input, and the mask of the dropout. ReLU's input is not
+saved, since its output suffices; SwiGLU and GEGLU are one kernel that saves both its inputs.
+
+Experts save, beside that, the copy of a token that each expert was sent. The router saves its probabilities. They are
+multiplied in before the last matrix, so that what comes back need not be kept (the `probs` of `TEGroupedMLP` in
+Megatron-Core, `score_before_experts` in torchtitan). Routed copies lie between tensor-parallel operations, as the
+hidden state does.
+
+In eight bits, inputs of matrices are kept in eight, inputs of norms and activation functions in 16 (Transformer
+Engine); the router's input too, beside the copy that shared experts have.
+
+The first and the last unit of a transformer: embedding, and head.
+
+Tensor parallelism gives each rank some rows of the vocabulary, which is padded until it divides. The embedding saves
+the mask of its dropout; the head saves its norm's input and output and the logits in single precision, which the loss
+needs (Korthikanti et al. 2022, section 4.3). No way to recompute changes that. Where embeddings are tied, the head
+holds a copy of the table that the embedding counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Literal, final
 
-from minitrain.workloads.degrees import WHOLE, Degrees, Work
-from minitrain.workloads.shapes import AttentionCore, Gemm, Projection, Recompute, SavedTensor, WeightShape
+from minitrain.workloads.architecture import MASK_BYTES, STATISTIC_BYTES, Architecture, LatentAttention
+from minitrain.workloads.degrees import WHOLE, Cut, Degrees, Work
+from minitrain.workloads.shapes import (
+    AttentionCore,
+    Gemm,
+    Projection,
+    Recompute,
+    SavedTensor,
+    WeightShape,
+    norm_weights,
+)
 from minitrain.workloads.workload import as_recompute, modules_of
 
 Kind = Literal["embedding", "attention", "mlp", "moe", "head"]
@@ -171,3 +217,370 @@ def _module_of_projection(kind: Kind, name: str) -> str | None:
     if kind == "attention":
         return "mla_up_proj" if name in _UP else None
     return "shared_experts" if name.startswith("shared.") else None
+
+
+def unit_norms(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the weights of a unit's norms: one, before it or behind it, or both."""
+    weights = norm_weights(model.hidden_size, has_bias=model.norm_bias)
+    yield from weights
+    for weight in weights if has_second_norm(model) else ():
+        yield WeightShape(f"second_{weight.name}", weight.shape, is_norm=True)
+
+
+def has_second_norm(model: Architecture) -> bool:
+    """Return whether units have a norm behind them beside that before them."""
+    return model.norm_placement == "both"
+
+
+def saved_by_second_norm(model: Architecture, module: str) -> Iterator[SavedTensor]:
+    """Yield what the norm behind a unit saves, where there is one before it too: its input, made by a module."""
+    if has_second_norm(model):
+        yield SavedTensor("second norm input", model.hidden_size, model.precision.activation_bytes, None, (module,))
+
+
+def attention_unit(model: Architecture, layer: int) -> Unit:
+    """Return the attention of a transformer layer."""
+    latent = model.latent
+    window = model.window if layer in model.window_layers else None
+    core = AttentionCore(model.num_heads, model.head_dim, _value_dim(model), model.attention == "flash", window)
+    return Unit(
+        kind="attention",
+        layer=layer,
+        output_size=model.hidden_size,
+        weights=(
+            *unit_norms(model),
+            *(_usual_weights(model) if latent is None else _latent_weights(model, latent)),
+            *_qk_norm_weights(model),
+            *([WeightShape("sinks", (model.num_heads,), _heads(model))] if model.sinks else []),
+            *_output_weights(model),
+        ),
+        projections=(
+            *(_usual_projections(model) if latent is None else _latent_projections(model, latent)),
+            Projection("output", model.num_heads * core.value_dim, model.hidden_size, _heads(model), "k"),
+        ),
+        core=core,
+        saved=(*_saved_before_core(model), *_saved_by_core(model), *_saved_after_core(model)),
+    )
+
+
+def _value_dim(model: Architecture) -> int:
+    """Return the size of a head's value."""
+    return model.head_dim if model.latent is None else model.latent.value_head_dim
+
+
+def _heads(model: Architecture) -> Cut:
+    return Cut("num_heads", model.num_heads)
+
+
+def _kv_heads(model: Architecture) -> Cut:
+    return Cut("num_kv_heads", model.num_kv_heads)
+
+
+def _usual_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the weights of queries, keys and values, each from the hidden state."""
+    for name, cut in (("query", _heads(model)), ("key", _kv_heads(model)), ("value", _kv_heads(model))):
+        size = cut.count * model.head_dim
+        yield WeightShape(name, (model.hidden_size, size), cut, 1)
+        if model.qkv_bias:
+            yield WeightShape(f"{name}.bias", (size,), cut)
+
+
+def _qk_norm_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the weights of the norms of queries and keys: of a head's size, or of all heads' together."""
+    cuts = {"query": _heads(model), "key": _kv_heads(model)}
+    for name, cut in cuts.items() if model.qk_norm != "none" else ():
+        if model.qk_norm == "head":
+            yield WeightShape(f"{name}_norm.weight", (model.head_dim,), is_norm=True)
+        else:
+            yield WeightShape(f"{name}_norm.weight", (cut.count * model.head_dim,), cut, is_norm=True)
+
+
+def _usual_projections(model: Architecture) -> Iterator[Projection]:
+    """Yield the one multiplication that makes queries, keys and values, cut by heads of keys."""
+    size = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    yield Projection("qkv", model.hidden_size, size, _kv_heads(model))
+
+
+def _latent_weights(model: Architecture, latent: LatentAttention) -> Iterator[WeightShape]:
+    """Yield the weights of multi-head latent attention: down to the latents on every rank, up by heads."""
+    heads, query_size = _heads(model), model.num_heads * latent.key_head_dim
+    if latent.query_rank is None:
+        yield WeightShape("query", (model.hidden_size, query_size), heads, 1)
+    else:
+        yield WeightShape("query_down", (model.hidden_size, latent.query_rank))
+        yield WeightShape("query_norm.weight", (latent.query_rank,), is_norm=True)
+        yield WeightShape("query_up", (latent.query_rank, query_size), heads, 1)
+    yield WeightShape("kv_down", (model.hidden_size, latent.kv_rank + latent.rope_head_dim))
+    yield WeightShape("kv_norm.weight", (latent.kv_rank,), is_norm=True)
+    yield WeightShape("kv_up", (latent.kv_rank, _kv_up_size(model, latent)), heads, 1)
+
+
+def _kv_up_size(model: Architecture, latent: LatentAttention) -> int:
+    """Return the size of all heads' values and of their keys without the shared rotary part."""
+    return model.num_heads * (latent.nope_head_dim + latent.value_head_dim)
+
+
+def _latent_projections(model: Architecture, latent: LatentAttention) -> Iterator[Projection]:
+    """Yield the multiplications of multi-head latent attention before the core."""
+    heads, query_size = _heads(model), model.num_heads * latent.key_head_dim
+    if latent.query_rank is None:
+        yield Projection("query", model.hidden_size, query_size, heads)
+    else:
+        yield Projection("query_down", model.hidden_size, latent.query_rank)
+        yield Projection("query_up", latent.query_rank, query_size, heads)
+    yield Projection("kv_down", model.hidden_size, latent.kv_rank + latent.rope_head_dim)
+    yield Projection("kv_up", latent.kv_rank, _kv_up_size(model, latent), heads)
+
+
+def _output_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the output projection; its bias is added once, after the sum over ranks."""
+    yield WeightShape("output", (model.num_heads * _value_dim(model), model.hidden_size), _heads(model), 0)
+    if model.output_bias:
+        yield WeightShape("output.bias", (model.hidden_size,))
+
+
+_ALL = "self_attn"
+"""The module whose recomputation makes everything again but the unit's input."""
+
+
+def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield what is saved up to queries, keys and values; the norm's input is all that full recomputation keeps."""
+    element, latent = model.precision.activation_bytes, model.latent
+    up = (_ALL,) if latent is None else (_ALL, "mla_up_proj")
+    yield SavedTensor("norm input", model.hidden_size, element, is_always_kept=True)
+    yield SavedTensor("projection input", model.hidden_size, model.precision.saved_bytes, None, (_ALL, "layernorm"))
+    if latent is not None:
+        yield from _saved_latents(model, latent)
+    if model.qk_norm != "none":
+        yield SavedTensor("queries' norm input", model.num_heads * model.head_dim, element, _heads(model), up)
+        yield SavedTensor("keys' norm input", model.num_kv_heads * model.head_dim, element, _kv_heads(model), up)
+    yield SavedTensor("queries", model.num_heads * model.head_dim, element, _heads(model), up)
+    yield SavedTensor("keys", model.num_kv_heads * model.head_dim, element, _kv_heads(model), up)
+    yield SavedTensor("values", model.num_kv_heads * _value_dim(model), element, _kv_heads(model), up)
+
+
+def _saved_latents(model: Architecture, latent: LatentAttention) -> Iterator[SavedTensor]:
+    """Yield the inputs and outputs of the latents' norms."""
+    sizes = model.precision
+    for name, rank in (("query latent", latent.query_rank), ("kv latent", latent.kv_rank)):
+        if rank is not None:
+            yield SavedTensor(f"{name} norm input", rank, sizes.activation_bytes, None, (_ALL,))
+            yield SavedTensor(f"{name} projection input", rank, sizes.saved_bytes, None, (_ALL, "mla_up_proj"))
+
+
+def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield what the core saves, which selective recomputation does without where attention is unfused."""
+    heads, element = _heads(model), model.precision.activation_bytes
+    again = (_ALL, "core_attn")
+    if model.attention == "flash":
+        yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads, (_ALL,))
+        return
+    if model.score_cap:
+        yield SavedTensor("capped scores", model.num_heads, element, heads, again, is_per_key=True)
+    yield SavedTensor("probabilities", model.num_heads, element, heads, again, is_per_key=True)
+    if model.attention_dropout:
+        yield SavedTensor("probabilities' mask", model.num_heads, MASK_BYTES, heads, again, is_per_key=True)
+        yield SavedTensor("dropped probabilities", model.num_heads, element, heads, again, is_per_key=True)
+
+
+def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
+    """Yield what the core's backward, the output projection and the dropout after it save.
+
+    Flash attention needs its output in 16 bits. A projection in eight bits keeps a copy of its own beside that.
+    """
+    size, sizes = model.num_heads * _value_dim(model), model.precision
+    in_eight = sizes.saved_bytes != sizes.activation_bytes
+    if in_eight and model.attention == "flash":
+        yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), (_ALL,))
+    yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), (_ALL,))
+    yield from saved_by_second_norm(model, _ALL)
+    if model.dropout:
+        yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES, None, (_ALL,))
+
+
+def _first(model: Architecture) -> tuple[str, ...]:
+    """Return the matrices before the activation function."""
+    return ("gate", "up") if model.is_gated else ("up",)
+
+
+def mlp_unit(model: Architecture, layer: int) -> Unit:
+    """Return the dense MLP of a transformer layer."""
+    cut = Cut("ffn_hidden_size", model.ffn_hidden_size)
+    return Unit(
+        kind="mlp",
+        layer=layer,
+        output_size=model.hidden_size,
+        weights=(*unit_norms(model), *_mlp_weights(model, "", cut.count, cut)),
+        projections=tuple(_mlp_projections(model, "", cut.count, cut)),
+        core=None,
+        saved=(
+            *_saved_by_norm(model, model.precision.saved_bytes),
+            *_saved_by_mlp(model, "", cut.count, cut, ("mlp",)),
+            *_saved_after(model, "mlp"),
+        ),
+    )
+
+
+def moe_unit(model: Architecture, layer: int) -> Unit:
+    """Return the mixture of experts of a transformer layer."""
+    cut = Cut("moe_ffn_hidden_size", model.moe_ffn_hidden_size)
+    shared = model.num_shared_experts * cut.count
+    return Unit(
+        kind="moe",
+        layer=layer,
+        output_size=model.hidden_size,
+        weights=(
+            *unit_norms(model),
+            *_router_weights(model),
+            *_expert_weights(model, cut),
+            *(_mlp_weights(model, "shared.", shared, cut) if shared else ()),
+        ),
+        projections=(
+            Projection("router", model.hidden_size, model.num_experts),
+            *_expert_projections(model, cut),
+            *(_mlp_projections(model, "shared.", shared, cut) if shared else ()),
+        ),
+        core=None,
+        saved=(
+            *_saved_by_norm(model, model.precision.activation_bytes),
+            *_saved_by_experts(model, cut),
+            *(_saved_by_shared_experts(model, shared, cut) if shared else ()),
+            *_saved_after(model, "moe"),
+        ),
+    )
+
+
+def _mlp_weights(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[WeightShape]:
+    """Yield the weights of an MLP; the last one's bias is added once, after the sum over ranks."""
+    for name in _first(model):
+        yield WeightShape(f"{prefix}{name}", (model.hidden_size, size), cut, 1)
+        if model.mlp_bias:
+            yield WeightShape(f"{prefix}{name}.bias", (size,), cut)
+    yield WeightShape(f"{prefix}down", (size, model.hidden_size), cut, 0)
+    if model.mlp_bias:
+        yield WeightShape(f"{prefix}down.bias", (model.hidden_size,))
+
+
+def _mlp_projections(model: Architecture, prefix: str, size: int, cut: Cut) -> Iterator[Projection]:
+    """Yield the multiplications of an MLP; gate and up are one."""
+    first = _first(model)
+    yield Projection(prefix + "_".join(first), model.hidden_size, len(first) * size, cut)
+    yield Projection(f"{prefix}down", size, model.hidden_size, cut, "k")
+
+
+def _router_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the router's weights, which every rank holds."""
+    yield WeightShape("router", (model.hidden_size, model.num_experts))
+    if model.router_bias:
+        yield WeightShape("router.bias", (model.num_experts,))
+
+
+def _expert_weights(model: Architecture, cut: Cut) -> Iterator[WeightShape]:
+    """Yield the weights of all routed experts, each kind of matrix as one with the experts in front."""
+    experts, per_token = model.num_experts, model.experts_per_token
+    for name in _first(model):
+        yield WeightShape(f"experts.{name}", (experts, model.hidden_size, cut.count), cut, 2, per_token)
+        if model.mlp_bias:
+            yield WeightShape(f"experts.{name}.bias", (experts, cut.count), cut, 1, per_token)
+    yield WeightShape("experts.down", (experts, cut.count, model.hidden_size), cut, 1, per_token)
+    if model.mlp_bias:
+        yield WeightShape("experts.down.bias", (experts, model.hidden_size), experts_per_token=per_token)
+
+
+def _expert_projections(model: Architecture, cut: Cut) -> Iterator[Projection]:
+    """Yield the batched multiplications of the routed experts."""
+    first, counts = _first(model), (model.num_experts, model.experts_per_token)
+    size = len(first) * cut.count
+    yield Projection("experts." + "_".join(first), model.hidden_size, size, cut, "n", *counts)
+    yield Projection("experts.down", cut.count, model.hidden_size, cut, "k", *counts)
+
+
+def _saved_by_norm(model: Architecture, output_bytes: int) -> Iterator[SavedTensor]:
+    """Yield the norm's input and output."""
+    yield SavedTensor("norm input", model.hidden_size, model.precision.activation_bytes)
+    yield SavedTensor("mlp input", model.hidden_size, output_bytes, None, ("layernorm",))
+
+
+def _saved_by_mlp(
+    model: Architecture, prefix: str, size: int, cut: Cut, again: tuple[str, ...], act: tuple[str, ...] = ()
+) -> Iterator[SavedTensor]:
+    """Yield the activation function's inputs and the last matrix's input.
+
+    Args:
+        model: the model.
+        prefix: of the names.
+        size: columns of all experts of a token.
+        cut: what the columns consist of.
+        again: the modules whose recomputation makes both again.
+        act: those that make the activation function's output again, from its input.
+    """
+    sizes = model.precision
+    if model.mlp != "relu":
+        columns = len(_first(model)) * size
+        yield SavedTensor(f"{prefix}activation input", columns, sizes.activation_bytes, cut, again)
+        again = (*again, *act)
+    yield SavedTensor(f"{prefix}down input", size, sizes.saved_bytes, cut, again)
+
+
+def _saved_by_experts(model: Architecture, cut: Cut) -> Iterator[SavedTensor]:
+    """Yield what router and routed experts save, for all experts of a token together."""
+    copies, again = model.experts_per_token, ("moe",)
+    yield SavedTensor("router probabilities", model.num_experts, STATISTIC_BYTES, None, again)
+    yield SavedTensor("expert inputs", copies * model.hidden_size, model.precision.saved_bytes, None, again)
+    yield from _saved_by_mlp(model, "expert ", copies * cut.count, cut, again, ("moe_act",))
+
+
+def _saved_by_shared_experts(model: Architecture, size: int, cut: Cut) -> Iterator[SavedTensor]:
+    """Yield what shared experts save: in eight bits an input of their own, made of what the norm makes."""
+    sizes = model.precision
+    if sizes.saved_bytes != sizes.activation_bytes:
+        again = ("moe", "shared_experts", "layernorm")
+        yield SavedTensor("shared input", model.hidden_size, sizes.saved_bytes, None, again)
+    yield from _saved_by_mlp(model, "shared ", size, cut, ("moe", "shared_experts"))
+
+
+def _saved_after(model: Architecture, module: str) -> Iterator[SavedTensor]:
+    """Yield what a norm before the residual connection saves, and the mask of the dropout there."""
+    yield from saved_by_second_norm(model, module)
+    if model.dropout:
+        yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES)
+
+
+def _vocabulary(model: Architecture) -> Cut:
+    return Cut("vocab_size", model.vocab_size, is_padded=True)
+
+
+def embedding_unit(model: Architecture) -> Unit:
+    """Return the embedding: the table of tokens, and that of learned positions, which every rank holds."""
+    tables = [WeightShape("tokens", (model.vocab_size, model.hidden_size), _vocabulary(model))]
+    if model.positions == "learned":
+        tables.append(WeightShape("positions", (model.num_positions, model.hidden_size)))
+    mask = SavedTensor("dropout mask", model.hidden_size, MASK_BYTES, is_always_kept=True)
+    return Unit(
+        kind="embedding",
+        layer=None,
+        output_size=model.hidden_size,
+        weights=tuple(tables),
+        projections=(),
+        core=None,
+        saved=(mask,) if model.dropout else (),
+    )
+
+
+def head_unit(model: Architecture) -> Unit:
+    """Return the head: the final norm, the multiplication with the vocabulary, and the loss."""
+    hidden_size, element, vocabulary = model.hidden_size, model.precision.activation_bytes, _vocabulary(model)
+    table = WeightShape("tokens", (hidden_size, model.vocab_size), vocabulary, 1, is_shared=model.tied_embeddings)
+    return Unit(
+        kind="head",
+        layer=None,
+        output_size=0,
+        weights=(*norm_weights(hidden_size, has_bias=model.norm_bias), table),
+        projections=(Projection("logits", hidden_size, model.vocab_size, vocabulary),),
+        core=None,
+        saved=(
+            SavedTensor("norm input", hidden_size, element, is_always_kept=True),
+            SavedTensor("head input", hidden_size, element, is_always_kept=True),
+            SavedTensor("logits", model.vocab_size, STATISTIC_BYTES, vocabulary, is_always_kept=True),
+        ),
+    )

@@ -21,9 +21,8 @@ from typing import final
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import FLASH_BACKWARD
-from minitrain.workloads.norms import has_second_norm
 from minitrain.workloads.shapes import AttentionCore, Gemm
-from minitrain.workloads.unit import Unit
+from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.workload import Cost
 
 MOVES_OF_NORM, MOVES_OF_RESIDUAL = 2, 3

@@ -11,30 +11,77 @@ Left out: communication; the router's sorting of tokens; recomputation, which ru
 Source: which tensors there are is Korthikanti et al. (2022), section 4; which of them a kernel reads and writes follows
 from Megatron-LM's fused kernels. The counts of launches are an estimate: 16 forward and 34 backward a layer, more where
 attention is unfused.
+
+Passes over memory that multiplications in eight bits need: casts, and transpositions for the gradients of weights.
+
+Hopper's matrix units take eight-bit operands in one order alone. So backward needs the input of each multiplication,
+and the gradient of its result, transposed. Norms and activation functions write both in eight bits themselves. What is
+left is
+
+| what | forward | backward |
+|---|---|---|
+| input of what columns divide (queries, keys, values; up), whole | | transposed |
+| gradient of what rows divide (output; down), whole | | transposed |
+| input of the output projection | cast and transposed | |
+| gradient of queries, keys and values | | cast and transposed |
+
+Left out: scaling factors and their history; weights, whose copies are made once a step.
+
+Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
+`fp8_transpose` of the gathered input and of the gathered gradient.
+
+The kernels of an operation that the engine prices: a pass through a unit, half of one, the loss, an update.
+
+`unit_kernels` lists what a unit runs forward and backward. This file selects what one operation runs of that, and adds
+what it computes again. The first half of a split backward is all but the gradients of weights, which are the second.
+
+A workload whose operations can be priced by kernels has the methods of `ListsKernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
-from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.architecture import MASK_BYTES, STATISTIC_BYTES, Architecture, Precision
 from minitrain.workloads.degrees import Cut, Work
-from minitrain.workloads.eight_bit_passes import eight_bit_passes
 from minitrain.workloads.kernels import (
     FlashAttention,
     Kernel,
     KernelList,
+    Matmul,
     MemoryPass,
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.norms import has_second_norm
-from minitrain.workloads.precision import MASK_BYTES, STATISTIC_BYTES, Precision
 from minitrain.workloads.shapes import Gemm
-from minitrain.workloads.unit import Unit
-from minitrain.workloads.workload import modules_of
+from minitrain.workloads.unit import Unit, has_second_norm
+from minitrain.workloads.workload import PassMode, modules_of
+
+_CAST_BYTES = 4  # read in 16 bits, written in eight, and written in eight transposed
+_TRANSPOSED_BYTES = 2
+
+
+def eight_bit_passes(gemm: Gemm, eager: float, *, is_backward: bool, is_attention: bool) -> Iterator[MemoryPass]:
+    """Yield the casts and transpositions of a multiplication in eight bits, forward or backward.
+
+    Args:
+        gemm: the multiplication, forward.
+        eager: factor on the traffic.
+        is_backward: which pass.
+        is_attention: whether it is one of an attention's.
+    """
+    is_divided_by_rows = gemm.name == "output" or gemm.name.endswith("down")
+    inputs, outputs = gemm.batch * gemm.m * gemm.k, gemm.batch * gemm.m * gemm.n
+    if not is_backward:
+        if is_attention and is_divided_by_rows:
+            yield MemoryPass("cast", inputs, _CAST_BYTES * eager)
+        return
+    yield MemoryPass("transposition", outputs if is_divided_by_rows else inputs, _TRANSPOSED_BYTES * eager)
+    if is_attention and not is_divided_by_rows:
+        yield MemoryPass("cast", outputs, _CAST_BYTES * eager)
+
 
 ADAM_BYTES = 46
 """Bytes of memory traffic of Adam for a parameter, in single precision but for the last: master copy and two moments
@@ -338,3 +385,80 @@ class _Lister:
         yield self._memory("embedding", hidden, 1, more_bytes)
         if self.model.dropout:
             yield self._memory("embedding dropout", hidden, 2, MASK_BYTES)
+
+
+class ListsKernels(Protocol):
+    """A workload that says which kernels an operation runs."""
+
+    def first_like(self, layer: int) -> int:
+        """Return the first layer that runs the same kernels."""
+        ...
+
+    def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
+        """Return the kernels of a forward, loss, backward, backward_input or backward_weight of a layer."""
+        ...
+
+    def update_kernels(
+        self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int, style: Style
+    ) -> KernelList:
+        """Return the kernels of an optimizer step on some shards of a layer, or of one of its parts."""
+        ...
+
+
+def pass_kernels(model: Architecture, unit: Unit, work: Work, typ: str, recompute: str, style: Style) -> KernelList:
+    """Return the kernels of a pass through a unit.
+
+    Args:
+        model: whose unit it is.
+        unit: one of its units.
+        work: the rank's samples, their length, and how ranks divide the unit.
+        typ: "forward", "backward", "backward_input" or "backward_weight".
+        recompute: what backward computes again.
+        style: how a framework runs it.
+
+    Raises:
+        UsageError: heads, columns, experts or the sequence do not divide by their degree.
+    """
+    if typ == "forward":
+        return forward_kernels(model, unit, work, style)
+    whole = backward_kernels(model, unit, work, style)
+    if typ == "backward_weight":
+        return _half(whole, of_weights=True)
+    if typ == "backward_input":
+        whole = _half(whole, of_weights=False)
+    return whole + _again(model, unit, work, recompute, style)
+
+
+def _again(model: Architecture, unit: Unit, work: Work, recompute: str, style: Style) -> KernelList:
+    """Return what backward computes again."""
+    if recompute == "full" and unit.layer is not None:
+        forward = forward_kernels(model, unit, work, style)
+        return _without_last(forward) if style.stops_early and unit.kind == "mlp" else forward
+    return repeated_kernels(model, unit, work, recompute, style)
+
+
+def _without_last(forward: KernelList) -> KernelList:
+    """Return an MLP's forward without its last multiplication and the addition of the residual that follows."""
+    last = max(place for place, kernel in enumerate(forward.kernels) if isinstance(kernel, Matmul))
+    kept = [
+        kernel
+        for place, kernel in enumerate(forward.kernels)
+        if place != last and not (isinstance(kernel, MemoryPass) and "residual" in kernel.name)
+    ]
+    return KernelList(tuple(kept), forward.num_launches)
+
+
+def _half(whole: KernelList, *, of_weights: bool) -> KernelList:
+    """Return the gradients of weights, or all else, each with its share of the launches."""
+    kernels = tuple(kernel for kernel in whole.kernels if _is_of_weights(kernel) is of_weights)
+    if not whole.kernels:
+        return whole
+    num_of_weights = sum(map(_is_of_weights, whole.kernels))
+    return KernelList(kernels, num_of_weights if of_weights else whole.num_launches - num_of_weights)
+
+
+def _is_of_weights(kernel: Kernel) -> bool:
+    """Return whether a kernel makes or adds up the gradient of a weight."""
+    if isinstance(kernel, Matmul):
+        return kernel.kind == "weight_gradient"
+    return isinstance(kernel, MemoryPass) and kernel.name == "gradient accumulation"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.cli.budget_options import at_cost, tokens_of
-from minitrain.run.energy_figures import TokenBudget
+from minitrain.run.result import TokenBudget
 from minitrain.trace.tables import budget_cells
 
 SMALL = ("--model", "tiny", "--world-size", "4", "--batch", "8")

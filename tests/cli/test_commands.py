@@ -10,8 +10,7 @@ from typer.testing import CliRunner, Result
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.cli.options import strategy_options
-from minitrain.cli.pricing_options import parse_durations
+from minitrain.cli.options import parse_durations, strategy_options
 from minitrain.cli.prove import BATCH, LAYERS, WORLD_SIZE
 from minitrain.hardware import shipped_configs
 from minitrain.hardware.config import SPECIFIED

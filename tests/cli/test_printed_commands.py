@@ -16,7 +16,7 @@ from benchmarks.published import Published
 from minitrain.cli import app
 from minitrain.run.command_line import OPTIONS, command_of
 from minitrain.run.parameters import DEFAULTS
-from minitrain.tuning.rows import distinct
+from minitrain.tuning.search import distinct
 
 SEARCH = ["--world-size", "16", "--batch", "32", "--model", "tiny", "--jobs", "1"]
 SPACE = ["--space", "tp=2", "--space", "num_chunks=1,2", "--space", "microbatch_size=1"]

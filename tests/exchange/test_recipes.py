@@ -13,7 +13,7 @@ import minitrain as mt
 from minitrain.exchange.launch_script import words_of
 from minitrain.exchange.megatron_model import evaluated
 from minitrain.exchange.writing import TOOLS, require_words
-from minitrain.workloads.precision import Precision
+from minitrain.workloads.architecture import Precision
 
 SCRIPT = Path(__file__).parent / "pretrain_llama3_8b.sh"
 LLAMA = mt.models()["llama3-8b"]

@@ -15,7 +15,7 @@ import minitrain as mt
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.early_divergence import DivergenceHistory, find_early_divergence
 from minitrain.folding.run import FoldedRun
-from minitrain.run.prepared_run import prepare
+from minitrain.run.rank_tasks import prepare
 from minitrain.sweeps.batches import Batch, run_batch
 from minitrain.tensors.index_sets import span
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware import load_config
-from minitrain.hardware.clusters.places import Places
-from minitrain.hardware.clusters.power import clock_share
-from minitrain.hardware.clusters.predictors import predictors_of, system_of
+from minitrain.hardware.clusters.cluster import Places
+from minitrain.hardware.clusters.cluster_network import predictors_of, system_of
+from minitrain.hardware.clusters.device_groups import clock_share
 from minitrain.hardware.config_files import shipped_clusters
 from minitrain.hardware.data_sheet import Power
 from minitrain.hardware.network import Network

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import CollectiveMismatchError, UsageError
 from minitrain.hardware import HierarchicalTopology, load_config
-from minitrain.hardware.collective_algorithms import overhead_s
 from minitrain.hardware.measured_topology import MeasuredTopology
+from minitrain.hardware.network import overhead_s
 from minitrain.hardware.topology import FlatTopology, Topology
 from tests.folded_runs import require_identical
 from tests.small_transformers import LLAMA_LIKE

@@ -10,7 +10,7 @@ from minitrain.errors import HardwareConfigError
 from minitrain.hardware import load_config, shipped_configs
 from minitrain.hardware.config_files import parse, shipped_text
 from minitrain.hardware.data_sheet import NO_DATA_SHEET, Cache, DataSheet, Power, SheetLink, UnitLimits
-from minitrain.hardware.figures import figures, sources_of
+from minitrain.hardware.overview import figures, sources_of
 
 BARE = {key: value for key, value in parse(shipped_text("tpu_v5p"), "x").items() if key in (
     "matrix", "vector", "mem1", "mem2", "processing_mode", "networks")}  # fmt: skip

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.hardware import load_config, shipped_configs
-from minitrain.hardware.derived_rates import rates_of
-from minitrain.hardware.kernel_device import TILES, KernelDevice
-from minitrain.hardware.kernel_rates import TERMS
+from minitrain.hardware.device import TERMS
+from minitrain.hardware.kernel_device import TILES, KernelDevice, rates_of
+from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import FlashAttention, KernelList, Matmul, MemoryPass
-from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.unit_kernels import forward_kernels
 
 A100, H100 = KernelDevice(load_config("a100_80g")), KernelDevice(load_config("h100_80g_nvl8"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minitrain.errors import UsageError
 from minitrain.hardware import HierarchicalTopology, Network, load_config
 from minitrain.hardware.measured_topology import MeasuredTopology
-from minitrain.hardware.transfer_curve import TransferCurve
+from minitrain.hardware.network import TransferCurve
 
 RING = {"p2p": (1.0, None), "reduce_scatter": (1.0, -1.0), "all_gather": (1.0, -1.0), "all_reduce": (2.0, -1.0)}
 OPS = st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier"])

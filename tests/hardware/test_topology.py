@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minitrain.errors import UsageError
 from minitrain.hardware import HierarchicalTopology, Network, load_config
-from minitrain.hardware.rank_placement import nodes_in_rank_order
+from minitrain.hardware.topology import nodes_in_rank_order
 
 ROWS = {"p2p": (1.0, None), "reduce_scatter": (1.0, -1.0), "all_gather": (1.0, -1.0), "all_reduce": (2.0, -1.0)}
 NODE = Network(100.0, 1.0, 4, 0.001, ROWS)

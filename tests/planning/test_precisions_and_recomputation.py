@@ -18,7 +18,7 @@ from minitrain.hardware import load_config
 from minitrain.hardware.measured_layers import LayerTime
 from minitrain.planning.result import saved_plan
 from minitrain.run.device_memory import ONE_GROUP
-from minitrain.workloads.precision import PRECISIONS, Precision
+from minitrain.workloads.architecture import PRECISIONS, Precision
 
 FAST = mt.Link(200e9, 5e-6)
 TWO = mt.Cluster({"h100_80g_nvl8": 1, "v100_32g_nvl8": 1}, between_groups=FAST, name="two")

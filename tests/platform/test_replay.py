@@ -15,7 +15,7 @@ from minitrain.lib import Model
 from minitrain.platform import VirtualHardwarePlatform
 from minitrain.platform.links import ClusterLinks
 from minitrain.run.result import Run
-from minitrain.trace.link_panel import LaneUse, means
+from minitrain.trace.layout import LaneUse, means
 
 HOST = ("offload", "fetch")
 SIZE_BYTES = 33_554_432  # a weight's gradient of the specified layer

@@ -15,12 +15,12 @@ from minitrain.hardware import load_config
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.kernel_device import KernelDevice
 from minitrain.hardware.measured_topology import MeasuredTopology
-from minitrain.hardware.pricing import Pricing
+from minitrain.hardware.price import Pricing
 from minitrain.trace.run_folder import conditions
+from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.models import find_model
-from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.unit_kernels import (
     DEFAULT_STYLE,
     backward_kernels,

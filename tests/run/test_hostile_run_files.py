@@ -17,7 +17,7 @@ import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.events import Event
 from minitrain.lib import Model
-from minitrain.run.run_file_header import FIELDS
+from minitrain.run.run_file import FIELDS
 
 Lines = list[Any]
 Change = Callable[[Lines], object]

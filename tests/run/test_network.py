@@ -13,7 +13,7 @@ from minitrain.cli import main
 from minitrain.hardware import FlatTopology, HierarchicalTopology, load_config
 from minitrain.hardware.config import SPECIFIED
 from minitrain.hardware.predictor import NETWORKS, RuntimePredictor, make_topology
-from minitrain.hardware.rank_placement import nodes_in_rank_order
+from minitrain.hardware.topology import nodes_in_rank_order
 from minitrain.run.comparison import FailedRun
 from minitrain.run.parameters import DEFAULTS
 from minitrain.trace.run_folder import conditions, title_of, view_of

@@ -15,8 +15,7 @@ from minitrain.cli.options import strategy_options
 from minitrain.errors import UsageError
 from minitrain.numerics import NumericModel
 from minitrain.rank.observers import Observer
-from minitrain.run.exclusions import EXCLUSIONS, Exclusion
-from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, Exclusion, RunParameters, split_keywords
 from minitrain.run.signatures import TakesRunParameters
 from minitrain.run.variants import choose_variant
 

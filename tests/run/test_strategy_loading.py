@@ -11,8 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
-from minitrain.run.chosen_strategy import choose_strategy, split_options
-from minitrain.run.strategy_loading import load_strategy
+from minitrain.run.strategy_loading import choose_strategy, load_strategy, split_options
 
 ddp, one_f_one_b = mt.strategies()["ddp"], mt.strategies()["1f1b"]
 

@@ -11,10 +11,9 @@ import pytest
 
 import minitrain as mt
 from minitrain.events import STRIDE
-from minitrain.workloads.context import Context
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.shapes import RECOMPUTE, Recompute
-from minitrain.workloads.workload import USUAL
+from minitrain.workloads.workload import USUAL, Context
 
 A, G, S, H, V, L, B = 8, 2, 128, 256, 512, 3, 2
 D = H // A

@@ -11,8 +11,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.events import STRIDE
+from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.degrees import Degrees, Work
-from minitrain.workloads.precision import PRECISIONS
 from minitrain.workloads.shapes import RECOMPUTE, Recompute
 from minitrain.workloads.workload import USUAL
 

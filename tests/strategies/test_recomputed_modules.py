@@ -10,8 +10,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.tensors import Activation, ActivationGrad
+from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.degrees import Degrees, Work
-from minitrain.workloads.precision import PRECISIONS
 from tests.strategies.test_moe import MODEL, MOE_LAYERS, H, K, S, exchanges, train
 
 DEEPSEEK = mt.models()["deepseek-v3"]

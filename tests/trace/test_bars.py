@@ -8,9 +8,7 @@ import pytest
 from minitrain.analysis.breakdown import breakdown
 from minitrain.analysis.timeline import as_timeline
 from minitrain.events import COMM, RECV, SEND, Event
-from minitrain.trace.bar_texts import bar_numbers, hover_texts
-from minitrain.trace.bars import MAX_LANES, Bars, lanes, make_bars
-from minitrain.trace.colors import kind_of, legend_place
+from minitrain.trace.bars import MAX_LANES, Bars, bar_numbers, hover_texts, kind_of, lanes, legend_place, make_bars
 from tests.sample_logs import data_parallel, one_f_one_b
 
 _LOGS = [one_f_one_b(4, 6), data_parallel(3, 4), data_parallel(3, 4, overlap=True), [[], []]]

@@ -20,8 +20,8 @@ import pytest
 import minitrain as mt
 from minitrain.analysis.dependencies import collectives, messages
 from minitrain.run.result import Run
-from minitrain.trace.colors import kind_of
-from minitrain.trace.heat_map import BANDS
+from minitrain.trace.bars import kind_of
+from minitrain.trace.gantt import BANDS
 from minitrain.trace.page import write_page
 
 pytestmark = pytest.mark.browser
@@ -165,8 +165,7 @@ def test_zooming_into_a_heat_map_shows_exact_bars_and_keeps_what_was_switched_on
 
 
 def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: Path, large: Run) -> None:
-    from minitrain.trace.bar_texts import hover_texts
-    from minitrain.trace.bars import make_bars
+    from minitrain.trace.bars import hover_texts, make_bars
 
     ours = {text.split("<br>memory")[0] for text in hover_texts(make_bars(large.timeline), 2)}
     page = opened(pages / "large.html")

@@ -10,8 +10,7 @@ import pytest
 
 from minitrain.analysis.timeline import as_timeline
 from minitrain.events import Event
-from minitrain.trace.bar_texts import bar_labels, hover_texts
-from minitrain.trace.bars import make_bars, merged
+from minitrain.trace.bars import bar_labels, hover_texts, make_bars, merged
 from minitrain.trace.comparison_figure import compare_figure
 from minitrain.trace.layout import View
 from minitrain.trace.page import comparison_rows, html_table, write_compare_html

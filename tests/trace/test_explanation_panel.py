@@ -13,7 +13,7 @@ from minitrain.analysis.explanation import Explanation
 from minitrain.analysis.labels import BUBBLE, duration
 from minitrain.analysis.timeline import as_timeline
 from minitrain.events import Event
-from minitrain.trace.colors import USES, WAITING, dark_kinds, kind_of
+from minitrain.trace.bars import USES, WAITING, dark_kinds, kind_of
 from minitrain.trace.explanation_panel import MAX_LINES, explanation_panel, lines_table, rank_lines
 
 

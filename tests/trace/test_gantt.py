@@ -13,8 +13,7 @@ import minitrain as mt
 from minitrain.analysis.timeline import as_timeline
 from minitrain.events import COMM, Event
 from minitrain.trace.bars import make_bars
-from minitrain.trace.gantt import CRITICAL_PATH, path_points
-from minitrain.trace.heat_map import BANDS, STEPS, heat, scale
+from minitrain.trace.gantt import BANDS, CRITICAL_PATH, STEPS, heat, path_points, scale
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 

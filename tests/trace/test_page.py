@@ -15,8 +15,7 @@ from minitrain.errors import UsageError
 from minitrain.events import Event
 from minitrain.trace.gantt import MAX_BARS, figure, lane_geometry
 from minitrain.trace.layout import View
-from minitrain.trace.page import write_html
-from minitrain.trace.page_script import packed, smallest
+from minitrain.trace.page import packed, smallest, write_html
 from tests.sample_logs import data_parallel, one_f_one_b
 
 _VIEW = View("1f1b on h100_80g_nvl8", ("step 12.3 ms", "MFU 41 %"), capacity_bytes=5 * 2**30)

@@ -10,10 +10,9 @@ import pytest
 import minitrain as mt
 from minitrain.tuning.bounds import bound_of, least_times
 from minitrain.tuning.layouts import Columns
-from minitrain.tuning.rows import OF_FRONT
+from minitrain.tuning.search import OF_FRONT, simulate_each
 from minitrain.tuning.space import axes_of, candidates
 from minitrain.tuning.step_times import steps_of
-from minitrain.tuning.worker_tasks import simulate_each
 from tests.tuning.models import SMALL, layouts, problem
 
 _AXES: dict[str, list[Any]] = {

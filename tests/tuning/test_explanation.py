@@ -8,8 +8,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.hardware.config import load_config
-from minitrain.tuning.explanation import TuningExplanation
-from minitrain.tuning.repricing import knobs, step_times
+from minitrain.tuning.explanation import TuningExplanation, knobs, step_times
 from minitrain.tuning.result import Tuning
 from tests.tuning.models import SMALL
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.tuning.executed_pieces import Pieces
 from minitrain.tuning.orders import FORWARD, order_of
-from minitrain.tuning.piece import PassKey
+from minitrain.tuning.pieces import PassKey, Pieces
 from minitrain.tuning.problem import TuningProblem
+from minitrain.tuning.search import Figures, Limit, price_pipelines
 from minitrain.tuning.space import axes_of, candidates
-from minitrain.tuning.worker_tasks import Figures, Limit, price_pipelines
 from tests.tuning.models import SMALL, layouts, problem
 
 _ALL = {

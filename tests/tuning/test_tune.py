@@ -13,7 +13,7 @@ import minitrain as mt
 from minitrain.sweeps.executors.own_processes import WorkerLostError
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
-from minitrain.tuning.rows import options_of
+from minitrain.tuning.search import options_of
 from tests.tuning.models import SMALL
 
 _SPACE = {

@@ -11,14 +11,12 @@ import pytest
 
 import minitrain as mt
 from minitrain.exchange.recipe import same_model
-from minitrain.run.chosen_strategy import choose_strategy
-from minitrain.run.strategy_loading import options_of
+from minitrain.run.strategy_loading import choose_strategy, options_of
 from minitrain.tuning.findings import Choice
 from minitrain.tuning.problem import TuningProblem
-from minitrain.tuning.rows import row_of
+from minitrain.tuning.search import Figures, row_of
 from minitrain.tuning.space import Candidate, axes_of, candidates
 from minitrain.tuning.words import of_calculon
-from minitrain.tuning.worker_tasks import Figures
 from tests.tuning.models import SMALL
 
 _MEGATRON = {

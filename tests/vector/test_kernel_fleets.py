@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_variation import varied_configs
-from minitrain.hardware.kernel_fleet import KernelFleet
-from minitrain.hardware.kernel_predictor import KernelPredictor
-from minitrain.hardware.layer_predictor import LayerPredictor
+from minitrain.hardware.fleets import KernelFleet
 from minitrain.hardware.measured_layers import LayerTime
 from minitrain.hardware.per_machine import values_of
-from minitrain.hardware.pricing import Pricing
+from minitrain.hardware.predictor import KernelPredictor, LayerPredictor
+from minitrain.hardware.price import Pricing
 from minitrain.vector.joint_figures import JointFigures
 from minitrain.workloads.transformer_workload import find_workload
 from minitrain.workloads.workload import Cost

@@ -18,7 +18,7 @@ from minitrain.hardware.price import RankPredictors
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.trace.bars import make_bars
 from minitrain.trace.layout import View
-from minitrain.trace.page_script import payload
+from minitrain.trace.page import payload
 from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
 from minitrain.workloads.workload import PassMode
 

@@ -31,7 +31,7 @@ class SummaryRun(Run):
     @cached_property
     def _without_loading(self) -> Run:
         """The same run with loads that take no time; itself where ranks load alike."""
-        from minitrain.hardware.free_loading import with_free_loading  # noqa: PLC0415  (few runs need it)
+        from minitrain.hardware.fixed_durations import with_free_loading  # noqa: PLC0415  (few runs need it)
         from minitrain.run.event_loops import run_to_end  # noqa: PLC0415
         from minitrain.run.simulation import simulate_prepared  # noqa: PLC0415
 

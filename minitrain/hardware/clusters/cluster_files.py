@@ -21,9 +21,8 @@ from typing import Any
 
 from minitrain.errors import MinitrainError
 from minitrain.hardware import config_files as files
-from minitrain.hardware.clusters.device_groups import Devices, Link
-from minitrain.hardware.clusters.power import Thermal
-from minitrain.hardware.config_faults import key_path, label_of, refuse, shown
+from minitrain.hardware.clusters.device_groups import Devices, Link, Thermal
+from minitrain.hardware.config_files import key_path, label_of, refuse, shown
 from minitrain.hardware.measured_layers import MeasuredLayers
 
 Location = tuple[int | str, ...]

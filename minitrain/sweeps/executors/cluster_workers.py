@@ -39,8 +39,7 @@ from types import ModuleType
 from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.run.chosen_strategy import split_options
-from minitrain.run.strategy_loading import file_in, loading_from, unwrapped
+from minitrain.run.strategy_loading import file_in, loading_from, split_options, unwrapped
 from minitrain.sweeps.executors.own_processes import LossyWorkers, SentTask
 
 Files = tuple[tuple[str, bytes], ...]
