@@ -7,7 +7,7 @@ Communication beside compute is hidden: it is reported too, but is no part of th
 How long each rank is at work, read from the engine's flat logs in one pass.
 
 A row of a sweep needs only these sums, and making columns for them would take longer. They are the same floats
-as those of columns (`minitrain.analysis.breakdown`), since intervals are added in the same order: by start, then by
+as those of columns, since intervals are added in the same order: by start, then by
 end. tests/analysis/test_breakdown.py checks that.
 
 What ranks communicate along each axis of their mesh: how often, how many bytes, how long, and how much is exposed.

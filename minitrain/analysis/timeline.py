@@ -1,6 +1,6 @@
 """The events of a run as columns: `Timeline`, the form that all analyses and all pictures work on.
 
-Half a million `Event` objects are slow to walk more than once, so `minitrain.analysis.timeline` turns them into numpy
+Half a million `Event` objects are slow to walk more than once, so they are turned into numpy
 arrays once. Values that are not numbers (types, streams, sample sets, groups, tags) become indices into a tuple of the
 distinct values.
 

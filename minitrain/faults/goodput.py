@@ -1,7 +1,7 @@
 """`goodput`: how much of a long run is training, and where the rest of its time goes.
 
-The step is simulated once; the run of days is then simulated many times with random failures
-(`minitrain.faults.goodput`). *Goodput* is the share of the run's time that was training at full speed and was kept.
+The step is simulated once; the run of days is then simulated many times with random failures.
+*Goodput* is the share of the run's time that was training at full speed and was kept.
 Work that failures undid does not count, nor what a job of fewer ranks did not do.
 
 Weeks of training with random failures: devices fail, the job recovers, and every second is counted by its cause.

@@ -1,7 +1,7 @@
 """One predictor for several machines: each of its prices has a time for each machine, as a `PerMachine` number.
 
-It is put together from parts, each with the machines that it answers for: a machine's own predictor, or a fleet
-(`minitrain.hardware.fleets`, `minitrain.hardware.fleets`), which answers for hundreds at once. The
+It is put together from parts, each with the machines that it answers for: a machine's own predictor, or a fleet,
+which answers for hundreds at once. The
 figures are those that each machine's own predictor gives, to the last float. What a price says beside its time and its
 bytes (the algorithm, the tier) is left out, as it may differ.
 

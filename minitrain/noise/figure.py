@@ -2,11 +2,7 @@
 
 The distribution of a step time as an SVG, which a notebook shows and keeps without any script.
 
-It is a file of its own, since it needs no Plotly.
-
 A tornado chart: what each kind of operation, or each price, does to the step time, as bars around the recorded one.
-
-It is a file of its own, since it needs Plotly, which is imported when somebody looks.
 """
 
 from __future__ import annotations

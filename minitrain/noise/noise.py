@@ -12,8 +12,6 @@ A collective has one factor for all its members, and a message has one for both 
 several steps, and ranks that fail (see `minitrain.faults`).
 
 `Histogram`: how a measured duration is spread around its median.
-
-It is a file of its own, since measurements are made and kept apart from the noise that they describe.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ What a run reports about its memory: what filled the device's, of which kinds, a
 
 Reporting that a rank holds more than its device's memory, at the first moment that it does.
 
-Runs of transformers are judged at their end, by all that a device must hold (`minitrain.run.device_memory`): what
+Runs of transformers are judged at their end, by all that a device must hold: what
 communication libraries keep is known then. Others are judged by their tensors alone, while they run.
 """
 

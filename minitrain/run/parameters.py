@@ -5,7 +5,7 @@ fields as their keywords; `sweep`, `prove`, folding and the command line take na
 name the parameter as far as it concerns them:
 
 - `TakesRunParameters` (`minitrain.run.signatures`) repeats names and types for type checkers, which a test compares.
-- `EXCLUSIONS` (`minitrain.run.parameters`) has what excludes each other.
+- `EXCLUSIONS` below has what excludes each other.
 - `PRICE_ONLY` has those that change prices alone, so that sweeps and `mt.price` know which configurations share a run.
 - A command offers the parameter once `minitrain.cli.options` has an option for it (with its name in
   `minitrain.run.command_line.OPTIONS`) and the command's own signature names that.

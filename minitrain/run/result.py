@@ -11,8 +11,6 @@ the events and on the clocks, and in no figure of the step: it has one of its ow
 part of the step.
 
 What `Run` shows of a transformer's step: tokens, utilization with recomputation, communication by axis.
-
-It is a file of its own, since `minitrain.run.result` is long.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ version 1, which older readers know. Version 3 has events of some ranks alone, a
 which did what one of those did: `rank`, `like`, and its own `samples` and `partners` (see `minitrain.run.ranks_once`);
 it has no journals.
 
-The part of a run that is saved, as a Protocol, since `minitrain.run.saved_runs` cannot import `Run`.
+The part of a run that is saved, is a Protocol here, since `Run` imports this file.
 """
 
 from __future__ import annotations

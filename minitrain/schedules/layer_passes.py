@@ -6,9 +6,9 @@ stores by layer and microbatch, from F until B, or until W where the backward is
 are kept too, from I until W.
 
 Layers are taken whole, or in parts: g and its conjugate of Megatron's figures (Shoeybi et al. 2019, figure 3;
-Korthikanti et al. 2022, figure 5). An attention whose sequence is cut between ranks is taken in steps
-(`minitrain.schedules.layer_passes`), and so are layers whose experts are divided among ranks
-(`minitrain.schedules.layer_passes`); of these two, what cannot be split is computed with the gradient of the input.
+Korthikanti et al. 2022, figure 5). An attention whose sequence is cut between ranks is taken in steps, and
+so are layers whose experts are divided among ranks; of these two, what cannot be split is computed with the gradient of
+the input.
 
 Passes through an attention whose sequence is cut between ranks: keys and values come round a ring, or by a gather.
 

@@ -18,8 +18,8 @@ rank receives where a step begins, sends where it ends, and does nothing else me
 A pipeline schedule, which is data, run as a strategy: `from_schedule`.
 
 Stage s of S holds the s-th of S contiguous parts of the layers: equal ones where layers are alike, and those of
-`Model.stages` where they differ. Each rank runs its actions exactly in the order of the schedule, as
-`minitrain.schedules.pipeline` says; within a stage, layers, sequences and experts may be divided among ranks
+`Model.stages` where they differ. Each rank runs its actions exactly in the order of the schedule;
+within a stage, layers, sequences and experts may be divided among ranks
 (`minitrain.schedules.held_layers`). Replicas take equal parts of the batch, each cut into the schedule's microbatches.
 """
 

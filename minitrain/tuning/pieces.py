@@ -11,7 +11,7 @@ Cutting the operations of a short run into pieces.
 Pieces of a pipeline's step: what passing through one layer takes, in time and in memory, by what lies beside it.
 
 The strategy `megatron` does the same for a layer whatever the number of stages, of microbatches and of replicas. So it
-is executed on short pipelines of few layers (`minitrain.tuning.pieces`), and what each layer takes is cut out of
+is executed on short pipelines of few layers, and what each layer takes is cut out of
 their logs. A layer's piece depends on the layers beside it in its stage, as the engine keeps less for a layer whose
 input can be made again. Long pipelines are put together from these pieces in `minitrain.tuning.step_times`, by the same
 additions in the same order, so that times are those of a whole simulation to the last float. Where ranks share a

@@ -23,8 +23,6 @@ Tables of model states: the bytes of parameters, gradients and optimizer states 
 
 Columns: n_params, dp, zero_stage, mem_gb. Both gradients and parameters have 16 bits, and Adam's states 12 bytes
 (Rajbhandari et al. 2020, section 3.1); a stage shards the states, then the gradients, then the parameters.
-
-It is a file of its own, since nothing here is simulated.
 """
 
 from __future__ import annotations

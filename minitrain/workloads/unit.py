@@ -5,8 +5,6 @@ activation functions, softmax, dropout, residual connections, lookups in tables 
 
 The norms of attention, MLP and experts, which all place them alike.
 
-It is a file of its own, since the units and what prices them share it.
-
 The attention unit: norm, queries, keys and values, the core between them, and the output projection.
 
 Tensor parallelism gives each rank some heads. What is saved follows Korthikanti et al. (2022, section 4.1): the norm's
