@@ -14,7 +14,6 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
-from minitrain.analysis.labels import GIB, duration
 from minitrain.cli import budget_options, fault_options, recipe_option
 from minitrain.cli import options as given
 from minitrain.cli import rank_options as ranks_given
@@ -22,6 +21,7 @@ from minitrain.cli.failures import FAILED, RunFailedError, message_of, print_err
 from minitrain.cli.options import Traces, folding, machine, pricing, wanted_traces
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
+from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import ChosenStrategy
 from minitrain.trace.run_folder import (
@@ -106,23 +106,15 @@ def _table(runs: Mapping[str, Run | None], tokens: float) -> Table:
     table = plain_table()
     table.add_column("machine", overflow="fold", min_width=8)
     table.add_column("strategy", overflow="fold", min_width=8)
-    columns = ("step", "tok/s", "MFU %", "GiB", *budget_columns())
+    columns = (*(column.head for column in TABLES["machines"]), *budget_columns())
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for name, run in runs.items():
         if run is None:
             table.add_row(name, "none fits", *[""] * len(columns))
             continue
-        rate, mfu = run.tokens_per_second_per_rank, run.mfu
-        table.add_row(
-            name,
-            run.strategy,
-            duration(run.step_time),
-            "-" if rate is None else f"{rate:,.0f}",
-            "-" if mfu is None else f"{mfu * 100:.1f}",
-            f"{(run.needed_memory_bytes or run.peak_memory_bytes) / GIB:.1f}",
-            *budget_cells(run.for_tokens(tokens)),
-        )
+        figures = [column.cell(FiguresOf(run)) for column in TABLES["machines"]]
+        table.add_row(name, run.strategy, *figures, *budget_cells(run.for_tokens(tokens)))
     return table
 
 

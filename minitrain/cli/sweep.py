@@ -11,7 +11,6 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
-from minitrain.analysis.labels import GIB
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.options import folding, pricing
@@ -19,6 +18,7 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table,
 from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
+from minitrain.run.figures import TABLES
 from minitrain.run.strategy_loading import literal
 from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.sweep import Sweep
@@ -213,13 +213,10 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
     best = succeeded(rows)
     table = Table(box=None, pad_edge=False)
     table.add_column("strategy", overflow="fold", min_width=8)
-    for column in (*axes, "step ms", "peak GiB", "samples/s", "MFU %"):
+    for column in (*axes, *(column.head for column in TABLES["sweep"])):
         table.add_column(column, justify="right", no_wrap=True)
     for row in best[:SHOWN]:
-        rate = "-" if not row["step_time_s"] else _rate(row["global_batch_size"] / row["step_time_s"])
-        mfu = "-" if row["mfu"] is None else f"{row['mfu'] * 100:.1f}"
-        needed = row.get("needed_memory_bytes") or row["peak_memory_bytes"]  # of transformers, all that must be held
-        figures = (f"{row['step_time_s'] * 1e3:.3f}", f"{needed / GIB:.2f}", rate, mfu)
+        figures = [column.cell(row) for column in TABLES["sweep"]]
         table.add_row(*map(printable, (row["strategy"], *(_cell(row[axis]) for axis in axes))), *figures)
     if best:
         print_table(table)
@@ -234,12 +231,3 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
 def _cell(value: Any) -> str:
     """Return the text of a parameter; a strategy without it has none."""
     return "-" if value is None else str(value)
-
-
-def _rate(per_s: float) -> str:
-    """Return a rate in at least four digits.
-
-    >>> _rate(10365.2), _rate(3.14159)
-    ('10,365', '3.142')
-    """
-    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"

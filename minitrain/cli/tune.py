@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
-from minitrain.analysis.labels import GIB, duration
+from minitrain.analysis.labels import duration
 from minitrain.cli import budget_options
 from minitrain.cli import options as given
 from minitrain.cli.failures import FAILED
@@ -20,11 +20,12 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table,
 from minitrain.cli.sweep import Results, in_words, parse_grid
 from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.plain_text import printable
+from minitrain.run.figures import TABLES
 from minitrain.run.result import TokenBudget
 from minitrain.trace.tables import budget_cells, budget_columns
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
-from minitrain.tuning.search import Row, distinct, memory_of, options_of
+from minitrain.tuning.search import Row, distinct, options_of
 from minitrain.tuning.tune import HEAD_ROOM
 from minitrain.tuning.words import require_tool
 from minitrain.workloads.models import find_model
@@ -222,25 +223,17 @@ def _table(rows: Sequence[Row], tokens: float | None) -> Table:
     """
     table = Table(box=None, pad_edge=False)
     table.add_column("layout", overflow="fold", min_width=20)
-    for column in ("step", "tok/s/GPU", "MFU %", "GiB", *(("USD",) if tokens is None else budget_columns())):
+    *figures, dollars = TABLES["tune"]
+    shown = [*figures, *([dollars] if tokens is None else [])]
+    for column in (*(each.head for each in shown), *(() if tokens is None else budget_columns())):
         table.add_column(column, justify="right", no_wrap=True)
     are_several = len({row.get("precision") for row in rows}) > 1
     for row in distinct(rows)[:SHOWN]:
         layout = f"{row['strategy']} {described(options_of(row))}"
-        table.add_row(printable(f"{row['precision']}: {layout}" if are_several else layout), *_cells(row, tokens))
+        budget = [] if tokens is None else budget_cells(_budget(row, tokens))
+        cells = [*(column.cell(row) for column in shown), *budget]
+        table.add_row(printable(f"{row['precision']}: {layout}" if are_several else layout), *cells)
     return table
-
-
-def _cells(row: Row, tokens: float | None) -> list[str]:
-    """Return the figures of a row as text."""
-    rate, mfu, dollars = row["tokens_per_second_per_rank"], row["mfu"], row["dollars"]
-    return [
-        duration(row["step_time_s"]),
-        "-" if rate is None else f"{rate:,.0f}",
-        "-" if mfu is None else f"{mfu * 100:.1f}",
-        f"{(memory_of(row) or 0.0) / GIB:.1f}",
-        *(["-" if dollars is None else f"{dollars:.4g}"] if tokens is None else budget_cells(_budget(row, tokens))),
-    ]
 
 
 def _budget(row: Row, tokens: float) -> TokenBudget | None:

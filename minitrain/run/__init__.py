@@ -11,8 +11,9 @@ the order of a run:
 - The parameters: `signatures` shows them to editors, and `faults` has the values for failing devices.
 - The ranks: `rank_tasks` makes a run ready and runs its ranks in one of the `event_loops`. `progress` says how far they
   are. `log_interning` and `garbage_collection` add one thing each.
-- The result: `contention` may time the run again. `ranks_once` says which ranks did the same. `device_memory`,
-  `energy`, `device_kinds`, `trained_model` and `data_frames` have figures of it. `comparison` holds several runs.
+- The result: `figures` is the registry of what is said of it. `contention` may time the run again. `ranks_once` says
+  which ranks did the same. `device_memory`, `energy`, `device_kinds`, `trained_model` and `data_frames` have figures of
+  it. `comparison` holds several runs.
 - The file: `saved_runs` writes and reads it; `run_file` validates its lines.
 
 `worker_processes` makes processes for the rooms that run many runs.

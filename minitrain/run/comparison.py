@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from os import PathLike
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
 from minitrain.run.data_frames import data_frame
+from minitrain.run.figures import summary_of
 from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, SIZES, split_keywords
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
@@ -23,28 +25,12 @@ from minitrain.run.saved_runs import plain
 from minitrain.run.signatures import shows_run_parameters
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy
-from minitrain.run.trained_model import described, facts_of, name_of_workload, trained_model_of
+from minitrain.run.trained_model import described, name_of_workload, trained_model_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 DEFAULT_STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "gpipe", "1f1b")
-
-_FIGURES = (
-    "step_time_s",
-    "load_time_s",
-    "peak_memory_elements",
-    "peak_memory_bytes",
-    "capacity_bytes",
-    "out_of_memory",
-    "mfu",
-    "bubble_fraction",
-    "exposed_comm_fraction",
-    "span_bubble_s",
-    "makespan_bubble_s",
-    "held_outside_bytes",
-    "num_events",
-)
 
 
 @dataclass(frozen=True)
@@ -62,23 +48,22 @@ class FailedRun:
     error: Exception = field(compare=False)
 
     def summary(self) -> dict[str, Any]:
-        """Return the keys of `Run.summary`, None where there is no figure, and the error.
-
-        `_FIGURES` must agree with `Run.summary`, which tests/run/test_comparison.py checks.
-        """
+        """Return the keys of `Run.summary`, None where there is no figure, and the error."""
         given = {**DEFAULTS, **self.parameters}
         hardware, workload = given["hardware"], _known_workload(given)
-        return {
+        trained = trained_model_of(workload)
+        known = {
             "strategy": self.strategy,
             **{name: plain(getattr(workload, name, given[name])) for name in SIZES},
             "hardware": str(getattr(getattr(hardware, "system", hardware), "name", None) or hardware),
             "network": network_of(hardware) or plain(given["network"]),
             "workload": described(name_of_workload(workload)),
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
-            **dict.fromkeys(_FIGURES),
-            **_figures_of_model(workload),
+            **{name: getattr(trained, name, None) for name in ("seq_len", "precision")},
+            "model": getattr(trained, "name", None),
             "error": f"{type(self.error).__name__}: {text_of(self.error)}",
         }
+        return summary_of(SimpleNamespace(trained_model=trained, device_kinds=()), known)
 
 
 def _known_workload(given: Mapping[str, Any]) -> Any:
@@ -87,14 +72,6 @@ def _known_workload(given: Mapping[str, Any]) -> Any:
         return split_keywords({name: given[name] for name in ("workload", *OF_TRANSFORMER, "hardware")})[0].workload
     except UsageError:  # which is why the run failed
         return None
-
-
-def _figures_of_model(workload: Any) -> dict[str, Any]:
-    """Return the keys of `Run.summary` that only transformers have."""
-    trained = trained_model_of(workload)
-    if trained is None:
-        return {}
-    return facts_of(trained)
 
 
 @dataclass(frozen=True, repr=False)

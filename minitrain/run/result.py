@@ -29,10 +29,11 @@ from minitrain.analysis.labels import GIB, duration
 from minitrain.events import PASSES, Event, MemoryChange, Outage
 from minitrain.run.data_frames import columns_of, data_frame
 from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
+from minitrain.run.figures import summary_of
 from minitrain.run.ranks_once import RanksAlike
-from minitrain.run.saved_runs import plain, read_run, save_run
+from minitrain.run.saved_runs import read_run, save_run
 from minitrain.run.sureness import SurenessFigures
-from minitrain.run.trained_model import TrainedModel, described, figures_of
+from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
@@ -76,10 +77,6 @@ class DeviceKindFigures:
         from minitrain.run.device_kinds import figures_by_kind  # noqa: PLC0415  (numpy only when somebody looks)
 
         return figures_by_kind(self) if self.device_kinds else ()  # type: ignore[arg-type]  # a `Run` is one
-
-    def _summary_by_kind(self) -> dict[str, Any]:
-        """Return what a summary says beside its other figures, ready for JSON."""
-        return {"by_device_kind": [each.data() for each in self.by_device_kind]} if self.device_kinds else {}
 
 
 SECONDS_A_DAY = 86_400
@@ -555,32 +552,7 @@ class Run(StepFigures, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tr
 
     def summary(self) -> dict[str, Any]:
         """Return the run's figures, ready for JSON: times in s, sizes as their names say."""
-        return {
-            "strategy": self.strategy,
-            "world_size": self.world_size,
-            "num_layers": self.num_layers,
-            "global_batch_size": self.global_batch_size,
-            "hardware": self.hardware,
-            "network": self.network,
-            "workload": described(self.workload),
-            "options": {name: plain(value) for name, value in self.options.items()},
-            "step_time_s": self.step_time,
-            "load_time_s": self.load_time,
-            "peak_memory_elements": self.peak_memory,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "capacity_bytes": self.capacity_bytes,
-            "out_of_memory": None if self.oom is None else str(self.oom),
-            "mfu": self.mfu,
-            "bubble_fraction": self.bubble_fraction,
-            "exposed_comm_fraction": self.exposed_comm_fraction,
-            "span_bubble_s": self.span_bubble,
-            "makespan_bubble_s": self.makespan_bubble,
-            "held_outside_bytes": self.held_outside and self.held_outside.elements * self.bytes_per_element,
-            "num_events": self.num_events,
-            **(figures_of(self) if self.trained_model else {}),
-            **self._summary_by_kind(),
-            "error": None,
-        }
+        return summary_of(self)
 
     def save(self, path: str | PathLike[str], *, every_rank: bool = True) -> None:
         """Write the run to a file that `load_run` reads: see `minitrain.run.saved_runs` for the format.

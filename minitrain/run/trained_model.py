@@ -5,7 +5,7 @@ It is a file of its own, since saved runs, comparisons and figures share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, final
 
@@ -76,10 +76,6 @@ class TrainedModel:
                 del found[name]
         return found
 
-    def figures(self) -> dict[str, Any]:
-        """Return what a run's summary says of experts that are divided among ranks, if any are."""
-        return {"dropped_token_fraction": self.dropped_token_fraction} if self.routed_copies else {}
-
 
 def name_of_workload(workload: Any) -> str:
     """Return what runs call a workload, the specified one if None: its own name, or that of its class."""
@@ -93,89 +89,6 @@ def described(name: str) -> str:
     'dense'
     """
     return ": ".join([name, *([NOTES[name]] if name in NOTES else [])])
-
-
-class RunOfTransformer(Protocol):
-    """The part of `Run` that these figures are made from."""
-
-    @property
-    def trained_model(self) -> TrainedModel | None:
-        """The transformer."""
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens that all ranks together train on in a second."""
-
-    @property
-    def tokens_per_second_per_rank(self) -> float | None:
-        """One rank's share of them."""
-
-    @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilization."""
-
-    @property
-    def needed_memory_bytes(self) -> float | None:
-        """What the fullest device must hold."""
-        ...
-
-    @property
-    def memory_by_kind(self) -> Mapping[str, float] | None:
-        """Bytes of each kind at the peak."""
-
-    @property
-    def priced_by(self) -> str:
-        """What priced operations, in words."""
-
-    @property
-    def sureness(self) -> str:
-        """How far validated runs like it were off, in words."""
-
-    @property
-    def peak_host_memory_bytes(self) -> float:
-        """The most that any rank kept in its host's memory."""
-
-    @property
-    def communication_by_axis(self) -> Mapping[str, Any]:
-        """What a rank communicates along each axis."""
-
-
-def figures_of(run: RunOfTransformer) -> dict[str, Any]:
-    """Return what a run's summary says of a transformer alone."""
-    assert run.trained_model is not None
-    memory = run.memory_by_kind
-    return {
-        **facts_of(run.trained_model),
-        "priced_by": run.priced_by,
-        "sureness": run.sureness,
-        "tokens_per_second": run.tokens_per_second,
-        "tokens_per_second_per_rank": run.tokens_per_second_per_rank,
-        "hfu": run.hfu,
-        "needed_memory_bytes": run.needed_memory_bytes,
-        "memory_by_kind_bytes": None if memory is None else dict(memory),
-        "peak_host_memory_bytes": run.peak_host_memory_bytes,
-        "communication_by_axis": {axis: total._asdict() for axis, total in run.communication_by_axis.items()},
-        **run.trained_model.figures(),
-    }
-
-
-_OF_RUNS = (
-    "priced_by",
-    "sureness",
-    "tokens_per_second",
-    "tokens_per_second_per_rank",
-    "hfu",
-    "needed_memory_bytes",
-    "memory_by_kind_bytes",
-    "peak_host_memory_bytes",
-    "communication_by_axis",
-)
-
-
-def facts_of(trained_model: TrainedModel) -> dict[str, Any]:
-    """Return the same keys for a strategy that failed: what is known without a run, and None."""
-    known = {"model": trained_model.name, "seq_len": trained_model.seq_len, "precision": trained_model.precision}
-    return {**known, **dict.fromkeys(_OF_RUNS)}
 
 
 def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: int = 1) -> TrainedModel | None:

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minitrain.analysis.labels import GIB
 from minitrain.files import write_text
 from minitrain.run.command_line import command_of
+from minitrain.run.figures import TABLES
 from minitrain.sweeps.batches import Row, flat, succeeded
 
 STYLE = """
@@ -212,7 +212,8 @@ window.addEventListener('resize', draw);
 """
 
 
-_FIGURES = ("step ms", "peak GiB", "samples/s", "MFU %", "bubble %", "comm %")
+_SHOWN = TABLES["page of a sweep"]
+_FIGURES = tuple(column.head for column in _SHOWN)
 
 
 def write_sweep_page(
@@ -280,15 +281,7 @@ def figures_of(row: Row) -> dict[str, float | None]:
     ...     "bubble_fraction": 0.5, "exposed_comm_fraction": None})["samples/s"]
     128.0
     """
-    step, peak = row["step_time_s"], row.get("needed_memory_bytes") or row["peak_memory_bytes"]
-    shares = (row["mfu"], row["bubble_fraction"], row["exposed_comm_fraction"])
-    figures = (
-        None if step is None else step * 1e3,
-        None if peak is None else peak / GIB,
-        row["global_batch_size"] / step if step else None,
-        *(None if share is None else share * 100 for share in shares),
-    )
-    return dict(zip(_FIGURES, figures, strict=True))
+    return {column.head: column.number(row) for column in _SHOWN}
 
 
 def html_of_rows(rows: Sequence[Row], names: Sequence[str]) -> str:

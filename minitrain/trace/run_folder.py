@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.analysis.labels import GIB, duration
 from minitrain.plain_text import text_of
+from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import save_run
 from minitrain.tensors.index_sets import ranges
@@ -55,12 +56,11 @@ def view_of(run: Run) -> View:
 
 def _figures(run: Run) -> list[str]:
     """Return the figures that every run has, in words, the step time first."""
+    row = FiguresOf(run)
     loading = f" after loading for {duration(run.load_time)}" if run.load_time else ""
     return [
         f"step {duration(run.step_time)}{loading}",
-        *([] if run.mfu is None else [f"MFU {run.mfu:.1%}"]),
-        f"bubble {run.bubble_fraction:.1%}",
-        f"exposed communication {run.exposed_comm_fraction:.1%}",
+        *(f"{shown.title} {shown.words(row)}" for shown in TABLES["page"] if shown.number(row) is not None),
         f"peak {_memory(run)}",
     ]
 
@@ -162,32 +162,24 @@ def table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
 
 
 def _row(run: Run) -> Mapping[str, str]:
+    row = FiguresOf(run)
+    shown = TABLES["page" if run.trained_model is None else "page of transformers"]
+    texts = (
+        {}
+        if run.trained_model is None
+        else {"peak by kind": memory_text(run), "communication": communication_text(run)}
+    )
     return {
         "strategy": run.strategy,
         "step time": duration(run.step_time),
         "peak memory": _memory(run),
-        "MFU": "-" if run.mfu is None else f"{run.mfu:.1%}",
-        **({} if run.trained_model is None else _figures_of_transformer(run)),
-        "bubble": f"{run.bubble_fraction:.1%}",
-        "exposed communication": f"{run.exposed_comm_fraction:.1%}",
-        **({} if run.trained_model is None else _texts_of_transformer(run)),
+        **{column.title: column.words(row) for column in shown},
+        **texts,  # long cells stand behind all figures
     }
-
-
-def _figures_of_transformer(run: Run) -> Mapping[str, str]:
-    return {
-        "HFU": "-" if run.hfu is None else f"{run.hfu:.1%}",
-        "tokens/s a rank": f"{run.tokens_per_second_per_rank:,.0f}",
-    }
-
-
-def _texts_of_transformer(run: Run) -> Mapping[str, str]:
-    """Return the long cells, which stand behind all figures."""
-    return {"peak by kind": memory_text(run), "communication": communication_text(run)}
 
 
 def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
-    figures = dict.fromkeys(("peak memory", "MFU", "bubble", "exposed communication"), "")
+    figures = dict.fromkeys(["peak memory", *(column.title for column in TABLES["page"])], "")
     return {"strategy": name, "step time": f"failed: {text_of(error)}", **figures}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -17,6 +18,7 @@ from rich.text import Text
 from minitrain.analysis.labels import GIB, duration
 from minitrain.errors import OutOfMemoryError
 from minitrain.plain_text import printable, text_of
+from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.trace.run_folder import MESSAGES, communication_text, memory_text, notes_of_all, peak_text, title_of
 
 if TYPE_CHECKING:
@@ -58,16 +60,29 @@ def comparison_table(comparison: Comparison, tokens: float | None = None) -> Tab
     table.add_column("\nstrategy", overflow="fold", min_width=8)
     scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
     trains = any(run.trained_model for run in comparison.succeeded)
-    of_tokens = tuple(f"\n{column}" for column in budget_columns())
-    more = ("tok/s\na rank", *(("HFU\n%", "tensors\nGiB") if tokens is None else of_tokens)) if trains else ()
-    for column in (f"step\n{unit}", f"{'needed' if trains else 'peak'}\nGiB", "MFU\n%", "bubble\n%", "comm\n%", *more):
-        table.add_column(column, justify="right", no_wrap=True)
+    step, memory, *others = TABLES["compare transformers" if trains else "compare"]
+    step = replace(step, head=f"step {unit}", scale=scale, text=_number)
+    if trains and tokens is not None:  # they take the place of the last two
+        others = others[:-2]
+    of_tokens = budget_columns() if trains and tokens is not None else ()
+    heads = [column.head.replace(" ", "\n", 1) for column in (step, memory, *others)]
+    for head in (*heads, *(f"\n{name}" for name in of_tokens)):
+        table.add_column(head, justify="right", no_wrap=True)
     winner = comparison.winner
     for run in comparison.succeeded:
-        cells = _cells(run, scale, tokens, is_winner=run is winner)
-        table.add_row(*cells, style="bold" if run is winner else "")
+        row = FiguresOf(run)
+        held = memory.cell(row)
+        table.add_row(
+            Text("★", style="green") if run is winner else "",
+            _text(run.strategy),
+            step.cell(row),
+            held if run.oom is None else Text(f"{held} OOM", style="red"),
+            *(column.cell(row) for column in others),
+            *(budget_cells(run.for_tokens(tokens)) if of_tokens and tokens is not None else ()),
+            style="bold" if run is winner else "",
+        )
     for failure in comparison.failed:
-        nothing = [""] * (4 + len(more))
+        nothing = [""] * (1 + len(others) + len(of_tokens))
         table.add_row("", _text(failure.strategy), Text(_end(failure.error), style="red"), *nothing)
     notes = comparison_notes(comparison)
     table.caption = _text("\n".join(notes)) if notes else None
@@ -107,28 +122,6 @@ def _loading(comparison: Comparison) -> list[str]:
     return [f"A step begins when the weights are there; loading them takes {taken}."]
 
 
-def _cells(run: Run, scale: float, tokens: float | None, *, is_winner: bool) -> list[str | Text]:
-    """Return the cells of a run; what so many tokens take stands in the place of HFU and tensors."""
-    memory = f"{(run.needed_memory_bytes or run.peak_memory_bytes) / GIB:.2f}"
-    return [
-        Text("★", style="green") if is_winner else "",
-        _text(run.strategy),
-        _number(run.step_time * scale),
-        Text(f"{memory} OOM", style="red") if run.oom is not None else memory,
-        "-" if run.mfu is None else f"{run.mfu * 100:.1f}",
-        f"{run.bubble_fraction * 100:.1f}",
-        f"{run.exposed_comm_fraction * 100:.1f}",
-        *([] if run.tokens_per_second_per_rank is None else [f"{run.tokens_per_second_per_rank:,.0f}"]),
-        *(_cells_of_transformer(run) if tokens is None else budget_cells(run.for_tokens(tokens))),
-    ]
-
-
-def _cells_of_transformer(run: Run) -> list[str]:
-    """Return the cells of a run that only transformers have, after their tokens."""
-    tensors = [] if run.needed_memory_bytes is None else [f"{run.peak_memory_bytes / GIB:.2f}"]
-    return tensors if run.hfu is None else [f"{run.hfu * 100:.1f}", *tensors]
-
-
 def run_table(run: Run, tokens: float | None = None) -> Table:
     """Return the figures of one run, a row each.
 
@@ -142,9 +135,7 @@ def run_table(run: Run, tokens: float | None = None) -> Table:
         "step time": f"{_number(run.step_time * scale)} {unit}",
         "loading": f"{_number(run.load_time * scale)} {unit}" if run.load_time else "",
         "peak memory": f"{peak_text(run)}, on rank {fullest}",
-        "MFU": "-" if run.mfu is None else f"{run.mfu * 100:.1f} %",
-        "bubble": f"{run.bubble_fraction * 100:.1f} %",
-        "exposed communication": f"{run.exposed_comm_fraction * 100:.1f} %",
+        **{column.title: column.words(FiguresOf(run), " ") for column in TABLES["run"]},
         "messages": MESSAGES.get(run.messages, ""),
         "events": f"{run.num_events}",
     }

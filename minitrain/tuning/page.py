@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.analysis.labels import GIB
 from minitrain.events import PASSES, Event
 from minitrain.files import write_text
+from minitrain.run.figures import TABLES
 from minitrain.tuning.explanation import Spending
 from minitrain.tuning.findings import Findings, described
 from minitrain.tuning.search import FITS, Row, distinct, options_of
@@ -314,15 +315,7 @@ matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
 """
 
 
-_FIGURES = {
-    "step s": ("step_time_s", 1.0),
-    "GiB": ("needed_memory_bytes", 1 / GIB),
-    "tensors GiB": ("peak_memory_bytes", 1 / GIB),
-    "tok/s/GPU": ("tokens_per_second_per_rank", 1.0),
-    "MFU %": ("mfu", 100.0),
-    "USD": ("dollars", 1.0),
-    "kJ": ("energy_joules", 1e-3),
-}
+_FIGURES = {column.head: column for column in TABLES["page of a search"]}
 _NAMED = 200  # layouts that are listed
 MOST_EVENTS = 400_000
 """The most events of a run, of one rank of each class, that a page draws."""
@@ -422,13 +415,13 @@ def _text(value: Any) -> str:
 
 
 def _is_known(rows: Sequence[Row], name: str) -> bool:
-    return any(row[_FIGURES[name][0]] is not None for row in rows)
+    return any(_FIGURES[name].number(row) is not None for row in rows)
 
 
 def _figure(row: Row, name: str) -> float | None:
     """Return a figure in the unit of the page, in five digits."""
-    column, factor = _FIGURES[name]
-    return None if row[column] is None else float(f"{row[column] * factor:.5g}")
+    number = _FIGURES[name].number(row)
+    return None if number is None else float(f"{number:.5g}")
 
 
 def _drawn(tuning: Findings, pictures: int) -> list[dict[str, Any]]:

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -49,9 +48,8 @@ from minitrain.hardware.price import Price
 from minitrain.rank.model import Model
 from minitrain.run.device_memory import OutOfMemory, device_memory_of, excess_of, moment_of_excess, units_of, worst_of
 from minitrain.run.energy import SECONDS_AN_HOUR, watts_of
+from minitrain.run.figures import FIGURES, summary_of
 from minitrain.run.result import Run
-from minitrain.run.saved_runs import plain
-from minitrain.run.trained_model import described, figures_of
 
 _MOST_NUMBERS = 1 << 22  # in one array: 32 MiB
 
@@ -597,57 +595,34 @@ class JointFigures:
         Args:
             hardware: what was given as the hardware of each machine.
         """
-        run, count = self._run, len(self)
-        options = {name: plain(value) for name, value in run.options.items()}
-        columns: dict[str, list[Any]] = {
-            "strategy": [run.strategy] * count,
-            "world_size": [run.world_size] * count,
-            "num_layers": [run.num_layers] * count,
-            "global_batch_size": [run.global_batch_size] * count,
-            "hardware": self.names(hardware),
-            "network": [kind or "flat" for kind in self._predictor.kinds()],
-            "workload": [described(run.workload)] * count,
-            "options": [dict(options) for _ in range(count)],
-            "step_time_s": self.step_time.tolist(),
-            "load_time_s": self.load_time.tolist(),
-            "peak_memory_elements": [run.peak_memory] * count,
-            "peak_memory_bytes": [run.peak_memory_bytes] * count,
-            "capacity_bytes": self.capacity_bytes,
-            "out_of_memory": [None if oom is None else str(oom) for oom in self.oom],
-            "mfu": list(map(_or_none, self.mfu.tolist())),
-            "bubble_fraction": self.bubble_fraction.tolist(),
-            "exposed_comm_fraction": self.exposed_comm_fraction.tolist(),
-            "span_bubble_s": self.span_bubble.tolist(),
-            "makespan_bubble_s": self.makespan_bubble.tolist(),
-            "held_outside_bytes": [None] * count,
-            "num_events": [run.num_events] * count,
-        }
-        transformers = self._of_transformer() if run.trained_model else [{}] * count
-        rows = zip(zip(*columns.values(), strict=True), transformers, strict=True)
-        return [{**dict(zip(columns, row, strict=True)), **more, "error": None} for row, more in rows]
-
-    def _of_transformer(self) -> list[dict[str, Any]]:
-        """Return what summaries say of a transformer alone, on each machine."""
-        run = self._run
-        numbers = zip(self.hfu, self.tokens_per_second, self.tokens_per_second_per_rank, strict=True)
-        priced_by = [str(pricing or "roofline") for pricing in self._predictor.of_each("pricing")]
-        names = self.names([run.hardware] * len(self))
-        found = []
-        for machine, (hfu, tokens, each) in enumerate(numbers):
-            one: Any = SimpleNamespace(
-                trained_model=run.trained_model,
-                priced_by=priced_by[machine],
-                sureness=replace(run, priced_by=priced_by[machine], hardware=names[machine]).sureness,
-                hfu=_or_none(hfu),
-                tokens_per_second=_or_none(tokens),
-                tokens_per_second_per_rank=_or_none(each),
-                needed_memory_bytes=run.needed_memory_bytes,
-                memory_by_kind=run.memory_by_kind,
-                peak_host_memory_bytes=run.peak_host_memory_bytes,
-                communication_by_axis=self.communication_by_axis[machine],
+        of_each = zip(self.names(hardware), self._predictor.kinds(), self._predictor.of_each("pricing"), strict=True)
+        return [
+            summary_of(
+                _OnMachine(self, machine, hardware=name, network=kind or "flat", priced_by=str(pricing or "roofline"))
             )
-            found.append(figures_of(one))
-        return found
+            for machine, (name, kind, pricing) in enumerate(of_each)
+        ]
+
+    def system(self, machine: int) -> Any:
+        """Return the hardware config of a machine; None where it has none."""
+        return self._predictor.of_each("system")[machine]
+
+    @property
+    def run(self) -> Run:
+        """What the execution has made."""
+        return self._run
+
+    @cached_property
+    def _listed(self) -> dict[str, list[Any]]:
+        """Columns that were asked for as lists."""
+        return {}
+
+    def on(self, machine: int, name: str) -> Any:
+        """Return a column's entry for one machine, None for nan."""
+        if name not in self._listed:
+            column = getattr(self, name)
+            self._listed[name] = column if isinstance(column, list) else list(map(_or_none, column.tolist()))
+        return self._listed[name][machine]
 
     @cached_property
     def communication_by_axis(self) -> list[dict[str, AxisTotal]]:
@@ -668,9 +643,44 @@ class JointFigures:
         )
 
 
-def _or_none(number: float) -> float | None:
+@final
+class _OnMachine:
+    """A run as it is on one of the machines, to be asked for figures.
+
+    Figures that have a column come from there. All others are those of a run with the logs of this machine.
+    """
+
+    def __init__(self, joint: JointFigures, machine: int, **named: Any) -> None:
+        self._joint = joint
+        self._machine = machine
+        self._run = replace(joint.run, **named)  # with the times of all machines
+
+    @cached_property
+    def _alone(self) -> Run:
+        """The run on this machine."""
+        system = self._joint.system(self._machine)
+        return replace(
+            self._run,
+            logs=[_log_of(log, self._machine) for log in self._run.logs],
+            models=(),
+            sheets=(getattr(system, "sheet", None),),
+            **{name: self._joint.on(self._machine, name) for name in ("peak_flop_per_s", "capacity_bytes", "oom")},
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _COLUMNS:
+            return self._joint.on(self._machine, name)
+        return getattr(self._run if name in _ON_ALL else self._alone, name)
+
+
+_COLUMNS = frozenset(figure.column for figure in FIGURES) | {"oom", "communication_by_axis"}
+_ON_ALL = frozenset(field.name for field in fields(Run)) | {"peak_memory", "sureness", "dropped_token_fraction"}
+"""What no time and no device has a part in."""
+
+
+def _or_none(number: Any) -> Any:
     """Return a number of a column, None for nan."""
-    return None if number != number else float(number)
+    return None if number != number else number
 
 
 def _watts(place: int, sheet: Any) -> float | None:
@@ -687,8 +697,7 @@ def _ratio(above: Any, below: Floats) -> Floats:
 
 def _log_of(log: Any, machine: int) -> EventLog:
     """Return a log of the times of one machine."""
-    found, rows = EventLog(log.rank), list(log._rows)
-    rows[TIME::STRIDE] = [_number(time, machine) for time in rows[TIME::STRIDE]]
+    found, rows = EventLog(log.rank), [_number(value, machine) for value in log._rows]
     rows[PRICE::STRIDE] = [
         Price(_number(price.seconds, machine), _number(price.size_bytes, machine)) for price in rows[PRICE::STRIDE]
     ]

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -34,6 +32,7 @@ from minitrain.hardware.price import PRICING_PARAMETERS, Pricing, RankPredictors
 from minitrain.run.data_frames import data_frame
 from minitrain.run.device_memory import OutOfMemory
 from minitrain.run.event_loops import run_to_end
+from minitrain.run.figures import FIGURES
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
@@ -212,46 +211,21 @@ def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | Non
     return make_predictor(hardware, parameters.world_size, network, placement, parameters.workload, pricing)
 
 
-COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "step_time": "step_time_s",
-        "load_time": "load_time_s",
-        "peak_memory_bytes": "peak_memory_bytes",
-        "capacity_bytes": "capacity_bytes",
-        "fits": "fits",
-        "mfu": "mfu",
-        "hfu": "hfu",
-        "computing_fraction": "computing_fraction",
-        "exposed_comm_fraction": "exposed_comm_fraction",
-        "bubble_fraction": "bubble_fraction",
-        "span_bubble": "span_bubble_s",
-        "makespan_bubble": "makespan_bubble_s",
-        "tokens_per_second": "tokens_per_second",
-        "tokens_per_second_per_rank": "tokens_per_second_per_rank",
-        "energy_joules": "energy_joules",
-        "dollars": "dollars",
-        "num_events": "num_events",
-    }
-)
-"""The columns: the attribute that has each, and its name in tables."""
-
-_ASKED_OTHERWISE: Mapping[str, Callable[[Run], Any]] = MappingProxyType(
-    {"computing_fraction": lambda run: run.breakdown.computing_fraction, "fits": lambda run: run.oom is None}
-)
-"""Columns that are no attribute of a run: what gives them."""
+_COLUMNS = [figure for figure in FIGURES if figure.column]
 
 
 class SeparateFigures:
     """Figures of machines, taken from a run of each; the runs are not kept."""
 
     def __init__(self) -> None:
-        self._figures: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "oom")}
+        self._figures: dict[str, list[Any]] = {name: [] for name in (*(known.column for known in _COLUMNS), "oom")}
         self._summaries: list[dict[str, Any]] = []
 
     def add(self, run: Run) -> None:
         """Take the figures of the next machine."""
-        for name, values in self._figures.items():
-            values.append(_ASKED_OTHERWISE.get(name, attrgetter(name))(run))
+        for figure in _COLUMNS:
+            self._figures[figure.column].append(figure.of(run))
+        self._figures["oom"].append(run.oom)
         self._summaries.append(run.summary())
 
     def __getattr__(self, name: str) -> Any:
@@ -283,6 +257,18 @@ class FiguresOfMachines:
 
     places: Ints
     figures: JointFigures | SeparateFigures
+
+
+class _Column(cached_property[Floats]):
+    """A figure of all machines.
+
+    Args:
+        about: what it is.
+    """
+
+    def __init__(self, about: str) -> None:
+        super().__init__(lambda priced: priced._column(self.attrname))
+        self.__doc__ = about
 
 
 @final
@@ -350,25 +336,10 @@ class Priced:
                 found[place] = value
         return found
 
-    @cached_property
-    def step_time(self) -> Floats:
-        """From the end of loading to the latest final clock of all ranks, s."""
-        return self._column("step_time")
-
-    @cached_property
-    def load_time(self) -> Floats:
-        """When the weights of all ranks are there, s."""
-        return self._column("load_time")
-
-    @cached_property
-    def peak_memory_bytes(self) -> Floats:
-        """The highest memory of all ranks at any moment, bytes."""
-        return self._column("peak_memory_bytes")
-
-    @cached_property
-    def capacity_bytes(self) -> Floats:
-        """The memory of a device, bytes."""
-        return self._column("capacity_bytes")
+    step_time = _Column("From the end of loading to the latest final clock of all ranks, s.")
+    load_time = _Column("When the weights of all ranks are there, s.")
+    peak_memory_bytes = _Column("The highest memory of all ranks at any moment, bytes.")
+    capacity_bytes = _Column("The memory of a device, bytes.")
 
     @cached_property
     def oom(self) -> list[OutOfMemory | None]:
@@ -380,60 +351,19 @@ class Priced:
         """Whether all ranks stay within their device's memory."""
         return np.array([oom is None for oom in self.oom])
 
-    @cached_property
-    def mfu(self) -> Floats:
-        """Model FLOPs utilization."""
-        return self._column("mfu")
-
-    @cached_property
-    def hfu(self) -> Floats:
-        """Hardware FLOPs utilization, for transformers."""
-        return self._column("hfu")
-
-    @cached_property
-    def computing_fraction(self) -> Floats:
-        """Share of world_size x step time spent computing."""
-        return self._column("computing_fraction")
-
-    @cached_property
-    def exposed_comm_fraction(self) -> Floats:
-        """Share of world_size x step time spent communicating with no compute beside it."""
-        return self._column("exposed_comm_fraction")
-
-    @cached_property
-    def bubble_fraction(self) -> Floats:
-        """Share of world_size x step time spent waiting."""
-        return self._column("bubble_fraction")
-
-    @cached_property
-    def span_bubble(self) -> Floats:
-        """The longest idle time of a rank between its first and its last pass, s."""
-        return self._column("span_bubble")
-
-    @cached_property
-    def makespan_bubble(self) -> Floats:
-        """Time from the first pass of any rank to the last, less the compute of the busiest rank, s."""
-        return self._column("makespan_bubble")
-
-    @cached_property
-    def tokens_per_second(self) -> Floats:
-        """Tokens that all ranks together train on in a second, for transformers."""
-        return self._column("tokens_per_second")
-
-    @cached_property
-    def tokens_per_second_per_rank(self) -> Floats:
-        """One rank's share of them."""
-        return self._column("tokens_per_second_per_rank")
-
-    @cached_property
-    def energy_joules(self) -> Floats:
-        """What all devices draw in the step, J, where configs say their power."""
-        return self._column("energy_joules")
-
-    @cached_property
-    def dollars(self) -> Floats:
-        """What renting the devices for the step costs, USD, where configs say their price."""
-        return self._column("dollars")
+    mfu = _Column("Model FLOPs utilization.")
+    hfu = _Column("Hardware FLOPs utilization, for transformers.")
+    computing_fraction = _Column("Share of world_size x step time spent computing.")
+    exposed_comm_fraction = _Column("Share of world_size x step time spent communicating with no compute beside it.")
+    bubble_fraction = _Column("Share of world_size x step time spent waiting.")
+    span_bubble = _Column("The longest idle time of a rank between its first and its last pass, s.")
+    makespan_bubble = _Column(
+        "Time from the first pass of any rank to the last, less the compute of the busiest rank, s."
+    )
+    tokens_per_second = _Column("Tokens that all ranks together train on in a second, for transformers.")
+    tokens_per_second_per_rank = _Column("One rank's share of them.")
+    energy_joules = _Column("What all devices draw in the step, J, where configs say their power.")
+    dollars = _Column("What renting the devices for the step costs, USD, where configs say their price.")
 
     @cached_property
     def num_events(self) -> Ints:
@@ -463,7 +393,7 @@ class Priced:
 
     def columns(self) -> dict[str, Any]:
         """Return what varies and every column by its name; times end in _s."""
-        return {**self.varied, **{name: getattr(self, attribute) for attribute, name in COLUMNS.items()}}
+        return {**self.varied, **{figure.name: getattr(self, figure.column) for figure in _COLUMNS}}
 
     def summary(self) -> list[dict[str, Any]]:
         """Return what `Run.summary` says of each machine, ready for JSON."""

@@ -1,0 +1,263 @@
+"""Every figure of a run, once: its name with its unit, how it is computed, and where it is shown.
+
+`FIGURES` are what a run is asked for: the keys of `Run.summary`, and so of JSON, of the rows of sweeps with their CSV
+and data frames, and the columns of `mt.price`. `TABLES` says which of them each table shows, under which head, in which
+unit. A new figure is one entry of `FIGURES`; a table shows it once `TABLES` names it. What computes it is a property of
+`Run`, or a formula here. A run on many machines at once (`minitrain.vector.joint_figures`) asks it of each machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, final
+
+from minitrain.analysis.labels import GIB, duration
+from minitrain.run.saved_runs import plain
+from minitrain.run.trained_model import described
+
+Row = Mapping[str, Any]
+"""Figures by name: a row of a sweep or a search, or those of a run."""
+
+
+def _always(_run: Any) -> bool:
+    return True
+
+
+def _trains_transformer(run: Any) -> bool:
+    return run.trained_model is not None
+
+
+def _has_routers(run: Any) -> bool:
+    return run.trained_model is not None and bool(run.trained_model.routed_copies)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a run.
+
+    Args:
+        name: its key in JSON and its column in tables of data; a quantity's ends in its unit.
+        of: computes it from a run, ready for JSON; the attribute of its name by default.
+        asked_of: whether a run's summary has it.
+        column: the attribute of `mt.price`'s result that has it, an array of one number a machine; "" for none.
+    """
+
+    name: str
+    of: Callable[[Any], Any] = field(default=_always)
+    asked_of: Callable[[Any], bool] = _always
+    column: str = ""
+
+    def __post_init__(self) -> None:
+        if self.of is _always:
+            object.__setattr__(self, "of", attrgetter(self.name))
+
+
+def _of_machines(name: str, unit: str = "", asked_of: Callable[[Any], bool] = _always) -> Figure:
+    """Return a figure that is an attribute of a run, and a column of `mt.price`."""
+    return Figure(f"{name}{unit}", attrgetter(name), asked_of, name)
+
+
+def _held_outside_bytes(run: Any) -> float | None:
+    held = run.held_outside
+    return None if held is None else float(held.elements * run.bytes_per_element)
+
+
+def _never(_run: Any) -> bool:
+    return False
+
+
+FIGURES: tuple[Figure, ...] = (
+    Figure("strategy"),
+    Figure("world_size"),
+    Figure("num_layers"),
+    Figure("global_batch_size"),
+    Figure("hardware"),
+    Figure("network"),
+    Figure("workload", lambda run: described(run.workload)),
+    Figure("options", lambda run: {name: plain(value) for name, value in run.options.items()}),
+    _of_machines("step_time", "_s"),
+    _of_machines("load_time", "_s"),
+    Figure("peak_memory_elements", attrgetter("peak_memory")),
+    _of_machines("peak_memory_bytes"),
+    _of_machines("capacity_bytes"),
+    Figure("out_of_memory", lambda run: None if run.oom is None else str(run.oom)),
+    Figure("fits", lambda run: run.oom is None, _never, "fits"),
+    _of_machines("mfu"),
+    Figure("computing_fraction", attrgetter("breakdown.computing_fraction"), _never, "computing_fraction"),
+    _of_machines("bubble_fraction"),
+    _of_machines("exposed_comm_fraction"),
+    _of_machines("span_bubble", "_s"),
+    _of_machines("makespan_bubble", "_s"),
+    Figure("held_outside_bytes", _held_outside_bytes),
+    _of_machines("num_events"),
+    Figure("model", attrgetter("trained_model.name"), _trains_transformer),
+    Figure("seq_len", attrgetter("trained_model.seq_len"), _trains_transformer),
+    Figure("precision", attrgetter("trained_model.precision"), _trains_transformer),
+    Figure("priced_by", asked_of=_trains_transformer),
+    Figure("sureness", asked_of=_trains_transformer),
+    _of_machines("tokens_per_second", asked_of=_trains_transformer),
+    _of_machines("tokens_per_second_per_rank", asked_of=_trains_transformer),
+    _of_machines("hfu", asked_of=_trains_transformer),
+    Figure("needed_memory_bytes", asked_of=_trains_transformer),
+    Figure("memory_by_kind_bytes", lambda run: run.memory_by_kind and dict(run.memory_by_kind), _trains_transformer),
+    Figure("peak_host_memory_bytes", asked_of=_trains_transformer),
+    Figure(
+        "communication_by_axis",
+        lambda run: {axis: total._asdict() for axis, total in run.communication_by_axis.items()},
+        _trains_transformer,
+    ),
+    Figure("dropped_token_fraction", asked_of=_has_routers),
+    _of_machines("energy_joules", asked_of=_never),
+    _of_machines("dollars", asked_of=_never),
+    Figure(
+        "by_device_kind",
+        lambda run: [each.data() for each in run.by_device_kind],
+        lambda run: bool(run.device_kinds),
+    ),
+    Figure("error", lambda _run: None),
+)
+"""All figures, in the order in which a summary has them."""
+
+BY_NAME: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in FIGURES})
+
+
+def summary_of(run: Any, known: Row | None = None) -> dict[str, Any]:
+    """Return the figures that a run is asked for, ready for JSON.
+
+    Args:
+        run: the run.
+        known: for a run that failed, what is known of it without figures; all others are None.
+    """
+    asked = [figure for figure in FIGURES if figure.asked_of(run)]
+    return {figure.name: figure.of(run) if known is None else known.get(figure.name) for figure in asked}
+
+
+class FiguresOf(Mapping[str, Any]):
+    """The figures of a run by name, each computed when it is asked for.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def __getitem__(self, name: str) -> Any:
+        return BY_NAME[name].of(self._run)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(BY_NAME)
+
+    def __len__(self) -> int:
+        return len(BY_NAME)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of tables, or a line of facts.
+
+    Args:
+        head: what stands above it, the unit last: "MFU %".
+        of: its number from figures by name, in the figures' unit, or None; a figure's name for that figure.
+        scale: what the number is multiplied by, for the unit of the head.
+        text: writes that.
+        title: what it is called in words, where heads have room.
+    """
+
+    head: str
+    of: str | Callable[[Row], float | None]
+    scale: float = 1.0
+    text: Callable[[float], str] = "{:.1f}".format
+    title: str = ""
+
+    def number(self, row: Row) -> float | None:
+        """Return the number in the unit of the head; None where there is none."""
+        value: float | None = row.get(self.of) if isinstance(self.of, str) else self.of(row)
+        return None if value is None else value * self.scale
+
+    def cell(self, row: Row) -> str:
+        """Return the number as text, "-" for none."""
+        number = self.number(row)
+        return "-" if number is None else self.text(number)
+
+    def words(self, row: Row, space: str = "") -> str:
+        """Return the number with its percent sign, where it has one; "-" for none."""
+        is_share = self.head.endswith("%") and self.number(row) is not None
+        return f"{self.cell(row)}{space}%" if is_share else self.cell(row)
+
+
+def _must_be_held(row: Row) -> float | None:
+    """Return the bytes that a device must hold: of transformers, more than the tensors."""
+    needed: float | None = row.get("needed_memory_bytes") or row["peak_memory_bytes"]
+    return needed
+
+
+def _samples_per_second(row: Row) -> float | None:
+    step = row["step_time_s"]
+    return row["global_batch_size"] / step if step else None
+
+
+def per_second(rate: float) -> str:
+    """Return a rate in at least four digits.
+
+    >>> per_second(10365.2), per_second(3.14159)
+    ('10,365', '3.142')
+    """
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+
+
+_whole, _two = "{:,.0f}".format, "{:.2f}".format
+_STEP = Column("step", "step_time_s", text=duration)
+_STEP_MS = Column("step ms", "step_time_s", 1e3, "{:.3f}".format)
+_MEMORY = Column("GiB", _must_be_held, 1 / GIB)
+_PEAK = Column("peak GiB", _must_be_held, 1 / GIB, _two)
+_TENSORS = Column("tensors GiB", "peak_memory_bytes", 1 / GIB, _two)
+_MFU = Column("MFU %", "mfu", 100, title="MFU")
+_HFU = Column("HFU %", "hfu", 100, title="HFU")
+_BUBBLE = Column("bubble %", "bubble_fraction", 100, title="bubble")
+_COMM = Column("comm %", "exposed_comm_fraction", 100, title="exposed communication")
+_TOKENS = Column("tok/s a rank", "tokens_per_second_per_rank", 1, _whole, "tokens/s a rank")
+_SAMPLES = Column("samples/s", _samples_per_second, 1, per_second)
+_DOLLARS = Column("USD", "dollars", 1, "{:.4g}".format)
+
+TABLES: Mapping[str, tuple[Column, ...]] = MappingProxyType(
+    {
+        "compare": (_STEP_MS, _PEAK, _MFU, _BUBBLE, _COMM),
+        "compare transformers": (
+            _STEP_MS,
+            replace(_PEAK, head="needed GiB"),
+            _MFU,
+            _BUBBLE,
+            _COMM,
+            _TOKENS,
+            _HFU,
+            _TENSORS,
+        ),
+        "machines": (_STEP, replace(_TOKENS, head="tok/s"), _MFU, _MEMORY),
+        "sweep": (_STEP_MS, _PEAK, _SAMPLES, _MFU),
+        "page of a sweep": (_STEP_MS, _PEAK, _SAMPLES, _MFU, _BUBBLE, _COMM),
+        "tune": (_STEP, replace(_TOKENS, head="tok/s/GPU"), _MFU, _MEMORY, _DOLLARS),
+        "page of a search": (
+            Column("step s", "step_time_s"),
+            Column("GiB", "needed_memory_bytes", 1 / GIB),
+            _TENSORS,
+            replace(_TOKENS, head="tok/s/GPU"),
+            _MFU,
+            _DOLLARS,
+            Column("kJ", "energy_joules", 1e-3),
+        ),
+        "run": (_MFU, _BUBBLE, _COMM),
+        "page": (_MFU, _BUBBLE, _COMM),
+        "page of transformers": (_MFU, _HFU, _TOKENS, _BUBBLE, _COMM),
+    }
+)
+"""What each table shows: of commands (compare, with several machines, sweep, tune, run), and of their pages.
+
+Tables of comparisons choose the unit of the step and mark what is out of memory, and with a number of tokens show what
+these take in the place of the last columns.
+"""
