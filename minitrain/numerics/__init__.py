@@ -14,7 +14,8 @@ and rounding that depends on the order of a reduction, which is always the order
 `minitrain.prove` compares what a strategy has trained with `reference`, a single-device step that shares nothing with
 it but the data.
 
-May import: the rooms up to `run`. Open `model` first, which extends the operations of a rank. The other files:
+May import: the rooms up to `run`. Open `executor` first, which gives the operations of a rank their numbers. The other
+files:
 
 | what | files |
 |---|---|
@@ -26,8 +27,8 @@ May import: the rooms up to `run`. Open `model` first, which extends the operati
 """
 
 from minitrain.numerics.arithmetic import Adam, Momentum
+from minitrain.numerics.executor import ArraysExecutor
 from minitrain.numerics.layers import problem_of
-from minitrain.numerics.model import NumericModel
 from minitrain.numerics.problem import Problem, TransformerProblem
 
-__all__ = ["Adam", "Momentum", "NumericModel", "Problem", "TransformerProblem", "problem_of"]
+__all__ = ["Adam", "ArraysExecutor", "Momentum", "Problem", "TransformerProblem", "problem_of"]

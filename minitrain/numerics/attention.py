@@ -37,6 +37,7 @@ from minitrain.numerics.attention_core import (
 )
 from minitrain.numerics.elementary import normalised, normalised_backward, outer_sum, over_tokens
 from minitrain.numerics.units import Gradients, UnitArithmetic, UnitWeights, bias_gradient
+from minitrain.rank.executors import Computed
 from minitrain.workloads.architecture import LatentAttention as Sizes
 from minitrain.workloads.transformer import Transformer
 
@@ -154,29 +155,29 @@ class AttentionSteps:
         self._in_progress[layer, inp.samples] = AttentionInProgress(weights, x, inner, queries)
         return memory
 
-    def attend(self, layer: int, inp: Any, memory: KeysValues) -> Attended:
+    def attend(self, done: Computed, _: Any, memory: KeysValues) -> Attended:
         """Return what the queries get from some keys and values."""
-        found = self._of(layer, inp)
+        found = self._of(done)
         return attend(found.queries, found.x.positions, memory, self._arithmetic.model.window)
 
-    def project(self, layer: int, inp: Any, attended: Attended) -> Tokens:
+    def project(self, done: Computed, _x: Any, _weight: Any, attended: Attended) -> Tokens:
         """Return the attention's output, or a part's share of it."""
-        found = self._of(layer, inp)
+        found = self._of(done)
         found.attended = attended
         made = join_heads(attended.output) @ found.weights["output"]
         if found.weights.part.index == 0:
             made = made + self._arithmetic.after(found.weights, found.inner) + found.x.values
         return found.x.with_values(made)
 
-    def backward_project(self, layer: int, inp: Any, grad: Tokens) -> Heads:
+    def backward_project(self, done: Computed, _x: Any, grad: Tokens, _weight: Any) -> Heads:
         """Return the gradient of what the queries got."""
-        found = self._of(layer, inp)
+        found = self._of(done)
         found.grad = grad
         return Heads(split_heads(grad.values @ found.weights["output"].T, found.queries.shape[1]))
 
-    def backward_attend(self, layer: int, inp: Any, grad: Heads, memory: KeysValues) -> tuple[Heads, KeysValues]:
+    def backward_attend(self, done: Computed, _: Any, grad: Heads, memory: KeysValues) -> tuple[Heads, KeysValues]:
         """Return the gradients of the queries and of some keys and values."""
-        found = self._of(layer, inp)
+        found = self._of(done)
         assert found.attended is not None  # a law: project goes before
         window = self._arithmetic.model.window
         of_queries, of_keys = attend_backward(
@@ -197,9 +198,9 @@ class AttentionSteps:
         grads["output"] = partial(outer_sum, join_heads(found.attended.output), found.grad.values)
         return found, of_inner, grads
 
-    def _of(self, layer: int, inp: Any) -> AttentionInProgress:
+    def _of(self, done: Computed) -> AttentionInProgress:
         """Return an attention that has begun."""
-        return self._in_progress[layer, inp.samples]
+        return self._in_progress[done.layer, done.inp.samples]
 
 
 class LatentAttention(Attention):

@@ -1,8 +1,7 @@
 """The layers that a rank computes: dense ones, or the units of a transformer.
 
-Contents of tensors go in and come out; `minitrain.numerics.model` attaches them to tensors.
-
-What a rank computes with the units of a transformer: contents of tensors in, contents of tensors out.
+Each has a method for each operation of a rank, with contents of tensors in and out (see
+`minitrain.rank.executors.ContentExecutor`, which attaches them to tensors).
 
 Backward computes forward again from the layer's input, whatever is kept for it otherwise, so that all ways to recompute
 give the same numbers. `backward_weight` needs what `backward_input` made of the same gradient on the same rank, as in
@@ -11,16 +10,17 @@ zero-bubble schedules (Qi et al. 2023), where it leaves the multiplications for 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.numerics import arithmetic
-from minitrain.numerics.arithmetic import Adam, Array, Momentum
-from minitrain.numerics.arrays import Flat, Rows, on_place, placed
+from minitrain.numerics.arithmetic import Array
+from minitrain.numerics.arrays import Flat, Rows, held, on_place, placed
 from minitrain.numerics.attention import Attention, AttentionSteps, Heads, LatentAttention
 from minitrain.numerics.attention_core import KeysValues, Positions, Tokens, positions_of_shard
 from minitrain.numerics.experts import Moe
@@ -42,6 +42,8 @@ from minitrain.numerics.units import (
     rows_at,
     taken,
 )
+from minitrain.rank.executors import Computed
+from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.transformer_workload import TransformerWorkload
 
 
@@ -61,15 +63,79 @@ class _Halfway:
         return PartGrad(own, border.unit, border.weights.part, (border,))
 
 
-class TransformerLayers:
-    """The layers of one rank.
+class _Trained(ABC):
+    """What all layers of a rank have in common: their initial weights, their inputs, and the optimizer.
+
+    Args:
+        problem: what is trained.
+
+    Attributes:
+        final_states: optimizer state after the rank's last update, by layer that it updated.
+        final_expert_states: likewise, of its part of the experts.
+        copies_by_expert: how many copies of tokens each expert was sent by the rank's router, by layer.
+    """
+
+    problem: Problem | TransformerProblem
+
+    def __init__(self) -> None:
+        self.final_states: dict[int, Flat] = {}
+        self.final_expert_states: dict[int, Flat] = {}
+        self.copies_by_expert: dict[int, Array] = {}
+
+    @abstractmethod
+    def load(self, layer: int, part: int, num_parts: int) -> Flat:
+        """Return the initial weights of a layer, or of a part of it."""
+
+    @abstractmethod
+    def positions(self, shards: Iterable[int], num_shards: int) -> Any:
+        """Return the positions of some shards of the sequence, in their order."""
+
+    @abstractmethod
+    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Any:
+        """Return the model's input for some samples, at some positions of their sequence or all."""
+
+    def load_weights(self, done: Computed) -> tuple[Flat, Flat]:
+        """Return the initial weights of a layer, or of a part of it, and its optimizer's state."""
+        weight = done.made[0]
+        return self._loaded(self.load(done.layer, min(weight.parts), weight.num_parts), weight)
+
+    def _loaded(self, content: Flat, weight: Any) -> tuple[Flat, Flat]:
+        """Return a weight's own shard of initial weights, and of the optimizer's state, which begins at zero."""
+        moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
+        shard = min(weight.shards), weight.num_shards
+        return content.shard(*shard), Flat(moments, content.part).shard(*shard)
+
+    def get_input_activation(self, done: Computed) -> Any:
+        """Return the inputs of some samples."""
+        return self.inputs(done.made.samples, done.model.global_batch_size)
+
+    def get_input_shard(self, done: Computed) -> Any:
+        """Return the inputs of some samples, for some shards of their sequence."""
+        positions = self.positions(done.made.sequence.shards, done.made.sequence.num_shards)
+        return self.inputs(done.made.samples, done.model.global_batch_size, positions)
+
+    def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
+        """Take the optimizer's step on the elements that the weight holds."""
+        updated = done.made[0]
+        values, moments = self.problem.optimizer.step(weight.values, grad.values, state.values, updated.step)
+        here = held(updated.shards, updated.num_shards, values.size)
+        states = self.final_expert_states if updated.__class__ is ExpertWeight else self.final_states
+        before = states.get(done.layer)
+        kept = np.full_like(moments, np.nan) if before is None or before.part != weight.part else before.values
+        states[done.layer] = Flat(np.where(here, moments, kept), weight.part)
+        return Flat(values, weight.part), Flat(moments, weight.part)
+
+
+class TransformerLayers(_Trained):
+    """The layers of one rank that trains a transformer; arguments called x, grad and weight are contents.
 
     Args:
         problem: what is trained.
     """
 
     def __init__(self, problem: TransformerProblem) -> None:
-        self.problem = problem
+        super().__init__()
+        self.problem: TransformerProblem = problem
         attention = (Attention if problem.model.latent is None else LatentAttention)(problem.model)
         moe = Moe(problem.model, problem.capacity_factor)
         self._arithmetic: dict[str, UnitArithmetic] = {
@@ -80,19 +146,32 @@ class TransformerLayers:
             "head": Head(problem.model),
         }
         self._halves = PendingHalves[_Halfway](problem)
-        self.steps = AttentionSteps(attention)
-        self.divided_experts = DividedExperts(problem, moe)
-
-    @property
-    def optimizer(self) -> Adam | Momentum:
-        """What takes the step."""
-        return self.problem.optimizer
+        self._steps = steps = AttentionSteps(attention)
+        self.attend, self.project = steps.attend, steps.project
+        self.backward_project, self.backward_attend = steps.backward_project, steps.backward_attend
+        self._experts = experts = DividedExperts(problem, moe)
+        self.copies_by_expert = experts.copies_by_expert
+        self.route, self.combine, self.exchanged = experts.route, experts.combine, experts.exchanged
+        self.backward_combine, self.backward_route = experts.backward_combine, experts.backward_route
 
     def load(self, layer: int, part: int, num_parts: int) -> Flat:
         """Return the initial weights of a layer, or of a part of it."""
-        which = Part(part, num_parts)
-        values = taken(self.problem.initial_weight(layer), self.problem.units[layer], which)
-        return Flat(placed(values, self.problem), which)
+        return self._initial(layer, Part(part, num_parts))
+
+    def load_router(self, done: Computed) -> tuple[Flat, Flat]:
+        """Return the initial weights of the router piece, and its optimizer's state."""
+        return self._loaded(self._initial(done.layer, Part(piece="router")), done.made[0])
+
+    def load_experts(self, done: Computed) -> tuple[Flat, Flat]:
+        """Return the initial weights of a part of the experts, and its optimizer's state."""
+        weight = done.made[0]
+        part = Part(expert_index=min(weight.parts), num_expert_parts=weight.num_parts, piece="experts")
+        return self._loaded(self._initial(done.layer, part), weight)
+
+    def _initial(self, layer: int, part: Part) -> Flat:
+        """Return the initial weights of some part of a layer."""
+        values = taken(self.problem.initial_weight(layer), self.problem.units[layer], part)
+        return Flat(placed(values, self.problem), part)
 
     def positions(self, shards: Iterable[int], num_shards: int) -> Positions:
         """Return the positions of some shards of the sequence, in their order."""
@@ -104,13 +183,11 @@ class TransformerLayers:
         numbers: Any = rows_at(self.problem.inputs(global_batch_size), samples, positions)
         return Tokens(numbers, positions)
 
-    def forward(
-        self, layer: int, inp: Any, x: Tokens | Copies, weight: Flat, global_batch_size: int
-    ) -> Tokens | Copies | Logits:
+    def forward(self, done: Computed, x: Tokens | Copies, weight: Flat) -> Tokens | Copies | Logits:
         """Return what a layer, or a part of it, makes of its input."""
         if isinstance(x, Copies):
-            return self.divided_experts.forward(layer, x, weight)
-        unit, part = self.problem.units[layer], weight.part or WHOLE
+            return self._experts.forward(done.layer, x, weight)
+        unit, part = self.problem.units[done.layer], weight.part or WHOLE
         arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
         inner = arithmetic.before(weights, x)
         made = arithmetic.inside(weights, inner)
@@ -119,53 +196,55 @@ class TransformerLayers:
             made = made + x.values if arithmetic.has_residual else made
         if unit.kind != "head":
             return x.with_values(made)
-        targets = rows_at(self.problem.targets(global_batch_size), inp.samples, x.positions)
+        targets = rows_at(self.problem.targets(done.model.global_batch_size), done.inp.samples, x.positions)
         return logits_of(x.with_values(made), weights, self.problem.model.vocab_size, targets)
 
-    def loss(self, logits: Logits, samples: Iterable[int], global_batch_size: int) -> LogitsGrad:  # noqa: ARG002  (the logits know their targets)
+    def loss(self, done: Computed, logits: Logits) -> LogitsGrad:
         """Return the gradient of the mean loss over all tokens of the global batch."""
-        return logits.gradient(global_batch_size * self.problem.seq_len)
+        return logits.gradient(done.model.global_batch_size * self.problem.seq_len)
 
-    def backward(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any, weight: Flat) -> tuple[Any, Any]:
+    def backward(self, done: Computed, x: Tokens | Copies, grad: Any, weight: Flat) -> tuple[Any, Any]:
         """Return the gradients of the weights and of the input."""
         if isinstance(x, Copies):
-            return self.divided_experts.backward(layer, x, grad, weight)
-        halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
+            return self._experts.backward(done.layer, x, grad, weight)
+        halfway = self._go_halfway(done.layer, x, grad, weight, _own_positions(done.inp, x))
         grad_input = self._of_input(halfway)
         return halfway.weight_gradient(), grad_input
 
-    def backward_input(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any, weight: Flat) -> Any:
+    def backward_input(self, done: Computed, x: Tokens | Copies, grad: Any, weight: Flat) -> Any:
         """Return the gradient of the input, and keep what the weights' needs."""
+        layer, inp = done.layer, done.inp
         if isinstance(x, Copies):
-            return self.divided_experts.backward_input(layer, inp.samples, x, grad, weight)
+            return self._experts.backward_input(layer, inp.samples, x, grad, weight)
         halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
         self._halves.keep(layer, inp.samples, halfway)
         return self._of_input(halfway)
 
-    def backward_weight(self, layer: int, inp: Any, x: Tokens | Copies, grad: Any) -> PartGrad | Flat:
+    def backward_weight(self, done: Computed, x: Tokens | Copies, grad: Any, _: Any = None) -> PartGrad | Flat:
         """Return the gradient of the weights, once for each `backward_input`.
 
         Raises:
             LawError: there was none on this rank, for these samples and this gradient.
         """
+        layer, samples = done.layer, done.inp.samples
         if isinstance(x, Copies):
-            return self.divided_experts.backward_weight(layer, inp.samples, grad)
-        return self._halves.take(layer, inp.samples, lambda half: _is_same(half, grad)).weight_gradient()
+            return self._experts.backward_weight(layer, samples, grad)
+        return self._halves.take(layer, samples, lambda half: _is_same(half, grad)).weight_gradient()
 
-    def keys_values(self, layer: int, inp: Any, x: Tokens, weight: Flat) -> KeysValues:
+    def keys_values(self, done: Computed, x: Tokens, weight: Flat) -> KeysValues:
         """Return the keys and values of an attention that is taken in steps."""
-        weights = by_name(weight.values, self.problem.units[layer], weight.part or WHOLE)
-        return self.steps.begin(layer, inp, x, weights)
+        weights = by_name(weight.values, self.problem.units[done.layer], weight.part or WHOLE)
+        return self._steps.begin(done.layer, done.inp, x, weights)
 
     def backward_keys_values(
-        self, layer: int, inp: Any, grad_queries: Heads, grad_memory: KeysValues
+        self, done: Computed, _x: Any, _weight: Any, grad_queries: Heads, grad_memory: KeysValues
     ) -> tuple[PartGrad, Any]:
         """Return the gradients of weights and input of an attention that is taken in steps."""
-        found, of_inner, gradients = self.steps.end(layer, inp, grad_queries, grad_memory)
-        unit, x = self.problem.units[layer], found.x
+        found, of_inner, gradients = self._steps.end(done.layer, done.inp, grad_queries, grad_memory)
+        unit, x = self.problem.units[done.layer], found.x
         assert found.grad is not None  # the steps have it by now
         arithmetic = self._arithmetic["attention"]
-        border = Border(unit, arithmetic, found.weights, x, found.inner, found.grad, _own_positions(inp, x))
+        border = Border(unit, arithmetic, found.weights, x, found.inner, found.grad, _own_positions(done.inp, x))
         halfway = _Halfway(x.with_values(of_inner), border, gradients)
         grad_input = self._of_input(halfway)
         return halfway.weight_gradient(), grad_input
@@ -201,48 +280,7 @@ def _is_same(halfway: _Halfway, grad: Any) -> bool:
     return np.array_equal(tokens.values, halfway.border.grad.values)
 
 
-class Layers(Protocol):
-    """The layers of one rank. Arguments called x, grad and weight are contents, and `inp` is the tensor of x."""
-
-    @property
-    def optimizer(self) -> Adam | Momentum:
-        """What takes the step."""
-        ...
-
-    def load(self, layer: int, part: int, num_parts: int) -> Flat:
-        """Return the initial weight of a layer, or of a part of it."""
-        ...
-
-    def positions(self, shards: Iterable[int], num_shards: int) -> Any:
-        """Return the positions of some shards of a sequence."""
-        ...
-
-    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Any:
-        """Return the model's input for some samples, at some positions of their sequence or all."""
-        ...
-
-    def forward(self, layer: int, inp: Any, x: Any, weight: Flat, global_batch_size: int) -> Any:
-        """Return what a layer makes of its input."""
-        ...
-
-    def loss(self, output: Any, samples: Iterable[int], global_batch_size: int) -> Any:
-        """Return the gradient of the loss with respect to the model's output."""
-        ...
-
-    def backward(self, layer: int, inp: Any, x: Any, grad: Any, weight: Flat) -> tuple[Any, Any]:
-        """Return the gradients of weight and input."""
-        ...
-
-    def backward_input(self, layer: int, inp: Any, x: Any, grad: Any, weight: Flat) -> Any:
-        """Return the gradient of the input alone."""
-        ...
-
-    def backward_weight(self, layer: int, inp: Any, x: Any, grad: Any) -> Any:
-        """Return the gradient of the weight alone."""
-        ...
-
-
-class DenseLayers:
+class DenseLayers(_Trained):
     """Small dense layers; see `minitrain.numerics.arithmetic`.
 
     Args:
@@ -250,12 +288,8 @@ class DenseLayers:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-    @property
-    def optimizer(self) -> Adam | Momentum:
-        """What takes the step."""
-        return self.problem.optimizer
+        super().__init__()
+        self.problem: Problem = problem
 
     def load(self, layer: int, part: int, num_parts: int) -> Flat:
         """Return the initial weight of a whole layer.
@@ -288,24 +322,25 @@ class DenseLayers:
         """Return the inputs of some samples."""
         return Rows(placed(_rows_of(self.problem.inputs(global_batch_size), samples), self.problem))
 
-    def forward(self, layer: int, inp: Any, x: Rows, weight: Flat, global_batch_size: int) -> Rows:  # noqa: ARG002
+    def forward(self, _: Computed, x: Rows, weight: Flat) -> Rows:
         """Return what a layer makes of its input."""
         return Rows(arithmetic.forward(x.values, self._matrix(weight)))
 
-    def loss(self, output: Rows, samples: Iterable[int], global_batch_size: int) -> Rows:
+    def loss(self, done: Computed, output: Rows) -> Rows:
         """Return the gradient of the loss."""
-        targets = _rows_of(self.problem.targets(global_batch_size), samples)
-        return Rows(arithmetic.loss_gradient(output.values, targets, global_batch_size))
+        batch = done.model.global_batch_size
+        targets = _rows_of(self.problem.targets(batch), done.made.samples)
+        return Rows(arithmetic.loss_gradient(output.values, targets, batch))
 
-    def backward(self, layer: int, inp: Any, x: Rows, grad: Rows, weight: Flat) -> tuple[Flat, Rows]:
+    def backward(self, done: Computed, x: Rows, grad: Rows, weight: Flat) -> tuple[Flat, Rows]:
         """Return the gradients of weight and input."""
-        return self.backward_weight(layer, inp, x, grad), self.backward_input(layer, inp, x, grad, weight)
+        return self.backward_weight(done, x, grad), self.backward_input(done, x, grad, weight)
 
-    def backward_input(self, layer: int, inp: Any, x: Rows, grad: Rows, weight: Flat) -> Rows:  # noqa: ARG002
+    def backward_input(self, _: Computed, x: Rows, grad: Rows, weight: Flat) -> Rows:
         """Return the gradient of the input."""
         return Rows(arithmetic.backward_input(x.values, grad.values, self._matrix(weight)))
 
-    def backward_weight(self, layer: int, inp: Any, x: Rows, grad: Rows) -> Flat:  # noqa: ARG002
+    def backward_weight(self, _: Computed, x: Rows, grad: Rows, _weight: Any = None) -> Flat:
         """Return the gradient of the weight."""
         return Flat(arithmetic.backward_weight(x.values, grad.values).ravel())
 
@@ -354,7 +389,9 @@ def _of_workload(problem: TransformerProblem, workload: Any) -> TransformerProbl
     return problem
 
 
-def layers_of(problem: Problem | TransformerProblem, world_size: int, global_batch_size: int) -> Layers:
+def layers_of(
+    problem: Problem | TransformerProblem, world_size: int, global_batch_size: int
+) -> DenseLayers | TransformerLayers:
     """Return new layers of one rank.
 
     Raises:

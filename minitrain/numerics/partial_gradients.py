@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from minitrain.errors import LawError, UsageError
 from minitrain.numerics.arithmetic import Array
-from minitrain.numerics.arrays import Flat, held, placed
+from minitrain.numerics.arrays import Flat, held
 from minitrain.numerics.attention_core import Positions, Tokens
 from minitrain.numerics.elementary import over_tokens
 from minitrain.numerics.experts import Moe, Routing
@@ -48,8 +48,8 @@ from minitrain.numerics.units import (
     by_name,
     flattened,
     held_by_all,
-    taken,
 )
+from minitrain.rank.executors import Computed
 from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.workloads.unit import Unit
 
@@ -328,11 +328,7 @@ class DividedExperts:
         self._moe = moe
         self._halves = PendingHalves[tuple[Copies, Flat]](problem)
         self._routed: dict[tuple[int, frozenset[int]], _Routed] = {}
-
-    def load(self, layer: int, part: Part) -> Flat:
-        """Return the initial weights of a piece."""
-        values = taken(self.problem.initial_weight(layer), self.problem.units[layer], part)
-        return Flat(placed(values, self.problem), part)
+        self._num_dropped = 0
 
     def experts_of(self, parts: Iterable[int], num_parts: int) -> range:
         """Return the experts of neighbouring parts: of one, or of all."""
@@ -349,7 +345,7 @@ class DividedExperts:
             for result in results
         ]
 
-    def require_capacity(self, capacity_factor: float | None) -> None:
+    def _require_capacity(self, capacity_factor: float | None) -> None:
         """Require the capacity that one device is computed with.
 
         Raises:
@@ -363,10 +359,10 @@ class DividedExperts:
                 capacity_factor=capacity_factor,
             )
 
-    def route(
-        self, layer: int, samples: frozenset[int], sequence: SequencePart, x: Tokens, weight: Flat
-    ) -> tuple[Copies, int]:
-        """Return the copies of tokens that the router makes, and how many it drops."""
+    def route(self, done: Computed, x: Tokens, weight: Flat) -> Copies:
+        """Return the copies of tokens that the router makes, and tell the model how many it drops."""
+        self._require_capacity(done.named.get("capacity_factor"))
+        layer, samples, sequence = done.layer, done.inp.samples, done.made.sequence
         weights = by_name(weight.values, self.problem.units[layer], _part_of(weight))
         inner = self._moe.before(weights, x)
         tokens, routing = self._moe.split(inner.values)[0], self._moe.routing(weights, inner)
@@ -379,7 +375,9 @@ class DividedExperts:
             (sample, first, piece): {expert: tokens[place][routing.taken[place, :, expert]] for expert in everybody}
             for place, sample in enumerate(sorted(samples))
         }
-        return Copies(rows), routing.num_dropped
+        self._num_dropped += routing.num_dropped
+        done.model.dropped_copies = self._num_dropped
+        return Copies(rows)
 
     def forward(self, layer: int, copies: Copies, weight: Flat) -> Copies:
         """Return what experts make of copies of tokens."""
@@ -419,27 +417,27 @@ class DividedExperts:
         _, weight_grad = self._halves.take(layer, samples, lambda half: half[0] is grad)
         return weight_grad
 
-    def combine(self, layer: int, samples: frozenset[int], outputs: Copies) -> Tokens:
+    def combine(self, done: Computed, _x: Any, outputs: Copies, _weight: Any) -> Tokens:
         """Return the weighted sum, with shared experts and residual."""
-        routed = self._find("combine", layer, samples)
+        routed = self._find(done)
         total = routed.x.values + routed.routing.combine(outputs.by_expert())
         if self.problem.model.num_shared_experts:
             shared = self._moe.shared(routed.weights, routed.tokens)
             total = total + shared + routed.weights.bias("shared.down.bias")
         return routed.x.with_values(total)
 
-    def backward_combine(self, layer: int, samples: frozenset[int], outputs: Copies, grad: Tokens) -> Copies:
+    def backward_combine(self, done: Computed, _: Any, outputs: Copies, grad: Tokens) -> Copies:
         """Return the gradients of what the experts made, and keep that of the logits."""
-        routed = self._find("backward_combine", layer, samples)
+        routed = self._find(done)
         of_rows, routed.of_logits = routed.routing.combine_backward(grad.values, outputs.by_expert())
         return outputs.split_alike(of_rows)
 
     def backward_route(
-        self, layer: int, samples: frozenset[int], grad: Tokens, of_copies: Copies, weight: Flat
+        self, done: Computed, _: Any, grad: Tokens, of_copies: Copies, weight: Flat
     ) -> tuple[Flat, Tokens]:
         """Return the gradients of the router piece and of the unit's input."""
-        routed = self._find("backward_route", layer, samples)
-        del self._routed[layer, samples]
+        routed = self._find(done)
+        del self._routed[done.layer, done.inp.samples]
         weights, x, tokens, routing = routed.weights, routed.x, routed.tokens, routed.routing
         gradients = dict[str, Callable[[], Array]]()
         of_tokens = np.zeros_like(tokens)
@@ -452,18 +450,19 @@ class DividedExperts:
         of_inner = np.concatenate([of_tokens, routed.of_logits], axis=-1)
         of_input, before = self._moe.before_backward(weights, x, of_inner)
         found = {name: gradient() for name, gradient in {**gradients, **before}.items()}
-        return self._flat(layer, found, weight), x.with_values(of_input + grad.values)
+        return self._flat(done.layer, found, weight), x.with_values(of_input + grad.values)
 
-    def _find(self, op: str, layer: int, samples: frozenset[int]) -> _Routed:
+    def _find(self, done: Computed) -> _Routed:
         """Return what the router decided for some samples.
 
         Raises:
             LawError: it was not on this rank, or has been taken back already.
         """
-        found = self._routed.get((layer, samples))
-        if found is None or (op == "backward_route" and found.of_logits is None):
+        layer, name = done.layer, self.problem.units[done.layer].name
+        found = self._routed.get((layer, done.inp.samples))
+        if found is None or (done.op == "backward_route" and found.of_logits is None):
             raise LawError(
-                f"{op} of layer {layer} ({self.problem.units[layer].name}) needs what was made of the same samples on "
+                f"{done.op} of layer {layer} ({name}) needs what was made of the same samples on "
                 "the same rank before: route, combine, backward_combine and backward_route go in this order, once each"
             )
         return found

@@ -20,7 +20,6 @@ from minitrain.errors import ProofError, StrategyError
 from minitrain.numerics.arithmetic import Adam, Array, Momentum
 from minitrain.numerics.arrays import Flat, computed_by, held, on_place
 from minitrain.numerics.layers import problem_of
-from minitrain.numerics.model import NumericModel
 from minitrain.numerics.problem import Problem, TransformerProblem
 from minitrain.numerics.units import PADDING, names_of, places
 from minitrain.run.result import Run
@@ -95,8 +94,9 @@ def results_of(run: Run, problem: Problem | TransformerProblem, reference: Refer
     Raises:
         StrategyError: the run has no numbers.
     """
-    for model in run.models:
-        if not isinstance(model, NumericModel):
+    models: Sequence[Any] = run.models
+    for model in models:
+        if not hasattr(model, "final_states"):
             raise StrategyError(f"the run of {run.strategy} has no numbers; simulate it with numerics")
         for weights, states in (
             (model.final_weights, model.final_states),

@@ -13,6 +13,7 @@ The rest, by what a reader looks for:
   `experts` with `expert_laws` (expert parallelism), and `host_memory` (offloading).
 - Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` with `sample_laws` cuts the batch into
   samples and microbatches, and `shares` says who takes how much where ranks are not alike.
-- Who watches: `observers` are told of all that ranks do, by the models that `watched` makes.
+- Who watches: `observers` are told of all that ranks do, and `executors` decide what it is beside, in the models that
+  `watched` makes.
 - After the run: `final_weights` checks that every layer was trained.
 """

@@ -4,21 +4,17 @@ A strategy sees nothing else. Every operation checks the laws of training first,
 rank's predictor, then moves the rank's clock. Computing moves this rank's clock alone; what ranks do together starts
 when the last of them is ready.
 
-What only watches (strict accounting, a recording) is an observer, see `minitrain.rank.observers`. Other kinds of
-model (numeric, folded, summary) are subclasses. Each adds to operations by overriding some of the following, and
-nothing else; an override calls `super()` for what it does not replace. The docstring of each kind lists under "Adds"
-what it overrides and why, which tests/rank/test_model_kinds.py checks.
+What only watches (strict accounting, a recording) is an observer, see `minitrain.rank.observers`; what operations do
+beside, such as computing in NumPy, is an executor's, see `minitrain.rank.executors`. Other kinds of model (folded,
+summary) are subclasses. Each adds to operations by overriding some of the following, and nothing else; an override
+calls `super()` for what it does not replace. The docstring of each kind lists under "Adds" what it overrides and why,
+which tests/rank/test_model_kinds.py checks.
 
 | overridden | when it is called |
 |---|---|
-| `load_weights`, `get_input_activation`, `set_final_weight` | by the strategy |
-| `forward`, `loss`, `backward`, `backward_input`, `backward_weight`, `update` | by the strategy |
-| `load_router`, `load_experts`, `route`, `combine`, `backward_combine`, `backward_route` | by the strategy |
-| `get_input_shard`, `keys_values`, `attend`, `project` | by the strategy |
-| `backward_project`, `backward_attend`, `backward_keys_values` | by the strategy |
-| `launch` | by the strategy |
+| `load_weights`, `load_router`, `load_experts`, `get_input_activation`, `get_input_shard` | by the strategy |
+| `route`, `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
-| `after_collective`, `after_message` | when the transport has made results, if `follows_tensors` |
 | `_operation_kind` | a class: that of the communications that are submitted |
 | `mesh`, `group`, `_member` | when a group of ranks is named |
 | `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |

@@ -182,7 +182,7 @@ class Operation(Call):
         self.outcome = clone(value)
         self.outcome._units = self.model._account.units_of(value)
         if self.model.follows_tensors:
-            self.model.after_message(self, value, self.outcome)
+            self.model.after_message(self, value, self.outcome)  # type: ignore[attr-defined]  # of one with hooks
         self.carried = sent
         self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # a receive's owner is its peer's stream
 
@@ -255,6 +255,8 @@ class Operation(Call):
         A launched operation may be awaited again: it knows its result as long as the strategy keeps that.
         """
         memory, outcome, observer = self.launched_memory, self.outcome, self.model._observer
+        if self.model._executor is not None:
+            self.model._executor.awaited(self, outcome)
         if memory is not None:
             if observer is None:
                 return outcome

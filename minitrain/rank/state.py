@@ -5,7 +5,6 @@ The operations that change this state are in `minitrain.rank.computation` and `m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -41,6 +40,7 @@ from minitrain.transport.protocol import Transport
 from minitrain.workloads.workload import PassMode, Recompute
 
 if TYPE_CHECKING:
+    from minitrain.rank.executors import Executor
     from minitrain.rank.observers import Observer
 
 
@@ -71,8 +71,7 @@ class RankState:
     """The state of one rank: the common root of what a `Model` can do.
 
     Args and Attributes: see `minitrain.rank.model.Model`. Kinds of model that add to the operations are listed beside
-    it. One that follows tensors sets `follows_tensors`; then `after_collective` and `after_message` are called, which
-    tell the observer of a rank that is watched (see `minitrain.rank.observers`).
+    it. One with hooks sets `follows_tensors`: see `minitrain.rank.watched`.
     """
 
     __slots__ = (
@@ -111,6 +110,7 @@ class RankState:
     parts_of_loss = 1  # of which this rank has one: the logits are divided by vocabulary, or by tokens
     _shares: SharesOfRun | None = None  # few runs have any
     _observer: Observer | None = None  # what is told of all that the rank does
+    _executor: Executor | None = None  # what operations do beside what stands here
 
     rank: int = _for_reading("rank", "This rank.")
     world_size: int = _for_reading("world_size", "Number of ranks.")
@@ -119,27 +119,6 @@ class RankState:
     dist: Dist = _for_reading("dist", "The transport that all ranks share.")
     runtime_predictor: Predictor = _for_reading("runtime_predictor", "What prices the operations.")
     log: EventLog = _for_reading("log", "The events so far, a list to read.")
-
-    def after_collective(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
-        """Take note of the results of a collective, before any rank gets them; called on the lowest member.
-
-        Args:
-            operations: each member's part, in rank order, with its `model` and the `value` it brought.
-            results: each member's result.
-        """
-        if self._observer is not None:
-            self._observer.settled(operations, results)
-
-    def after_message(self, operation: Any, value: Any, result: Any) -> None:
-        """Take note of a received tensor.
-
-        Args:
-            operation: the receive.
-            value: what the sender sent.
-            result: what this rank gets.
-        """
-        if self._observer is not None:
-            self._observer.received(operation, value, result)
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from minitrain.errors import UsageError, require_count
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.hardware.predictor import make_predictor, require_default
 from minitrain.hardware.price import USUAL, Predictor, Pricing, RankPredictors
+from minitrain.rank.executors import Executor
 from minitrain.rank.observers import Observer
 from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
@@ -99,13 +100,15 @@ def _is_given(name: str, value: Any) -> bool:
     return asks_to_fold(value) if name == "fold" else bool(value)
 
 
-_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "memory_by_kind", "observers", "faults")
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "observers", "faults")
+_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "execution", "memory_by_kind", "observers", "faults")
+_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "execution", "observers", "faults")
+_NOT_AGAIN = ("strict", "numerics", "execution", "memory_by_kind", "observers")
 
 EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
     {
         "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
-        "faults": Exclusion("faults", None, ("strict", "numerics", "memory_by_kind", "observers"), "faults"),
+        "faults": Exclusion("faults", None, _NOT_AGAIN, "faults"),
+        "execution": Exclusion("execution", None, ("numerics",), "execution"),
         "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
     }
 )
@@ -162,6 +165,7 @@ class RunParameters:
         memory_by_kind: keep a journal of what enters and leaves each store, for memory curves by kind.
         numerics: "numpy", or a `minitrain.numerics.Problem` or `TransformerProblem`, to let tensors carry numbers; the
             log stays the same.
+        execution: what operations do beside, a `minitrain.rank.executors.Executor`; numerics have their own.
         observers: what is told of all that the ranks do, each a `minitrain.rank.observers.Observer`.
         fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`), with the
             same result. "auto" does so for shipped strategies from eight ranks on, where each class has four at least,
@@ -197,6 +201,7 @@ class RunParameters:
     strict_memory: bool = False
     memory_by_kind: bool = False
     numerics: Any = None
+    execution: Executor | None = None
     observers: Sequence[Observer] = ()
     fold: bool | str | Any = AUTO
     log: str = "full"
@@ -223,7 +228,7 @@ class RunParameters:
     def _require_compatible(self) -> None:
         """Require a way to fold, and parameters that go together with it and with a log of totals."""
         require_fold(self.fold)
-        if asks_to_fold(self.fold) or self.log == "summary" or self.faults:
+        if asks_to_fold(self.fold) or self.log == "summary" or self.faults or self.execution is not None:
             given = self.by_name()
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)

@@ -11,6 +11,7 @@ from minitrain.run.parameters import RunParameters
 
 if TYPE_CHECKING:
     from minitrain.hardware.measured_layers import MeasuredLayers
+    from minitrain.rank.executors import Executor
     from minitrain.rank.observers import Observer
     from minitrain.run.progress import Watch
     from minitrain.run.strategy_loading import Strategy
@@ -55,6 +56,7 @@ class TakesRunParameters(Protocol[R_co]):
         strict_memory: bool = ...,
         memory_by_kind: bool = ...,
         numerics: Any = ...,
+        execution: Executor | None = ...,
         observers: Sequence[Observer] = ...,
         fold: bool | str | Any = ...,
         log: str = ...,

@@ -6,7 +6,8 @@
 | `log="summary"` | models add their events to totals, and the run holds totals | `accounting.summary` |
 | `strict` | every tensor is followed, by an observer | `accounting.strict` |
 | `observers` | a caller's own are told of all that ranks do | `rank.observers` |
-| `numerics` | tensors carry arrays | `numerics` |
+| `execution` | a caller's own decides what operations do beside | `rank.executors` |
+| `numerics` | tensors carry arrays, by an executor | `numerics` |
 | `memory_by_kind` | stores keep a journal of their changes | `rank.stores` |
 | `contention` | the finished run is timed again | `contention` |
 | `contention="exact"` | transfers share links when it is timed again | `platform` |
@@ -14,7 +15,7 @@
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 | `hardware=[...]` | one execution gives the times on several machines | `vector` |
 
-`strict` and `observers` work together with `numerics`. What excludes each other is in `minitrain.run.parameters`. This
+`strict` and `observers` work together with an executor. What excludes each other is in `minitrain.run.parameters`. This
 file alone imports accounting, numerics, platform, faults, folding and vector from this room, each when a run needs it.
 """
 
@@ -29,6 +30,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.events import TIME
+from minitrain.rank.executors import Executor
 from minitrain.rank.model import Model
 from minitrain.rank.observers import Observer, together
 from minitrain.rank.watched import watched
@@ -68,11 +70,16 @@ def choose_variant(parameters: RunParameters) -> Variant:
     """Return how a run with these parameters is simulated, all of its ranks."""
     if parameters.log == "summary":
         return _summary(parameters.world_size)
-    observers = _observers(parameters)
+    observers, executor = _observers(parameters), _executor(parameters)
+    makes: dict[str, Any] = {"memory_by_kind": parameters.memory_by_kind}
+    kind: Callable[..., Model] = Model
+    if observers or executor is not None:
+        kind = watched(Model, executor)
+        makes["observer"] = together(observers) if observers else None
     return Variant(
-        _model_maker(parameters, observers),
+        functools.partial(kind, **makes),
         Run,
-        functools.partial(_around_watched, observers) if observers else sharing_sizes,
+        functools.partial(_around_hooked, [*observers, *([] if executor is None else [executor])]),
         functools.partial(_fields_of_full, parameters),
     )
 
@@ -147,25 +154,22 @@ def _observers(parameters: RunParameters) -> Sequence[Observer]:
     return [StrictAccounting(), *parameters.observers]
 
 
-def _model_maker(parameters: RunParameters, observers: Sequence[Observer]) -> Callable[..., Model]:
-    """Return what makes the model of a rank whose events are kept."""
-    kind: type[Model] = Model
-    named: dict[str, Any] = {"memory_by_kind": parameters.memory_by_kind}
-    if parameters.numerics is not None:
-        from minitrain.numerics import NumericModel  # noqa: PLC0415
+def _executor(parameters: RunParameters) -> Executor | None:
+    """Return what operations do beside what a model does; None for nothing."""
+    if parameters.numerics is None:
+        return parameters.execution
+    from minitrain.numerics import ArraysExecutor  # noqa: PLC0415
 
-        kind, named["problem"] = NumericModel, parameters.numerics
-    if observers:
-        return functools.partial(watched(kind), observer=together(observers), **named)  # type: ignore[arg-type]  # classes hash
-    return functools.partial(kind, **named)
+    return ArraysExecutor(parameters.numerics)
 
 
 @contextlib.contextmanager
-def _around_watched(observers: Sequence[Observer], models: Sequence[Any]) -> Iterator[None]:
-    """Do what goes with keeping every event, and tell observers when the run has ended."""
+def _around_hooked(hooks: Sequence[Observer | Executor], models: Sequence[Any]) -> Iterator[None]:
+    """Do what goes with keeping every event, and tell observers and executor when the run has ended."""
     with sharing_sizes(models):
         yield
-    together(observers).finish(models)
+    for hook in hooks:
+        hook.finish(models)
 
 
 def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[str, Any]:

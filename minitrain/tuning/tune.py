@@ -171,7 +171,7 @@ def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         UsageError: one is none, or is chosen by the search.
     """
     for name in parameters:
-        if name in ("fold", "check", "log", "strict", "numerics", "observers", "memory_by_kind"):
+        if name in ("fold", "check", "log", "strict", "numerics", "execution", "observers", "memory_by_kind"):
             raise UsageError(f"{name} is not for a search, which simulates steps as it needs; leave it out")
         if name not in DEFAULTS:
             raise UsageError(

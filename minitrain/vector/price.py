@@ -41,7 +41,10 @@ from minitrain.run.strategy_loading import Strategy, framework_of
 from minitrain.vector.execution import Config, MachineGroup, Machines, Source, execute
 from minitrain.vector.joint_figures import JointFigures
 
-_ONE_AT_A_TIME = ("contention", "strict", "strict_memory", "memory_by_kind", "numerics", "observers", "faults")
+_ONE_AT_A_TIME = (
+    *("contention", "strict", "strict_memory", "memory_by_kind"),
+    *("numerics", "execution", "observers", "faults"),
+)
 """Parameters of a run that follow one machine: with another clock, or another model, it would do something else."""
 
 

@@ -203,7 +203,7 @@ def test_a_shorter_sequence_is_another_problem() -> None:
 )
 def test_the_proof_holds_for_other_seeds_and_optimizers(numerics: Any) -> None:
     proof = proven("megatron", LLAMA_LIKE, numerics=numerics, **case(4, tp=2, pp=2))
-    assert proof.run.models[0].problem.optimizer == numerics.optimizer  # type: ignore[attr-defined]  # of a NumericModel
+    assert proof.run.models[0].problem.optimizer == numerics.optimizer  # type: ignore[attr-defined]  # of a rank with numbers
 
 
 @settings(max_examples=25)

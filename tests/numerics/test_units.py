@@ -23,6 +23,11 @@ SAMPLES = frozenset({0, 2})
 INP: Any = SimpleNamespace(samples=SAMPLES)
 
 
+def done(layer: int) -> Any:
+    """Return a pass of a layer."""
+    return SimpleNamespace(layer=layer, inp=INP, model=SimpleNamespace(global_batch_size=BATCH))
+
+
 def close(got: Any, want: Any) -> None:
     """Require equality up to rounding."""
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11)
@@ -31,16 +36,16 @@ def close(got: Any, want: Any) -> None:
 def passed(layers: TransformerLayers, layer: int, x: Tokens, count: int) -> Any:
     """Return what all parts of a layer make of its input together."""
     weights = [layers.load(layer, index, count) for index in range(count)]
-    total: Any = layers.forward(layer, INP, x, weights[0], BATCH)
+    total: Any = layers.forward(done(layer), x, weights[0])
     for weight in weights[1:]:
-        total = total.add(layers.forward(layer, INP, x, weight, BATCH))
+        total = total.add(layers.forward(done(layer), x, weight))
     return total
 
 
 def back(layers: TransformerLayers, layer: int, x: Tokens, grad: Any, count: int) -> tuple[Any, Any]:
     """Return the gradients of the whole layer's weights and of its input, made by all parts."""
     whole = np.full(layers.problem.initial_weight(layer).size, np.nan)
-    halves = [layers.backward(layer, INP, x, grad, layers.load(layer, index, count)) for index in range(count)]
+    halves = [layers.backward(done(layer), x, grad, layers.load(layer, index, count)) for index in range(count)]
     of_input: Any = halves[0][1]
     for _, other in halves[1:]:
         of_input = of_input.add(other)
@@ -87,7 +92,7 @@ def gradient_of_part(layer: int) -> tuple[Any, Any]:
     problem = TransformerProblem(mt.models()["tiny"])
     layers = TransformerLayers(problem)
     x = Tokens(np.random.default_rng(0).standard_normal((2, 32, 64)), np.arange(32))
-    return layers.backward(layer, INP, x, x, layers.load(layer, 0, 2))
+    return layers.backward(done(layer), x, x, layers.load(layer, 0, 2))
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -103,7 +108,7 @@ def test_the_gradient_of_an_embedding_awaits_nothing() -> None:
     layers = TransformerLayers(problem)
     x = layers.inputs(SAMPLES, BATCH)
     grad = Tokens(np.ones((2, 32, 64)), np.arange(32))
-    of_weight, _ = layers.backward(0, INP, x, grad, layers.load(0, 1, 2))
+    of_weight, _ = layers.backward(done(0), x, grad, layers.load(0, 1, 2))
     assert of_weight.values.sum() == (x.values >= 128).sum() * 64
 
 

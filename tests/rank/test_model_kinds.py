@@ -12,13 +12,11 @@ import minitrain as mt
 import minitrain.lib
 from minitrain.accounting.summary.model import SummaryModel
 from minitrain.folding.model import FoldedModel
-from minitrain.numerics.model import NumericModel
 from minitrain.operations.collectives import COLLECTIVES, Collective, all_gather
 from minitrain.rank import model as model_module
 from minitrain.rank.model import Model
 
 KINDS = {
-    NumericModel: Model,
     FoldedModel: Model,
     SummaryModel: Model,
 }
@@ -50,7 +48,7 @@ def test_kinds_of_model_add_only_where_the_table_says_and_use_all_of_it() -> Non
     rows = re.findall(r"^\| (`.*?) \|", model_module.__doc__ or "", re.MULTILINE)
     table = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     used = set().union(*(overridden(kind, base) for kind, base in KINDS.items()))
-    assert used == {*table, "follows_tensors"}
+    assert used == {*table}
 
 
 async def scans(model: Any) -> Any:
