@@ -14,13 +14,13 @@ from typing import Any
 import minitrain as mt
 from minitrain.run.command_line import command_of
 
-TITAN = "torchtitan, docs/performance.md"
-NEMO = "NVIDIA DGX Cloud benchmarking"
+TITAN = "torchtitan"
+NEMO = "DGX Cloud"
 BRIDGE = "Megatron Bridge 25.11"
 SC21 = "Narayanan et al. 2021"
 LLAMA = "Llama 3, table 4"
-NEMO_2407 = "NeMo 24.07, performance summary"
-MOE = "Megatron-Core MoE, README"
+NEMO_2407 = "NeMo 24.07"
+MOE = "Megatron-Core MoE"
 FLOPS_405B = 6 * 405.9e9 + 6 * 126 * 16384 * 8192
 """FLOP a token of Llama 3 405B: its parameters', and those of the pairs that a causal mask leaves."""
 FLOPS_MIXTRAL = 12 * 32 * 4096**2 * (1 + 8 / 32 + 4096 / 4096 + 2 * 1.5 * 14336 / 4096 + 32000 / (2 * 32 * 4096))
@@ -59,8 +59,9 @@ class Published:
 
     @property
     def layout(self) -> str:
-        """Return strategy and options, as commands take them."""
-        return self.strategy + "".join(f" {name}={value}" for name, value in self.options.items())
+        """Return strategy and options as one name, which commands take."""
+        options = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.strategy}:{options}" if options else self.strategy
 
     @property
     def num_microbatches(self) -> int:
