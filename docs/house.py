@@ -53,7 +53,7 @@ FLOORS = (
         ),
     ),
     Floor("training", (Room("tensors", "five kinds, as symbols"),)),
-    Floor("", (Room("operations", "records of collectives"),)),
+    Floor("", (Room("operations", "records of what ranks do"),)),
     Floor("", (Room("workloads", "what a layer costs and holds"),)),
     Floor("", (Room("exchange", "recipes of other tools"),)),
     Floor("what happened", (Room("events", "what a rank did, and when"),)),

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from minitrain.operations import collectives as operations
+from minitrain.operations.computations import names_of
+from minitrain.operations.transfers import TRANSFERS
 
 COMPUTE = "compute"
 COMM = "comm"
@@ -18,21 +20,16 @@ SEND = "send"
 RECV = "recv"
 
 LOAD_WEIGHTS = "load_weights"
-ROUTING = ("route", "combine", "backward_combine", "backward_route")
+ROUTING = names_of("experts")
 """Passes of a layer with experts that go before the experts or after them."""
-_PASSES_IN_ORDER = ("forward", "loss", "backward", "backward_input", "backward_weight")
-_STEPS_IN_ORDER = (
-    *("keys_values", "attend", "project"),  # of an attention whose keys and values come from several ranks
-    *("backward_project", "backward_attend", "backward_keys_values"),
-    *ROUTING,
-)
-PASSES = frozenset((*_PASSES_IN_ORDER, *_STEPS_IN_ORDER))
+_PASSES_IN_ORDER = (*names_of("pass", "attention"), *ROUTING)
+PASSES = frozenset(_PASSES_IN_ORDER)
 UPDATE = "update"
 COLLECTIVES = tuple(operations.COLLECTIVES)
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
 OFFLOAD, FETCH = "offload", "fetch"
-HOST_MOVES = (OFFLOAD, FETCH)
-EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, *_STEPS_IN_ORDER, UPDATE, *COMMUNICATIONS, *HOST_MOVES)
+HOST_MOVES = tuple(record.name for record in TRANSFERS.values() if record.of_host)
+EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS, *HOST_MOVES)
 """Every type of event: what a rank computes, in the order of a step, its collectives and messages, then host memory."""
 
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")

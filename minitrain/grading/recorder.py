@@ -12,7 +12,8 @@ from typing import Any
 
 from minitrain.errors import StrategyError
 from minitrain.grading.wire import MOST_STEPS
-from minitrain.rank.observers import COMPUTATIONS, Observer
+from minitrain.operations.computations import COMPUTATIONS
+from minitrain.rank.observers import Observer
 from minitrain.source_lines import Place, Places
 from minitrain.tensors import Tensor
 from minitrain.tensors.expert_load import as_imbalance

@@ -15,12 +15,12 @@ from minitrain import tensors
 from minitrain.errors import MinitrainError, StrategyError
 from minitrain.events import COLLECTIVES, STORES
 from minitrain.grading.recorder import Step, leaves
+from minitrain.operations.computations import COMPUTATIONS, names_of
 from minitrain.rank.model import Model
-from minitrain.rank.observers import COMPUTATIONS
 
 KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
 _COMPUTED = frozenset(COMPUTATIONS) - {"combine", "set_final_weight"} | {"combine_outputs"}  # tensors combine too
-_INPUTS = frozenset({"get_input_activation", "get_input_shard"})
+_INPUTS = frozenset(names_of("input"))
 
 MOST_TENSORS = 100_000
 """Tensors that all ranks together may have at once; those of the shipped runs have some hundreds each."""

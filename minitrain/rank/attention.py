@@ -80,7 +80,7 @@ class Attention(Computation):
         Raises:
             LawError: the weight is incomplete or not in a store, or something is of another layer.
         """
-        steps.keys_values(self, layer, inp, weight)
+        steps.require_step(self, "keys_values", layer, inp, weight)
         mode = mode_of_pass(recompute or self._recompute, inp, weight)
         steps.recomputation(self, layer, mode.recompute)
         record_pass(self, "keys_values", layer, inp, mode)
@@ -174,8 +174,7 @@ class Attention(Computation):
         Raises:
             LawError: as for `attend`.
         """
-        steps.attend(self, "backward_attend", layer, inp, keys_values)
-        steps.backward_attend(self, layer, inp, grad)
+        steps.backward_attend(self, layer, inp, grad, keys_values)
         hold_core_again(self, layer, inp, keys_values)
         self._record_core("backward_attend", layer, inp, keys_values)
         of_queries = QueriesGrad(*_of_heads(self, layer, inp, keys_values, keys_values.sequence.shards))

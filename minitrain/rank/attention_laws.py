@@ -16,13 +16,8 @@ from minitrain.rank.laws import broken, require_kind
 from minitrain.rank.placed_passes import has_attention, missing, require_same_shards
 from minitrain.tensors import ActivationGrad
 from minitrain.tensors.placed import (
-    ActivationGradShard,
     ActivationShard,
     Attended,
-    AttendedGrad,
-    KeysValues,
-    KeysValuesGrad,
-    QueriesGrad,
 )
 from minitrain.workloads.workload import PassMode, modules_of, takes_again
 
@@ -30,10 +25,13 @@ if TYPE_CHECKING:
     from minitrain.rank.state import RankState
 
 
-def keys_values(model: RankState, layer: int, inp: Any, weight: Any) -> None:
-    """Require an attention, shards of its input in storage, and its complete weight in storage."""
-    _require_input(model, "keys_values", layer, inp)
-    laws.forward(model, "keys_values", layer, inp, weight)
+def require_step(model: RankState, op: str, layer: int, inp: Any, *others: Any) -> None:
+    """Require an attention, and what the record of its step says of the inputs."""
+    require_kind(model, op, "inp", inp, ActivationShard)
+    if not has_attention(model, layer):
+        laws.require_layer(model, op, "inp", inp, layer, layer)
+        raise broken(model, op, f"layer {layer} is no attention; take it by forward and backward", layer)
+    laws.require_inputs(model, op, layer, inp, *others)
 
 
 def recomputation(model: RankState, layer: int, recompute: str) -> None:
@@ -46,15 +44,6 @@ def recomputation(model: RankState, layer: int, recompute: str) -> None:
             f'ranks, whose keys and values travel; use "self_attn" or "full", got recompute={recompute!r}',
             layer,
         )
-
-
-def _require_input(model: RankState, op: str, layer: int, inp: Any) -> None:
-    """Require shards of the sequence that enter an attention, in storage."""
-    require_kind(model, op, "inp", inp, ActivationShard)
-    laws.require_layer(model, op, "inp", inp, layer, layer)
-    if not has_attention(model, layer):
-        raise broken(model, op, f"layer {layer} is no attention; take it by forward and backward", layer)
-    laws.require_stored(model, op, "inp", inp)
 
 
 def mode_of_forward(model: RankState, op: str, layer: int, inp: Any) -> PassMode:
@@ -94,11 +83,9 @@ def mode_of_backward(model: RankState, op: str, layer: int, inp: Any) -> PassMod
     return mode
 
 
-def attend(model: RankState, op: str, layer: int, inp: Any, keys_values: Any) -> None:
+def attend(model: RankState, op: str, layer: int, inp: Any, keys_values: Any, *grad: Any) -> None:
     """Require queries, and keys and values of the same samples, cut alike."""
-    _require_input(model, op, layer, inp)
-    require_kind(model, op, "keys_values", keys_values, KeysValues)
-    laws.require_layer(model, op, "keys_values", keys_values, layer, layer)
+    require_step(model, op, layer, inp, *grad, keys_values)
     mode = mode_of_forward(model, op, layer, inp)
     if keys_values.samples != inp.samples or keys_values.sequence.cut != inp.sequence.cut:
         raise broken(
@@ -118,15 +105,13 @@ def attend(model: RankState, op: str, layer: int, inp: Any, keys_values: Any) ->
             layer,
             value=keys_values,
         )
-    laws.require_stored(model, op, "keys_values", keys_values)
 
 
 def project(model: RankState, layer: int, inp: Any, weight: Any, attended: Any) -> None:
     """Require what the input's queries got from all keys up to the last of them."""
-    _require_input(model, "project", layer, inp)
-    laws.forward(model, "project", layer, inp, weight)
+    require_step(model, "project", layer, inp, weight, attended)
     mode_of_forward(model, "project", layer, inp)
-    _require_of_input(model, "project", "attended", layer, inp, weight, attended, Attended)
+    _require_of_input(model, "project", "attended", layer, inp, weight, attended)
     lacking = missing(attended.keys, range(max(inp.sequence.shards) + 1))
     if lacking:
         raise _lacks(model, "project", layer, attended, f"keys of {_shards(lacking, inp)}", "attend them too")
@@ -134,18 +119,15 @@ def project(model: RankState, layer: int, inp: Any, weight: Any, attended: Any) 
 
 def backward_project(model: RankState, layer: int, inp: Any, grad: Any, weight: Any) -> None:
     """Require input, output gradient and complete weight of an attention, in storage, for the same shards."""
-    _require_input(model, "backward_project", layer, inp)
-    laws.backward(model, "backward_project", layer, inp, grad, weight)
+    require_step(model, "backward_project", layer, inp, grad, weight)
     mode_of_backward(model, "backward_project", layer, inp)
-    require_kind(model, "backward_project", "grad", grad, ActivationGradShard)
     require_same_shards(model, "backward_project", layer, inp, grad)
 
 
-def backward_attend(model: RankState, layer: int, inp: Any, grad: Any) -> None:
-    """Require the gradient of what the input's queries got."""
+def backward_attend(model: RankState, layer: int, inp: Any, grad: Any, keys_values: Any) -> None:
+    """Require the gradient of what the input's queries got, and keys and values as for `attend`."""
+    attend(model, "backward_attend", layer, inp, keys_values, grad)
     mode_of_backward(model, "backward_attend", layer, inp)
-    require_kind(model, "backward_attend", "grad", grad, AttendedGrad)
-    laws.require_layer(model, "backward_attend", "grad", grad, layer, layer)
     require_same_shards(model, "backward_attend", layer, inp, grad)
 
 
@@ -154,11 +136,10 @@ def backward_keys_values(
 ) -> None:
     """Require the gradients of the input's queries, keys and values, over all keys and queries that there are."""
     op = "backward_keys_values"
-    _require_input(model, op, layer, inp)
-    laws.forward(model, op, layer, inp, weight)
+    require_step(model, op, layer, inp, weight, grad_queries, grad_keys_values)
     mode_of_backward(model, op, layer, inp)
-    _require_of_input(model, op, "grad_queries", layer, inp, weight, grad_queries, QueriesGrad)
-    _require_of_input(model, op, "grad_keys_values", layer, inp, weight, grad_keys_values, KeysValuesGrad)
+    _require_of_input(model, op, "grad_queries", layer, inp, weight, grad_queries)
+    _require_of_input(model, op, "grad_keys_values", layer, inp, weight, grad_keys_values)
     lacking = missing(grad_queries.keys, range(max(inp.sequence.shards) + 1))
     if lacking:
         raise _lacks(model, op, layer, grad_queries, f"keys of {_shards(lacking, inp)}", "backward_attend them too")
@@ -168,12 +149,8 @@ def backward_keys_values(
         raise _lacks(model, op, layer, grad_keys_values, f"queries of {_shards(lacking, inp)}", remedy)
 
 
-def _require_of_input(
-    model: RankState, op: str, name: str, layer: int, inp: Any, weight: Any, value: Any, kind: type[Any]
-) -> None:
+def _require_of_input(model: RankState, op: str, name: str, layer: int, inp: Any, weight: Any, value: Any) -> None:
     """Require a tensor within an attention that is of the input's samples and shards, and of the weight's part."""
-    require_kind(model, op, name, value, kind)
-    laws.require_layer(model, op, name, value, layer, layer)
     require_same_shards(model, op, layer, inp, value)
     same_part = (value.parts, value.num_parts) == (weight.parts, weight.num_parts)
     if value.samples != inp.samples or not same_part:

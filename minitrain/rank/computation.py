@@ -149,7 +149,7 @@ class Computation(RankState):
             if not may_forward(self, layer, inp, weight):
                 if weight.__class__ in PIECES or inp.__class__ in COPIES:
                     return forward_experts(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # copies of tokens
-                laws.forward(self, "forward", layer, inp, weight)
+                laws.require_inputs(self, "forward", layer, inp, weight)
             if weight.__class__ is WeightPart or isinstance(inp, ActivationShard):
                 return forward_placed(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts, or a shard
             units = account.units_of(inp)
@@ -216,7 +216,7 @@ class Computation(RankState):
             if not may_backward(self, layer, inp, grad, weight):
                 if weight.__class__ in PIECES or inp.__class__ in COPIES:
                     return backward_experts(self, "backward", layer, inp, grad, weight)
-                laws.backward(self, "backward", layer, inp, grad, weight)
+                laws.require_inputs(self, "backward", layer, inp, grad, weight)
             if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
                 return backward_placed(self, "backward", layer, inp, grad, weight)
             units = account.units_of(grad)
@@ -242,7 +242,7 @@ class Computation(RankState):
         if not laws.is_usual_half(self, "backward_input", layer, inp, grad, weight):
             if weight.__class__ in PIECES or inp.__class__ in COPIES:
                 return backward_experts(self, "backward_input", layer, inp, grad, weight)[1]
-            laws.backward(self, "backward_input", layer, inp, grad, weight)
+            laws.require_inputs(self, "backward_input", layer, inp, grad, weight)
             if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
                 return backward_placed(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[no-any-return]  # as above
         samples = inp.samples
@@ -270,7 +270,7 @@ class Computation(RankState):
         if not laws.is_usual_half(self, "backward_weight", layer, inp, grad, weight):
             if inp.__class__ in COPIES:
                 return backward_experts(self, "backward_weight", layer, inp, grad, weight)[0]
-            laws.backward(self, "backward_weight", layer, inp, grad, weight)
+            laws.require_inputs(self, "backward_weight", layer, inp, grad, weight)
             if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
                 return backward_placed(self, "backward_weight", layer, inp, grad, weight)[0]
         samples = inp.samples

@@ -59,7 +59,7 @@ class Executor:
 
         Args:
             model: the rank.
-            op: one of `minitrain.rank.observers.COMPUTATIONS`, which are methods of `Model`.
+            op: one of `minitrain.operations.computations.COMPUTATIONS`, which are methods of `Model`.
             given: positional arguments of the method of that name: of most (layer, tensors ...).
             named: arguments that go by name alone.
             do: does what the model does: laws, price, row of the log, clock. It returns the tensors that `compute` is

@@ -14,21 +14,14 @@ from minitrain.errors import LawError
 from minitrain.operations.collectives import describe
 from minitrain.rank import laws
 from minitrain.rank.laws import broken, require_kind
-from minitrain.tensors import Activation, ActivationGrad
+from minitrain.tensors import Activation
 from minitrain.tensors.expert_load import ExpertLoad
 from minitrain.tensors.index_sets import ranges
 from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.placed import (
-    COPIES,
-    ActivationGradShard,
-    ActivationShard,
     ExpertGrad,
     ExpertOptState,
-    ExpertOutputs,
-    ExpertOutputsGrad,
     ExpertWeight,
-    RoutedTokens,
-    RoutedTokensGrad,
     RouterGrad,
     RouterOptState,
     RouterWeight,
@@ -91,11 +84,15 @@ def _require_divides(model: RankState, num_parts: int) -> None:
     Cut("num_experts", experts.num_experts).part(experts.num_experts, num_parts, "ep")
 
 
+def _require_pass(model: RankState, op: str, layer: int, *inputs: Any) -> None:
+    """Require a layer with experts, and what the record of a pass around them says of its inputs."""
+    _require_experts(model, op, layer)
+    laws.require_inputs(model, op, layer, *inputs)
+
+
 def route(model: RankState, layer: int, inp: Any, weight: Any, num_parts: Any) -> None:
     """Require a whole input and the complete router piece, in storage, both of the layer."""
-    _require_experts(model, "route", layer)
-    _require_router(model, "route", layer, weight)
-    _require_input(model, "route", layer, inp)
+    _require_pass(model, "route", layer, inp, weight)
     laws.part(model, layer, 0, num_parts, "route")
     _require_divides(model, num_parts)
 
@@ -111,50 +108,6 @@ def capacity(model: RankState, layer: int, load: ExpertLoad, factor: float | Non
             layer,
             dropped=load.dropped,
         )
-
-
-def _require_router(model: RankState, op: str, layer: int, weight: Any) -> None:
-    """Require the complete router piece of the layer, in storage."""
-    require_kind(model, op, "weight", weight, RouterWeight)
-    _require_of_layer(model, op, "weight", weight, layer)
-    laws.require_complete(model, op, weight)
-    laws.require_stored(model, op, "weight", weight)
-
-
-def _require_input(model: RankState, op: str, layer: int, inp: Any) -> None:
-    """Require the layer's input, or shards of it along the sequence."""
-    require_kind(model, op, "inp", inp, Activation)
-    _require_of_layer(model, op, "inp", inp, layer)
-    _require_plain(model, op, "inp", inp, Activation)
-    if inp.__class__ is not ActivationShard:
-        laws.require_whole(model, op, "inp", inp)
-
-
-def _require_grad(model: RankState, op: str, layer: int, grad: Any) -> None:
-    """Require the gradient of the layer's output, or shards of it along the sequence."""
-    require_kind(model, op, "grad", grad, ActivationGrad)
-    _require_of_layer(model, op, "grad", grad, layer)
-    _require_plain(model, op, "grad", grad, ActivationGrad)
-    if grad.__class__ is not ActivationGradShard:
-        laws.require_whole(model, op, "grad", grad)
-
-
-def _require_plain(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
-    """Require an activation or gradient between layers, not copies of tokens."""
-    if value.__class__ in COPIES:
-        raise broken(
-            model,
-            op,
-            f"{name} must be the {kind.__name__} of whole samples, got {describe(value)}, copies of tokens; forward "
-            "and backward take these with a part of the experts, and combine puts them together",
-            value.layer,
-            value=value,
-        )
-
-
-def _require_of_layer(model: RankState, op: str, name: str, value: Any, layer: Any) -> None:
-    """Require a tensor of the layer."""
-    laws.require_layer(model, op, name, value, layer, layer)
 
 
 def _require_all_parts(model: RankState, op: str, name: str, value: Any, inp: Any) -> None:
@@ -189,25 +142,16 @@ def _require_same_part(model: RankState, op: str, names: str, one: Any, other: A
 
 def combine(model: RankState, layer: int, inp: Any, outputs: Any, weight: Any) -> None:
     """Require input, outputs of all parts and the router piece of the layer, for the same samples."""
-    _require_experts(model, "combine", layer)
-    _require_router(model, "combine", layer, weight)
-    _require_input(model, "combine", layer, inp)
-    require_kind(model, "combine", "outputs", outputs, ExpertOutputs)
-    _require_of_layer(model, "combine", "outputs", outputs, layer)
+    _require_pass(model, "combine", layer, inp, outputs, weight)
     _require_all_parts(model, "combine", "outputs", outputs, inp)
 
 
 def backward_combine(model: RankState, layer: int, inp: Any, outputs: Any, grad: Any) -> None:
     """Require input, outputs and gradient of the layer, in storage, for the same samples."""
     op = "backward_combine"
-    _require_input(model, op, layer, inp)
-    require_kind(model, op, "outputs", outputs, ExpertOutputs)
-    _require_of_layer(model, op, "outputs", outputs, layer)
+    _require_pass(model, op, layer, inp, outputs, grad)
     _require_all_parts(model, op, "outputs", outputs, inp)
-    _require_grad(model, op, layer, grad)
-    _require_same_samples(model, op, layer, "inp and grad", inp, grad)
-    for name, value in (("inp", inp), ("outputs", outputs), ("grad", grad)):
-        laws.require_stored(model, op, name, value)
+    _require_same_part(model, op, "inp and grad", inp.sequence, grad.sequence, layer)
     mode = passage_of(inp).mode
     if mode is not None and takes_again(mode.recompute, "moe"):
         raise broken(
@@ -222,30 +166,9 @@ def backward_combine(model: RankState, layer: int, inp: Any, outputs: Any, grad:
 
 def backward_route(model: RankState, layer: int, inp: Any, grad: Any, tokens_grad: Any, weight: Any) -> None:
     """Require input, gradients and the router piece of the layer, in storage, for the same samples."""
-    op = "backward_route"
-    _require_router(model, op, layer, weight)
-    _require_input(model, op, layer, inp)
-    _require_grad(model, op, layer, grad)
-    _require_same_samples(model, op, layer, "inp and grad", inp, grad)
-    require_kind(model, op, "tokens_grad", tokens_grad, RoutedTokensGrad)
-    _require_of_layer(model, op, "tokens_grad", tokens_grad, layer)
-    _require_all_parts(model, op, "tokens_grad", tokens_grad, inp)
-    for name, value in (("inp", inp), ("grad", grad), ("tokens_grad", tokens_grad)):
-        laws.require_stored(model, op, name, value)
-
-
-def _require_same_samples(model: RankState, op: str, layer: int, names: str, one: Any, other: Any) -> None:
-    """Require two tensors of the same samples."""
-    if one.samples != other.samples:
-        raise broken(
-            model,
-            op,
-            f"{names} must be of the same samples, got {describe(one)} and {describe(other)}",
-            layer,
-            samples=(one.samples, other.samples),
-        )
-    if one.__class__ not in COPIES:
-        _require_same_part(model, op, names, one.sequence, other.sequence, layer)
+    _require_pass(model, "backward_route", layer, inp, grad, tokens_grad, weight)
+    _require_same_part(model, "backward_route", "inp and grad", inp.sequence, grad.sequence, layer)
+    _require_all_parts(model, "backward_route", "tokens_grad", tokens_grad, inp)
 
 
 def forward(model: RankState, layer: int, tokens: Any, weight: Any) -> None:
@@ -262,13 +185,8 @@ def forward(model: RankState, layer: int, tokens: Any, weight: Any) -> None:
             layer,
             value=tokens,
         )
-    require_kind(model, op, "weight", weight, ExpertWeight)
-    require_kind(model, op, "inp", tokens, RoutedTokens)
-    _require_of_layer(model, op, "weight", weight, layer)
-    _require_of_layer(model, op, "inp", tokens, layer)
+    laws.require_inputs(model, op, layer, tokens, weight, of_experts=True)
     _require_of_part(model, op, "inp", tokens, weight)
-    laws.require_complete(model, op, weight)
-    laws.require_stored(model, op, "weight", weight)
 
 
 def _router_does_not_pass(model: RankState, op: str, layer: int, weight: Any) -> LawError:
@@ -306,10 +224,7 @@ def backward(model: RankState, op: str, layer: int, tokens: Any, grad: Any, weig
     """Require copies of tokens, the gradients of what was made of them, and the part of the experts, in storage."""
     if isinstance(weight, RouterWeight):
         raise _router_does_not_pass(model, op, layer, weight)
-    require_kind(model, op, "inp", tokens, RoutedTokens)
-    require_kind(model, op, "grad", grad, ExpertOutputsGrad)
-    _require_of_layer(model, op, "inp", tokens, layer)
-    _require_of_layer(model, op, "grad", grad, layer)
+    laws.require_inputs(model, op, layer, tokens, grad, weight, of_experts=True)
     if grad.parts != tokens.parts or grad.num_parts != tokens.num_parts:
         raise broken(
             model,
@@ -319,15 +234,8 @@ def backward(model: RankState, op: str, layer: int, tokens: Any, grad: Any, weig
             layer,
             value=grad,
         )
-    _require_same_samples(model, op, layer, "inp and grad", tokens, grad)
-    for name, value in (("inp", tokens), ("grad", grad)):
-        laws.require_stored(model, op, name, value)
     if op != "backward_weight":
-        require_kind(model, op, "weight", weight, ExpertWeight)
-        _require_of_layer(model, op, "weight", weight, layer)
         _require_of_part(model, op, "inp", tokens, weight)
-        laws.require_complete(model, op, weight)
-        laws.require_stored(model, op, "weight", weight)
     elif len(tokens.parts) != 1:
         raise broken(model, op, f"inp must be copies for one part of the experts, got {describe(tokens)}", layer)
 

@@ -8,17 +8,21 @@ which rank came first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from minitrain.errors import StrategyError
-from minitrain.events import FETCH, MEMORY, NOTE, RECV, STRIDE, Note
+from minitrain.events import FETCH, MEMORY, NOTE, STRIDE, Note
 from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.transfers import TRANSFERS
 
 if TYPE_CHECKING:
     from minitrain.rank.state import RankState
 
-RESULT_IS_NEW = frozenset({*(each.name for each in COLLECTIVES.values() if each.result_is_new), RECV, FETCH})
+_RECORDS: Mapping[str, Any] = MappingProxyType({**COLLECTIVES, **TRANSFERS})
+RESULT_IS_NEW = frozenset(name for name, record in _RECORDS.items() if record.result_is_new)
 
 
 class LaunchedOperation(Protocol):

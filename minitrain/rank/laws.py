@@ -8,15 +8,25 @@ before it logs anything and before any clock moves. The laws hold under `python 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.operations.collectives import describe
+from minitrain.operations.computations import COMPUTATIONS
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
 from minitrain.tensors.on_host import OnHost
-from minitrain.tensors.placed import OF_ATTENTION, PARTIAL, WeightGradPart, in_pieces
+from minitrain.tensors.placed import (
+    COPIES,
+    OF_ATTENTION,
+    PARTIAL,
+    ActivationGradShard,
+    ActivationShard,
+    WeightGradPart,
+    in_pieces,
+)
 from minitrain.tensors.sequence_parts import SequencePart
 
 if TYPE_CHECKING:
@@ -117,26 +127,58 @@ def require_stored(model: RankState, op: str, name: str, value: Any) -> None:
         )
 
 
-def forward(model: RankState, op: str, layer: int, inp: Any, weight: Any) -> None:
-    """Require a complete weight, in storage, and an input, both of the layer."""
-    require_kind(model, op, "weight", weight, Weight)
-    require_kind(model, op, "inp", inp, Activation)
-    require_layer(model, op, "weight", weight, layer, layer)
-    require_layer(model, op, "inp", inp, layer, layer)
-    require_whole(model, op, "inp", inp)
-    require_complete(model, op, weight)
-    require_stored(model, op, "weight", weight)
+def require_inputs(model: RankState, op: str, layer: int, *values: Any, of_experts: bool = False) -> None:
+    """Require what the record of a computation says of its inputs: kinds, layer, whole sums, samples, storage.
+
+    Args:
+        model: the rank.
+        op: the computation.
+        layer: the layer that it works on.
+        values: its inputs, in the order of the record.
+        of_experts: whether it works on copies of tokens, by a part of the experts.
+    """
+    record = COMPUTATIONS[op]
+    pairs = zip(record.inputs_of_experts if of_experts else record.inputs, values, strict=True)
+    given = [(each, value) for each, value in pairs if value is not None or not each.optional]
+    for each, value in given:
+        require_kind(model, op, each.name, value, each.kind)
+    for each, value in given:
+        require_layer(model, op, each.name, value, layer, layer)
+    whole = _require_tokens if record.family == "experts" else require_whole
+    for each, value in given:
+        if each.kind in _BETWEEN_LAYERS:
+            whole(model, op, each.name, value)
+    _require_same_samples(model, op, layer, {each.name: value for each, value in given})
+    for each, value in given:
+        if each.stored:
+            if issubclass(each.kind, Weight):
+                require_complete(model, op, value)
+            require_stored(model, op, each.name, value)
 
 
-def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any = None) -> None:
-    """Require input, output gradient and complete weight of the layer, in storage, for the same samples."""
-    require_kind(model, op, "inp", inp, Activation)
-    require_kind(model, op, "grad", grad, ActivationGrad)
-    require_layer(model, op, "inp", inp, layer, layer)
-    require_layer(model, op, "grad", grad, layer, layer)
-    require_whole(model, op, "inp", inp)
-    require_whole(model, op, "grad", grad)
-    if inp.samples != grad.samples:
+_BETWEEN_LAYERS = frozenset({Activation, ActivationGrad, ActivationShard, ActivationGradShard})
+
+
+def _require_tokens(model: RankState, op: str, name: str, value: Any) -> None:
+    """Require all or some tokens of whole samples, not copies of tokens that go to experts."""
+    if value.__class__ in COPIES:
+        kind = Activation if name == "inp" else ActivationGrad
+        raise broken(
+            model,
+            op,
+            f"{name} must be the {kind.__name__} of whole samples, got {describe(value)}, copies of tokens; forward "
+            "and backward take these with a part of the experts, and combine puts them together",
+            value.layer,
+            value=value,
+        )
+    if value.__class__ not in (ActivationShard, ActivationGradShard):
+        require_whole(model, op, name, value)
+
+
+def _require_same_samples(model: RankState, op: str, layer: int, given: Mapping[str, Any]) -> None:
+    """Require an input and a gradient of the same samples, where there are both."""
+    inp, grad = given.get("inp"), given.get("grad")
+    if inp is not None and grad is not None and inp.samples != grad.samples:
         raise broken(
             model,
             op,
@@ -144,17 +186,10 @@ def backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight:
             layer,
             samples=(inp.samples, grad.samples),
         )
-    require_stored(model, op, "inp", inp)
-    require_stored(model, op, "grad", grad)
-    if op != "backward_weight" or weight is not None:
-        require_kind(model, op, "weight", weight, Weight)
-        require_layer(model, op, "weight", weight, layer, layer)
-        require_complete(model, op, weight)
-        require_stored(model, op, "weight", weight)
 
 
 def is_usual_half(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any) -> bool:
-    """Return whether half a backward is the usual one of a whole layer, for which `backward` holds, in less time."""
+    """Return whether half a backward is the usual one of a whole layer, for which the laws hold, in less time."""
     account = model._account
     try:
         return (
@@ -186,11 +221,7 @@ def loss(model: RankState, inp: Any) -> None:
 
 def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
     """Require gradient, weight and state of the layer and step, all samples, and matching shards."""
-    require_kind(model, "update", "weight_grad", weight_grad, WeightGrad)
-    require_kind(model, "update", "weight", weight, Weight)
-    require_kind(model, "update", "opt_state", opt_state, OptState)
-    for name, value in (("weight_grad", weight_grad), ("weight", weight), ("opt_state", opt_state)):
-        require_layer(model, "update", name, value, layer, layer)
+    require_inputs(model, "update", layer, weight_grad, weight, opt_state)
     require_all_samples(model, layer, weight_grad)
     _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:

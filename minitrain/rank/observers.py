@@ -16,20 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-COMPUTATIONS = (
-    *("load_weights", "get_input_activation", "set_final_weight"),
-    *("forward", "loss", "backward", "backward_input", "backward_weight", "update"),
-    *("load_router", "load_experts", "route", "combine", "backward_combine", "backward_route"),
-    *("get_input_shard", "keys_values", "attend", "project"),
-    *("backward_project", "backward_attend", "backward_keys_values"),
-)
-"""The operations that a rank does alone: methods of `Model`, whose names observers are told."""
-
 
 class Observer:
     """What watches all ranks of a run; its methods do nothing, and are there to be overridden.
 
-    Communications are named as events are ("all_reduce", "send", "recv", "offload" ...).
+    What a rank does alone is named as the methods of `Model` are (`minitrain.operations.computations`), communications
+    as events are ("all_reduce", "send", "recv", "offload" ...).
     """
 
     __slots__ = ()

@@ -255,7 +255,7 @@ def missing(held: frozenset[int], needed: Iterable[int]) -> str:
 
 
 def may_forward(model: RankState, layer: int, inp: Any, weight: Any) -> bool:
-    """Return whether a forward is the usual one of a part, for which the laws hold; others ask `laws.forward`."""
+    """Return whether a forward is the usual one of a part, for which the laws hold; others ask the laws."""
     return bool(
         weight.__class__ is WeightPart
         and inp.__class__ is Activation
@@ -266,7 +266,7 @@ def may_forward(model: RankState, layer: int, inp: Any, weight: Any) -> bool:
 
 
 def may_backward(model: RankState, layer: int, inp: Any, grad: Any, weight: Any) -> bool:
-    """Return whether a backward is the usual one of a part, for which the laws hold; others ask `laws.backward`."""
+    """Return whether a backward is the usual one of a part, for which the laws hold; others ask the laws."""
     account = model._account
     return bool(
         may_forward(model, layer, inp, weight)

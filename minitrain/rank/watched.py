@@ -12,7 +12,9 @@ from functools import cache, partial, wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from minitrain.rank.observers import COMPUTATIONS, Observer
+from minitrain.operations.computations import COMPUTATIONS
+from minitrain.operations.transfers import TRANSFERS
+from minitrain.rank.observers import Observer
 from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.stores import Store
 
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Model")
 T = TypeVar("T")
 
-_SUBMISSIONS: Mapping[str, str] = MappingProxyType(
-    {"send": "_send", "recv": "_receive", "offload": "_offload", "fetch": "_fetch"}
-)
 _NOT_NAMED: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -167,7 +166,9 @@ def watched(kind: type[M], executor: Executor | None = None) -> Callable[..., M]
 def _hooked(kind: type[M]) -> type[M]:
     """Return a kind of model with hooks."""
     told = {name: _telling(name, getattr(kind, name)) for name in COMPUTATIONS}
-    submits = {method: _telling_submission(op, getattr(kind, method)) for op, method in _SUBMISSIONS.items()}
+    submits = {
+        record.submits: _telling_submission(op, getattr(kind, record.submits)) for op, record in TRANSFERS.items()
+    }
     return type(
         kind.__name__,
         (_Watched, kind),

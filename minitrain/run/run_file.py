@@ -22,8 +22,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minitrain.errors import UsageError
-from minitrain.events import COLLECTIVES, COMM, COMPUTE, HOST_MOVES, PASSES, RECV, SEND, Event, MemoryChange
+from minitrain.events import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
 from minitrain.hardware.config_files import first_faults, key_path, shown
+from minitrain.operations.transfers import TRANSFERS
 from minitrain.run.ranks_once import OnceWritten, Partners, distinct_of
 
 if TYPE_CHECKING:
@@ -404,9 +405,8 @@ def _judge_fields(names: list[Any], faults: Faults) -> None:
 
 STORE_KINDS = ("weights", "opt_states", "activations", "grad_activations", "grad_weights", "logits", "in_flight")
 
-_ALONE = (SEND, RECV, *HOST_MOVES)  # each has streams of its own
-_TYPES = {typ: typ for typ in ("load_weights", *sorted(PASSES), "update", *COLLECTIVES, *_ALONE)}
-_STREAM_OF = {typ: COMM if typ in COLLECTIVES else typ if typ in _ALONE else COMPUTE for typ in _TYPES}
+_TYPES = {typ: typ for typ in EVENT_TYPES}
+_STREAM_OF = {typ: COMM if typ in COLLECTIVES else typ if typ in TRANSFERS else COMPUTE for typ in _TYPES}
 _UNKNOWN = object()  # equal to nothing that a file can hold
 _DEFAULTS = [getattr(field, "default", None) for field in fields(Event)]
 _DEFAULTS[FIELDS.index("samples")] = None  # an event says its samples

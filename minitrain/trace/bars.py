@@ -13,9 +13,11 @@ The number that is written on a bar, and the text that appears when the mouse is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +25,10 @@ from minitrain.analysis.breakdown import checked_end
 from minitrain.analysis.explanation import GAP_KINDS, Gaps, find_gaps
 from minitrain.analysis.labels import GIB, duration
 from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Stream, Timeline, sweep
-from minitrain.events import COMPUTE, HOST_MOVES, OFFLOAD
+from minitrain.events import COMPUTE
 from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.computations import COMPUTATIONS
+from minitrain.operations.transfers import TRANSFERS
 from minitrain.tensors.index_sets import ranges
 
 WAITING = "waiting"
@@ -75,32 +79,13 @@ IDLE = Use("waiting", "#D5D8DC", "#ECEDEF", "#353C45", "#262C33")
 USES = (COMPUTING, EXPOSED, IDLE)
 
 _WHITE = "#ffffff"
-_KINDS = (
-    Kind("load_weights", "#F0E442"),
-    Kind("forward", "#56B4E9"),
-    Kind(RECOMPUTED, "#56B4E9", pattern="/"),
-    Kind("loss", "#000000", _WHITE, dark="#F4F4F4", dark_ink="#111111"),
-    Kind("route", "#A6D5F2"),
-    Kind("combine", "#A6D5F2"),
-    Kind("backward", "#E69F00"),
-    Kind("backward_input", "#E69F00"),
-    Kind("backward_weight", "#F7D08A"),
-    Kind("keys_values", "#A6D8F5"),
-    Kind("attend", "#3E93CB"),
-    Kind("project", "#A6D8F5"),
-    Kind("backward_project", "#F7D08A"),
-    Kind("backward_attend", "#C77F00"),
-    Kind("backward_keys_values", "#F7D08A"),
-    Kind("backward_combine", "#F3C16B"),
-    Kind("backward_route", "#F3C16B"),
-    Kind("update", "#009E73", _WHITE),
-    *(Kind(each.name, each.color, each.ink, "", each.dark, each.dark_ink) for each in COLLECTIVES.values()),
-    Kind("send", "#332288", _WHITE, dark="#6F5FE8", dark_ink=_WHITE),
-    Kind("recv", "#8C7BC8", _WHITE, dark="#B9ACEB", dark_ink="#111111"),
-    Kind("offload", "#999933"),
-    Kind("fetch", "#DDCC77"),
-    Kind(WAITING, "rgba(128,128,128,0.16)", "#777777", "/"),
-)
+_RECORDS: Mapping[str, Any] = MappingProxyType({**COMPUTATIONS, **COLLECTIVES, **TRANSFERS})
+_KINDS = [
+    Kind(each.name, each.color, each.ink, "", each.dark, each.dark_ink) for each in _RECORDS.values() if each.color
+]
+_FORWARD = [kind.name for kind in _KINDS].index("forward")
+_KINDS.insert(_FORWARD + 1, _KINDS[_FORWARD]._replace(name=RECOMPUTED, pattern="/"))
+_KINDS.append(Kind(WAITING, "rgba(128,128,128,0.16)", "#777777", "/"))
 _BY_NAME = {kind.name: kind for kind in _KINDS}
 _PLACE = {kind.name: place for place, kind in enumerate(_KINDS)}
 _UNKNOWN_COMPUTE, _UNKNOWN_COMM = "#B8C4CE", "#5B6770"
@@ -388,8 +373,7 @@ def _amount(size_bytes: float) -> str:
 
 def _partners(stream: Stream) -> str:
     """Say with whom the operations of a stream exchange what they move."""
-    if stream.peer is not None:
-        return f"{'to' if stream.kind == 'send' else 'from'} rank {stream.peer}"
-    if stream.kind in HOST_MOVES:
-        return f"{'to' if stream.kind == OFFLOAD else 'from'} the host"
+    if stream.kind in TRANSFERS:
+        partner = TRANSFERS[stream.kind].partner
+        return partner if stream.peer is None else f"{partner} {stream.peer}"
     return f"among ranks {ranges(stream.group)}" if stream.group else ""

@@ -18,21 +18,14 @@ import numpy as np
 
 from minitrain.analysis.dependencies import messages
 from minitrain.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
-from minitrain.events import COMM, COMPUTE, FETCH, HOST_MOVES, OFFLOAD, RECV, SEND
+from minitrain.events import COMM, COMPUTE, HOST_MOVES, SEND
 from minitrain.files import write_bytes, write_text
 from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.transfers import TRANSFERS
 from minitrain.trace import protobuf
 
 SCHEMA_VERSION = "0.0.4"
-_LOAD_NODE, _STORE_NODE, _COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 2, 3, 4, 5, 6, 7
-_NODE_TYPES = {
-    COMPUTE: _COMP_NODE,
-    SEND: _SEND_NODE,
-    RECV: _RECV_NODE,
-    COMM: _COLL_NODE,
-    OFFLOAD: _STORE_NODE,
-    FETCH: _LOAD_NODE,
-}
+_NODE_TYPES = {COMPUTE: 4, COMM: 7, **{name: record.chakra for name, record in TRANSFERS.items()}}
 # field numbers of et_def.proto: of an attribute, of a node
 _ATTR_NAME, _ATTR_INT64, _ATTR_BOOL, _ATTR_STRING = 1, 9, 27, 29
 _ID, _NAME, _TYPE, _DATA_DEPS, _START, _DURATION, _ATTR = 1, 2, 3, 5, 6, 7, 10

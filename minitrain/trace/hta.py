@@ -19,14 +19,12 @@ from minitrain.analysis.timeline import NO_LAYER, Ints, Timeline, Trace, as_time
 from minitrain.events import COMPUTE
 from minitrain.files import write_text
 from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.transfers import TRANSFERS
 
 _COMPUTE_STREAM, _FIRST_COMM_STREAM = 7, 20
-_NCCL = {
+_KERNELS = {
     **{name: record.nccl for name, record in COLLECTIVES.items()},
-    "send": "ncclDevKernel_Send",
-    "recv": "ncclDevKernel_Recv",
-    "offload": "Memcpy DtoH",
-    "fetch": "Memcpy HtoD",
+    **{name: record.kernel for name, record in TRANSFERS.items()},
 }
 
 
@@ -81,5 +79,5 @@ def _kernel(timeline: Timeline, event: int, start: int, end: int) -> dict[str, A
 def _name(timeline: Timeline, event: int, computes: bool) -> str:
     """Return a kernel's name: the operation and its layer."""
     typ, layer = timeline.typs[timeline.typ[event]], timeline.layer[event]
-    name = typ if computes else _NCCL.get(typ, f"ncclDevKernel_{typ}")
+    name = typ if computes else _KERNELS.get(typ, f"ncclDevKernel_{typ}")
     return name if layer == NO_LAYER else f"{name}_{timeline.layer_name(int(layer)).replace(' ', '_')}"

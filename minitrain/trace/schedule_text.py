@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.analysis.timeline import NO_LAYER, NONE, Bools, Ints, Timeline, Trace, as_timeline
+from minitrain.operations.computations import COMPUTATIONS
 from minitrain.trace.bars import microbatches
 
-_LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+_LETTERS = {name: record.letter for name, record in COMPUTATIONS.items() if record.letter}
 
 
 def schedule_text(trace: Trace) -> str:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from minitrain.operations.computations import names_of
 from minitrain.workloads.architecture import STATISTIC_BYTES, Architecture
 from minitrain.workloads.degrees import Cut, Work
 from minitrain.workloads.kernels import (
@@ -59,7 +60,7 @@ from minitrain.workloads.unit_kernels import (
 )
 from minitrain.workloads.workload import Context, Cost, PassMode
 
-STEPS = frozenset({"keys_values", "attend", "project", "backward_project", "backward_attend", "backward_keys_values"})
+STEPS = frozenset(names_of("attention"))
 """The steps of an attention, as events name them."""
 
 _KEYS_AND_VALUES = frozenset({"keys", "values"})

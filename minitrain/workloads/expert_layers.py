@@ -24,6 +24,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Literal, final
 
+from minitrain.operations.computations import names_of
 from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES, ExpertOutputs, ExpertOutputsGrad
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.degrees import WHOLE, Degrees, Work
@@ -112,7 +113,7 @@ def _name(kernel: Kernel) -> str | None:
     return kernel.name if isinstance(kernel, MemoryPass) else None
 
 
-_ROUTING = frozenset({"route", "combine", "backward_combine", "backward_route"})
+_ROUTING = frozenset(names_of("experts"))
 _SENT = (ExpertOutputs, ExpertOutputsGrad)
 
 

@@ -17,9 +17,10 @@ import pytest
 import minitrain as mt
 from minitrain.numerics import ArraysExecutor
 from minitrain.operations.collectives import describe, perform
+from minitrain.operations.computations import COMPUTATIONS
 from minitrain.rank.executors import ContentExecutor, Executor
 from minitrain.rank.model import Model
-from minitrain.rank.observers import COMPUTATIONS, Observer
+from minitrain.rank.observers import Observer
 from minitrain.rank.watched import watched
 from minitrain.tensors import clone
 from minitrain.transport.barrier import Barrier

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.lib import Activation, Model, Weight
-from minitrain.rank.observers import COMPUTATIONS, Observer, together
+from minitrain.operations.computations import COMPUTATIONS
+from minitrain.rank.observers import Observer, together
 from minitrain.rank.stores import Account, Store
 from minitrain.rank.watched import _watched_store
 

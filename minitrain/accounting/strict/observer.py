@@ -33,9 +33,10 @@ from minitrain.errors import LawError, StrategyError
 from minitrain.events import FETCH, OFFLOAD, PRICE, RECV, SEND, STRIDE, TYP
 from minitrain.hardware.price import PENDING
 from minitrain.operations.collectives import COLLECTIVES, Collective
+from minitrain.operations.computations import COMPUTATIONS, names_of
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.model import Model
-from minitrain.rank.observers import COMPUTATIONS, Observer
+from minitrain.rank.observers import Observer
 from minitrain.tensors import FIELDS, KINDS, clone
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.placed import COPIES, KeysValuesGrad
@@ -44,11 +45,10 @@ _LAWS: dict[str, Callable[[str, Sequence[Any], Any, Members], None]] = {
     "sum": require_reducible,
     "union": require_gatherable,
 }
-_ALONE = frozenset(COMPUTATIONS)
-_MAKING = _ALONE - {"set_final_weight", "update"}
-_LOADS = frozenset({"load_weights", "load_router", "load_experts"})
+_MAKING = frozenset(record.name for record in COMPUTATIONS.values() if record.makes_new)
+_LOADS = frozenset(names_of("load"))
 _WHOLE = frozenset(KINDS)  # kinds of which all members get equal results, unless these are shards
-_UNLOGGED = frozenset({"get_input_activation", "get_input_shard", "set_final_weight"})
+_UNLOGGED = frozenset(record.name for record in COMPUTATIONS.values() if record.event is None)
 _UNUSUAL = object()
 _fields_of = FIELDS.get
 
@@ -65,7 +65,7 @@ class StrictAccounting(Observer):
     def before(self, model: Any, op: str, given: tuple[Any, ...]) -> None:
         """Require valid tensors of one step."""
         ledger = model._meter
-        if op not in _ALONE:
+        if op not in COMPUTATIONS:
             self._before_communication(model, ledger, op, given)
             return
         step = _usual_step(ledger, given)

@@ -1,0 +1,166 @@
+"""What stands in the record of an operation, everybody knows: all records times all that reads them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.cli.trace import _WRITERS
+from minitrain.events import EVENT_TYPES
+from minitrain.hardware.fixed_durations import FixedPredictor
+from minitrain.numerics.layers import DenseLayers, TransformerLayers
+from minitrain.numerics.problem import Problem, TransformerProblem
+from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.computations import COMPUTATIONS
+from minitrain.operations.transfers import TRANSFERS
+from minitrain.rank.model import Model
+from minitrain.rank.watched import watched
+from minitrain.run import run_file
+from minitrain.trace import bars, chakra, hta
+from minitrain.workloads.transformer_workload import find_workload
+from minitrain.workloads.unit_kernels import Style
+from minitrain.workloads.workload import Context, PassMode
+
+RECORDS: dict[str, Any] = {**COMPUTATIONS, **COLLECTIVES, **TRANSFERS}
+
+
+def is_a_method(record: Any) -> None:
+    """Require a method of a rank that takes the record's inputs in their order."""
+    method = getattr(Model, getattr(record, "submits", record.name))
+    names = [each.name for each in getattr(record, "inputs", ())]
+    assert [name for name in inspect.signature(method).parameters if name in names] == names
+
+
+def is_hooked(record: Any) -> None:
+    """Require that observers and executors have a part in it."""
+    kind: Any = watched(Model)
+    name = "_collective" if record.name in COLLECTIVES else getattr(record, "submits", record.name)
+    assert getattr(kind, name) is not getattr(Model, name)
+
+
+def is_priced_by_type(record: Any) -> None:
+    """Require a price by the type of its events alone."""
+    event = getattr(record, "event", record.name)
+    assert event is None or FixedPredictor(**{event: 1.0})
+
+
+def is_drawn(record: Any) -> None:
+    """Require events that can be read from a file, with looks of their own."""
+    event = getattr(record, "event", record.name)
+    if event is not None:
+        assert event in EVENT_TYPES
+        assert event in run_file._STREAM_OF
+        assert bars.kind_of(event).name == event
+        assert bars.kind_of(event).color not in (bars._UNKNOWN_COMPUTE, bars._UNKNOWN_COMM)
+
+
+def is_named_abroad(record: Any) -> None:
+    """Require names for other tools, of all that does not compute."""
+    if record.name not in COMPUTATIONS:
+        assert record.name in hta._KERNELS
+        assert isinstance(record.chakra, int)
+        assert record.name in COLLECTIVES or record.name in chakra._NODE_TYPES
+
+
+def has_arithmetic(record: Any) -> None:
+    """Require an arithmetic, and of dense layers for what they can do."""
+    if record.name in COMPUTATIONS and record.family != "final":
+        assert callable(getattr(TransformerLayers(TransformerProblem(mt.models()["tiny"])), record.name))
+        is_of_dense = record.family in ("input", "pass", "update") or record.name == "load_weights"
+        assert hasattr(DenseLayers(Problem()), record.name) is is_of_dense
+
+
+def is_work(record: Any) -> None:
+    """Require FLOPs or bytes, and kernels, of a pass through a transformer."""
+    if getattr(record, "is_pass", False):
+        of_experts, of_attention = record.family == "experts", record.family == "attention"
+        workload: Any = find_workload("tiny-moe" if of_experts else "tiny", seq_len=32, precision=None)
+        kind = "moe" if of_experts else "attention"
+        layer = next(place for place, name in enumerate(workload.layer_names) if name.startswith(kind))
+        mode = PassMode("none", context=Context(frozenset([0]), 2, frozenset([0])) if of_attention else None)
+        layer = workload.num_layers if record.name == "loss" else layer
+        cost = workload.compute_cost(record.name, 2, layer, mode)
+        assert cost.work_flop + cost.traffic_bytes > 0 or record.name == "loss"
+        assert workload.pass_kernels(record.name, 2, layer, mode, Style()).kernels
+
+
+CONSUMERS: list[Callable[[Any], None]] = [
+    *(is_a_method, is_hooked, is_priced_by_type, is_drawn, is_named_abroad, has_arithmetic, is_work),
+]
+
+
+@pytest.mark.parametrize("reads", CONSUMERS, ids=lambda reads: reads.__name__)
+@pytest.mark.parametrize("name", RECORDS)
+def test_everybody_knows_every_operation(name: str, reads: Callable[[Any], None]) -> None:
+    reads(RECORDS[name])
+
+
+async def meets(model: Any) -> Any:
+    """Do what no shipped strategy does."""
+    await model.barrier()
+    weight, _ = model.load_weights(0)
+    await model.broadcast(weight if model.rank == 0 else None, 0, 0)
+    return model
+
+
+SIZES: dict[str, Any] = {"world_size": 2, "global_batch_size": 2, "check": False}
+PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "experts": ("moe", {"workload": "tiny-moe", "ep": 2}),
+    "attention": ("ring_attention", {"workload": "tiny"}),
+    "split": ("zbv", {"num_layers": 4}),
+    "host": ("fsdp", {"workload": "tiny", "offload": "activations"}),
+    "meetings": (meets, {"num_layers": 1}),
+}
+
+
+@cache
+def run_of(program: str) -> mt.Run:
+    """Return a run that does something with every rank's operations of some kind."""
+    strategy, options = PROGRAMS[program]
+    return mt.simulate(strategy, **SIZES, **options)
+
+
+def test_the_programs_do_everything() -> None:
+    done = {event.typ for program in PROGRAMS for event in run_of(program).events}
+    assert done == set(EVENT_TYPES)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "strict": {"strict": True},
+    "numerics": {"numerics": "numpy"},
+    "folded": {"fold": True},
+    "kernels": {"fidelity": "kernels"},
+    "contention": {"contention": True},
+    "shared links": {"contention": "exact"},
+    "journals": {"memory_by_kind": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_way_to_run_does_every_operation_or_refuses_it(program: str, way: str) -> None:
+    strategy, options = PROGRAMS[program]
+    if (program, way) == ("meetings", "folded"):  # the root of a broadcast is one rank
+        with pytest.raises(mt.StrategyError, match="meets cannot be folded"):
+            mt.simulate(strategy, **SIZES, **options, **WAYS[way])
+        return
+    run = mt.simulate(strategy, **SIZES, **options, **WAYS[way])
+    assert [event.typ for event in run.logs[0]] == [event.typ for event in run_of(program).logs[0]]
+
+
+def test_totals_are_those_of_every_operation() -> None:
+    for program, (strategy, options) in PROGRAMS.items():
+        totals: Any = mt.simulate(strategy, **SIZES, **options, log="summary")
+        assert totals.by_type == run_of(program).by_type
+
+
+@pytest.mark.parametrize("name", _WRITERS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_export_takes_every_operation(program: str, name: str, tmp_path: Path) -> None:
+    assert _WRITERS[name](run_of(program), tmp_path / "out")
