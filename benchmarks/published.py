@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import minitrain as mt
-from minitrain.run.command_line import command_of
+from minitrain.run.parameters import command_of
 
 TITAN = "torchtitan"
 NEMO = "DGX Cloud"

@@ -103,7 +103,6 @@ DOORS = (
     Door("run/variants.py", "folding", "simulate folds ranks by its parameters"),
     Door("run/variants.py", "numerics", "simulate brings real numbers by its parameters"),
     Door("run/variants.py", "faults", "simulate lets devices fail by its parameters"),
-    Door("run/variants.py", "vector", "simulate prices a run on a list of hardware at once"),
     Door("run/variants.py", "platform", "simulate times a run again on shared links by its parameters"),
     Door("numerics/arrays.py", "heterogeneous", "a proof computes on the backend that its caller names"),
     Door("run/strategy_loading.py", "strategies", "a strategy may be given by the name of one that is shipped"),

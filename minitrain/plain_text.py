@@ -7,6 +7,8 @@ it.
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001  (spreadsheets know the wide ones too)
@@ -36,3 +38,15 @@ def spreadsheet_cell(value: Any) -> Any:
     ("'=1+1", -1, 'ddp')
     """
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value
+
+
+def meanings_of(doc: str | None) -> dict[str, str]:
+    r"""Return what a docstring says of each of its arguments, by name; "(UNIT)" behind a name stays before its text.
+
+    >>> meanings_of("Wait.\n\nArgs:\n    days (N): How long\n        it lasts.")
+    {'days': '(N): How long it lasts.'}
+    """
+    _, *sections = re.split(r"^(Args|Returns|Raises|Source):\n", inspect.cleandoc(doc or ""), flags=re.MULTILINE)
+    arguments = sections[sections.index("Args") + 1] if "Args" in sections else ""
+    found = re.findall(r"^ {4}(\w+)(?: (\([^)]*\)))?: (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+    return {name: f"{unit}{': ' if unit else ''}{' '.join(text.split())}" for name, unit, text in found}

@@ -10,8 +10,9 @@ of all commands, each of which is imported when it is called.
 | `trace` | `minitrain trace`: saved runs, drawn, exported and under noise |
 | `hw`, `platform` | `minitrain hw` and `minitrain platform` |
 | `learn` | `minitrain learn`, for learners and for teachers |
-| `fault_options` | `minitrain goodput`, and the options of `run` for devices that die |
-| `options`, `rank_options`, `budget_options`, `worker_options`, `recipe_option` | options that several commands share |
+| `goodput` | `minitrain goodput` |
+| `generation` | how a function becomes a command |
+| `options` | options that several commands share, and how they become arguments of `simulate` |
 | `output`, `failures` | what is printed; exit codes and messages of what goes wrong |
 """
 

@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "tune": ("tune:tune", "Search the layouts of a model on a machine, and print the best."),
     "plan": ("plan:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
     "goodput": (
-        "fault_options:goodput",
+        "goodput:goodput",
         "Play days of a training run with failures, checkpoints and restarts, and print how much of them is training.",
     ),
     "learn": ("learn:learn", "Learn by writing strategies: graded exercises."),
@@ -73,11 +73,14 @@ def loaded(name: str) -> Any:
     """Return a command with all of its options, or a group of commands."""
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(f"minitrain.cli.{module}"), attribute)
-    parent = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    parent = typer.Typer(add_completion=False, rich_markup_mode=None)
     if isinstance(found, typer.Typer):
         parent.add_typer(found, name=name)
     else:
-        parent.command(name)(found)
+        from minitrain.cli.options import group  # noqa: PLC0415  (what imports the simulator)
+
+        parent = group("", add_completion=False)
+        parent.define(name)(found)
     return typer.main.get_group(parent).commands[name]
 
 
@@ -86,8 +89,7 @@ app = typer.Typer(
     cls=ListedCommands,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 
 

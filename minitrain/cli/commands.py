@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -14,14 +15,16 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
-from minitrain.cli import budget_options, fault_options, recipe_option
-from minitrain.cli import options as given
-from minitrain.cli import rank_options as ranks_given
+from minitrain.cli import options
 from minitrain.cli.failures import FAILED, RunFailedError, message_of, print_error, running, saying_what_is_kept
-from minitrain.cli.options import Traces, folding, machine, pricing, wanted_traces
+from minitrain.cli.generation import Given
+from minitrain.cli.options import Traces, machine, tokens_of, wanted_traces
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.errors import UsageError
+from minitrain.exchange.reading import read_recipe
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.figures import TABLES, FiguresOf
+from minitrain.run.parameters import MODEL
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import ChosenStrategy
 from minitrain.trace.run_folder import (
@@ -43,6 +46,7 @@ from minitrain.trace.tables import (
     ranks_table,
     run_table,
 )
+from minitrain.tuning.findings import described
 
 PER_BILLION = 1e9
 """Tokens that machines are compared by where nobody says how many."""
@@ -118,101 +122,58 @@ def _table(runs: Mapping[str, Run | None], tokens: float) -> Table:
     return table
 
 
-TRACES = Path("traces")
 _MANY_RANKS = 64  # of fewer, nobody waits
-_STRATEGY = (
-    "a strategy's name (see `minitrain strategies`), path.py, path.py:function or the CSV of a schedule, with options "
-    "as in pp_dp:pp=4"
-)
 
 
-def compare(
-    strategy: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="STRATEGY",
-            help=f"Each {_STRATEGY}.",
-            show_default=" ".join(DEFAULT_STRATEGIES),
-        ),
-    ] = None,
-    world_size: ranks_given.Ranks = None,
-    model: given.TrainedModel = None,
-    seq: given.SeqLen = None,
-    precision: given.Precision = None,
-    layers: given.Layers = None,
-    batch: ranks_given.Batch = None,
-    shares: ranks_given.Shares = None,
-    microbatch: given.Microbatch = None,
-    option: given.Options = None,
-    hw: given.Hardware = None,
-    cost_per_hour: budget_options.CostPerHour = None,
-    tokens: budget_options.Tokens = None,
-    network: given.Network = None,
-    fidelity: given.Fidelity = None,
-    platform: given.Platform = None,
-    without: given.Without = None,
-    prices: given.Prices = None,
-    durations: given.Durations = None,
-    strict: given.Strict = given.DEFAULT.strict,
-    strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
-    log: given.Log = given.DEFAULT.log,
-    fold: given.Fold = None,
-    as_json: given.AsJson = False,
-    out: given.Out = TRACES,
-    trace: given.WriteTraces = None,
-    shared_script: given.SharedScript = False,
-    debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
-) -> None:
+def compare(strategy: list[str] | None = None, *, given: Given, shared_script: bool = False) -> None:
     """Simulate a training step of several strategies, and print which is fastest.
 
     Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given. With several machines
     (--hw A,B,C) the quickest strategy of each is printed, a row a machine, and no traces are written.
+
+    Args:
+        strategy (STRATEGY): Each a strategy's name (see `minitrain strategies`), path.py, path.py:function or the CSV
+            of a schedule, with options as in pp_dp:pp=4; ddp, zero1, zero2, zero3, gpipe and 1f1b by default.
+        given: The shared options.
+        shared_script: Let all pages share one plotly.min.js: 4.9 MB less each, but none can be moved without it.
     """
-    for_tokens = budget_options.tokens_of(tokens, has_model=model is not None)
-    with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
-        traces = wanted_traces(trace, log, strict=strict, fold=fold)
-        common = given.strategy_options(option or (), microbatch)
-        trained = given.trained(model, seq, layers, precision)
-        priced_by = pricing(fidelity, platform, without, prices)
-        parameters = {
-            **trained,
-            **ranks_given.batch_of(batch, shares),
-            "strict": strict,
-            "strict_memory": strict_memory,
-            "memory_by_kind": traces is Traces.ALL,
-            "log": log,
-            "fold": folding(fold),
-            **common,
-        }
-        chosen = given.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
+    for_tokens = tokens_of(given.tokens, has_model=given.workload is not None)
+    with user_prints_to_stderr(given.as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
+        traces = wanted_traces(given)
+        common = options.strategy_options(given)
+        trained = options.trained(given)
+        parameters = {**trained, **options.batch_of(given), **_followed(given, traces), **common}
+        chosen = options.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
 
         def compared(name: str | None) -> Comparison:
             """Simulate the strategies on one machine."""
-            hardware = budget_options.at_cost(name, cost_per_hour)
-            of_machine = machine(world_size, hardware, network, durations, priced_by, trained)
+            of_machine = machine(given, trained, options.at_cost(name, given))
             with running():
                 return mt.compare(
                     chosen, progress=progress.simulating, watch=progress.watch, **of_machine, **parameters
                 )
 
-        machines = budget_options.machines_of(hw)
+        machines = options.machines_of(given.hardware)
         if len(machines) > 1:
             found = {str(name): compared(name) for name in machines}
         else:
-            if traces is not Traces.NONE:
-                given.require_folder(out)
-            comparison = compared(hw)
-            pages = {"shared_script": shared_script, "pages_alone": traces is Traces.PAGES, "all_ranks": bool(trace)}
+            out = _folder(given, traces)
+            comparison = compared(given.hardware)
+            pages = {
+                "shared_script": shared_script,
+                "pages_alone": traces is Traces.PAGES,
+                "all_ranks": bool(given.trace),
+            }
             write = functools.partial(write_comparison, comparison, out, **pages)
             written = [] if traces is Traces.NONE else _written(write, out, progress)
     if len(machines) > 1:
-        print_machines(found, for_tokens, as_json=as_json)
+        print_machines(found, for_tokens, as_json=given.as_json)
         return
-    if as_json:
+    if given.as_json:
         print_json([with_budget(run, for_tokens) for run in comparison.runs.values()])
     else:
         _print_comparison(comparison, written, for_tokens)
-    _tell_of_earlier_runs(out, written or [], to_stderr=as_json)
+    _tell_of_earlier_runs(out, written or [], to_stderr=given.as_json)
     for failure in comparison.failed:
         print_error(f"{failure.strategy} failed: {message_of(failure.error)}")
     if comparison.failed or written is None:
@@ -220,85 +181,136 @@ def compare(
 
 
 def run(
-    strategy: Annotated[
-        str | None, typer.Argument(metavar="[STRATEGY]", help=f"{_STRATEGY.capitalize()}.", show_default=False)
-    ] = None,
-    from_file: recipe_option.From = None,
-    world_size: ranks_given.Ranks = None,
-    model: given.TrainedModel = None,
-    seq: given.SeqLen = None,
-    precision: given.Precision = None,
-    layers: given.Layers = None,
-    batch: ranks_given.Batch = None,
-    shares: ranks_given.Shares = None,
-    microbatch: given.Microbatch = None,
-    option: given.Options = None,
-    hw: given.Hardware = None,
-    cost_per_hour: budget_options.CostPerHour = None,
-    tokens: budget_options.Tokens = None,
-    network: given.Network = None,
-    fidelity: given.Fidelity = None,
-    platform: given.Platform = None,
-    without: given.Without = None,
-    prices: given.Prices = None,
-    durations: given.Durations = None,
-    fault: fault_options.Faults = None,
-    recovery: fault_options.Recoveries = None,
-    strict: given.Strict = given.DEFAULT.strict,
-    strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
-    log: given.Log = given.DEFAULT.log,
-    fold: given.Fold = None,
-    as_json: given.AsJson = False,
-    out: given.Out = TRACES,
-    trace: given.WriteTraces = None,
-    debug: given.Debug = False,  # noqa: ARG001
+    strategy: str | None = None,
+    *,
+    from_file: Annotated[Path | None, typer.Option("--from", rich_help_panel=MODEL)] = None,
+    given: Given,
 ) -> None:
     """Simulate a training step of one strategy, and print where each rank's time goes.
 
     Its page, Chrome trace and event log are written into traces/NAME/ unless --no-trace is given; with --fold, its page
     alone, into traces/NAME-folded/, unless --trace is given. Of a run of more than 50,000 events, page and Chrome trace
     show some ranks, and the log has those that did the same once; --trace writes every rank.
+
+    Args:
+        strategy (STRATEGY): A strategy's name (see `minitrain strategies`), path.py, path.py:function or the CSV of a
+            schedule, with options as in pp_dp:pp=4.
+        given: The shared options.
+        from_file (FILE): Read model, ranks, batch and layout from Megatron-LM's arguments, Megatron Bridge's YAML,
+            torchtitan's TOML or DeepSpeed's JSON, instead of STRATEGY and its options; other options override the file.
     """
-    with user_prints_to_stderr(as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
-        traces = wanted_traces(trace, log, strict=strict, fold=fold)
-        asked = given.strategy_options(option or (), microbatch)
-        told = recipe_option.told(
-            from_file, strategy, world_size, (model, seq, layers, precision), (batch, shares), asked
-        )
-        for_tokens = budget_options.tokens_of(tokens, has_model="workload" in told.trained)
-        priced_by = pricing(fidelity, platform, without, prices)
-        hardware = budget_options.at_cost(hw, cost_per_hour)
+    with user_prints_to_stderr(given.as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
+        traces = wanted_traces(given)
+        told = _told(from_file, strategy, given)
+        for_tokens = tokens_of(given.tokens, has_model="workload" in told.trained)
+        disturbance = {"faults": options.faults_of(given.faults), "recovery": options.recovery_of(given.recovery)}
+        given.world_size = told.world_size
+        by_name = bool(given.faults)
         parameters = {
-            **machine(told.world_size, hardware, network, durations, priced_by, told.trained, by_name=bool(fault)),
+            **machine(given, told.trained, options.at_cost(given.hardware, given), by_name=by_name),
             **told.trained,
             **told.batch,
-            "strict": strict,
-            "strict_memory": strict_memory,
-            "memory_by_kind": traces is Traces.ALL and not fault,
-            "log": log,
-            "fold": folding(fold),
-            **fault_options.disturbance(fault or (), recovery or ()),
+            **_followed(given, traces),
+            **{name: value for name, value in disturbance.items() if value},
             **told.options,
         }
-        chosen = given.choose_strategies([told.strategy], told.options)[0]
-        if traces is not Traces.NONE:
-            given.require_folder(out)
-        simulate = _simulated_for_excerpt if traces is Traces.ALL and not trace else _simulated
+        if given.faults:
+            parameters["memory_by_kind"] = False
+        chosen = options.choose_strategies([told.strategy], told.options)[0]
+        out = _folder(given, traces)
+        all_ranks = bool(given.trace)
+        simulate = _simulated_for_excerpt if traces is Traces.ALL and not all_ranks else _simulated
         result = simulate(chosen, parameters, progress)
         written: Sequence[Path] | None = []
+        page_alone = traces is Traces.PAGES
         if traces is not Traces.NONE and isinstance(result, Run):
-            pages = {"page_alone": traces is Traces.PAGES, "all_ranks": bool(trace)}
-            write = functools.partial(_write_one, result, out, **pages)
-            written = _written(write, out, progress)
-    if as_json:
+            written = _written(
+                lambda: [write_run(result, out, page_alone=page_alone, all_ranks=all_ranks)], out, progress
+            )
+    if given.as_json:
         print_json(with_budget(result, for_tokens))
     if isinstance(result, FailedRun):
         raise RunFailedError from result.error
-    if not as_json:
+    if not given.as_json:
         print_lines(told.lines)
-        _print_run(result, written, for_tokens, page_alone=traces is Traces.PAGES, all_ranks=bool(trace))
+        _print_run(result, written, for_tokens, page_alone=page_alone, all_ranks=all_ranks)
     if written is None:
         raise typer.Exit(FAILED)
+
+
+def _followed(given: Given, traces: Traces) -> dict[str, Any]:
+    """Return what is kept of ranks and required of them, as arguments of `simulate`."""
+    log = options.DEFAULT.log if given.log is None else given.log
+    return {
+        "strict": given.strict,
+        "memory_by_kind": traces is Traces.ALL,
+        "log": log,
+        **options.checking(given),
+    }
+
+
+def _folder(given: Given, traces: Traces) -> Path:
+    """Return the folder of traces; it must be one, or become one, where some are to be written."""
+    out = Path("traces") if given.out is None else given.out
+    if traces is not Traces.NONE:
+        options.require_folder(out)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is to be run, as `--from` and the other options say together.
+
+    Args:
+        strategy: its name.
+        world_size: ranks; None where nothing says how many.
+        trained: what is trained, as arguments of `simulate`.
+        batch: samples, as arguments of `simulate`.
+        options: those of the strategy.
+        lines: what a reader is to know of a recipe.
+    """
+
+    strategy: str
+    world_size: int | None
+    trained: Mapping[str, Any]
+    batch: Mapping[str, Any]
+    options: Mapping[str, Any]
+    lines: tuple[str, ...] = ()
+
+
+def _told(file: Path | None, strategy: str | None, given: Given) -> Told:
+    """Return what is to be run.
+
+    Args:
+        file: a recipe, or None.
+        strategy: a strategy, or None where a recipe says it.
+        given: the other options, which override a recipe.
+
+    Raises:
+        UsageError: both or none of strategy and recipe are given, or the recipe cannot be read or lacks something.
+    """
+    asked = options.strategy_options(given)
+    if (file is None) == (strategy is None):
+        raise UsageError(
+            "run takes either a STRATEGY (see `minitrain strategies`) or --from with a recipe of another tool"
+        )
+    if file is None:
+        assert strategy is not None  # as above
+        return Told(strategy, given.world_size, options.trained(given), options.batch_of(given), asked)
+    recipe = read_recipe(file)
+    trained: Mapping[str, Any] = {}
+    if given.workload is not None or given.num_layers is not None:
+        trained = options.trained(given)
+    elif recipe.model is not None:
+        trained = {"workload": recipe.model, **options.of_given(given, "seq_len", "precision")}
+    size = options.batch_of(given) if options.of_given(given, "global_batch_size", "shares") else {}
+    changes = {**options.of_given(given, "world_size"), **size}
+    found = recipe.keywords(**{"workload": trained.get("workload"), **changes} if trained else changes)
+    counts = {"global_batch_size": found["global_batch_size"], **size}
+    layout = described(recipe.options)
+    read = f"{file} ({recipe.tool}) is {recipe.strategy}{' with ' + layout if layout else ''}"
+    merged = {**recipe.options, **asked}
+    return Told(recipe.strategy, found["world_size"], trained, counts, merged, (read, *recipe.notes))
 
 
 def _simulated(chosen: ChosenStrategy, parameters: Mapping[str, Any], progress: RunsInProgress) -> Run | FailedRun:
@@ -325,11 +337,6 @@ def _simulated_for_excerpt(
         if isinstance(result, FailedRun) or _shows_some_ranks(result):
             return result
     return _simulated(chosen, parameters, progress)
-
-
-def _write_one(run: Run, out: Path, *, page_alone: bool, all_ranks: bool) -> Sequence[Path]:
-    """Write the traces of a run."""
-    return [write_run(run, out, page_alone=page_alone, all_ranks=all_ranks)]
 
 
 def _tell_of_earlier_runs(out: Path, written: Sequence[Path], *, to_stderr: bool) -> None:

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -25,9 +25,6 @@ from minitrain.errors import HardwareConfigError, MinitrainError, UsageError
 from minitrain.plain_text import printable, text_of
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.", rich_help_panel="Output")]
-"""The option of every command, which is read here."""
 
 _LONGEST_MESSAGE = 20_000  # characters
 
@@ -125,7 +122,9 @@ def report(error: Exception, *, debug: bool) -> int:
         traceback.print_exception(cause)
     format_message = getattr(error, "format_message", None)  # of the parser's own errors
     if format_message is not None:
-        if format_message():  # there is none where the help was printed instead
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help, or nothing where that was printed
+            print(format_message())
+        else:
             print_error(_with_help(f"{format_message().rstrip('.')}{_given(error)}", error))
         return int(getattr(error, "exit_code", USAGE))
     unprinted = error.strerror if isinstance(error, OSError) and error.filename is None else None

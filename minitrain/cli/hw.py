@@ -18,9 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from minitrain.cli.failures import FAILED, USAGE, print_error
-from minitrain.cli.options import AsJson, Debug
+from minitrain.cli.options import Count, group
 from minitrain.cli.output import Progress, print_json, print_lines, print_table
-from minitrain.cli.worker_options import Jobs
 from minitrain.errors import HardwareConfigError
 from minitrain.files import write_text
 from minitrain.hardware import SystemConfig, load_config, shipped_configs
@@ -37,29 +36,28 @@ if TYPE_CHECKING:
 
 
 def fit_platform(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUNS.csv", help="Measured runs, in the columns of docs/accuracy.md.")
-    ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the platform is called.")] = "mine",
-    start: Annotated[
-        str | None,
-        typer.Option("--start", metavar="NAME", help="The platform to begin with; that of the framework by default."),
-    ] = None,
-    numbers: Annotated[
-        str | None,
-        typer.Option("--numbers", metavar="NAME,...", help="The numbers that may be fitted, such as clock,eager."),
-    ] = None,
-    jobs: Jobs = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.json", help="The file to write; NAME.json by default.")
-    ] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
+    runs: list[Path],
+    *,
+    name: str = "mine",
+    start: str | None = None,
+    numbers: str | None = None,
+    jobs: int | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Fit a platform to measured runs, for `--platform FILE.json` of run, compare and tune.
 
     Only numbers that predict runs better which were left out are fitted. The errors of these say how sure a prediction
     is that the platform makes.
+
+    Args:
+        runs (RUNS.csv): Measured runs, in the columns of docs/accuracy.md.
+        name (NAME): What the platform is called.
+        start (NAME): The platform to begin with; that of the framework by default.
+        numbers (NAME,...): The numbers that may be fitted, such as clock,eager.
+        jobs (N): Processes; one a core by default.
+        out (FILE.json): The file to write; NAME.json by default.
+        as_json: Print JSON instead of a table.
     """
     from minitrain.validation.fitting import NUMBERS, fit_platform  # noqa: PLC0415  (only for this command)
 
@@ -123,38 +121,34 @@ def _lines(fitted: FittedPlatform, written: Path) -> list[str]:
 
 
 def layers_from_trace(
-    trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="A chrome trace of the PyTorch profiler, or .json.gz.")
-    ],
-    microbatch: Annotated[int, typer.Option("--microbatch", metavar="N", min=1, help="Samples of a pass.")],
-    annotation: Annotated[
-        str | None,
-        typer.Option(
-            "--annotation", metavar="NAME", help='A layer\'s range, such as "layer {layer}"; found by default.'
-        ),
-    ] = None,
-    embedding: Annotated[
-        str | None, typer.Option("--embedding", metavar="NAME", help="The embedding's range, which is then layer 0.")
-    ] = None,
-    head: Annotated[
-        str | None, typer.Option("--head", metavar="NAME", help="The head's range, loss included: the last layer.")
-    ] = None,
-    num_layers: Annotated[
-        int | None,
-        typer.Option("--num-layers", metavar="N", min=1, help="Layers of the model, where the trace shows fewer."),
-    ] = None,
-    tp: Annotated[int, typer.Option("--tp", metavar="N", min=1, help="Tensor-parallel degree.")] = 1,
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="What the table calls the model.")] = "",
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="NAME", help="What it calls the device; the trace's name by default.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The table to write.")] = Path("layers.csv"),
-    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
+    trace: Path,
+    *,
+    microbatch: Count,
+    annotation: str | None = None,
+    embedding: str | None = None,
+    head: str | None = None,
+    num_layers: Annotated[int | None, typer.Option(min=1)] = None,
+    tp: Count = 1,
+    model: str = "",
+    gpu: str | None = None,
+    out: Annotated[Path, typer.Option()] = Path("layers.csv"),
 ) -> None:
     """Read how long each layer keeps the device busy from a profiler's trace, for `--prices`.
 
     Profile whole training steps with the activities CPU and CUDA. Layers are found by ranges
     named "layer 0", by those of FSDP2, by calls of modules (with_stack=True), or by the order of kernels.
+
+    Args:
+        trace (TRACE): A chrome trace of the PyTorch profiler, or .json.gz.
+        microbatch (N): Samples of a pass.
+        annotation (NAME): A layer's range, such as "layer {layer}"; found by default.
+        embedding (NAME): The embedding's range, which is then layer 0.
+        head (NAME): The head's range, loss included: the last layer.
+        num_layers (N): Layers of the model, where the trace shows fewer.
+        tp (N): Tensor-parallel degree.
+        model (NAME): What the table calls the model.
+        gpu (NAME): What it calls the device; the trace's name by default.
+        out (FILE): The table to write.
     """
     from minitrain.hardware.profiler_traces import Marks, TracedLayers  # noqa: PLC0415  (only for this command)
 
@@ -179,17 +173,19 @@ def layers_from_trace(
 _KINDS = ("forward", "backward", "update")
 
 
-hw = typer.Typer(no_args_is_help=True, help="List, show and check hardware configs.")
+hw = group("List, show and check hardware configs.", no_args_is_help=True)
 
-hw.command("layers-from-trace")(layers_from_trace)
-hw.command("fit-platform")(fit_platform)
-
-Name = Annotated[str, typer.Argument(metavar="CONFIG", help="A shipped config's name or a file.")]
+hw.define("layers-from-trace")(layers_from_trace)
+hw.define("fit-platform")(fit_platform)
 
 
-@hw.command("list")
-def list_configs(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001  (`failures` reads it)
-    """List the shipped hardware configs."""
+@hw.define("list")
+def list_configs(*, as_json: bool = False) -> None:
+    """List the shipped hardware configs.
+
+    Args:
+        as_json: Print JSON instead of a table.
+    """
     if as_json:
         print_json(shipped_configs())
     else:
@@ -198,14 +194,15 @@ def list_configs(as_json: AsJson = False, debug: Debug = False) -> None:  # noqa
         print_lines([f"clusters of unlike devices: {', '.join(clusters)}"] if clusters else [])
 
 
-@hw.command()
-def show(
-    config: Name,
-    sources: Annotated[bool, typer.Option("--sources", help="Every figure, by key path, with its source.")] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Show one hardware config in short; with --sources every figure and where it comes from, with --json the file."""
+@hw.define()
+def show(config: str, *, sources: bool = False, as_json: bool = False) -> None:
+    """Show one hardware config in short; with --sources every figure and where it comes from, with --json the file.
+
+    Args:
+        config (CONFIG): A shipped config's name or a file.
+        sources: Every figure, by key path, with its source.
+        as_json: Print JSON instead of a table.
+    """
     if names_cluster(config):
         cluster = Cluster.load(config)
         print_json(cluster.data()) if as_json else print_lines(cluster.lines())
@@ -242,15 +239,13 @@ def _raw(config: str) -> Any:
     return parse(text, config)
 
 
-@hw.command()
-def check(
-    configs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="CONFIG", help="Configs to check; all shipped ones if none is given."),
-    ] = None,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Check hardware configs and clusters, and say every fault of each by its key path."""
+@hw.define()
+def check(configs: list[str] | None = None) -> None:
+    """Check hardware configs and clusters, and say every fault of each by its key path.
+
+    Args:
+        configs (CONFIG): Configs to check; all shipped ones if none is given.
+    """
     faulty = False
     for config in configs or shipped_configs():
         try:
@@ -264,15 +259,15 @@ def check(
         raise typer.Exit(USAGE)
 
 
-@hw.command()
-def calibrate(
-    out: Annotated[Path, typer.Option("--out", help="The config to write.")] = Path("this_machine.json"),
-    backend: Annotated[str, typer.Option(help="What to measure with: jax, numpy or torch.")] = "jax",
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+@hw.define()
+def calibrate(*, out: Annotated[Path, typer.Option()] = Path("this_machine.json"), backend: str = "jax") -> None:
     """Measure this machine and write a hardware config with what it reached.
 
     What was measured is kept beside the config until it is complete: after Ctrl-C, the same command goes on.
+
+    Args:
+        out (PATH): The config to write.
+        backend (LIBRARY): What to measure with: jax, numpy or torch.
     """
     from minitrain.devices.calibration import calibrate as measured  # noqa: PLC0415 - JAX is heavy
     from minitrain.devices.calibration import noisiest  # noqa: PLC0415
@@ -305,15 +300,16 @@ def _noise(noises: Sequence[tuple[str, float]]) -> str:
     return f"{median:.1%} in the middle, {most:.1%} at most ({name})"
 
 
-@hw.command()
-def validate(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="What `minitrain hw calibrate` wrote.")],
-    phase: Annotated[str, typer.Option(help="synthetic, models or all.")] = "all",
-    rounds: Annotated[int, typer.Option(min=1, help="Samples of each case.")] = 7,
-    as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
-    """Compare predictions for a config with this machine, and judge them: pass, fail or inconclusive."""
+@hw.define()
+def validate(config: str, *, phase: str = "all", rounds: Count = 7, as_json: bool = False) -> None:
+    """Compare predictions for a config with this machine, and judge them: pass, fail or inconclusive.
+
+    Args:
+        config (CONFIG): What `minitrain hw calibrate` wrote.
+        phase (NAME): synthetic, models or all.
+        rounds (N): Samples of each case.
+        as_json: Print JSON instead of a table.
+    """
     from minitrain.devices.validation import validate as validated  # noqa: PLC0415 - JAX is heavy
 
     load_config(config)  # before anything is measured

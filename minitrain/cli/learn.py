@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from minitrain.cli.failures import FAILED, Debug
+from minitrain.cli.failures import FAILED
+from minitrain.cli.generation import Group
 from minitrain.cli.output import Progress, print_lines, print_table
 from minitrain.errors import UsageError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from minitrain.grading.classes import Row
 
 
-learn = typer.Typer(no_args_is_help=True, help="Learn by writing strategies: graded exercises.")
+learn = Group("Learn by writing strategies: graded exercises.", {}, no_args_is_help=True)
 
 STATE = ".minitrain-learn.json"
 
@@ -91,8 +92,8 @@ class State:
         self.path.write_text(json.dumps(self.exercises, indent=2) + "\n", encoding="utf-8")
 
 
-@learn.command("list")
-def list_exercises(dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+@learn.define("list")
+def list_exercises(dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """List the exercises and your progress."""
     state = State(dir)
     table = Table(box=None, header_style="bold")
@@ -106,8 +107,8 @@ def list_exercises(dir: Here = HERE, exercises: Exercises = None, debug: Debug =
     print_table(table)
 
 
-@learn.command()
-def start(n: Which = "00", dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+@learn.define()
+def start(n: Which = "00", dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Write an exercise's starter and statement into your folder, never over existing work."""
     exercise = load(n, exercises)
     dir.mkdir(parents=True, exist_ok=True)
@@ -187,12 +188,11 @@ def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
     return found
 
 
-@learn.command()
+@learn.define()
 def check(
     what: Annotated[str, typer.Argument(metavar="FILE|N", help="Your file, or an exercise's number.")],
     dir: Here = HERE,  # noqa: A002
     exercises: Exercises = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Check your work on the public sizes."""
     path, exercise = _file_of(what, dir, exercises)
@@ -200,13 +200,12 @@ def check(
         raise typer.Exit(FAILED)
 
 
-@learn.command()
+@learn.define()
 def watch(
     what: Annotated[str, typer.Argument(metavar="FILE|N", help="Your file, or an exercise's number.")],
     dir: Here = HERE,  # noqa: A002
     exercises: Exercises = None,
     times: Annotated[int | None, typer.Option(hidden=True, help="Checks to make before leaving.")] = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Check your work whenever you save it, until Ctrl-C."""
     path, exercise = _file_of(what, dir, exercises)
@@ -221,8 +220,8 @@ def watch(
             time.sleep(0.2)
 
 
-@learn.command()
-def hint(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+@learn.define()
+def hint(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Show the next hint, each more direct than the one before."""
     exercise = load(n, exercises)
     state = State(dir)
@@ -233,8 +232,8 @@ def hint(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug =
     print_lines([f"{number} of {len(exercise.hints)}: {text}" for number, text in enumerate(shown, 1)])
 
 
-@learn.command()
-def solution(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+@learn.define()
+def solution(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Show the reference solution, once you have passed, and write it into a file that runs."""
     from minitrain.grading.solution import solution_of  # noqa: PLC0415
 
@@ -249,8 +248,8 @@ def solution(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Deb
     print(f"{path} is there already" if is_there else f"wrote {path}", file=sys.stderr)
 
 
-@learn.command()
-def reset(n: Which, dir: Here = HERE, exercises: Exercises = None, debug: Debug = False) -> None:  # noqa: A002, ARG001
+@learn.define()
+def reset(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Begin an exercise again; your work is kept beside it."""
     exercise = load(n, exercises)
     path = dir / f"{exercise.name}.py"
@@ -298,7 +297,7 @@ def _with_seed(exercises: Sequence[Exercise], seed: str | None) -> list[Exercise
     return [with_secret_sizes(exercise, seed) for exercise in exercises] if seed else [*exercises]
 
 
-@learn.command("grade")
+@learn.define("grade")
 def grade_files(
     places: Annotated[
         list[str], typer.Argument(metavar="PLACE...", help="Submissions, folders of them, or patterns such as '*.py'.")
@@ -325,7 +324,6 @@ def grade_files(
     seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time that a submission may take.")] = 20.0,
     isolation: Isolated = "auto",
     seed: Seed = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Grade submissions on public and hidden sizes; the exit code is 0 for full marks everywhere."""
     from minitrain.grading.classes import grade_all  # noqa: PLC0415
@@ -370,12 +368,11 @@ class _Countdown:
             self._progress.say(f"graded {done} of {self._total}; about {left:.0f} s left")
 
 
-@learn.command()
+@learn.define()
 def verify(
     folder: Annotated[
         Path | None, typer.Argument(metavar="DIR", help="A folder of exercises, or one exercise.")
     ] = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Verify exercises: reference passes, starter fails, wrong solutions fail for their reason."""
     from minitrain.grading import load_exercise  # noqa: PLC0415
@@ -391,7 +388,7 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-@learn.command()
+@learn.define()
 def package(
     path: Annotated[
         Path | None, typer.Argument(metavar="PATH", help="What to write.", show_default="autograder.zip")
@@ -410,7 +407,6 @@ def package(
     python: Annotated[str, typer.Option(metavar="PYTHON", help="The interpreter there.")] = "python3",
     isolation: Isolated = "auto",
     seed: Seed = None,
-    debug: Debug = False,  # noqa: ARG001
 ) -> None:
     """Write an autograder zip for Gradescope, or a wheel for students without references and hidden sizes."""
     from minitrain.grading.package import write_package  # noqa: PLC0415

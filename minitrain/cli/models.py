@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from minitrain.cli.options import AsJson, Debug
+from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.trace.tables import facts_table, plain_table
 from minitrain.workloads.models import find_model, models
@@ -17,14 +17,17 @@ from minitrain.workloads.shapes import RECOMPUTE
 from minitrain.workloads.summary import saved_bytes_per_token, summary
 from minitrain.workloads.transformer import Transformer
 
-app = typer.Typer(help="List and show the models that can be trained.")
-
-Name = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name, or a Hugging Face config.json.")]
+app = group("List and show the models that can be trained.")
 
 
-@app.callback(invoke_without_command=True)
-def list_models(context: typer.Context, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001  (`failures` reads it)
-    """List the shipped models."""
+@app.define_alone
+def list_models(context: typer.Context, *, as_json: bool = False) -> None:
+    """List the shipped models.
+
+    Args:
+        context: Says whether a command follows.
+        as_json: Print JSON instead of a table.
+    """
     if context.invoked_subcommand is not None:
         return
     if as_json:
@@ -33,9 +36,14 @@ def list_models(context: typer.Context, as_json: AsJson = False, debug: Debug = 
         print_table(_models_table(models().values()))
 
 
-@app.command()
-def show(model: Name, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Show what a model is made of: parameters, FLOPs and memory, and where its figures come from."""
+@app.define()
+def show(model: str, *, as_json: bool = False) -> None:
+    """Show what a model is made of: parameters, FLOPs and memory, and where its figures come from.
+
+    Args:
+        model (MODEL): A shipped model's name, or a Hugging Face config.json.
+        as_json: Print JSON instead of a table.
+    """
     found = find_model(model)
     facts: dict[str, Any] = summary(found)
     if as_json:

@@ -1,261 +1,222 @@
 """The options that commands share, and how they become arguments of `simulate`.
 
-How the options that price a run become arguments: --hw, --network, --fidelity with its own, or --durations.
-
-Which files are written and how ranks are folded, by --trace, --log, --strict and --fold together.
+Which options there are beside the parameters of a run (`minitrain.run.parameters`), and what each means: which model is
+trained on which machine, how operations are priced, which devices die, which files are written, and where sweeps run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from minitrain.cli import failures
+import minitrain as mt
+from minitrain.cli.failures import print_error
+from minitrain.cli.generation import Given, Group
 from minitrain.errors import StrategyError, UsageError
+from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
+from minitrain.hardware.config import load_config
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.measured_layers import MeasuredLayers
-from minitrain.run.command_line import OPTIONS
-from minitrain.run.parameters import AUTO, DEFAULTS, EXCLUSIONS, LOGS, RunParameters, split_keywords
-from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy, literal, load_strategy, takes_option
+from minitrain.plain_text import meanings_of
+from minitrain.run.parameters import (
+    AUTO,
+    DEFAULTS,
+    EXCLUSIONS,
+    LOGS,
+    MACHINE,
+    MOST_SAMPLES,
+    OPTIONS,
+    OUTPUT,
+    WORKERS,
+    Option,
+    RunParameters,
+    options_of,
+    split_keywords,
+    with_count,
+    with_option,
+)
+from minitrain.run.strategy_loading import (
+    ChosenStrategy,
+    choose_strategy,
+    did_you_mean,
+    literal,
+    load_strategy,
+    takes_option,
+)
+from minitrain.sweeps.executors.choice import require_workers
+from minitrain.sweeps.executors.own_processes import LostWorkersWarning
 from minitrain.workloads.matmul import DENSE
 
 DEFAULT = RunParameters()
-
-# Larger than any run in practice; without a limit, a typing error could fill the memory.
-MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
-
-MODEL, _MACHINE, _OUTPUT = "Model and ranks", "Machine", "Output"
+_TRAINED = "compare run sweep goodput prove"
+_PRINTING = "compare run sweep tune plan goodput prove validate"
 
 
-def _count_option(name: str, most: int, text: str, show_default: bool | str = True) -> Any:
-    """Return the option of a number of ranks, layers or samples."""
-    return typer.Option(name, metavar="N", min=1, max=most, help=text, show_default=show_default, rich_help_panel=MODEL)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOptions:
+    """Options of several commands that are no parameters of a run. Nothing is made of this class.
+
+    Args:
+        microbatch_size: Samples a microbatch; batch / world size by default.
+        option: An option of the strategy; repeat it for more.
+        cost_per_hour: What a device costs an hour; the hardware config's price by default.
+        tokens: Say the days, dollars and energy of training on so many tokens, such as 15T or 300B.
+        durations: Durations by hand instead of hardware, such as forward=1,backward=2; all others last 0.
+        as_json: Print JSON instead of a table.
+        out: Folder to write traces into.
+        trace: Write traces.
+        jobs: Processes; one a core by default.
+        dask: Run on the Dask scheduler at tcp://host:8786.
+        ray: Run on Ray: auto, host:6379 or ray://host:10001.
+        time_limit: A configuration that takes longer is a failed row.
+        results: JSON Lines file to write rows into, and to go on from.
+        html: Write a page.
+    """
+
+    microbatch_size: int | None = field(
+        default=None, metadata=with_count("--microbatch-size", "--microbatch", commands=_TRAINED, most=MOST_SAMPLES)
+    )
+    option: Any = field(
+        default=None, metadata=with_option("--option", "-o", commands=_TRAINED, kind=list, metavar="NAME=VALUE")
+    )
+    cost_per_hour: float | None = field(
+        default=None,
+        metadata=with_option(
+            "--cost-per-hour", commands="compare run tune", kind=float, metavar="USD", least=0, panel=MACHINE
+        ),
+    )
+    tokens: str | None = field(default=None, metadata=with_option("--tokens", commands="compare run tune", metavar="N"))
+    durations: str | None = field(
+        default=None, metadata=with_option("--durations", commands="compare run", metavar="TYPE=S,...", panel=MACHINE)
+    )
+    as_json: bool = field(default=False, metadata=with_option("--json", commands=_PRINTING, kind=bool, panel=OUTPUT))
+    out: Path = field(
+        default=Path("traces"),
+        metadata=with_option("--out", commands="compare run", kind=Path, metavar="PATH", panel=OUTPUT),
+    )
+    trace: bool | None = field(
+        default=None,
+        metadata=with_option(
+            "--trace/--no-trace",
+            commands="compare run",
+            kind=bool,
+            panel=OUTPUT,
+            shown="trace, unless --log summary; with --fold, pages alone",
+        ),
+    )
+    jobs: int | None = field(
+        default=None,
+        metadata=with_option(
+            "--jobs", "-j", commands="sweep tune", kind=int, metavar="N", least=1, most=1024, panel=WORKERS
+        ),
+    )
+    dask: str | None = field(
+        default=None, metadata=with_option("--dask", commands="sweep tune", metavar="ADDRESS", panel=WORKERS)
+    )
+    ray: str | None = field(
+        default=None, metadata=with_option("--ray", commands="sweep tune", metavar="ADDRESS", panel=WORKERS)
+    )
+    time_limit: float | None = field(
+        default=None,
+        metadata=with_option("--time-limit", commands="sweep tune", kind=float, metavar="SECONDS", panel=WORKERS),
+    )
+    results: Path | None = field(
+        default=None, metadata=with_option("--results", commands="sweep tune", kind=Path, metavar="FILE", panel=OUTPUT)
+    )
+    html: Path | None = field(
+        default=None, metadata=with_option("--html", commands="", kind=Path, metavar="PAGE", panel=OUTPUT)
+    )
 
 
-def world_size_option(text: str, show_default: bool | str = True) -> Any:
-    """Return the option `--world-size`."""
-    return _count_option("--world-size", MOST_RANKS, text, show_default)
+def _told(kind: type) -> Iterator[tuple[str, tuple[Option, str]]]:
+    """Yield the options of a class by name, each with its default and its meaning in words."""
+    meanings, defaults = meanings_of(kind.__doc__), {each.name: each.default for each in fields(kind)}
+    for name, each in options_of(kind).items():
+        shown = each.shown or ("" if each.kind is bool or not defaults[name] else str(defaults[name]))
+        yield name, (replace(each, shown=shown), re.split(r"(?<=[.:;]) In Python", meanings.get(name, ""))[0])
 
 
-def batch_option(show_default: bool | str = True) -> Any:
-    """Return the option `--batch`."""
-    return _count_option("--batch", MOST_SAMPLES, "Samples of the step, over all ranks.", show_default)
+Count = Annotated[int, typer.Option(min=1)]
+"""A number of things."""
+SHARED = dict((*_told(RunParameters), *_told(SharedOptions)))
 
 
-def layers_option(show_default: str) -> Any:
-    """Return the option `--layers`."""
-    return _count_option("--layers", MOST_LAYERS, "Layers of the model.", show_default)
+def group(about: str, **more: Any) -> Group:
+    """Return a group of commands that may have shared options."""
+    return Group(about, SHARED, **more)
 
 
-def model_option(text: str) -> Any:
-    """Return the option `--model`."""
-    return typer.Option("--model", metavar="NAME", help=text, rich_help_panel=MODEL)
-
-
-WorldSize = Annotated[int, world_size_option("Number of ranks.")]
-Layers = Annotated[int | None, layers_option(str(DEFAULT.num_layers))]
-TrainedModel = Annotated[
-    str | None,
-    model_option(
-        "A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json; dense "
-        "for equal layers whose backward costs twice their forward."
-    ),
-]
-SeqLen = Annotated[
-    int | None,
-    typer.Option(
-        "--seq", metavar="N", min=1, help="Tokens a sample; the model's own by default.", rich_help_panel=MODEL
-    ),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        "--precision",
-        metavar="NAME",
-        help="bf16, fp16, fp32, or fp8: multiplications with weights in eight bits, MFU still by the peak of sixteen; "
-        "the model's own by default.",
-        rich_help_panel=MODEL,
-    ),
-]
-Batch = Annotated[int, batch_option()]
-Microbatch = Annotated[
-    int | None,
-    _count_option("--microbatch", MOST_SAMPLES, "Samples a microbatch; batch / world size by default."),
-]
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        "-o",
-        metavar="NAME=VALUE",
-        help="An option of the strategy; repeat it for more.",
-        rich_help_panel=MODEL,
-    ),
-]
-Hardware = Annotated[
-    str | None,
-    typer.Option(
-        "--hw",
-        metavar="CONFIG",
-        help="A shipped hardware config (see `minitrain hw list`) or a file, also of a cluster of unlike devices.",
-        show_default=DEFAULT.hardware,
-        rich_help_panel=_MACHINE,
-    ),
-]
-Network = Annotated[
-    str | None,
-    typer.Option(
-        "--network",
-        metavar="KIND",
-        help="flat: one network tier for the run; hierarchical: the tier that each group needs; auto: flat within the "
-        "smallest tier, else hierarchical.",
-        show_default=DEFAULT.network,
-        rich_help_panel=_MACHINE,
-    ),
-]
-Durations = Annotated[
-    str | None,
-    typer.Option(
-        "--durations",
-        metavar="TYPE=S,...",
-        help="Durations by hand instead of hardware, such as forward=1,backward=2; all others last 0.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Fidelity = Annotated[
-    str | None,
-    typer.Option(
-        "--fidelity",
-        metavar="KIND",
-        help="roofline: FLOPs and bytes of a layer; kernels: each kernel and transfer by what devices were measured to "
-        "reach.",
-        show_default="kernels with --model, else roofline",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Platform = Annotated[
-    str | None,
-    typer.Option(
-        "--platform",
-        metavar="NAME",
-        help="With prices of kernels: the framework, or one of its platforms (see docs/accuracy.md); components: none.",
-        show_default="what the strategy stands for",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Without = Annotated[
-    str | None,
-    typer.Option(
-        "--without",
-        metavar="TERM,...",
-        help="With prices of kernels: terms of the prices to leave out, such as waves,launches.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Prices = Annotated[
-    str | None,
-    typer.Option(
-        "--prices",
-        metavar="FILE.csv",
-        help="Measured times of layers instead of computed ones; FILE.csv:gpu=NAME,model=NAME chooses rows.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Count every tensor alive, wherever it is kept, and accept only what operations gave.",
-        rich_help_panel=MODEL,
-    ),
-]
-StrictMemory = Annotated[
-    bool,
-    typer.Option(
-        "--strict-memory", help="Fail when a rank holds more than the device's memory.", rich_help_panel=_MACHINE
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=_OUTPUT)]
-Out = Annotated[Path, typer.Option("--out", help="Folder to write traces into.", rich_help_panel=_OUTPUT)]
-SharedScript = Annotated[
-    bool,
-    typer.Option(
-        "--shared-script",
-        help="Let all pages share one plotly.min.js: 4.9 MB less each, but none can be moved without it.",
-        rich_help_panel=_OUTPUT,
-    ),
-]
-WriteTraces = Annotated[
-    bool | None,
-    typer.Option(
-        "--trace/--no-trace",
-        metavar="",
-        help="Write traces.",
-        show_default="trace, unless --log summary; with --fold, pages alone",
-        rich_help_panel=_OUTPUT,
-    ),
-]
-Log = Annotated[
-    str,
-    typer.Option(
-        "--log",
-        metavar="KIND",
-        help="full: keep every event; summary: keep totals, in memory that does not grow with events.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Fold = Annotated[
-    bool | None,
-    typer.Option(
-        "--fold/--no-fold",
-        metavar="",
-        help="Simulate ranks that do the same once: the same figures much sooner; pages have a row for each class.",
-        show_default="for shipped strategies, with a row for each rank",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Debug = failures.Debug
-
-_NO_OPTIONS = ("strategy", "options")  # as `simulate` calls them
-
-
-def trained(model: str | None, seq_len: int | None, layers: int | None, precision: Any = None) -> dict[str, Any]:
+def trained(given: Given, num_layers: int | None = DEFAULT.num_layers) -> dict[str, Any]:
     """Return what is trained, as arguments of `simulate`.
+
+    Args:
+        given: the options.
+        num_layers: where neither a model nor layers are given.
 
     Raises:
         UsageError: the options exclude each other.
     """
-    found = {"seq_len": seq_len, "precision": precision}
-    of_transformer = {name: value for name, value in found.items() if value is not None}
+    layers, model = given.num_layers, given.workload
+    of_transformer = of_given(given, "seq_len", "precision")
     if model is None:
         for name in of_transformer:
-            raise UsageError(f"{OPTIONS[name]} is for transformers; give --model too, or leave it out")
-        return {"num_layers": DEFAULT.num_layers if layers is None else layers}
+            raise UsageError(f"{OPTIONS[name].short} is for transformers; give --model too, or leave it out")
+        return {"num_layers": num_layers if layers is None else layers}
     if model == DENSE and not of_transformer:
-        return {"workload": DENSE, "num_layers": DEFAULT.num_layers if layers is None else layers}
+        return {"workload": DENSE, "num_layers": num_layers if layers is None else layers}
     if layers is not None:
         raise UsageError(f"--layers does not go with --model, since {model} has layers of its own; leave one out")
     return {"workload": model, **of_transformer}
 
 
-def strategy_options(pairs: Sequence[str], microbatch_size: int | None) -> dict[str, Any]:
+def of_given(given: Given, *names: str) -> dict[str, Any]:
+    """Return some of the options by name: those that are given."""
+    found = {name: getattr(given, name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def batch_of(given: Given) -> dict[str, Any]:
+    """Return the samples of the step and of its replicas, as arguments of `simulate`.
+
+    >>> batch_of(Given(global_batch_size=None, shares="12,4"))
+    {'shares': (12, 4), 'global_batch_size': 16}
+
+    Raises:
+        UsageError: the shares are no whole numbers, or add up to another batch.
+    """
+    batch, shares = given.global_batch_size, getattr(given, "shares", None)
+    if shares is None:
+        return {"global_batch_size": DEFAULT.global_batch_size if batch is None else batch}
+    parts = [part.strip() for part in shares.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--shares takes the samples of each replica, as in --shares 12,4; got {shares!r:.80}")
+    samples = tuple(map(int, parts))
+    if batch not in (None, sum(samples)):
+        raise UsageError(f"--shares add up to {sum(samples)}, and --batch is {batch}; leave --batch out")
+    return {"shares": samples, "global_batch_size": sum(samples)}
+
+
+def strategy_options(given: Given) -> dict[str, Any]:
     """Return the strategy's options: values are Python literals, or else text.
 
-    >>> strategy_options(["num_chunks=2", "order=breadth_first"], microbatch_size=4)
+    >>> strategy_options(Given(option=["num_chunks=2", "order=breadth_first"], microbatch_size=4))
     {'microbatch_size': 4, 'num_chunks': 2, 'order': 'breadth_first'}
     """
-    options: dict[str, Any] = {} if microbatch_size is None else {"microbatch_size": microbatch_size}
-    for pair in pairs:
+    options = of_given(given, "microbatch_size")
+    for pair in given.option or ():
         name, value = name_and_value("--option", pair, options)
-        if name in DEFAULTS or name in _NO_OPTIONS:
-            own = f"use {OPTIONS[name]}" if name in OPTIONS else "it is set in Python only"
+        if name in DEFAULTS or name in ("strategy", "options"):  # as `simulate` calls them
+            own = f"use {OPTIONS[name].short}" if name in OPTIONS else "it is set in Python only"
             raise UsageError(f"--option: {name} is no option of a strategy; {own}")
         options[name] = literal(value)
     return options
@@ -335,12 +296,19 @@ def require_folder(path: Path) -> None:
             raise UsageError(f"--out must be a folder, but {place} is none; name another one")
 
 
-def pricing(fidelity: str | None, platform: str | None, without: str | None, prices: str | None) -> dict[str, Any]:
+def terms_of(text: str | None) -> tuple[str, ...]:
+    """Return the terms between commas."""
+    return tuple(term.strip() for term in (text or "").split(",") if term.strip())
+
+
+def pricing(given: Given) -> dict[str, Any]:
     """Return how operations are priced, as arguments of `simulate`; nothing where that is the default."""
-    terms = tuple(term.strip() for term in without.split(",")) if without else ()
-    layers = None if prices is None else measured_layers(prices)
-    given = {"fidelity": fidelity, "platform": platform, "without": terms, "prices": layers}
-    return {name: value for name, value in given.items() if value != DEFAULTS[name]}
+    found = of_given(given, "fidelity", "platform", "without", "prices")
+    if "without" in found:
+        found["without"] = terms_of(given.without)
+    if "prices" in found:
+        found["prices"] = measured_layers(given.prices)
+    return {name: value for name, value in found.items() if value != DEFAULTS[name]}
 
 
 def measured_layers(text: str) -> MeasuredLayers:
@@ -363,49 +331,33 @@ def measured_layers(text: str) -> MeasuredLayers:
     return MeasuredLayers.read(path, **columns)
 
 
-def machine(
-    world_size: int | None,
-    hardware: Any,
-    network: str | None,
-    durations: str | None,
-    priced_by: Mapping[str, Any],
-    trained: Mapping[str, Any],
-    *,
-    by_name: bool = False,
-) -> dict[str, Any]:
+def machine(given: Given, trained: Mapping[str, Any], hardware: Any = None, *, by_name: bool = False) -> dict[str, Any]:
     """Return the ranks and what prices their operations, as arguments of `simulate`.
 
     Args:
-        world_size: number of ranks; of a cluster, a rank for each device if None.
-        hardware: the config or cluster.
-        network: its kind.
-        durations: durations by hand instead of hardware.
-        priced_by: how operations are priced.
+        given: the options; of a cluster, a rank for each device where they name no number of ranks.
         trained: what is trained; a transformer's prices follow from the strategy too, so that its hardware is named.
+        hardware: one of the machines that are named, at a price of its own; None for the default.
         by_name: give the hardware itself instead of a predictor, which is for one number of ranks.
 
     Raises:
         UsageError: the options exclude each other.
         HardwareConfigError: the config cannot be found or read, or is invalid.
     """
-    if durations is not None:
-        _require_none({"hardware": hardware, "network": network, **priced_by})
-        by_hand = FixedPredictor(**parse_durations(durations))
-        return {"world_size": world_size or DEFAULT.world_size, "hardware": by_hand}
-    kind = DEFAULT.network if network is None else network
+    priced_by = pricing(given)
+    if getattr(given, "durations", None) is not None:
+        for name, value in {"hardware": hardware, "network": given.network, **priced_by}.items():
+            if value is not None:
+                option = OPTIONS[name].short
+                raise UsageError(f"--durations stands for a machine of its own; give it or {option}, not both")
+        by_hand = FixedPredictor(**parse_durations(given.durations))
+        return {"world_size": given.world_size or DEFAULT.world_size, "hardware": by_hand}
+    kind = DEFAULT.network if given.network is None else given.network
     named = {"hardware": named_hardware(hardware), "network": kind, **priced_by}
-    ranks = {} if world_size is None else {"world_size": world_size}
-    parameters, _ = split_keywords({**named, **ranks, **trained})
+    parameters, _ = split_keywords({**named, **of_given(given, "world_size"), **trained})
     predictor = parameters.predictor()
     is_named = by_name or getattr(parameters.workload, "model", None) is not None
     return {"world_size": parameters.world_size, **(named if is_named else {"hardware": predictor})}
-
-
-def _require_none(of_machine: Mapping[str, Any]) -> None:
-    """Require that no machine is given beside --durations, which stand for one."""
-    for name, value in of_machine.items():
-        if value is not None:
-            raise UsageError(f"--durations stands for a machine of its own; give it or {OPTIONS[name]}, not both")
 
 
 def parse_durations(text: str) -> dict[str, float]:
@@ -434,12 +386,12 @@ class Traces(Enum):
     ALL = 2
 
 
-def folding(fold: bool | None) -> bool | str:
-    """Return the parameter of `simulate` for --fold, --no-fold or neither."""
-    return AUTO if fold is None else fold
+def checking(given: Given) -> dict[str, Any]:
+    """Return how closely ranks are followed, and whether all are, as arguments of `simulate`."""
+    return {"strict_memory": given.strict_memory, "fold": AUTO if given.fold is None else given.fold}
 
 
-def wanted_traces(trace: bool | None, log: str, *, strict: bool, fold: bool | None) -> Traces:
+def wanted_traces(given: Given) -> Traces:
     """Return which traces are to be written: all where events are kept, and pages alone where ranks are folded.
 
     Of a folded run, --trace asks for the files that have every rank.
@@ -447,18 +399,154 @@ def wanted_traces(trace: bool | None, log: str, *, strict: bool, fold: bool | No
     Raises:
         UsageError: there is no such log, or another option needs every event.
     """
+    log = DEFAULT.log if given.log is None else given.log
     if log not in LOGS:
         raise UsageError(f"--log must be full or summary, got {log!r}")
-    excluded = EXCLUSIONS["log"].found({"log": log, "memory_by_kind": trace, "strict": strict})
-    for name, option in (("memory_by_kind", "--trace"), ("strict", OPTIONS["strict"])):
+    excluded = EXCLUSIONS["log"].found({"log": log, "memory_by_kind": given.trace, "strict": given.strict})
+    for name, flag in (("memory_by_kind", "--trace"), ("strict", "--strict")):
         if name in excluded:
-            raise UsageError(f"{option} needs every event, but --log {log} keeps totals; leave one out")
-    if fold and log != "full":
+            raise UsageError(f"{flag} needs every event, but --log {log} keeps totals; leave one out")
+    if given.fold and log != "full":
         raise UsageError(f"--fold does not go with --log {log}; leave one out")
-    if EXCLUSIONS["fold"].found({"fold": fold, "strict": strict}):
-        raise UsageError(
-            f"{OPTIONS['strict']} needs every rank, but --fold simulates ranks that do the same once; leave one out"
-        )
-    if log != "full" or trace is False:
+    if EXCLUSIONS["fold"].found({"fold": given.fold, "strict": given.strict}):
+        raise UsageError("--strict needs every rank, but --fold simulates ranks that do the same once; leave one out")
+    if log != "full" or given.trace is False:
         return Traces.NONE
-    return Traces.PAGES if fold and trace is None else Traces.ALL
+    return Traces.PAGES if given.fold and given.trace is None else Traces.ALL
+
+
+_SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def tokens_of(text: str | None, *, has_model: bool) -> float | None:
+    """Return how many tokens an option asks for.
+
+    >>> tokens_of("15T", has_model=True), tokens_of("0.5B", has_model=True)
+    (15000000000000.0, 500000000.0)
+
+    Raises:
+        UsageError: it is no number, or what is trained counts no tokens.
+    """
+    if text is None:
+        return None
+    if not has_model:
+        raise UsageError("--tokens is for transformers; give --model too, or leave it out")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", text.strip().upper())
+    if found is None or not float(found[1]):
+        raise UsageError(f"--tokens takes a number with K, M, B or T, as in 15T; got {text!r:.80}")
+    return float(found[1]) * _SCALES[found[2]]
+
+
+def at_cost(hardware: str | None, given: Given) -> Any:
+    """Return a machine of --hw, with a price of its own where one is given.
+
+    Raises:
+        UsageError: a cluster has devices of several prices.
+        HardwareConfigError: the config cannot be found or read, or is invalid.
+    """
+    usd_per_hour = given.cost_per_hour
+    if usd_per_hour is None:
+        return hardware
+    if is_cluster(cluster_or_other(named_hardware(hardware))):
+        raise UsageError("--cost-per-hour is for one kind of device; write prices into the configs of a cluster")
+    config = load_config(named_hardware(hardware))
+    return replace(config, sheet=replace(config.sheet, price_usd_per_hour=usd_per_hour))
+
+
+def machines_of(hardware: str | None) -> list[str | None]:
+    """Return the machines that --hw names, separated by commas.
+
+    >>> machines_of("a100_80g,h100_80g_nvl8")
+    ['a100_80g', 'h100_80g_nvl8']
+    """
+    if hardware is None or "," not in hardware or Path(hardware).exists():
+        return [hardware]
+    return [name.strip() for name in hardware.split(",") if name.strip()]
+
+
+def faults_of(texts: Sequence[str] | None) -> list[mt.Fault]:
+    """Return the faults that options name.
+
+    >>> faults_of(["5@0.02"])
+    [Fault(rank=5, at_s=0.02)]
+
+    Raises:
+        UsageError: a text is none.
+    """
+    found = []
+    for text in texts or ():
+        rank, _, seconds = text.partition("@")
+        try:
+            found.append(mt.Fault(int(rank), float(seconds)))
+        except ValueError:
+            raise UsageError(f"--fault takes RANK@SECONDS, as in --fault 5@0.02; got {text!r:.80}") from None
+    return found
+
+
+def recovery_of(texts: Sequence[str] | None) -> mt.Recovery | None:
+    """Return what happens after a failure, as options say it; None without any.
+
+    >>> recovery_of(["spares=2", "elastic=true"]).spares
+    2
+
+    Raises:
+        UsageError: there is no such name, or a value is outside its rule.
+    """
+    named: dict[str, Any] = {}
+    kinds = {each.name: each.type for each in fields(mt.Recovery)}
+    for text in texts or ():
+        name, value = name_and_value("--recovery", text, named)
+        if name not in kinds:
+            hint = did_you_mean(name, kinds) or f"; use one of {', '.join(kinds)}"
+            raise UsageError(f"--recovery: there is no {name}{hint}")
+        named[name] = _value_of(name, value, str(kinds[name]))
+    return mt.Recovery(**named) if named else None
+
+
+def _value_of(name: str, value: str, kind: str) -> Any:
+    """Return the value of a field as its kind."""
+    try:
+        if kind == "bool":
+            return {"true": True, "false": False}[value.lower()]
+        return int(value) if kind == "int" else float(value)
+    except (KeyError, ValueError):
+        wanted = {"bool": "true or false", "int": "a whole number"}.get(kind, "a number")
+        raise UsageError(f"--recovery: {name} takes {wanted}, got {value!r:.80}") from None
+
+
+def executor_of(given: Given) -> str | None:
+    """Return the executor of `sweep` and `tune`.
+
+    Raises:
+        UsageError: more than one place is given, or what is given is no address.
+
+    >>> executor_of(Given(ray="auto")), executor_of(Given(dask="tcp://10.0.0.1:8786"))
+    ('ray:auto', 'tcp://10.0.0.1:8786')
+    """
+    places = of_given(given, "dask", "ray", "jobs")
+    if len(places) > 1:
+        raise UsageError(f"{' and '.join(f'--{name}' for name in places)} say where to run; give one of them")
+    dask, ray = places.get("dask"), places.get("ray")
+    if ray is not None:
+        return ray if ray.startswith("ray://") else f"ray:{ray}"
+    if dask is not None and "://" not in dask:
+        raise UsageError(f"--dask takes the address of a scheduler, such as tcp://host:8786, got {dask!r}")
+    require_workers(dask)
+    return dask
+
+
+@contextlib.contextmanager
+def saying_losses() -> Iterator[None]:
+    """Say on stderr, in a line each, that workers were lost."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LostWorkersWarning)
+        shown: Any = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            if issubclass(category, LostWorkersWarning):
+                print_error(str(message))
+            else:
+                shown(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from minitrain.analysis.labels import duration
-from minitrain.cli.options import AsJson, Debug
+from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.platform import ComputeResult, TransferResult, VirtualHardwarePlatform
 from minitrain.platform.platform import Scenario
 from minitrain.trace.tables import plain_table
 
-platform = typer.Typer(no_args_is_help=True, help="Simulate tasks that share devices, memories and links.")
+platform = group("Simulate tasks that share devices, memories and links.", no_args_is_help=True)
 
 _MOST_LINKS = 12
 
@@ -26,18 +25,24 @@ def _group() -> None:
     """Let `run` be a command of its own, also while it is the only one."""
 
 
-@platform.command()
+@platform.define()
 def run(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="YAML or JSON: hardware_profile (or hardware) and tasks.")
-    ],
-    detail: Annotated[str | None, typer.Option(help="Level of detail: high or medium; the file's by default.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the Gantt chart and memory.")] = None,
-    chrome: Annotated[Path | None, typer.Option(help="Write Chrome Trace Event JSON, for ui.perfetto.dev.")] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
+    file: Path,
+    *,
+    detail: str | None = None,
+    html: Path | None = None,
+    chrome: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Simulate the tasks of a file on its hardware, and show when each ended and what was in use."""
+    """Simulate the tasks of a file on its hardware, and show when each ended and what was in use.
+
+    Args:
+        file (FILE): YAML or JSON: hardware_profile (or hardware) and tasks.
+        detail (LEVEL): Level of detail: high or medium; the file's by default.
+        html (PAGE): Write a page with the Gantt chart and memory.
+        chrome (FILE): Write Chrome Trace Event JSON, for ui.perfetto.dev.
+        as_json: Print JSON instead of a table.
+    """
     scenario = Scenario.read(file, detail)
     end = scenario.run()
     _write_pictures(scenario.platform, file.stem, end, html, chrome)

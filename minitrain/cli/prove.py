@@ -7,74 +7,54 @@ from typing import Annotated, Any
 import typer
 
 import minitrain as mt
-from minitrain.cli import options as given
+from minitrain.cli import options
 from minitrain.cli.failures import FAILED, message_of, print_error, saying_what_is_kept
+from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, user_prints_to_stderr
 from minitrain.plain_text import text_of
+from minitrain.run.parameters import MODEL
 from minitrain.run.strategy_loading import ChosenStrategy
 from minitrain.workloads.models import find_model
 
 WORLD_SIZE, BATCH = 8, 16  # those of `mt.prove`; a test compares them
 LAYERS = 8  # where no model is given, as for `mt.prove`
 
-Proven = Annotated[
-    list[str], typer.Argument(metavar="STRATEGY...", help="Names, path.py or path.py:function; each may have options.")
-]
-Layers = Annotated[int | None, given.layers_option(f"{LAYERS}, or those of --model")]
-TrainedModel = Annotated[
-    str | None,
-    given.model_option(
-        "A small transformer, such as tiny, or a Hugging Face config.json of one, instead of equal layers."
-    ),
-]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict/--no-strict",
-        help="Accept only what operations gave, or compare the numbers alone, which is faster.",
-        rich_help_panel=given.MODEL,
-    ),
-]
-
-Backends = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--backend",
-        metavar="LIBRARY",
-        help="What computes: numpy, jax or torch; of several, ranks take turns.",
-        show_default="NumPy directly",
-        rich_help_panel=given.MODEL,
-    ),
-]
-
 
 def prove(
-    strategy: Proven,
-    world_size: given.WorldSize = WORLD_SIZE,
-    model: TrainedModel = None,
-    seq: given.SeqLen = None,
-    layers: Layers = None,
-    batch: given.Batch = BATCH,
-    microbatch: given.Microbatch = None,
-    option: given.Options = None,
-    strict: Strict = True,
-    backend: Backends = None,
-    as_json: given.AsJson = False,
-    debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
+    strategy: list[str],
+    *,
+    given: Given,
+    workload: str | None = None,
+    num_layers: int | None = None,
+    global_batch_size: int = BATCH,
+    strict: Annotated[bool, typer.Option("--strict/--no-strict", rich_help_panel=MODEL)] = True,
+    backend: Annotated[list[str] | None, typer.Option(rich_help_panel=MODEL)] = None,
 ) -> None:
     """Run strategies on real arrays, and compare what they train with what a single device trains.
 
     Exit code 1 if a strategy fails, or trains something else.
+
+    Args:
+        strategy (STRATEGY): Names, path.py or path.py:function; each may have options.
+        given: The shared options.
+        workload: A small transformer, such as tiny, or a Hugging Face config.json of one, instead of equal layers.
+        num_layers: Layers of the model; 8, or those of --model, by default.
+        global_batch_size: Samples of the step, over all ranks.
+        strict: Accept only what operations gave, or compare the numbers alone, which is faster.
+        backend (LIBRARY): What computes: numpy, jax or torch; of several, ranks take turns. NumPy directly by default.
     """
+    given.workload, given.num_layers = workload, num_layers
+    as_json = given.as_json
     with user_prints_to_stderr(as_json), Progress() as progress, saying_what_is_kept(lambda: "nothing is proven"):
-        common = given.strategy_options(option or (), microbatch)
-        trained = given.trained(model, seq, LAYERS if layers is None and model is None else layers)
-        sizes = {"world_size": world_size, "num_layers": _num_layers(trained), "global_batch_size": batch}
-        named = {} if model is None else {"model": model}
-        ranks: dict[str, Any] = {"world_size": world_size, "global_batch_size": batch, "strict": strict}
+        common = options.strategy_options(given)
+        trained = options.trained(given, LAYERS)
+        world_size = WORLD_SIZE if given.world_size is None else given.world_size
+        sizes = {"world_size": world_size, "num_layers": _num_layers(trained), "global_batch_size": global_batch_size}
+        named = {} if workload is None else {"model": workload}
+        ranks: dict[str, Any] = {"world_size": world_size, "global_batch_size": global_batch_size, "strict": strict}
         ranks |= {"backend": backend} if backend else {}
         outcomes: list[dict[str, Any]] = []
-        for chosen in given.choose_strategies(strategy, common):
+        for chosen in options.choose_strategies(strategy, common):
             progress.say(f"proving {chosen.label}")
             outcome = _outcome(chosen, {**ranks, **trained, **common})
             outcomes.append({"strategy": chosen.label, **named, **sizes, **outcome})

@@ -11,26 +11,17 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
 import minitrain as mt
-from minitrain.cli import options as given
 from minitrain.cli.output import print_json, print_lines, print_table
-from minitrain.plain_text import printable
+from minitrain.plain_text import meanings_of, printable
 from minitrain.run.saved_runs import plain
 from minitrain.run.strategy_loading import Strategy, load_strategy, options_of, strategies_of_file
 from minitrain.trace.tables import facts_table, plain_table
-
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[NAME]", help="The strategy to show: a name, path.py or path.py:function; all if left out."
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +41,13 @@ class Option:
     meaning: str
 
 
-def strategies(name: Name = None, as_json: given.AsJson = False, debug: given.Debug = False) -> None:  # noqa: ARG001
-    """List the shipped strategies; or show one: its options with their defaults, and the sizes that it needs."""
+def strategies(name: str | None = None, *, as_json: bool = False) -> None:
+    """List the shipped strategies; or show one: its options with their defaults, and the sizes that it needs.
+
+    Args:
+        name (NAME): The strategy to show: a name, path.py or path.py:function; all if left out.
+        as_json: Print JSON instead of a table.
+    """
     if name is None or (name.endswith(".py") and len(strategies_of_file(Path(name))) > 1):
         _list(mt.strategies() if name is None else strategies_of_file(Path(name)), as_json=as_json)
     else:
@@ -71,7 +67,8 @@ def _list(found: dict[str, Strategy], *, as_json: bool) -> None:
 
 def _show(name: str, function: Strategy, *, as_json: bool) -> None:
     """Print what a strategy is, what sizes it needs, and its options."""
-    rules, meanings = _read(inspect.getdoc(function) or "")
+    doc = inspect.getdoc(function) or ""
+    rules, meanings = _rules(doc), meanings_of(doc)
     options = [_option(parameter, meanings) for parameter in options_of(function).values()]
     if as_json:
         listed = [{**asdict(option), "default": _for_json(option.default)} for option in options]
@@ -126,10 +123,7 @@ def _option(parameter: inspect.Parameter, meanings: dict[str, str]) -> Option:
     return Option(parameter.name, default, is_required, meanings.get(parameter.name, ""))
 
 
-def _read(doc: str) -> tuple[list[str], dict[str, str]]:
-    """Return the paragraphs of a docstring before its sections, and the meanings of its arguments by name."""
-    text, *sections = re.split(r"^(Args|Returns|Raises|Source):\n", doc, flags=re.MULTILINE)
-    rules = [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
-    arguments = sections[sections.index("Args") + 1] if "Args" in sections else ""
-    found = re.findall(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
-    return rules, {name: " ".join(meaning.split()) for name, meaning in found}
+def _rules(doc: str) -> list[str]:
+    """Return the paragraphs of a docstring before its sections."""
+    text = re.split(r"^(?:Args|Returns|Raises|Source):\n", doc, flags=re.MULTILINE)[0]
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]

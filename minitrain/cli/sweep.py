@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +11,10 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
-from minitrain.cli import options as given
+from minitrain.cli import options
 from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
-from minitrain.cli.options import folding, pricing
+from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.figures import TABLES
@@ -24,84 +23,56 @@ from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.sweep import Sweep
 
 SHOWN = 10
-_LONG_NAMES = {
-    "layers": "num_layers",
-    "batch": "global_batch_size",
-    "hw": "hardware",
-    "microbatch": "microbatch_size",
-    "model": "workload",
-    "seq": "seq_len",
-}
-
-Axes = Annotated[
-    list[str],
-    typer.Option("--grid", "-g", metavar="NAME=V1,V2,...", help="Values of a parameter or option; repeat it for more."),
-]
-Results = Annotated[
-    Path | None,
-    typer.Option("--results", metavar="FILE", help="JSON Lines file to write rows into, and to go on from."),
-]
-Html = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="PAGE", help="Write all rows as a page: table, scatter, parallel coordinates."),
-]
-Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write all rows as a table.")]
+_LONG_NAMES = {flag.removeprefix("--"): name for name, (option, _) in options.SHARED.items() for flag in option.flags}
 
 
 def sweep(
-    strategy: Annotated[list[str], typer.Argument(metavar="STRATEGY", help="Names, or path.py:function.")],
-    grid: Axes,
-    world_size: given.WorldSize = given.DEFAULT.world_size,
-    model: given.TrainedModel = None,
-    seq: given.SeqLen = None,
-    precision: given.Precision = None,
-    layers: given.Layers = None,
-    batch: given.Batch = given.DEFAULT.global_batch_size,
-    microbatch: given.Microbatch = None,
-    option: given.Options = None,
-    hw: given.Hardware = None,
-    network: given.Network = None,
-    fidelity: given.Fidelity = None,
-    platform: given.Platform = None,
-    without: given.Without = None,
-    prices: given.Prices = None,
-    strict: given.Strict = given.DEFAULT.strict,
-    strict_memory: given.StrictMemory = given.DEFAULT.strict_memory,
-    fold: given.Fold = None,
-    jobs: Jobs = None,
-    dask: Dask = None,
-    ray: Ray = None,
-    time_limit: TimeLimit = None,
-    results: Results = None,
-    csv: Csv = None,
-    html: Html = None,
-    as_json: given.AsJson = False,
-    debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
+    strategy: list[str],
+    *,
+    given: Given,
+    grid: Annotated[list[str], typer.Option("--grid", "-g")],
+    csv: Path | None = None,
+    html: Path | None = None,
 ) -> None:
     """Simulate every strategy with every combination of a grid, over all cores, and print the fastest.
 
     Names of the grid are those of `mt.simulate`, or of an option: world_size, layers, batch, hw, microbatch ...
     A configuration that fails stays, with its reason; exit code 1 only if all do.
+
+    Args:
+        strategy (STRATEGY): Names, or path.py:function.
+        given: The shared options.
+        grid (NAME=V1,V2,...): Values of a parameter or option; repeat it for more.
+        csv (FILE): Write all rows as a table.
+        html (PAGE): Write all rows as a page: table, scatter, parallel coordinates.
     """
     axes = parse_grid(grid)
+    if "workload" in axes:
+        trained = options.of_given(given, "num_layers", "seq_len", "precision")
+    else:
+        trained = options.trained(given)
     fixed: dict[str, Any] = {
-        "world_size": world_size,
-        **_trained(model, seq, layers, precision, axes),
-        "global_batch_size": batch,
-        "hardware": given.named_hardware(hw),
-        **({"strict": True} if strict else {}),  # a column of the rows only where it was asked for
-        "strict_memory": strict_memory,
-        "fold": folding(fold),
-        **({} if network is None else {"network": network}),
-        **pricing(fidelity, platform, without, prices),
-        **given.strategy_options(option or (), microbatch),
+        "world_size": options.DEFAULT.world_size if given.world_size is None else given.world_size,
+        **trained,
+        **options.batch_of(given),
+        "hardware": options.named_hardware(given.hardware),
+        **({"strict": True} if given.strict else {}),  # a column of the rows only where it was asked for
+        **options.checking(given),
+        **options.of_given(given, "network"),
+        **options.pricing(given),
+        **options.strategy_options(given),
     }
-    given.require_file("--csv", csv)
-    given.require_file("--html", html)
-    where: dict[str, Any] = {"executor": executor_of(dask, ray, jobs), "jobs": jobs, "time_limit_s": time_limit}
+    options.require_file("--csv", csv)
+    options.require_file("--html", html)
+    results, as_json = given.results, given.as_json
+    where: dict[str, Any] = {
+        "executor": options.executor_of(given),
+        "jobs": given.jobs,
+        "time_limit_s": given.time_limit,
+    }
     with (
         user_prints_to_stderr(as_json),
-        saying_losses(),
+        options.saying_losses(),
         Progress() as progress,
         saying_what_is_kept(lambda: _kept(done, results)),
     ):
@@ -123,16 +94,6 @@ def sweep(
         print_lines([f"wrote {html}"] if html is not None else [])
     if not succeeded(rows) and all(row["status"] == "failed" for row in rows):
         raise typer.Exit(FAILED)
-
-
-def _trained(
-    model: str | None, seq_len: int | None, layers: int | None, precision: str | None, axes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what all configurations train, where the grid does not say."""
-    if "workload" in axes:
-        of_grid = {"num_layers": layers, "seq_len": seq_len, "precision": precision}
-        return {name: value for name, value in of_grid.items() if value is not None}
-    return given.trained(model, seq_len, layers, precision)
 
 
 def parse_grid(texts: Sequence[str], option: str = "--grid") -> dict[str, list[Any]]:

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
-from minitrain.cli.options import AsJson, Debug
+from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
 from minitrain.run.result import Run
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from minitrain.analysis.explanation import Explanation
 
 
-trace = typer.Typer(no_args_is_help=True, help="Show, explain and export saved runs.")
+trace = group("Show, explain and export saved runs.", no_args_is_help=True)
 
 
 def _run_file(given: str) -> str:
@@ -34,9 +34,7 @@ def _run_file(given: str) -> str:
     return str(inside) if inside.is_file() else given
 
 
-RunFile = Annotated[
-    str, typer.Argument(metavar="RUN", callback=_run_file, help="A run file, such as traces/ddp/run.jsonl.")
-]
+RunFile = Annotated[str, typer.Argument(callback=_run_file)]
 
 
 def _page(run: Run, path: Path) -> Sequence[Path]:
@@ -83,14 +81,15 @@ _WRITERS: Mapping[str, Callable[[Run, Path], Sequence[Path]]] = {
 _ENDINGS = {".html": "html", ".json": "chrome", ".json.gz": "chrome", ".svg": "svg", ".txt": "text"}
 
 
-@trace.command()
-def show(
-    run: RunFile,
-    out: Annotated[Path | None, typer.Option("--out", metavar="PAGE", help="The page; beside RUN by default.")] = None,
-    browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
-) -> None:
-    """Draw a saved run as one HTML page that needs no internet."""
+@trace.define()
+def show(run: RunFile, *, out: Path | None = None, browser: Annotated[bool, typer.Option("--open")] = False) -> None:
+    """Draw a saved run as one HTML page that needs no internet.
+
+    Args:
+        run (RUN): A run file, such as traces/ddp/run.jsonl.
+        out (PAGE): The page; beside RUN by default.
+        browser: Open the page in the browser.
+    """
     path = out or Path(run).with_name(Path(run).name.removesuffix(".gz")).with_suffix(".html")
     written = mt.load_run(run).write_html(path)
     print_lines([f"wrote {written}"])
@@ -98,20 +97,17 @@ def show(
         webbrowser.open(written.resolve().as_uri())
 
 
-@trace.command()
-def export(
-    run: RunFile,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A file, or the folder of hta and chakra.")],
-    form: Annotated[
-        str | None,
-        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(_WRITERS)}; by the end of OUT by default."),
-    ] = None,
-    debug: Debug = False,  # noqa: ARG001
-) -> None:
+@trace.define()
+def export(run: RunFile, out: Path, *, form: Annotated[str | None, typer.Option("--format")] = None) -> None:
     """Write a saved run for other tools.
 
     html: the page. chrome: .json or .json.gz for ui.perfetto.dev. svg: a picture for papers. text: the schedule, a
     rank a line. hta: a folder for HolisticTraceAnalysis. chakra: a folder of Chakra execution traces.
+
+    Args:
+        run (RUN): A run file, such as traces/ddp/run.jsonl.
+        out (OUT): A file, or the folder of hta and chakra.
+        form (FORMAT): html, chrome, svg, text, hta, chakra; by the end of OUT by default.
     """
     writer = _WRITERS[_format(out, form)]
     written = writer(mt.load_run(run), out)
@@ -128,9 +124,14 @@ def _format(out: Path, form: str | None) -> str:
     return found
 
 
-@trace.command()
-def explain(run: RunFile, as_json: AsJson = False, debug: Debug = False) -> None:  # noqa: ARG001
-    """Say why every rank waits, what sets the step time, what would help, and what fills the memory."""
+@trace.define()
+def explain(run: RunFile, *, as_json: bool = False) -> None:
+    """Say why every rank waits, what sets the step time, what would help, and what fills the memory.
+
+    Args:
+        run (RUN): A run file, such as traces/ddp/run.jsonl.
+        as_json: Print JSON instead of a table.
+    """
     saved = mt.load_run(run)
     if as_json:
         print_json({**saved.summary(), **saved.explain().data()})
@@ -203,50 +204,35 @@ def _bubbles(explained: Explanation) -> dict[str, str]:
 
 __all__ = ["trace"]  # with all of its commands, as the table in `application` wants it
 
-_MOST_SAMPLES = 10_000_000
 
-
-@trace.command()
+@trace.define()
 def montecarlo(
     run: RunFile,
-    jitter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--jitter",
-            metavar="[KIND=]SIGMA",
-            help="Sigma of the lognormal factor on every operation, or on those of a kind: computing, communication, "
-            "all_gather, ...; repeat it for more.",
-        ),
-    ] = None,
-    straggler: Annotated[
-        str | None,
-        typer.Option(
-            "--straggler", metavar="P:FACTOR", help="A rank computes FACTOR times as long, with probability P a step."
-        ),
-    ] = None,
-    slowdown: Annotated[
-        list[str] | None,
-        typer.Option("--slowdown", metavar="RANK=FACTOR", help="This rank always does; repeat it for more."),
-    ] = None,
-    slow_link: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slow-link",
-            metavar="P:FACTOR[:A-B]",
-            help="A rank's link, or the one of ranks A and B, is slow with probability P; repeat it for more.",
-        ),
-    ] = None,
-    samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=1, max=_MOST_SAMPLES, help="Steps to draw.")
-    ] = 1000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The same seed, the same samples.")] = 0,
-    page: Annotated[
-        Path | None, typer.Option("--html", metavar="PAGE", help="Draw the run and the distribution as one page.")
-    ] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,  # noqa: ARG001  (`failures` reads it)
+    *,
+    jitter: list[str] | None = None,
+    straggler: str | None = None,
+    slowdown: list[str] | None = None,
+    slow_link: list[str] | None = None,
+    samples: Annotated[int, typer.Option(min=1, max=10_000_000)] = 1000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    html: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Time a saved run again under noise: how long a step takes, and which ranks and operations carry the tail."""
+    """Time a saved run again under noise: how long a step takes, and which ranks and operations carry the tail.
+
+    Args:
+        run (RUN): A run file, such as traces/ddp/run.jsonl.
+        jitter ([KIND=]SIGMA): Sigma of the lognormal factor on every operation, or on those of a kind: computing,
+            communication, all_gather, ...; repeat it for more.
+        straggler (P:FACTOR): A rank computes FACTOR times as long, with probability P a step.
+        slowdown (RANK=FACTOR): This rank always does; repeat it for more.
+        slow_link (P:FACTOR[:A-B]): A rank's link, or the one of ranks A and B, is slow with probability P; repeat it
+            for more.
+        samples (N): Steps to draw.
+        seed (N): The same seed, the same samples.
+        html (PAGE): Draw the run and the distribution as one page.
+        as_json: Print JSON instead of a table.
+    """
     noise = mt.Noise(
         jitter=_jitter(jitter or []),
         straggler=None if straggler is None else _chance("--straggler", straggler),
@@ -254,7 +240,7 @@ def montecarlo(
         slow_links=[_slow_link(text) for text in slow_link or []],
     )
     found = mt.monte_carlo(mt.load_run(run), noise, samples=samples, seed=seed)
-    written = None if page is None else found.write_html(page)
+    written = None if html is None else found.write_html(html)
     if as_json:
         print_json(found.summary())
     else:

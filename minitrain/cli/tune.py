@@ -12,13 +12,12 @@ from rich.table import Table
 
 import minitrain as mt
 from minitrain.analysis.labels import duration
-from minitrain.cli import budget_options
-from minitrain.cli import options as given
+from minitrain.cli import options
 from minitrain.cli.failures import FAILED
-from minitrain.cli.options import pricing
+from minitrain.cli.generation import Given
+from minitrain.cli.options import Count
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.sweep import Results, in_words, parse_grid
-from minitrain.cli.worker_options import Dask, Jobs, Ray, TimeLimit, executor_of, saying_losses
+from minitrain.cli.sweep import in_words, parse_grid
 from minitrain.plain_text import printable
 from minitrain.run.figures import TABLES
 from minitrain.run.result import TokenBudget
@@ -32,110 +31,59 @@ from minitrain.workloads.models import find_model
 
 SHOWN = 8
 
-Objective = Annotated[
-    str,
-    typer.Option("--objective", metavar="NAME", help="step_time, tokens_per_second, tokens_per_dollar or energy."),
-]
-Strategies = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[STRATEGY]...", help="Those to search; those that suit the model if none."),
-]
-Space = Annotated[
-    list[str] | None,
-    typer.Option("--space", metavar="OPTION=V1,V2,...", help="The values of an option to search; repeat it for more."),
-]
-Precisions = Annotated[
-    str | None,
-    typer.Option(
-        "--precision",
-        metavar="NAME,...",
-        help="bf16, fp16, fp32 or fp8, as for run; several are searched. The model's own by default.",
-        rich_help_panel=given.MODEL,
-    ),
-]
-HeadRoom = Annotated[
-    float, typer.Option("--head-room", metavar="SHARE", help="Share of the devices' memory that must stay free.")
-]
-MinMicrobatches = Annotated[
-    int, typer.Option("--min-microbatches", metavar="N", min=1, help="The fewest microbatches of a pipeline.")
-]
-Prune = Annotated[
-    str, typer.Option("--prune", metavar="HOW", help="auto, none, front or best: what need not be priced.")
-]
-Sampler = Annotated[
-    str, typer.Option("--sampler", metavar="NAME", help="exhaustive, or optuna with --samples configurations.")
-]
-Samples = Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Configurations that optuna tries.")]
-Budget = Annotated[
-    float | None, typer.Option("--budget", metavar="SECONDS", min=0, help="Begin no configuration after so long.")
-]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="PAGE", help="Write a page: all configurations, the front, the best.")
-]
-Words = Annotated[
-    str | None,
-    typer.Option(
-        "--words",
-        metavar="TOOL",
-        help="Print the winner for megatron-lm, megatron-bridge, torchtitan, deepspeed, fsdp or calculon.",
-    ),
-]
-Explain = Annotated[bool, typer.Option("--explain", help="Say why the winner wins, and what would change that.")]
-
 
 def tune(
-    strategy: Strategies = None,
-    world_size: given.WorldSize = given.DEFAULT.world_size,
-    model: given.TrainedModel = None,
-    seq: given.SeqLen = None,
-    precision: Precisions = None,
-    layers: given.Layers = None,
-    batch: given.Batch = given.DEFAULT.global_batch_size,
-    hw: given.Hardware = None,
-    cost_per_hour: budget_options.CostPerHour = None,
-    tokens: budget_options.Tokens = None,
-    network: given.Network = None,
-    fidelity: given.Fidelity = None,
-    platform: given.Platform = None,
-    without: given.Without = None,
-    prices: given.Prices = None,
-    objective: Objective = "step_time",
-    space: Space = None,
-    head_room: HeadRoom = HEAD_ROOM,
-    min_microbatches: MinMicrobatches = 1,
-    prune: Prune = "auto",
-    sampler: Sampler = "exhaustive",
-    samples: Samples = 200,
-    budget: Budget = None,
-    explain: Explain = False,
-    words: Words = None,
-    jobs: Jobs = None,
-    dask: Dask = None,
-    ray: Ray = None,
-    time_limit: TimeLimit = None,
-    results: Results = None,
-    html: Html = None,
-    as_json: given.AsJson = False,
-    debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
+    strategy: list[str] | None = None,
+    *,
+    given: Given,
+    precision: str | None = None,
+    objective: str = "step_time",
+    space: list[str] | None = None,
+    head_room: float = HEAD_ROOM,
+    min_microbatches: Count = 1,
+    prune: str = "auto",
+    sampler: str = "exhaustive",
+    samples: Count = 200,
+    budget: Annotated[float | None, typer.Option(min=0)] = None,
+    explain: bool = False,
+    words: str | None = None,
+    html: Path | None = None,
 ) -> None:
     """Search the layouts of a model on a machine, and print the best.
 
     Ctrl-C ends the search and prints what was found by then; with --results the same command goes on from there.
+
+    Args:
+        strategy (STRATEGY): Those to search; those that suit the model if none.
+        given: The shared options.
+        precision (NAME,...): bf16, fp16, fp32 or fp8, as for run; several are searched. The model's own by default.
+        objective (NAME): step_time, tokens_per_second, tokens_per_dollar or energy.
+        space (OPTION=V1,V2,...): The values of an option to search; repeat it for more.
+        head_room (SHARE): Share of the devices' memory that must stay free.
+        min_microbatches (N): The fewest microbatches of a pipeline.
+        prune (HOW): auto, none, front or best: what need not be priced.
+        sampler (NAME): exhaustive, or optuna with --samples configurations.
+        samples (N): Configurations that optuna tries.
+        budget (SECONDS): Begin no configuration after so long.
+        explain: Say why the winner wins, and what would change that.
+        words (TOOL): Print the winner for megatron-lm, megatron-bridge, torchtitan, deepspeed, fsdp or calculon.
+        html (PAGE): Write a page: all configurations, the front, the best.
     """
     if words is not None:
-        require_tool(words, None if model is None else find_model(model))
-    for_tokens = budget_options.tokens_of(tokens, has_model=model is not None)
-    given.require_file("--html", html)
+        require_tool(words, None if given.workload is None else find_model(given.workload))
+    for_tokens = options.tokens_of(given.tokens, has_model=given.workload is not None)
+    options.require_file("--html", html)
+    given.precision = None if precision is None else precision.split(",")
     parameters: dict[str, Any] = {
-        **given.trained(model, seq, layers, None if precision is None else precision.split(",")),
-        **({} if network is None else {"network": network}),
-        **pricing(fidelity, platform, without, prices),
+        **options.trained(given),
+        **options.of_given(given, "network"),
+        **options.pricing(given),
+        **options.of_given(given, "world_size"),
+        **options.batch_of(given),
     }
-    with user_prints_to_stderr(as_json), saying_losses(), Progress() as progress:
+    with user_prints_to_stderr(given.as_json), options.saying_losses(), Progress() as progress:
         found = mt.tune(
-            hardware=given.named_hardware(budget_options.at_cost(hw, cost_per_hour)),
-            world_size=world_size,
-            global_batch_size=batch,
+            hardware=options.named_hardware(options.at_cost(given.hardware, given)),
             objective=objective,
             strategies=strategy or None,
             space=parse_grid(space or [], "--space"),
@@ -145,10 +93,10 @@ def tune(
             sampler=sampler,
             num_samples=samples,
             budget_s=budget,
-            executor=executor_of(dask, ray, jobs),
-            jobs=jobs,
-            time_limit_s=time_limit,
-            results=results,
+            executor=options.executor_of(given),
+            jobs=given.jobs,
+            time_limit_s=given.time_limit,
+            results=given.results,
             progress=_Live(progress),
             words=words,
             **parameters,
@@ -156,7 +104,7 @@ def tune(
         if html is not None:
             progress.say("drawing the best layouts")
             found.write_html(html)
-    if as_json:
+    if given.as_json:
         print_json(found.rows)
     else:
         _print(found, for_tokens, explain=explain, words=words)

@@ -3,61 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
 import minitrain as mt
-from minitrain.cli import options as given
+from minitrain.cli import options
 from minitrain.cli.failures import FAILED, saying_what_is_kept
+from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.worker_options import Jobs
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 
 _SKIPPED_SHOWN = 8
 
-Tables = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[TABLES]", help="Tables of the package, such as c2 b2 a1; all of them by default."),
-]
-OwnTable = Annotated[
-    list[Path] | None,
-    typer.Option("--table", metavar="FILE.csv", help="Your own table of measured runs; repeat it for more."),
-]
-PlatformName = Annotated[
-    str | None,
-    typer.Option("--platform", metavar="NAME", help="One platform for all rows; components for none."),
-]
-LayersFile = Annotated[
-    Path | None,
-    typer.Option("--layers", metavar="FILE", help="Measured times of layers, for clusters of several devices."),
-]
-Without = Annotated[
-    str | None,
-    typer.Option("--without", metavar="TERMS", help="Terms of the price to leave out, such as waves,launches."),
-]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page: predicted against measured.")]
-
 
 def validate(
-    tables: Tables = None,
-    table: OwnTable = None,
-    platform: PlatformName = None,
-    layers: LayersFile = None,
-    without: Without = None,
-    jobs: Jobs = None,
-    html: Html = None,
-    as_json: given.AsJson = False,
-    debug: given.Debug = False,  # noqa: ARG001  (`failures` reads it)
+    tables: list[str] | None = None,
+    *,
+    given: Given,
+    table: list[Path] | None = None,
+    platform: str | None = None,
+    layers: Path | None = None,
+    without: str | None = None,
+    jobs: int | None = None,
+    html: Path | None = None,
 ) -> None:
     """Simulate published runs, and print how far each table's predictions are off.
 
     The tables are listed in docs/accuracy.md. A row that lacks what the model needs is listed with its reason.
     Exit code 1 if no row could be simulated.
+
+    Args:
+        tables (TABLE): Tables of the package, such as c2 b2 a1; all of them by default.
+        given: The shared options.
+        table (FILE.csv): Your own table of measured runs; repeat it for more.
+        platform (NAME): One platform for all rows; components for none.
+        layers (FILE): Measured times of layers, for clusters of several devices.
+        without (TERMS): Terms of the price to leave out, such as waves,launches.
+        jobs (N): Processes; one a core by default.
+        html (FILE): Write a page: predicted against measured.
     """
-    given.require_file("--html", html)
+    as_json = given.as_json
+    options.require_file("--html", html)
     with (
         user_prints_to_stderr(as_json),
         Progress() as progress,
@@ -68,7 +56,7 @@ def validate(
             table or (),
             platform=platform,
             layers=layers,
-            without=[term.strip() for term in (without or "").split(",") if term.strip()],
+            without=options.terms_of(without),
             jobs=jobs,
             progress=_Done(progress),
         )

@@ -18,11 +18,11 @@ from minitrain.hardware.predictor import network_of
 from minitrain.plain_text import text_of
 from minitrain.run.data_frames import data_frame
 from minitrain.run.figures import summary_of
-from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, SIZES, split_keywords
+from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, SIZES, split_keywords, with_own_options
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
-from minitrain.run.signatures import shows_run_parameters
+from minitrain.run.signatures import CompareKeywords, of_strategies
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy
 from minitrain.run.trained_model import described, name_of_workload, trained_model_of
@@ -144,7 +144,7 @@ class Comparison:
         return write_comparison_page(self, path)
 
 
-@shows_run_parameters
+@of_strategies(CompareKeywords)
 def compare(
     strategies: str | Iterable[str | Strategy] | None = None,
     *,
@@ -167,6 +167,7 @@ def compare(
     Raises:
         StrategyError: a strategy cannot be found.
     """
+    parameters = with_own_options(parameters)
     for name in SIZES:
         require_count(name, parameters.get(name, 1))
     if parameters.get("workload") is not None:  # found once for all strategies

@@ -1,16 +1,12 @@
-"""The parameters of a run as one value: what each means, its default and its rule are written here and nowhere else.
+"""The parameters of a run as one value: each once, with its type, default, rule, meaning, and options.
 
-A new parameter is a new field of `RunParameters`, documented there. `simulate`, `simulate_async` and `compare` show the
-fields as their keywords; `sweep`, `prove`, folding and the command line take names and defaults from here. Other lists
-name the parameter as far as it concerns them:
+A new parameter is a new field of `RunParameters`, documented there. All who take parameters read them here: `simulate`,
+`compare`, `sweep`, `prove` and folding; type checkers and editors (`minitrain.run.signatures`); and the command line
+(`minitrain.cli.options`), where a parameter has the options that its field names, in the commands that it names, with
+the meaning that the docstring of `RunParameters` gives it. `command_of` writes a run as such a command.
 
-- `TakesRunParameters` (`minitrain.run.signatures`) repeats names and types for type checkers, which a test compares.
 - `EXCLUSIONS` below has what excludes each other.
 - `PRICE_ONLY` has those that change prices alone, so that sweeps and `mt.price` know which configurations share a run.
-- A command offers the parameter once `minitrain.cli.options` has an option for it (with its name in
-  `minitrain.run.command_line.OPTIONS`) and the command's own signature names that.
-
-Which parameters of a run exclude each other, and which values `fold` may have.
 
 Folding that is asked for excludes what tells ranks apart. Folding that happens by itself ("auto") excludes nothing: a
 run with such a parameter simulates every rank.
@@ -19,10 +15,12 @@ run with such a parameter simulates every rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from minitrain.errors import UsageError, require_count
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
@@ -33,9 +31,23 @@ from minitrain.rank.observers import Observer
 from minitrain.rank.shares import Shares
 from minitrain.run.contention import EXACT, require_contention
 from minitrain.run.faults import require_faults
+from minitrain.run.strategy_loading import split_options
 
 if TYPE_CHECKING:
+    from minitrain.hardware.clusters.cluster import Cluster
+    from minitrain.hardware.config import SystemConfig
     from minitrain.hardware.measured_layers import MeasuredLayers
+
+    class SharedPlatform(Protocol):
+        """A `minitrain.platform.VirtualHardwarePlatform`, which is of a room above."""
+
+        @property
+        def profile(self) -> Any:
+            """What it is made of."""
+
+    Hardware = (
+        str | PathLike[str] | Mapping[str, Any] | SystemConfig | Predictor | RankPredictors | SharedPlatform | Cluster
+    )
 
 
 AUTO = "auto"
@@ -123,90 +135,210 @@ OF_TRANSFORMER = ("seq_len", "precision")
 LOGS = ("full", "summary")
 
 
+MODEL, MACHINE, OUTPUT, WORKERS, FAILURES = "Model and ranks", "Machine", "Output", "Workers", "Failures"
+"""Headings of options in the help of commands."""
+
+# Larger than any run in practice; without a limit, a typing error could fill the memory.
+MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How the command line has a parameter.
+
+    Args:
+        flags: how it is written, the name of the parameter first; messages and printed commands use the last.
+        commands: those that have it, between spaces.
+        kind: what its text is read as; of `list`, several texts.
+        metavar: what stands for its value in the help.
+        panel: the heading that it stands under there.
+        least: the smallest number.
+        most: the largest number.
+        shown: what the help says of its default, where that is not the parameter's.
+    """
+
+    flags: tuple[str, ...]
+    commands: str = ""
+    kind: type = str
+    metavar: str | None = None
+    panel: str | None = None
+    least: float | None = None
+    most: float | None = None
+    shown: str = ""
+
+    @property
+    def short(self) -> str:
+        """How messages write it."""
+        return self.flags[-1].partition("/")[0]
+
+
+def with_option(*flags: str, commands: str, panel: str = MODEL, **more: Any) -> dict[str, Option]:
+    """Return what a field says of its option; the arguments are those of `Option`."""
+    return {"option": Option(flags, commands, panel=panel, **more)}
+
+
+def with_count(*flags: str, commands: str, most: int | None = None) -> dict[str, Option]:
+    """Return what a field says of the option of a number of things."""
+    return with_option(*flags, commands=commands, kind=int, metavar="N", least=1, most=most)
+
+
+def options_of(kind: type) -> dict[str, Option]:
+    """Return the options of a dataclass's fields by name, those without one left out."""
+    return {each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata}
+
+
+_ALL = "compare run sweep tune plan goodput prove"
+_SIZED = "compare run sweep tune goodput prove"
+_TRAINING = "compare run sweep tune plan goodput"
+_SIMULATING = "compare run sweep tune goodput"
+_RUNS = "compare run sweep"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParameters:
     """What one training step is simulated with, beside the strategy and its own options.
 
+    The help of commands has what is said here of each, up to a sentence that begins with "In Python".
+
     Args:
-        world_size: number of ranks.
-        num_layers: layers of the trained model; those of `workload` where that is a transformer, whose layers are its
-            units.
-        global_batch_size: samples of the step, over all ranks.
-        hardware: a shipped config's name, a path, a loaded config, or a predictor (`RankPredictors` for one a rank); or
-            a `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`); or a
-            `mt.Cluster` of unlike devices, or the path of its file.
-        workload: what is trained: a transformer (`mt.Transformer`, a shipped model's name, a path to a Hugging Face
-            config) or any `minitrain.workloads.workload.Workload`; that of the hardware's predictor by default, which
-            is the specified one.
-        seq_len: tokens of a sample of a transformer; the model's own by default.
-        precision: of a transformer: "bf16", "fp16", "fp32", "fp8" or an `mt.Precision`; the model's own by default. MFU
-            is counted by the devices' peak for its `datatype`, which "fp8" has in common with "bf16".
-        network: "flat" (one tier for the run), "hierarchical" (the tier that each group needs), or "auto": flat where
-            all ranks fit into the smallest tier, else hierarchical.
-        placement: node of each rank; not for the flat network.
-        fidelity: "roofline", or "kernels" to price each kernel and each transfer by what devices were measured to
-            reach (see `minitrain.hardware.price`); if None, kernels for a transformer, and else the roofline.
-        platform: with kernels, what a framework adds to their prices: a framework, a name of `mt.platforms()`, or a
-            `Platform`; if None, what the strategy stands for.
-        without: with kernels, terms of their prices to leave out, for an ablation.
-        prices: measured times of layers, `mt.MeasuredLayers.read("layers.csv")`, in the place of computed ones.
-        slowdown: factor by which computing takes longer, by rank.
-        shares: who takes how much of the step, where ranks are not alike: samples of each replica, a `mt.Shares`, or a
-            plan that has one; equal shares if None. They are for strategies that ask their model for them.
-        faults: devices that die during the step, `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
-        recovery: what happens then, and how long it takes; `mt.Recovery()` if None.
-        contention: slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
+        world_size: Number of ranks; of a cluster, a rank for each device by default.
+        workload: A transformer instead of equal layers: a name (see `minitrain models`) or a Hugging Face config.json;
+            dense for equal layers whose backward costs twice their forward. In Python also an `mt.Transformer` or any
+            `minitrain.workloads.workload.Workload`; if None, that of the hardware's predictor, which is the specified
+            one.
+        seq_len: Tokens a sample; the model's own by default.
+        precision: bf16, fp16, fp32, or fp8: multiplications with weights in eight bits, MFU still by the peak of
+            sixteen; the model's own by default. In Python also an `mt.Precision`. MFU is counted by the devices' peak
+            for its `datatype`, which "fp8" has in common with "bf16".
+        num_layers: Layers of the model. In Python they may be left out only where they are not those of `workload`: a
+            transformer's layers are its units.
+        global_batch_size: Samples of the step, over all ranks.
+        shares: Samples of each replica instead of equal ones; the batch is then their sum. In Python also an
+            `mt.Shares`, or a plan that has one: who takes how much of the step, where ranks are not alike. They are for
+            strategies that ask their model for them.
+        strict: Count every tensor alive, wherever it is kept, and accept only what operations gave. In Python: as
+            memory, and only tensors that came out of operations (see `minitrain.accounting.strict`).
+        hardware: A shipped hardware config (see `minitrain hw list`) or a file, also of a cluster of unlike devices. In
+            Python also a loaded config, or a predictor (`RankPredictors` for one a rank); or a
+            `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`); or a
+            `mt.Cluster`. `mt.price` takes several.
+        network: flat: one network tier for the run; hierarchical: the tier that each group needs; auto: flat within the
+            smallest tier, else hierarchical.
+        placement: Node of each rank; not for the flat network.
+        fidelity: roofline: FLOPs and bytes of a layer; kernels: each kernel and transfer by what devices were measured
+            to reach. In Python see `minitrain.hardware.price`; if None, kernels for a transformer, else the roofline.
+        platform: With prices of kernels: the framework, or one of its platforms (see docs/accuracy.md); components:
+            none. In Python also a `Platform`, one of `mt.platforms()`; if None, what the strategy stands for.
+        without: With prices of kernels: terms of the prices to leave out, such as waves,launches. In Python a sequence
+            of them, for an ablation.
+        prices: Measured times of layers instead of computed ones; FILE.csv:gpu=NAME,model=NAME chooses rows. In Python
+            `mt.MeasuredLayers.read("layers.csv")`.
+        slowdown: Factor by which computing takes longer, by rank.
+        strict_memory: Fail when a rank holds more than the device's memory. In Python: raise, instead of reporting it.
+        log: full: keep every event; summary: keep totals, in memory that does not grow with events. In Python see
+            `minitrain.accounting.summary`.
+        fold: Simulate ranks that do the same once: the same figures much sooner; pages have a row for each class. In
+            Python: those that do the same but for shard index and samples (see `minitrain.folding`). "auto" does so for
+            shipped strategies from eight ranks on, where each class has four at least, and simulates every rank where
+            it cannot. True does so for any strategy, or says why not; False never does. A
+            `minitrain.folding.early_divergence.DivergenceHistory` lets several runs share what they find out.
+        faults: A device dies so long after the step's beginning; repeat it for more. In Python
+            `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
+        recovery: What happens after a failure: spares=1, elastic=true, detection_s=30, restart_s, repair_s, ...; repeat
+            it for more. In Python an `mt.Recovery`; `mt.Recovery()` if None.
+        contention: Slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
             transfers share links too (see `minitrain.replay`). `model.time` during the run does not include it.
-        p2p_buffer: untagged messages that may lie unreceived before a blocking send waits.
-        check: verify the final weights.
-        strict: count every tensor alive as memory, wherever it is kept, and accept only tensors that came out of
-            operations (see `minitrain.accounting.strict`).
-        strict_memory: raise when a rank holds more than the device's memory, instead of reporting it.
-        memory_by_kind: keep a journal of what enters and leaves each store, for memory curves by kind.
+        p2p_buffer: Untagged messages that may lie unreceived before a blocking send waits.
+        check: Verify the final weights.
+        memory_by_kind: Keep a journal of what enters and leaves each store, for memory curves by kind.
         numerics: "numpy", or a `minitrain.numerics.Problem` or `TransformerProblem`, to let tensors carry numbers; the
             log stays the same.
-        execution: what operations do beside, a `minitrain.rank.executors.Executor`; numerics have their own.
-        observers: what is told of all that the ranks do, each a `minitrain.rank.observers.Observer`.
-        fold: simulate ranks that do the same but for shard index and samples once (see `minitrain.folding`), with the
-            same result. "auto" does so for shipped strategies from eight ranks on, where each class has four at least,
-            and simulates every rank where it cannot. True does so for any strategy, or says why not; False never does.
-            A `minitrain.folding.early_divergence.DivergenceHistory` lets several runs share what they find out.
-        log: "full", or "summary" to keep totals instead of events (see `minitrain.accounting.summary`).
+        execution: What operations do beside, a `minitrain.rank.executors.Executor`; numerics have their own.
+        observers: What is told of all that the ranks do, each a `minitrain.rank.observers.Observer`.
 
     Raises:
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
 
-    world_size: int = 8
-    num_layers: int = 32
-    global_batch_size: int = 64
-    hardware: Any = "h100_80g_nvl8"
-    workload: Any = None
-    seq_len: int | None = None
-    precision: Any = None
-    network: str = "auto"
+    world_size: int = field(default=8, metadata=with_count("--world-size", commands=_SIZED, most=MOST_RANKS))
+    workload: Any = field(default=None, metadata=with_option("--workload", "--model", commands=_ALL, metavar="NAME"))
+    seq_len: int | None = field(default=None, metadata=with_count("--seq-len", "--seq", commands=_ALL))
+    precision: Any = field(default=None, metadata=with_option("--precision", commands=_TRAINING, metavar="NAME"))
+    num_layers: int = field(
+        default=32, metadata=with_count("--num-layers", "--layers", commands=_ALL, most=MOST_LAYERS)
+    )
+    global_batch_size: int = field(
+        default=64, metadata=with_count("--global-batch-size", "--batch", commands=_ALL, most=MOST_SAMPLES)
+    )
+    shares: Any = field(default=None, metadata=with_option("--shares", commands="compare run", metavar="N,..."))
+    strict: bool = field(default=False, metadata=with_option("--strict", commands=f"{_RUNS} prove", kind=bool))
+    hardware: Hardware = field(
+        default="h100_80g_nvl8",
+        metadata=with_option("--hardware", "--hw", commands=_TRAINING, metavar="CONFIG", panel=MACHINE),
+    )
+    network: str = field(
+        default="auto", metadata=with_option("--network", commands=_SIMULATING, metavar="KIND", panel=MACHINE)
+    )
     placement: Sequence[int] | None = None
-    fidelity: str | None = None
-    platform: Any = None
-    without: Sequence[str] = ()
-    prices: MeasuredLayers | None = None
+    fidelity: str | None = field(
+        default=None,
+        metadata=with_option(
+            "--fidelity",
+            commands=_TRAINING,
+            metavar="KIND",
+            panel=MACHINE,
+            shown="kernels with --model, else roofline",
+        ),
+    )
+    platform: Any = field(
+        default=None,
+        metadata=with_option(
+            "--platform", commands=_TRAINING, metavar="NAME", panel=MACHINE, shown="what the strategy stands for"
+        ),
+    )
+    without: Sequence[str] = field(
+        default=(), metadata=with_option("--without", commands=_SIMULATING, metavar="TERM,...", panel=MACHINE)
+    )
+    prices: MeasuredLayers | None = field(
+        default=None, metadata=with_option("--prices", commands=_SIMULATING, metavar="FILE.csv", panel=MACHINE)
+    )
     slowdown: Mapping[int, float] | None = None
-    shares: Any = None
-    faults: Any = ()
-    recovery: Any = None
+    strict_memory: bool = field(
+        default=False, metadata=with_option("--strict-memory", commands=_RUNS, kind=bool, panel=MACHINE)
+    )
+    log: str = field(
+        default="full", metadata=with_option("--log", commands="compare run", metavar="KIND", panel=MACHINE)
+    )
+    fold: bool | str | Any = field(
+        default=AUTO,
+        metadata=with_option(
+            "--fold/--no-fold",
+            commands=_RUNS,
+            kind=bool,
+            panel=MACHINE,
+            shown="for shipped strategies, with a row for each rank",
+        ),
+    )
+    faults: Any = field(
+        default=(),
+        metadata=with_option("--faults", "--fault", commands="run", kind=list, metavar="RANK@SECONDS", panel=FAILURES),
+    )
+    recovery: Any = field(
+        default=None,
+        metadata=with_option("--recovery", commands="run goodput", kind=list, metavar="NAME=VALUE", panel=FAILURES),
+    )
     contention: bool | str = False
     p2p_buffer: int | None = 1
     check: bool = True
-    strict: bool = False
-    strict_memory: bool = False
     memory_by_kind: bool = False
     numerics: Any = None
     execution: Executor | None = None
     observers: Sequence[Observer] = ()
-    fold: bool | str | Any = AUTO
-    log: str = "full"
 
     def __post_init__(self) -> None:
+        if isinstance(self.hardware, Sequence) and not isinstance(self.hardware, str):
+            raise UsageError("hardware must be one machine, got a list; `mt.price` takes several")
         object.__setattr__(self, "hardware", cluster_or_other(self.hardware))
         self._take_workload()
         for name in SIZES:
@@ -255,11 +387,12 @@ class RunParameters:
                     f"a run of {self.world_size} ranks needs one predictor a rank, got {len(self.hardware.predictors)}"
                 )
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
-        if is_cluster(self.hardware):
+        hardware: Any = self.hardware
+        if is_cluster(hardware):
             from minitrain.hardware.clusters.cluster_network import predictors_of  # noqa: PLC0415  (few runs have one)
 
             machine = self.world_size, self.network, self.placement
-            return predictors_of(self.hardware, *machine, self.workload, pricing)
+            return predictors_of(hardware, *machine, self.workload, pricing)
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
     def pricing(self, stands_for: str | None = None) -> Pricing:
@@ -299,6 +432,14 @@ class RunParameters:
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType({field.name: field.default for field in fields(RunParameters)})
 """The default of each parameter by its name."""
+OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(RunParameters))
+"""The parameters of a run that the command line has, by name."""
+
+
+def with_own_options(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords of `simulate` in which those of `options` stand among the others."""
+    others = {name: value for name, value in keywords.items() if name != "options"}
+    return {**(keywords.get("options") or {}), **others}
 
 
 def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str, Any]]:
@@ -307,6 +448,7 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
     Raises:
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
+    keywords = with_own_options(keywords)
     given = {name: value for name, value in keywords.items() if name in DEFAULTS}
     if given.get("shares") is not None and "global_batch_size" not in given:
         samples = Shares.of(given["shares"]).samples
@@ -366,3 +508,50 @@ def _require_slowdown(slowdown: Mapping[int, float], world_size: int) -> None:
             raise UsageError(f"slowdown names rank {rank!r}, but ranks are 0..{world_size - 1}")
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
             raise UsageError(f"the slowdown of rank {rank} must be a positive number, got {factor!r}")
+
+
+_LISTS = ("shares", "without")  # values between commas
+
+
+def command_of(strategy: str, given: Mapping[str, Any]) -> str:
+    """Return the command that simulates a strategy, so that its figures can be had again; a remark where none can.
+
+    Args:
+        strategy: its name, with options or without.
+        given: parameters of `simulate`, and options of the strategy; defaults may be left out.
+
+    >>> command_of("pp_dp:pp=4", {"pp": 4, "world_size": 16, "num_layers": 32, "fidelity": "kernels", "depth": 2})
+    'minitrain run pp_dp:pp=4 --world-size 16 --fidelity kernels -o depth=2'
+    >>> command_of("ddp", {"placement": [0, 1]})
+    '# in Python only: placement has no option'
+    """
+    own = split_options(strategy)[1]
+    words = ["minitrain", "run", strategy]
+    for name, value in given.items():
+        if name == "microbatch_size":
+            words += [] if name in own else ["--microbatch", str(value)]
+        elif name not in DEFAULTS:
+            words += [] if name in own else ["-o", f"{name}={value}"]
+        elif type(value) is not type(DEFAULTS[name]) or value != DEFAULTS[name]:
+            if not _is_text(name, value):
+                return f"# in Python only: {name} has no option{' for such a value' if name in OPTIONS else ''}"
+            words += _words(name, value)
+    return shlex.join(words)
+
+
+def _is_text(name: str, value: Any) -> bool:
+    """Return whether the command line can say a parameter."""
+    if name not in OPTIONS:
+        return False
+    if name in _LISTS:
+        return isinstance(value, list | tuple) and all(isinstance(one, str | int) for one in value)
+    return isinstance(value, str | int | PathLike)
+
+
+def _words(name: str, value: Any) -> Iterator[str]:
+    """Yield a parameter as the command line says it."""
+    option = OPTIONS[name].short
+    if isinstance(value, bool):
+        yield option if value else option.replace("--", "--no-", 1)
+    else:
+        yield from (option, ",".join(map(str, value)) if name in _LISTS else str(value))

@@ -1,83 +1,164 @@
-"""The signature of functions that take a strategy and the parameters of a run, for editors and type checkers."""
+"""The signature of functions that take a strategy and the parameters of a run, for editors and type checkers.
+
+Type checkers read it from the constructor of a dataclass, `StepKeywords`, so that no parameter is written twice. `help`
+and completion read `__signature__`, which has every parameter of `RunParameters`.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from minitrain.run.parameters import RunParameters
 
 if TYPE_CHECKING:
-    from minitrain.hardware.measured_layers import MeasuredLayers
-    from minitrain.rank.executors import Executor
-    from minitrain.rank.observers import Observer
+    from minitrain.run.event_loops import LoopFactory
+    from minitrain.run.parameters import Hardware
     from minitrain.run.progress import Watch
     from minitrain.run.strategy_loading import Strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R")
+P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
+_STRATEGYS: Any = None  # the strategy has the default
 
 
-class TakesRunParameters(Protocol[R_co]):
-    """`simulate`, as editors and type checkers see it: the fields of `RunParameters` by name, and a strategy's options.
+@dataclass(frozen=True, kw_only=True)
+class StepKeywords(RunParameters):
+    """The keywords of a function that simulates: parameters of the run, and options of shipped strategies.
 
-    It must agree with the fields, which tests/run/test_parameters.py checks.
+    Nothing is made of this class: type checkers read it. Another strategy's options, where none of the shipped ones has
+    them, are given as `options={"depth": 2}`, in its name ("mine.py:mine:depth=2"), or by `functools.partial`.
+
+    Args:
+        options: options of the strategy by name.
+        watch: as for `simulate`.
     """
 
-    def __call__(
-        self,
-        strategy: str | Strategy,
-        *,
-        watch: Watch | None = None,
-        world_size: int = ...,
-        num_layers: int = ...,
-        global_batch_size: int = ...,
-        hardware: Any = ...,
-        workload: Any = ...,
-        seq_len: int | None = ...,
-        precision: Any = ...,
-        network: str = ...,
-        placement: Sequence[int] | None = ...,
-        fidelity: str | None = ...,
-        platform: Any = ...,
-        without: Sequence[str] = ...,
-        prices: MeasuredLayers | None = ...,
-        slowdown: Mapping[int, float] | None = ...,
-        shares: Any = ...,
-        faults: Any = ...,
-        recovery: Any = ...,
-        contention: bool | str = ...,
-        p2p_buffer: int | None = ...,
-        check: bool = ...,
-        strict: bool = ...,
-        strict_memory: bool = ...,
-        memory_by_kind: bool = ...,
-        numerics: Any = ...,
-        execution: Executor | None = ...,
-        observers: Sequence[Observer] = ...,
-        fold: bool | str | Any = ...,
-        log: str = ...,
-        **options: Any,
-    ) -> R_co:
+    options: Mapping[str, Any] | None = None
+    watch: Watch | None = None
+    balanced: bool = _STRATEGYS
+    batch_messages: bool = _STRATEGYS
+    bucket_size: int = _STRATEGYS
+    capacity_factor: float | None = _STRATEGYS
+    cp: int | None = _STRATEGYS
+    cp_comm_type: str = _STRATEGYS
+    ep: int = _STRATEGYS
+    imbalance: float | Sequence[float] = _STRATEGYS
+    layers_per_stage: Sequence[int] | None = _STRATEGYS
+    lookahead: int = _STRATEGYS
+    microbatch_size: int | None = _STRATEGYS
+    num_chunks: int = _STRATEGYS
+    offload: str | None = _STRATEGYS
+    overlap_experts: bool = _STRATEGYS
+    overlap_messages: bool = _STRATEGYS
+    overlap_parts: bool = _STRATEGYS
+    overlap_replicas: bool = _STRATEGYS
+    pp: int | None = _STRATEGYS
+    recompute: str = _STRATEGYS
+    replicas: int = _STRATEGYS
+    reshard_after_forward: bool = _STRATEGYS
+    scatter_gather: bool = _STRATEGYS
+    schedule: str = _STRATEGYS
+    sequence_parallel: bool = _STRATEGYS
+    shard_size: int | None = _STRATEGYS
+    tp: int = _STRATEGYS
+    zero: int = _STRATEGYS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateKeywords(StepKeywords):
+    """Those of `simulate`.
+
+    Args:
+        loop_factory: as there.
+    """
+
+    loop_factory: LoopFactory | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareKeywords(StepKeywords):
+    """Those of `compare`.
+
+    Args:
+        progress: as there.
+    """
+
+    progress: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceKeywords(StepKeywords):
+    """Those of `price`, which alone takes several machines.
+
+    Args:
+        vary: as there.
+        grid: as there.
+    """
+
+    vary: Mapping[str, Sequence[Any]] | None = None
+    grid: Mapping[str, Sequence[Any]] | None = None
+
+
+class OfStrategy(Protocol[P, R_co]):
+    """A function of a strategy and keywords."""
+
+    def __call__(self, strategy: str | Strategy, *args: P.args, **keywords: P.kwargs) -> R_co:
         """Simulate a strategy with parameters of the run and options of its own."""
         ...
 
 
-def lists_run_parameters(function: Callable[..., R]) -> TakesRunParameters[R]:
-    """Let a function of a strategy and `**parameters` have the signature of `TakesRunParameters`."""
-    return cast("TakesRunParameters[R]", shows_run_parameters(function))
+class OfStrategies(Protocol[P, R_co]):
+    """A function of several strategies and keywords."""
+
+    def __call__(
+        self, strategies: str | Iterable[str | Strategy] | None = None, *args: P.args, **keywords: P.kwargs
+    ) -> R_co:
+        """Simulate strategies with the same parameters."""
+        ...
+
+
+class OnMachines(Protocol[P, R_co]):
+    """A function of a strategy, several machines and keywords."""
+
+    def __call__(
+        self,
+        strategy: str | Strategy,
+        hardware: Hardware | Sequence[Hardware] | None = None,
+        *args: P.args,
+        **keywords: P.kwargs,
+    ) -> R_co:
+        """Simulate a strategy on each of several machines."""
+        ...
+
+
+def of_strategy(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OfStrategy[P, R_co]]:
+    """Let a function of a strategy and `**parameters` have the keywords of a class in its signature."""
+    return shows_run_parameters
+
+
+def of_strategies(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OfStrategies[P, R_co]]:
+    """Do the same for a function of several strategies."""
+    return shows_run_parameters
+
+
+def on_machines(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OnMachines[P, R_co]]:
+    """Do the same for a function of a strategy on several machines."""
+    return shows_run_parameters
 
 
 def shows_run_parameters(function: F) -> F:
     """Let a function of `**parameters` show each parameter of a run in its signature (for help and completion)."""
     signature = inspect.signature(function)
     own = [known for known in signature.parameters.values() if known.kind is not inspect.Parameter.VAR_KEYWORD]
+    taken = {known.name for known in own}
     listed = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(RunParameters)
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in fields(RunParameters)
+        if each.name not in taken
     ]
     options = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation="Any")
     function.__signature__ = signature.replace(parameters=[*own, *listed, options])  # type: ignore[attr-defined]

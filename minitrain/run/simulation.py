@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from minitrain.errors import UsageError
 from minitrain.rank.model import Model
 from minitrain.run import variants
 from minitrain.run.device_memory import watching_memory
@@ -17,12 +16,12 @@ from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
 from minitrain.run.result import Run
-from minitrain.run.signatures import lists_run_parameters
+from minitrain.run.signatures import SimulateKeywords, StepKeywords, of_strategy
 from minitrain.run.strategy_loading import Strategy
 from minitrain.transport.dist import Dist
 
 
-@lists_run_parameters
+@of_strategy(SimulateKeywords)
 def simulate(
     strategy: str | Strategy,
     *,
@@ -40,7 +39,8 @@ def simulate(
         loop_factory: makes the event loop, `uvloop.new_event_loop` for example; the log does not depend on it.
         watch: called when the ranks begin, with a `minitrain.run.progress.RunProgress` that another thread may ask how
             far they are.
-        parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options.
+        parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options, also as
+            `options={"depth": 2}`, which type checkers let pass whatever the strategy is.
 
     Returns:
         The run.
@@ -52,7 +52,7 @@ def simulate(
     return run_to_end(lambda: simulate_async(strategy, watch=watch, **parameters), loop_factory)
 
 
-@lists_run_parameters
+@of_strategy(StepKeywords)
 async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None, **parameters: Any) -> Run:
     """Simulate one training step of a strategy in the running event loop.
 
@@ -60,7 +60,8 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
         strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function"; a name may have
             options ("pp_dp:pp=4").
         watch: called when the ranks begin, with a `RunProgress`.
-        parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options.
+        parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options, also as
+            `options={"depth": 2}`, which type checkers let pass whatever the strategy is.
 
     Returns:
         The run.
@@ -72,10 +73,6 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
         LawError: the strategy breaks a law of training.
         OutOfMemoryError: with `strict_memory`, a rank held too much.
     """
-    if type(parameters.get("hardware")) in (list, tuple):
-        if watch is not None:
-            raise UsageError("watch is for a run on one machine, and hardware is a list; leave one out")
-        return await variants.price_machines(strategy, parameters)  # type: ignore[no-any-return]  # as it is documented
     return await simulate_prepared(prepare(strategy, parameters, watch))
 
 

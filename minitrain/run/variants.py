@@ -13,10 +13,9 @@
 | `contention="exact"` | transfers share links when it is timed again | `platform` |
 | `faults` | devices die, and the step is simulated until it comes through | `faults` |
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
-| `hardware=[...]` | one execution gives the times on several machines | `vector` |
 
 `strict` and `observers` work together with an executor. What excludes each other is in `minitrain.run.parameters`. This
-file alone imports accounting, numerics, platform, faults, folding and vector from this room, each when a run needs it.
+file alone imports accounting, numerics, platform, faults and folding from this room, each when a run needs it.
 """
 
 from __future__ import annotations
@@ -125,13 +124,6 @@ async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[Prepar
     return await disturbed_run.simulate_with_faults(prepared, simulate)
 
 
-async def price_machines(strategy: Any, parameters: dict[str, Any]) -> Any:
-    """Simulate a strategy on a list of hardware at once; see `minitrain.vector.price`."""
-    from minitrain.vector.price import price_async  # noqa: PLC0415
-
-    return await price_async(strategy, **parameters)
-
-
 def _summary(world_size: int) -> Variant:
     """Return the way to keep totals instead of events."""
     from minitrain.accounting.summary.model import summary_models  # noqa: PLC0415
@@ -192,8 +184,9 @@ def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[
     from minitrain.platform.replayed_runs import replayed_logs  # noqa: PLC0415
 
     logs = [model._log for model in models]
-    if hasattr(parameters.hardware, "profile"):
-        return replayed_logs(logs, parameters.hardware, None)
+    hardware: Any = parameters.hardware
+    if hasattr(hardware, "profile"):
+        return replayed_logs(logs, hardware, None)
     system = getattr(models[0]._runtime_predictor, "system", None)
     if system is None:
         raise UsageError(

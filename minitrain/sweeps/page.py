@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.files import write_text
-from minitrain.run.command_line import command_of
 from minitrain.run.figures import TABLES
+from minitrain.run.parameters import command_of
 from minitrain.sweeps.batches import Row, flat, succeeded
 
 STYLE = """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.analysis.labels import GIB
 from minitrain.errors import UsageError
-from minitrain.run.command_line import command_of
+from minitrain.run.parameters import command_of
 from minitrain.run.simulation import simulate
 from minitrain.run.sureness import remark_on, sureness_of
 from minitrain.run.trained_model import trained_model_of

@@ -36,6 +36,7 @@ from minitrain.run.figures import FIGURES
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
+from minitrain.run.signatures import PriceKeywords, on_machines
 from minitrain.run.simulation import simulate, simulate_async
 from minitrain.run.strategy_loading import Strategy, framework_of
 from minitrain.vector.execution import Config, MachineGroup, Machines, Source, execute
@@ -438,6 +439,7 @@ class Priced:
             yield f"  ... and {len(self) - _ROWS_SHOWN} more"
 
 
+@on_machines(PriceKeywords)
 def price(
     strategy: str | Strategy,
     hardware: Any = None,
@@ -476,6 +478,7 @@ def price(
     return run_to_end(lambda: price_async(strategy, hardware, vary=vary, grid=grid, **parameters))
 
 
+@on_machines(PriceKeywords)
 async def price_async(
     strategy: str | Strategy,
     hardware: Any = None,

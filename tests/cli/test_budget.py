@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.cli.budget_options import at_cost, tokens_of
+from minitrain.cli.generation import Given
+from minitrain.cli.options import at_cost, tokens_of
 from minitrain.run.result import TokenBudget
 from minitrain.trace.tables import budget_cells
 
@@ -124,4 +125,4 @@ def test_letters_scale_a_number() -> None:
 
 def test_a_cluster_has_prices_of_its_own() -> None:
     with pytest.raises(mt.UsageError, match="--cost-per-hour is for one kind of device"):
-        at_cost("two_generations", 2.0)
+        at_cost("two_generations", Given(cost_per_hour=2.0))

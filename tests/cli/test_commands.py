@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 import minitrain as mt
 from minitrain.cli import app
+from minitrain.cli.generation import Given
 from minitrain.cli.options import parse_durations, strategy_options
 from minitrain.cli.prove import BATCH, LAYERS, WORLD_SIZE
 from minitrain.hardware import shipped_configs
@@ -374,7 +375,11 @@ def test_version_is_the_package_s() -> None:
     assert minitrain("--version").stdout.startswith("minitrain 0.")
 
 
+def _options(*texts: str) -> Given:
+    return Given(option=[*texts], microbatch_size=None)
+
+
 def test_durations_and_options_are_parsed_with_blanks() -> None:
     assert parse_durations(" forward = 1 , send=0.5") == {"forward": 1.0, "send": 0.5}
-    assert strategy_options([" a = 1"], None) == {"a": 1}
-    assert strategy_options(["a=1if", "b='x'", "c=" + "(" * 500], None) == {"a": "1if", "b": "x", "c": "(" * 500}
+    assert strategy_options(_options(" a = 1")) == {"a": 1}
+    assert strategy_options(_options("a=1if", "b='x'", "c=" + "(" * 500)) == {"a": "1if", "b": "x", "c": "(" * 500}

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from benchmarks.published import Published
 from minitrain.cli import app
-from minitrain.run.command_line import OPTIONS, command_of
-from minitrain.run.parameters import DEFAULTS
+from minitrain.run.parameters import DEFAULTS, OPTIONS, command_of
 from minitrain.tuning.search import distinct
 
 SEARCH = ["--world-size", "16", "--batch", "32", "--model", "tiny", "--jobs", "1"]

@@ -163,5 +163,5 @@ def test_a_processor_loads_weights_from_its_own_memory() -> None:
     found = RuntimePredictor(1, system).load(1, 1, 0, 1).seconds
     assert found == size_bytes / system.mem1.throughput(size_bytes)
     step: dict[str, Any] = {"world_size": 1, "num_layers": 1}
-    on_several: Any = mt.simulate("single", hardware=[system, "h100_80g_nvl8"], **step)
+    on_several = mt.price("single", [system, "h100_80g_nvl8"], **step)
     assert on_several[0].step_time == mt.simulate("single", hardware=system, **step).step_time

@@ -35,12 +35,12 @@ async def updates(model: Model, num_shards: int) -> Model:
 def test_more_shards_than_rows_break_a_law(strategy: Any, strict: bool) -> None:
     op = "load_weights" if strategy is loads else "update"
     with pytest.raises(mt.LawError, match=f"{op} on rank 0: {TOO_MANY}") as refused:
-        mt.simulate(strategy, num_shards=4097, strict=strict, **ONE)
+        mt.simulate(strategy, options={"num_shards": 4097}, strict=strict, **ONE)
     assert (refused.value.rank, refused.value.layer, refused.value.num_shards) == (0, 0, 4097)
 
 
 def test_a_shard_of_one_row_costs_time() -> None:
-    run = mt.simulate(updates, num_shards=4096, **ONE)
+    run = mt.simulate(updates, options={"num_shards": 4096}, **ONE)
     assert run.logs[0][-1].typ == "update"
     assert run.logs[0][-1].duration > 0
 
@@ -52,9 +52,9 @@ def test_the_workload_says_how_many_shards_there_can_be() -> None:
 
     predictor = mt.FixedPredictor(load_weights=1)
     predictor.workload = Narrow()
-    assert mt.simulate(loads, num_shards=4, hardware=predictor, **ONE).load_time == 1
+    assert mt.simulate(loads, options={"num_shards": 4}, hardware=predictor, **ONE).load_time == 1
     with pytest.raises(mt.LawError, match="a layer of 4 rows cannot be cut into 5 shards"):
-        mt.simulate(loads, num_shards=5, hardware=predictor, **ONE)
+        mt.simulate(loads, options={"num_shards": 5}, hardware=predictor, **ONE)
 
 
 def test_zero_on_more_ranks_than_rows_is_refused_folded_too() -> None:

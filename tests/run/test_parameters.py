@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import minitrain as mt
 from minitrain.accounting.summary.run import SummaryRun
+from minitrain.cli.generation import Given
 from minitrain.cli.options import strategy_options
 from minitrain.errors import UsageError
 from minitrain.rank.observers import Observer
-from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, Exclusion, RunParameters, split_keywords
-from minitrain.run.signatures import TakesRunParameters
+from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, OPTIONS, Exclusion, RunParameters, split_keywords
+from minitrain.run.signatures import StepKeywords
+from minitrain.run.strategy_loading import options_of
 from minitrain.run.variants import choose_variant
 
 EXCLUDED = [(exclusion, other) for exclusion in EXCLUSIONS.values() for other in exclusion.others]
@@ -29,11 +34,49 @@ def test_the_signature_shows_every_parameter_with_its_default(function: Any) -> 
     assert shown["options"].kind is inspect.Parameter.VAR_KEYWORD
 
 
-def test_type_checkers_see_the_parameters_that_there_are() -> None:
-    seen = list(inspect.signature(TakesRunParameters.__call__).parameters.values())[3:-1]
-    assert [(known.name, known.annotation) for known in seen] == [
-        (field.name, field.type) for field in fields(RunParameters)
-    ]
+CHECKED = """
+import minitrain as mt
+from minitrain.run.result import Run
+
+async def mine(model: mt.Model, depth: int = 1) -> mt.Model:
+    return model
+
+run: Run = mt.simulate("pp_dp:pp=2", world_size=4, pp=2, microbatch_size=1, watch=None, loop_factory=None)
+run = mt.simulate(strategy=mine, options={"depth": 2})
+mt.compare(["ddp", mine], world_size=4, progress=print).winner
+priced: mt.Priced = mt.price("ddp", ["a100_80g"], world_size=8, vary={"mem1.GBps": [1]})
+priced = mt.price("ddp", hardware=["a100_80g", "h100_80g_nvl8"])
+mt.simulate("ddp", hardware=mt.FixedPredictor(forward=1))
+mt.simulate("ddp", wrld_size=3)  # wrong
+mt.simulate(mine, wrld_size=3)  # wrong
+mt.simulate("ddp", hardware=["a100_80g", "h100_80g_nvl8"])  # wrong
+mt.simulate("ddp", world_size="3")  # wrong
+mt.compare("ddp", hardware=["a100_80g"])  # wrong
+mt.price("ddp", ["a100_80g"], wrld_size=3)  # wrong
+"""
+
+
+def test_type_checkers_see_the_parameters_that_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "checked.py"
+    path.write_text(CHECKED)
+    command = [sys.executable, "-m", "mypy", "--strict", str(path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = [int(line) for line in re.findall(r"checked\.py:(\d+): error", found.stdout)]
+    assert told == [number for number, line in enumerate(CHECKED.splitlines(), 1) if line.endswith("# wrong")]
+
+
+def test_type_checkers_see_the_options_of_all_shipped_strategies() -> None:
+    own = {field.name: str(field.type) for field in fields(StepKeywords)}
+    for name in {*DEFAULTS, "options", "watch"}:
+        del own[name]
+    shipped: dict[str, list[str]] = {}
+    for strategy in mt.strategies().values():
+        for name, option in options_of(strategy).items():
+            shipped.setdefault(name, []).append(inspect.formatannotation(option.annotation))
+    assert own.keys() == shipped.keys()
+    for name, kinds in shipped.items():
+        widest = max(kinds, key=len)
+        assert own[name] == widest.replace("collections.abc.", "").replace("'", ""), name
 
 
 def test_every_parameter_is_documented() -> None:
@@ -87,7 +130,7 @@ def test_what_excludes_nothing_goes_together() -> None:
 @pytest.mark.parametrize("name", [*DEFAULTS, "strategy", "options"])
 def test_no_parameter_is_taken_for_an_option_on_the_command_line(name: str) -> None:
     with pytest.raises(UsageError, match=f"--option: {name} is no option of a strategy; "):
-        strategy_options([f"{name}=1"], None)
+        strategy_options(Given(option=[f"{name}=1"], microbatch_size=None))
 
 
 @pytest.mark.parametrize(
@@ -111,3 +154,8 @@ def test_parameters_choose_what_models_do(given: dict[str, Any]) -> None:
 
 def test_totals_have_a_class_of_run_of_their_own() -> None:
     assert choose_variant(RunParameters(log="summary")).run_kind is SummaryRun
+
+
+def test_the_command_line_has_the_names_of_python() -> None:
+    for name, option in OPTIONS.items():
+        assert option.flags[0].partition("/")[0] == f"--{name.replace('_', '-')}"

@@ -78,7 +78,7 @@ def test_a_strategy_can_come_from_a_file(tmp_path: Path) -> None:
     path.write_text(FILE)
     name, function = load_strategy(f"{path}:mine")
     assert (name, function.__name__) == ("mine", "mine")
-    run = mt.simulate(f"{path}:mine", world_size=2, num_layers=1, global_batch_size=2, check=False, size=3)
+    run = mt.simulate(f"{path}:mine", world_size=2, num_layers=1, global_batch_size=2, check=False, options={"size": 3})
     assert (run.strategy, run.options) == ("mine", {"size": 3})
 
 
@@ -116,14 +116,14 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, function
 )
 def test_options_that_the_strategy_does_not_take_are_refused(strategy: Any, message: str) -> None:
     with pytest.raises(StrategyError, match=message):
-        mt.simulate(strategy, layers=2)
+        mt.simulate(strategy, layers=2)  # type: ignore[call-arg]  # on purpose
 
 
 def test_a_misspelt_parameter_of_simulate_is_recognised() -> None:
     with pytest.raises(StrategyError, match=r"does not take wrold_size=4; did you mean world_size\? "):
-        mt.simulate("ddp", wrold_size=4)
+        mt.simulate("ddp", wrold_size=4)  # type: ignore[call-arg]
     with pytest.raises(StrategyError, match=r"does not take microbatch_sise=4; did you mean microbatch_size\? "):
-        mt.simulate("ddp", microbatch_sise=4)
+        mt.simulate("ddp", microbatch_sise=4)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -364,7 +364,9 @@ def test_runs_beside_each_other_leave_the_loop_its_errors(caplog: pytest.LogCapt
 
     async def main() -> None:
         sizes: Any = {"world_size": 1, "num_layers": 1, "global_batch_size": 1, "check": False}
-        await asyncio.gather(*(mt.simulate_async(sleeps, seconds=seconds, **sizes) for seconds in (0.01, 0.03)))
+        await asyncio.gather(
+            *(mt.simulate_async(sleeps, options={"seconds": seconds}, **sizes) for seconds in (0.01, 0.03))
+        )
         task = asyncio.create_task(fails())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -394,7 +396,7 @@ def test_runs_beside_each_other_are_given_their_own_lost_errors() -> None:
 
     async def main(with_others: bool) -> None:
         sizes: Any = {"world_size": 2, "num_layers": 1, "global_batch_size": 1, "check": False}
-        lossy = mt.simulate_async(loses, with_others=with_others, **sizes)
+        lossy = mt.simulate_async(loses, options={"with_others": with_others}, **sizes)
         others = [mt.simulate_async(sleeps, **sizes) for _ in range(2)]
         before, error, after = await asyncio.gather(others[0], lossy, others[1], return_exceptions=True)
         assert isinstance(before, mt.Run)

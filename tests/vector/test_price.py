@@ -201,16 +201,21 @@ def test_clusters_and_platforms_are_simulated_beside_the_machines_that_are_price
     assert priced.summary() == [run.summary() for run in priced]
 
 
-def test_a_list_of_hardware_makes_simulate_price_it() -> None:
-    hardware = ["h100_80g_nvl8", "a100_80g", mt.FixedPredictor(forward=1)]
-    found: Any = mt.simulate("zero3", hardware=hardware, **_SIZES)
-    assert isinstance(found, mt.Priced)
-    with pytest.raises(mt.UsageError, match="watch is for a run on one machine"):
-        mt.simulate("zero3", hardware=hardware, watch=print, **_SIZES)
+def test_predictors_are_priced_beside_configs_also_in_a_running_loop() -> None:
+    hardware: list[Any] = ["h100_80g_nvl8", "a100_80g", mt.FixedPredictor(forward=1)]
+    found = mt.price("zero3", hardware, **_SIZES)
     assert found.hardware == ["h100_80g_nvl8", "a100_80g", "FixedPredictor(forward=1)"]
     assert np.isnan(found.mfu[2])
     assert asyncio.run(_priced_in_a_loop(hardware)) == found.step_time.tolist()
     require_equal_to_separate(found)
+
+
+@pytest.mark.parametrize("several", [["h100_80g_nvl8", "a100_80g"], ("a100_80g",)])
+def test_price_alone_takes_several_machines(several: Any) -> None:
+    with pytest.raises(mt.UsageError, match=r"hardware must be one machine, got a list; `mt.price` takes several"):
+        mt.simulate("zero3", hardware=several, **_SIZES)
+    (failed,) = mt.compare("zero3", hardware=several, **_SIZES).failed
+    assert "hardware must be one machine" in str(failed.error)
 
 
 async def _priced_in_a_loop(hardware: list[Any]) -> list[float]:
