@@ -44,5 +44,5 @@ def _values(log: Any) -> list[Any]:
     assert isinstance(log, EventLog)
     rows = list(log._rows)
     assert all(type(samples) is frozenset for samples in rows[SAMPLES::STRIDE])
-    rows[NOTE::STRIDE] = [note and (note.tag, note.overlaps, note.awaited) for note in rows[NOTE::STRIDE]]
+    rows[NOTE::STRIDE] = [note and (note.tag, note.overlaps, note.awaited, note.after) for note in rows[NOTE::STRIDE]]
     return [log.rank, *rows]

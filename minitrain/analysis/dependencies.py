@@ -8,6 +8,7 @@ of its members have been submitted. The rules are those of the simulator:
 - A compute operation begins when it is submitted.
 - A communication begins when the one before it on its stream has ended. A receive also waits for the beginning of its
   send, and a collective for all of its members.
+- What was given the result of a launched operation waits for the end of that, and so do all members of a collective.
 
 So a graph with the durations of a log gives the times of the log again, to the last float.
 
@@ -119,7 +120,7 @@ class Graph:
         line, count = self.timeline, self.timeline.num_events
         times = np.concatenate([line.time, line.launched, np.zeros(self.num_moments - 2 * count)])
         meets = self.target >= 2 * count
-        np.maximum.at(times, self.target[meets], times[self.source[meets]])
+        np.maximum.at(times, self.target[meets], self.arrivals(times)[meets])
         return times
 
     def arrivals(self, times: Floats) -> Floats:
@@ -133,12 +134,16 @@ def make_graph(timeline: Timeline) -> Graph:
     count = timeline.num_events
     members, places = collectives(timeline)
     meeting = 2 * count + np.repeat(np.arange(len(places) - 1), np.diff(places))
+    made, given = timeline.handed_on
+    until = np.arange(count)  # of each event, the moment at which it needs what it was given
+    until[members] = meeting
     edges = [
         *_of_clocks(timeline),
         _of_streams(timeline),
         (*messages(timeline), False),
         (count + members, meeting, False),
         (meeting, members, False),
+        (made, until[given], True),
     ]
     num_moments = 2 * count + len(places) - 1
     return Graph(
@@ -462,17 +467,21 @@ def binding(graph: Graph) -> Binding:
     slack = times.copy()
     moment[graph.target[chosen]], after_end[graph.target[chosen]] = graph.source[chosen], graph.after_end[chosen]
     slack[graph.target[chosen]] -= arrivals[chosen]
-    _prefer_own_rank(graph, moment, times)
+    _prefer_own_rank(graph, moment, after_end, times)
     _require_no_circle(moment)
     return Binding(moment, after_end, np.where(slack > _ROUNDING * graph.timeline.step_time, slack, 0.0))
 
 
-def _prefer_own_rank(graph: Graph, moment: Ints, times: Floats) -> None:
+def _prefer_own_rank(graph: Graph, moment: Ints, after_end: Bools, times: Floats) -> None:
     """Give a member of a collective that came as late as the last one no dependency on another rank."""
-    count = graph.timeline.num_events
+    count, line = graph.timeline.num_events, graph.timeline
     met = np.flatnonzero(moment[:count] >= 2 * count)
-    late = met[graph.timeline.launched[met] >= times[moment[met]]]
+    late = met[line.launched[met] >= times[moment[met]]]
     moment[late] = count + late
+    made, given = line.handed_on
+    met = np.flatnonzero(moment[given] >= 2 * count)
+    late = met[line.end[made[met]] >= times[moment[given[met]]]]
+    moment[given[late]], after_end[given[late]] = made[late], True
 
 
 def _require_no_circle(moment: Ints) -> None:

@@ -46,6 +46,7 @@ from minitrain.events import (
     WAITED_FOR,
     Event,
     EventLog,
+    Note,
     Outage,
 )
 
@@ -87,12 +88,14 @@ class Timeline:
         size_bytes: bytes moved.
         waited_for: the rank it waited for, or `NONE`.
         awaited: index in the rank's log of the first event after its await; the next one if that is unknown.
+        after: index into `chains`.
         recomputed: whether a forward was done before.
         typs: the distinct types.
         streams: the distinct streams: compute first, then collectives, sends and receives.
         sample_sets: the distinct sets of samples.
         groups: the distinct groups; None is the whole world.
         tags: the distinct tags.
+        chains: the distinct indices, in a rank's log, of the launched operations whose results one was given.
         layer_names: what the layers are called; empty where they have numbers alone.
         rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
             row is the rank of its number.
@@ -118,12 +121,14 @@ class Timeline:
     size_bytes: Floats
     waited_for: Ints
     awaited: Ints
+    after: Ints
     recomputed: Bools
     typs: tuple[str, ...]
     streams: tuple[Stream, ...]
     sample_sets: tuple[frozenset[int], ...]
     groups: tuple[tuple[int, ...] | None, ...]
     tags: tuple[Hashable, ...]
+    chains: tuple[tuple[int, ...], ...]
     layer_names: tuple[str, ...] = ()
     rank_names: tuple[str, ...] = ()
     ranks_a_row: int = 1
@@ -149,6 +154,16 @@ class Timeline:
     def last_end(self) -> float:
         """The latest end of all ranks, s."""
         return float(self.end.max(initial=0.0))
+
+    @property
+    def handed_on(self) -> tuple[Ints, Ints]:
+        """Launched operations, and what was given the result of each before its await, (num_pairs,) each."""
+        is_given = np.array([len(links) > 0 for links in self.chains], dtype=bool)
+        given = np.flatnonzero(is_given[self.after]) if is_given.any() else np.zeros(0, np.int64)
+        chains = [self.chains[code] for code in self.after[given].tolist()]
+        target = np.repeat(given, np.fromiter(map(len, chains), np.int64, len(chains)))
+        places = np.fromiter(chain.from_iterable(chains), np.int64, len(target))
+        return self.starts[self.rank[target]] + places, target
 
     @property
     def loading(self) -> Bools:
@@ -246,6 +261,7 @@ def timeline_of_events(logs: Sequence[Sequence[Event]]) -> Timeline:
     samples = _by_shared_value(_values(events, "samples"))
     typ, tag = _by_value(_values(events, "typ")), _by_value(_values(events, "tag"))
     awaited = _ints(_values(events, "awaited"), len(events), NONE)
+    after = _by_value(_values(events, "after"))
     return Timeline(
         starts=starts,
         rank=rank,
@@ -264,12 +280,14 @@ def timeline_of_events(logs: Sequence[Sequence[Event]]) -> Timeline:
         size_bytes=_floats(_values(events, "size_bytes")),
         waited_for=_ints(_values(events, "waited_for"), len(events), NONE),
         awaited=np.where(awaited == NONE, _following(starts, rank), awaited),
+        after=after[0],
         recomputed=np.fromiter(map(attrgetter("recomputed"), events), bool, len(events)),
         typs=typ[1],
         streams=streams,
         sample_sets=samples[1],
         groups=group[1],
         tags=tag[1],
+        chains=after[1],
     )
 
 
@@ -288,7 +306,7 @@ def timeline_of_rows(logs: Sequence[EventLog]) -> Timeline:
     stream, streams = _streams(kind, (group, groups), peer)
     typ, samples = _by_value(rows[TYP::STRIDE]), _by_shared_value(rows[SAMPLES::STRIDE])
     layer = _ints(rows[LAYER::STRIDE], count, NO_LAYER)
-    tag, awaited = _notes(rows[NOTE::STRIDE], _following(starts, rank))
+    tag, after, awaited = _notes(rows[NOTE::STRIDE], _following(starts, rank))
     is_forward = _chosen(np.array([one == "forward" for one in typ[1]], dtype=bool), typ[0])
     return Timeline(
         starts=starts,
@@ -308,12 +326,14 @@ def timeline_of_rows(logs: Sequence[EventLog]) -> Timeline:
         size_bytes=_spread([one.size_bytes for one in prices], price),
         waited_for=_ints(rows[WAITED_FOR::STRIDE], count, NONE),
         awaited=awaited,
+        after=after[0],
         recomputed=_recomputed(rank, layer, samples, is_forward),
         typs=typ[1],
         streams=streams,
         sample_sets=samples[1],
         groups=groups,
         tags=tag[1],
+        chains=after[1],
     )
 
 
@@ -397,18 +417,22 @@ def _stream(key: int, num_groups: int, num_peers: int, groups: tuple[Any, ...]) 
     return Stream(name, groups[of_group] if name == COMM else None, of_peer - 1 if of_peer else None)
 
 
-def _notes(notes: list[Any], following: Ints) -> tuple[Indexed, Ints]:
-    """Return the tags of messages, and the event before which each result was awaited.
+def _notes(notes: list[Any], following: Ints) -> tuple[Indexed, Indexed, Ints]:
+    """Return the tags of messages, whose results operations were given, and the event before which each was awaited.
 
     Args:
         notes: the note of each row, or None.
         following: the event after each, which stands for an unknown one.
     """
     place, found = _by_object(notes)
-    facts = [(None, False, None) if note is None else (note.tag, note.overlaps, note.awaited) for note in found]
-    tag, distinct = _by_value([fact[0] for fact in facts])
-    late = _chosen(_ints((fact[2] if fact[1] else None for fact in facts), len(facts), NONE), place)
-    return (_chosen(tag, place), distinct), np.where(late == NONE, following, late)
+    known = [note or Note() for note in found]
+    tag, after = _by_value([note.tag for note in known]), _by_value([note.after for note in known])
+    late = _chosen(_ints((note.awaited if note.overlaps else None for note in known), len(known), NONE), place)
+    return (
+        (_chosen(tag[0], place), tag[1]),
+        (_chosen(after[0], place), after[1]),
+        np.where(late == NONE, following, late),
+    )
 
 
 def _recomputed(rank: Ints, layer: Ints, samples: Indexed, is_forward: Bools) -> Bools:

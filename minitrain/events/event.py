@@ -63,6 +63,7 @@ class Event:
             of the very next event unless it was launched to overlap.
         recomputed: a forward of samples that this rank had already taken through the layer.
         algorithm: how a collective was priced where there is a choice ("ring" or "hierarchical"), or None.
+        after: indices in the rank's log of the launched operations whose results it was given before their await.
     """
 
     typ: str
@@ -82,6 +83,7 @@ class Event:
     awaited: int | None = None
     recomputed: bool = False
     algorithm: str | None = None
+    after: tuple[int, ...] = ()
 
     @property
     def end(self) -> float:

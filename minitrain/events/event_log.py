@@ -36,20 +36,22 @@ NO_SAMPLES: frozenset[int] = frozenset()
 
 
 class Note:
-    """What only communications have: the tag of a message, and when an operation that overlapped others was awaited.
+    """What only communications have: the tag of a message, and what an operation that overlapped others waited for.
 
     Attributes:
+        after: the indices of the launched operations whose results it was given before anybody awaited them.
         tag: the tag of a message.
         overlaps: whether the operation may have run beside others of its rank.
         awaited: the index of the first event after its result was awaited, or None as long as nobody did.
     """
 
-    __slots__ = ("awaited", "overlaps", "tag")
+    __slots__ = ("after", "awaited", "overlaps", "tag")
 
     def __init__(self, tag: Hashable = None) -> None:
         self.tag = tag
         self.overlaps = False
         self.awaited: int | None = None
+        self.after: tuple[int, ...] = ()
 
 
 # The columns of a row. Row k takes the places k * STRIDE to (k + 1) * STRIDE - 1 of the list.
@@ -170,6 +172,7 @@ class EventLog(ReadOnlyLog):
             note.awaited if note is not None and note.overlaps else blocking,
             typ == "forward" and self._is_recomputed(place),
             price.algorithm,
+            () if note is None else note.after,
         )
 
     def _is_recomputed(self, place: int) -> bool:

@@ -420,7 +420,14 @@ def _kept(log: Sequence[Event], is_kept: Bools) -> list[Event]:
     """Return some events of a rank, which refer to one another by their new places."""
     places = np.append(0, np.cumsum(is_kept)).tolist()
     events = [event for event, kept in zip(log, is_kept.tolist(), strict=True) if kept]
-    return [event if event.awaited is None else replace(event, awaited=places[event.awaited]) for event in events]
+    return [_at_places(event, places) for event in events]
+
+
+def _at_places(event: Event, places: Sequence[int]) -> Event:
+    """Return an event that refers to others by the new places of these."""
+    awaited = None if event.awaited is None else places[event.awaited]
+    after = tuple(places[index] for index in event.after)
+    return replace(event, awaited=awaited, after=after) if awaited != event.awaited or after else event
 
 
 def _moved(event: Event, rank: int, by_s: float, places: int, ranks: Sequence[int]) -> Event:
@@ -436,6 +443,7 @@ def _moved(event: Event, rank: int, by_s: float, places: int, ranks: Sequence[in
         time=event.time + by_s,
         launched=launched,
         awaited=awaited,
+        after=tuple(index + places for index in event.after),
         waited_for=waited_for,
         peer=peer,
         group=group,

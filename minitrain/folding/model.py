@@ -73,7 +73,7 @@ class FoldedModel(Model):
         log: refuses to be read by the strategy.
         mesh, group, _member: give groups that stand for those of every rank of the class.
         launch: refuses to keep a journal of what is in flight.
-        _collective: completes at once, as all ranks of the class do the same at the same time.
+        _collective, _join: complete at once, as all ranks of the class do the same at the same time.
         _send, _receive: go to and come from another class.
         load_weights, load_router, load_experts, get_input_activation, get_input_shard: take shards, parts and
             samples that differ between ranks.
@@ -183,20 +183,28 @@ class FoldedModel(Model):
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
         member = self._member(group)
-        if not member.kept <= self.attempt.apart and not tells_classes_apart(v):
-            self.attempt.diverge(
-                f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
-            )
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
         self._require_one("a layer", layer)
         self._require_one_task()
         row = self._reserve(op, layer, member.stream)
-        if member.kept:
-            return self._meet(op, value, member, row, detail)
-        operation = self._operation_kind(self, op, value, member, row, detail)
-        operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
-        self.require_same_price(operation)
+        kind = self._class_operation_kind if member.kept else self._operation_kind
+        operation: Operation = kind(self, op, value, member, row, detail)
+        if self._chains is None or not self._chains.hold(operation, self._join):
+            self._join(operation)
         return operation
+
+    def _join(self, operation: Any) -> None:
+        """Complete a collective within the class, or let it meet those of other classes."""
+        op, value, member = operation.op, operation.value, operation.owner
+        if not member.kept <= self.attempt.apart and not tells_classes_apart(value):
+            self.attempt.diverge(
+                f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
+            )
+        if member.kept:
+            self._meet(operation)
+        else:
+            operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
+            self.require_same_price(operation)
 
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit a communication to run beside what follows, where no journal is kept.
@@ -209,18 +217,15 @@ class FoldedModel(Model):
             self.attempt.diverge("a journal of what is in flight")
         return super().launch(operation)
 
-    def _meet(self, op: str, value: Any, member: FoldedGroup, row: int, detail: Any) -> Operation:
+    def _meet(self, operation: Any) -> None:
         """Submit a collective with other classes, which is completed when the last one is there."""
+        op, value, member = operation.op, operation.value, operation.owner
         require_symmetric(self.attempt, op, value, member)
         if COLLECTIVES[op].gives == "exchange" and not member.axes <= self.attempt.kept:
             self.attempt.diverge("all_to_all over some axes that fold and some that do not", member.axes)
-        operation: ClassOperation = self._class_operation_kind(
-            self, op, united_within(op, value, member), member, row, detail
-        )
-        operation.own_value = value
+        operation.own_value, operation.value = value, united_within(op, value, member)
         classes = self._classes_of(member)
         classes.join(classes.index_of(self._rank), operation)
-        return operation
 
     def _classes_of(self, member: FoldedGroup) -> Any:
         """Return where the classes meet that a group has members of."""

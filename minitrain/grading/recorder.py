@@ -8,12 +8,14 @@ at every step as the strategy had, wherever the strategy kept them.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import StrategyError
 from minitrain.grading.wire import MOST_STEPS
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.rank.observers import Observer
+from minitrain.rank.operations import Launched
 from minitrain.source_lines import Place, Places
 from minitrain.tensors import Tensor
 from minitrain.tensors.expert_load import as_imbalance
@@ -98,13 +100,20 @@ class Made:
         return Made(self.program, self.program.add(kind, [self.step, self.place], *what))
 
 
-def name_of(value: Any) -> Any:
-    """Return how a step names a tensor: by its origin, or by its fields if the strategy itself made it."""
+def name_of(value: Any, submitted: Mapping[int, int] = MappingProxyType({})) -> Any:
+    """Return how a step names a tensor: by its origin, or by its fields if the strategy itself made it.
+
+    Args:
+        value: a tensor, a bucket, or a launched operation that stands for its result.
+        submitted: the steps that submitted communications, by row.
+    """
+    if isinstance(value, Launched):
+        return {"launched": submitted.get(value.operation.row)}
     content = value if isinstance(value, Made) else getattr(value, "_content", None)
     if isinstance(content, Made):
         return [content.step, content.place]
     if isinstance(value, list | tuple):
-        return {"bucket": [name_of(item) for item in value]}
+        return {"bucket": [name_of(item, submitted) for item in value]}
     if isinstance(value, Tensor):
         fields = {name: getattr(value, name) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
         plain = {name: sorted(field) if isinstance(field, frozenset) else field for name, field in fields.items()}
@@ -163,15 +172,16 @@ class Recorder(Observer):
                 f"offload on rank {model._rank}: exercises have no host memory; keep tensors in the stores",
                 rank=model._rank,
             )
+        submitted = self._programs[model._rank].submitted
         if op == "send":
             dest, value, tag = given
-            return [op, name_of(value), dest, self._tag(tag), model.launching]
+            return [op, name_of(value, submitted), dest, self._tag(tag), model.launching]
         if op == "recv":
             source, tag = given
             return ["receive", source, self._tag(tag), model.launching]
         value, layer, group, detail = (*given, None)[:4]
         ranks = [*(model._world if group is None else model._member(group)).ranks]
-        return [op, name_of(value), layer, ranks, detail, model.launching]
+        return [op, name_of(value, submitted), layer, ranks, detail, model.launching]
 
     def _tag(self, tag: Hashable) -> int | None:
         """Return the number of a tag."""
@@ -194,6 +204,10 @@ class Recorder(Observer):
         """Take the name off a copy on its way."""
         if operation.op == "send":
             _forget(operation.value)
+
+    def departed(self, operation: Any) -> None:
+        """Take the name off a copy on its way, which has waited for what it is of."""
+        _forget(operation.value)
 
     def settled(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Name every member's results."""

@@ -77,7 +77,7 @@ class Player:
 
     Attributes:
         values: the tensors that the strategy can reach, by step and place among its results.
-        works: the communications that it has not awaited yet, by step.
+        works: its communications, by step.
         activation_units: what the activations among the tensors take, in units of the account of memory.
     """
 
@@ -114,6 +114,8 @@ class Player:
         """Return the tensor, bucket or other value that a step names."""
         if isinstance(name, list):
             return self.values[name[0], name[1]]
+        if "launched" in name:
+            return self.works[name["launched"]]
         if "bucket" in name:
             return [self.value(item) for item in name["bucket"]]
         if "made" in name:
@@ -221,5 +223,5 @@ class Player:
 
     async def wait(self, number: int, names: Sequence[Any]) -> None:
         """Await an operation and name its results."""
-        for name, leaf in zip(names, leaves(await self.works.pop(number)), strict=True):
+        for name, leaf in zip(names, leaves(await self.works[number]), strict=True):
             self.name((name[0], name[1]), leaf)

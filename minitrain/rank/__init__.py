@@ -8,6 +8,7 @@ communication starts and ends, and `stores` what a rank holds in memory.
 The rest, by what a reader looks for:
 
 - What all operations change: `state`, with `memory_by_kind` and `launched_memory`.
+- Launched operations whose results go to others: `chains`.
 - Features beside the usual path: `general_case` and `remembered` (prices), `kept_for_backward` (recomputation),
   `placed_passes` (parts of layers and shards of sequences), `attention` with `attention_laws` (context parallelism),
   `experts` with `expert_laws` (expert parallelism), and `host_memory` (offloading).

@@ -13,18 +13,19 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
-from minitrain.events import NO_SAMPLES, RECV, SEND, Note, Stream
+from minitrain.events import LAYER, NO_SAMPLES, OFFLOAD, RECV, SEND, Note, Stream
 from minitrain.hardware.network import require_algorithm
 from minitrain.hardware.price import PENDING
+from minitrain.rank.chains import Chains
 from minitrain.rank.host_memory import HostMemory
 from minitrain.rank.launched_memory import LaunchedMemory
-from minitrain.rank.operations import Launched, Operation, PeerStream
+from minitrain.rank.operations import Launched, Operation, PeerStream, Unused
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 if TYPE_CHECKING:
-    from minitrain.hardware.price import Predictor
+    from minitrain.hardware.price import Predictor, Price
     from minitrain.transport.dist import Dist
     from minitrain.transport.protocol import ProcessGroup
 
@@ -157,7 +158,9 @@ class Communication(HostMemory):
         members = member.ranks if self._world_size > 1 else (0, self._rank)  # in a world of one, any number
         if source not in members:
             raise UsageError(f"the source of a broadcast must be in the group {member.ranks}, got {source!r}")
-        value = v if source == self._rank or member.size == 1 else None
+        value: Any = v
+        if source != self._rank and member.size > 1:
+            value = Unused(v.operation) if isinstance(v, Launched) else None
         if value is None and source == self._rank:
             raise TensorTypeError(f"broadcast on rank {self._rank} needs a tensor, got None", rank=self._rank)
         return await self._collective("broadcast", value, layer, member, source)  # type: ignore[no-any-return]
@@ -185,7 +188,8 @@ class Communication(HostMemory):
 
     def _listed(self, v: Any) -> list[Any]:
         """Return the tensors of an exchange as a list."""
-        self._require_results("all_to_all", v)
+        if isinstance(v, Launched):
+            return v  # type: ignore[return-value]  # its result is looked at once it is there
         if isinstance(v, Tensor):
             raise TensorTypeError(
                 f"all_to_all on rank {self._rank} needs a list of one tensor for each rank, or copies of tokens for "
@@ -234,6 +238,8 @@ class Communication(HostMemory):
         the compute clock to its end. Its tensors count as memory of this rank until then. (A task made around an
         operation, in contrast, begins whenever the event loop comes to it.)
 
+        A collective or a send may be given `work` in the place of its result: see `minitrain.rank.chains`.
+
         Raises:
             StrategyError: `operation` is not a fresh communication of this model.
         """
@@ -278,38 +284,71 @@ class Communication(HostMemory):
         return row
 
     def _communicable(self, op: str, v: Any) -> Any:
-        """Return a tensor, a bucket of tensors as a list, or None where the operation may have no value."""
+        """Return a tensor, a bucket of tensors as a list, or None where the operation may have no value.
+
+        A launched operation stands for its result.
+        """
         if v is None and op not in ("barrier", "broadcast"):
             raise TensorTypeError(f"{op} on rank {self._rank} needs a tensor, got None", rank=self._rank)
         value = list(v) if isinstance(v, tuple) else v
-        self._require_results(op, value)
-        if isinstance(value, list) and any(item is None for item in value):
-            raise TensorTypeError(f"{op} on rank {self._rank} needs tensors, got {value!r:.80}", rank=self._rank)
-        self.wire_bytes(value)  # raises for anything that is not a tensor
+        for item in value if isinstance(value, list) else (value,):
+            if isinstance(item, Launched):
+                self._require_result(op, item.operation)
+                self._chains = self._chains or Chains()
+            elif item is None and value is not None:
+                raise TensorTypeError(f"{op} on rank {self._rank} needs tensors, got {value!r:.80}", rank=self._rank)
+            else:
+                self.wire_bytes(item)  # raises for anything that is not a tensor
         return value
 
-    def _require_results(self, op: str, v: Any) -> None:
-        """Require that no value is a launched operation that nobody has awaited."""
-        for item in v if isinstance(v, list | tuple) else (v,):
-            if isinstance(item, Launched):
-                raise TensorTypeError(
-                    f"{op} on rank {self._rank} needs a tensor, got the launched {item.operation.op}: give it `await "
-                    "work` instead of `work`; to hide a chain of launched operations, compute something between them",
-                    rank=self._rank,
-                    op=op,
-                )
+    def _require_result(self, op: str, launched: Operation) -> None:
+        """Require that a launched operation, which another one is given, is of this rank and has a result to give."""
+        if launched.model is not self:
+            raise TensorTypeError(
+                f"{op} on rank {self._rank} got the launched {launched.op} of rank {launched.rank}; give it results of "
+                "this rank's own operations, and send tensors to other ranks",
+                rank=self._rank,
+                op=op,
+            )
+        if launched.op in (SEND, "barrier", OFFLOAD):
+            raise TensorTypeError(
+                f"{op} on rank {self._rank} needs a tensor, got the launched {launched.op}, which gives none; await it",
+                rank=self._rank,
+                op=op,
+            )
+
+    def _checked(self, op: str, value: Any) -> Any:
+        """Return the result of a launched operation as another one takes it."""
+        if op == "all_to_all" and value.__class__ not in COPIES:
+            return self._communicable(op, self._listed(value))
+        return value if value.__class__ in TENSORS else self._communicable(op, value)
+
+    def _go_on_soon(self) -> None:
+        """Carry out operations that have been held, in the next iteration of the event loop."""
+        if self._chains is not None:
+            self._transport.carry_out_soon(self._chains.go_on)
 
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
         operation = self._operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        if self._chains is not None and self._chains.hold(operation, self._join):
+            return operation
         communicator = member.communicator
-        if communicator.size == 1:
-            operation.settle_alone(value)
+        if communicator.size == 1:  # as `_join` does, without a call: every collective comes here
+            operation.settle_alone(operation.value)
         else:
             communicator.join(member.index, operation)
         return operation
+
+    def _join(self, operation: Any) -> None:
+        """Let a collective meet those of the other ranks."""
+        member = operation.owner
+        if member.communicator.size == 1:
+            operation.settle_alone(operation.value)
+        else:
+            member.communicator.join(member.index, operation)
 
     def _peer(self, kind: str, peer: int) -> PeerStream:
         """Return the stream of messages to or from a peer."""
@@ -320,16 +359,36 @@ class Communication(HostMemory):
 
     def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
         """Submit a message; it takes its stream at once, whatever its receiver does."""
-        if v.__class__ not in TENSORS:
-            self._require_results(SEND, v)
         channel = self._transport.channel(self._rank, dest, tag)
-        size_bytes = self._runtime_predictor.workload.message_bytes(v)
-        price = self._runtime_predictor.p2p(SEND, size_bytes, self._rank, dest)
+        price = layer = None
+        if isinstance(v, Launched):
+            self._communicable(SEND, v)
+        else:
+            price, layer = self._price_of_message(v, dest), v.layer
         owner = self._peer(SEND, dest)
-        operation = self._operation_kind(self, SEND, v, owner, self._reserve(SEND, v.layer, owner.stream, tag), None)
-        operation.depart(price)
-        self._transport.put(channel, operation)
+        operation = self._operation_kind(self, SEND, v, owner, self._reserve(SEND, layer, owner.stream, tag), None)
+        if self._chains is None or not self._chains.hold(operation, lambda held: self._depart(held, price, tag)):
+            self._depart(operation, price, tag, channel)
         return operation
+
+    def _price_of_message(self, v: Any, dest: int) -> Price:
+        """Return the price of sending a tensor."""
+        size_bytes = self._runtime_predictor.workload.message_bytes(v)
+        return self._runtime_predictor.p2p(SEND, size_bytes, self._rank, dest)
+
+    def _depart(self, operation: Operation, price: Price | None, tag: Hashable, channel: Any = None) -> None:
+        """Send a message; one that was held has no channel yet, nor a price if it waited for what it carries."""
+        dest: Any = operation.owner.stream.peer
+        if price is None:
+            price = self._price_of_message(operation.value, dest)
+            self._rows[operation.row + LAYER] = operation.value.layer
+        operation.depart(price)
+        found = self._transport.channel(self._rank, dest, tag) if channel is None else channel
+        self._transport.put(found, operation)
+        if channel is None and self._observer is not None:
+            self._observer.departed(operation)
+        if operation.settled and operation.waiters is not None:  # it was held while its task waited
+            self._transport.wake([operation.waiters])
 
     def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive."""

@@ -18,7 +18,7 @@ from minitrain.errors import HardwareConfigError, LawError, OutOfMemoryError, Te
 from minitrain.events import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, Stream
 from minitrain.hardware.price import Price
 from minitrain.operations.collectives import describe
-from minitrain.rank.operations import Operation, PeerStream, samples_of
+from minitrain.rank.operations import Launched, Operation, PeerStream, samples_of
 from minitrain.rank.state import RankState
 from minitrain.rank.stores import Account, Store
 from minitrain.tensors import FIELDS
@@ -202,7 +202,8 @@ def _not_on_device(model: RankState, value: Any) -> Exception:
             value=value,
         )
     return TensorTypeError(
-        f"offload on rank {model._rank} takes a tensor, got {type(value).__name__} ({value!r:.80})",
+        f"offload on rank {model._rank} takes a tensor, got {type(value).__name__} ({value!r:.80})"
+        + ("; give it `await work` instead of `work`" if isinstance(value, Launched) else ""),
         rank=model._rank,
         value=value,
     )

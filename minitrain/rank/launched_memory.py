@@ -36,6 +36,8 @@ class LaunchedOperation(Protocol):
     settled: bool
     outcome: Any
     error: BaseException | None
+    chain: Any
+    launched_memory: LaunchedMemory | None
 
     @property
     def given(self) -> Any:
@@ -50,22 +52,25 @@ class LaunchedMemory:
 
     Attributes:
         awaited: whether the operation was awaited already.
+        followers: operations that were given the result before anybody awaited it.
         window: the account's window at the launch while the size of the result is not known, else None.
         stored_tensors: what it was given and a store holds; the operation counts them only while no store does.
         units: what it counts itself.
         handed_over: the result, once a strategy got it whose tensors are followed.
     """
 
-    __slots__ = ("awaited", "handed_over", "stored_tensors", "units", "window")
+    __slots__ = ("awaited", "followers", "handed_over", "stored_tensors", "units", "window")
 
     def __init__(self, operation: LaunchedOperation) -> None:
         account = operation.model._account
         self.awaited = False
+        self.followers: list[Any] = []
         self.handed_over: HandedOver | None = None
         self.window: int | None = None
         self.stored_tensors: list[Any] = []
         self.units = 0
-        for value in () if operation.op == FETCH else _items(operation.given):  # a fetch is given what lies on the host
+        given = _items(operation.given) if operation.chain is None else operation.chain.own
+        for value in () if operation.op == FETCH else given:  # a fetch is given what lies on the host
             if getattr(value, "_home", None) is account:
                 self.stored_tensors.append(value)
                 account.launched_tensors[id(value)] = 0
@@ -81,11 +86,16 @@ class LaunchedMemory:
                 self.know_result(operation)
 
     def know_result(self, operation: LaunchedOperation) -> None:
-        """Count the result from the launch on, now that it is known."""
+        """Count the result from the launch on, now that it is known, and let operations go on that were given it."""
+        for follower in self.followers:
+            follower.chain.take(follower, operation, operation.outcome)
+        if self.followers:
+            operation.model._go_on_soon()  # type: ignore[attr-defined]  # of `Communication`
         if self.window is None:
             return
         account = operation.model._account
-        units = sum(map(account.units_of, _items(operation.outcome)))
+        is_given = operation.outcome is operation.given  # a lone rank gets what it gave
+        units = 0 if is_given else sum(map(account.units_of, _items(operation.outcome)))
         rows = operation.model._log._rows
         for row in range(operation.row + STRIDE, len(rows), STRIDE):
             rows[row + MEMORY] += units
@@ -103,6 +113,21 @@ class LaunchedMemory:
         account.units -= self.units
         _enter(operation, -self.units, len(operation.model._log))
         del operation.model._in_flight[id(operation)]
+        for follower in self.followers:
+            if follower.launched_memory is not None and operation in follower.chain.inputs:
+                follower.launched_memory.adopt(follower, operation.outcome)
+        self.followers.clear()
+
+    def adopt(self, operation: LaunchedOperation, result: Any) -> None:
+        """Hold the result of another operation, which this one was given and somebody has awaited now."""
+        account = operation.model._account
+        for value in _items(result):
+            if value is not None and id(value) not in account.launched_tensors:
+                units = 0 if getattr(value, "_home", None) is account else account.units_of(value)
+                self.stored_tensors.append(value)
+                account.launched_tensors[id(value)] = units
+                account.grow(units)
+                _enter(operation, units, len(operation.model._log))
 
     def hand_over(self, result: Any) -> None:
         """Keep no tensor alive any more; the result is remembered for who awaits the operation again."""

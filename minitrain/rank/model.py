@@ -15,6 +15,7 @@ which tests/rank/test_model_kinds.py checks.
 | `load_weights`, `load_router`, `load_experts`, `get_input_activation`, `get_input_shard` | by the strategy |
 | `route`, `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
+| `_join` | when a collective has what it was given, and is to meet those of other ranks |
 | `_operation_kind` | a class: that of the communications that are submitted |
 | `mesh`, `group`, `_member` | when a group of ranks is named |
 | `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |

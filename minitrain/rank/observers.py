@@ -53,6 +53,17 @@ class Observer:
     def launched(self, operation: Any) -> None:
         """Take note that a communication, just submitted, runs beside what follows."""
 
+    def chained(self, operation: Any, taken: Sequence[Any]) -> None:
+        """Take note of the result of a launched operation that is there, or raise what speaks against it.
+
+        Args:
+            operation: what was given the result before, in the place of which its `value` has the launched operation.
+            taken: the tensors of the result.
+        """
+
+    def departed(self, operation: Any) -> None:
+        """Take note that a message has left which had to wait before; its `value` is what it carries."""
+
     def settled(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Take note of the results of a collective before any rank gets them, or raise what speaks against them.
 

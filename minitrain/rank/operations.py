@@ -72,10 +72,11 @@ class Operation(Call):
         row: its place in the rows of the rank's log.
         end: when it is finished, s, once it is settled.
         launched_memory: what it holds in memory, if it was launched, else None.
+        chain: what it waits for, if it was given what others make or comes behind such a one, else None.
         carried: the sender's clock that a received message brought, s; None until the message is here.
     """
 
-    __slots__ = ("carried", "end", "launched_memory", "model", "owner", "row")
+    __slots__ = ("carried", "chain", "end", "launched_memory", "model", "owner", "row")
 
     def __init__(self, model: RankState, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any) -> None:
         self.model = model
@@ -90,6 +91,7 @@ class Operation(Call):
         self.error = None
         self.waiters = None
         self.launched_memory: LaunchedMemory | None = None
+        self.chain: Any = None
         self.carried: float | None = None
 
     @property
@@ -169,6 +171,8 @@ class Operation(Call):
         """Run a collective for which this rank need not wait for another one."""
         largest_bytes = self.sent_bytes() if COLLECTIVES[self.op].priced_by == "largest" else 0
         self.settle_all([self], [result], [self.clock], self.clock, self.rank, largest_bytes)
+        if self.waiters is not None:  # it was held while its task waited
+            self.model._transport.wake([self.waiters])
 
     def depart(self, price: Price) -> None:
         """Run a send as soon as its stream is free: it never waits for its receiver's clock."""
@@ -211,6 +215,11 @@ class Operation(Call):
         rows[row + WAITED_FOR] = waited_for
 
     def describe(self) -> str:
+        """Return operation, layer and partners in words, and what it waits for on its own rank."""
+        cause = None if self.chain is None else self.chain.cause()
+        return self._described() + ("" if cause is None else f", behind the launched {cause.describe()}")
+
+    def _described(self) -> str:
         """Return operation, layer and partners in words."""
         layer = self.model._rows[self.row + LAYER]
         stream = self.owner.stream
@@ -237,6 +246,8 @@ class Operation(Call):
             raise self.error.with_traceback(None)
         if self.end > model.time:
             model.time = self.end
+        if self.chain is not None:
+            self.chain.finish()
         if self.launched_memory is not None or len(model._rows) != self.row + STRIDE:
             self._arrive()
         return self._hand_over() if model.follows_tensors else self.outcome
@@ -270,6 +281,18 @@ class Operation(Call):
             observer.awaited(self, outcome)
         return outcome
 
+    def result_again(self) -> Any:
+        """Return the result of a launched operation that was awaited."""
+        memory: Any = self.launched_memory
+        return self.outcome if memory.handed_over is None else memory.handed_over.again(self)
+
+    def pass_on(self) -> None:
+        """End a launched operation whose result was given to another one, which is awaited now."""
+        if self.launched_memory is not None and not self.launched_memory.awaited:
+            self._arrive()
+            if self.model.follows_tensors:
+                self._hand_over()
+
     def _arrive(self) -> None:
         """Note in the log that the operation ran beside others, when it is awaited first."""
         if self.launched_memory is not None:
@@ -293,6 +316,12 @@ class Launched(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.operation.__await__()
+
+
+class Unused(Launched[None]):
+    """A launched operation that must end before another one begins, which takes nothing of its result."""
+
+    __slots__ = ()
 
 
 def samples_of(value: Any) -> frozenset[int]:

@@ -33,7 +33,6 @@ from minitrain.rank.stores import Account, JournalledStore, Store, logits_of
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
 from minitrain.tensors.placed import ExpertWeight
-from minitrain.transport.calls import Call
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group
 from minitrain.transport.protocol import Transport
@@ -77,6 +76,7 @@ class RankState:
     __slots__ = (
         "__dict__",
         "_account",
+        "_chains",
         "_dist",
         "_global_batch_size",
         "_in_flight",
@@ -162,7 +162,8 @@ class RankState:
         self._rows = self._log._rows
         self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
         self.launching = False  # while an operation is submitted by `launch`
-        self._in_flight: dict[int, Call] = {}  # launched operations that nobody has awaited yet, by id
+        self._chains: Any = None  # `Chains`, once an operation was given the result of a launched one
+        self._in_flight: dict[int, Any] = {}  # launched operations that nobody has awaited yet, by id
         self._remembered = remembered_of(self._runtime_predictor, self._transport.remembered)
         workload = self._runtime_predictor.workload
         self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # 1: the laws look at each layer

@@ -41,21 +41,29 @@ _LEAST_RATE = 0.01  # computing never stops, however many tiers are in flight
 
 
 class TransferPart:
-    """One rank's part in a communication."""
+    """One rank's part in a communication, with the launched ones whose results it was given."""
 
-    __slots__ = ("ended", "launched", "meeting", "place", "price", "rank")
+    __slots__ = ("ended", "given", "launched", "meeting", "place", "price", "rank")
 
-    def __init__(self, rank: int, place: int, price: Price, meeting: Meeting) -> None:
+    def __init__(self, rank: int, place: int, price: Price, meeting: Meeting, given: list[Meeting]) -> None:
         self.rank = rank
         self.place = place
         self.price = price
         self.meeting = meeting
+        self.given = given
         self.launched: float | None = None
         self.ended = False
 
+    def ready_at(self) -> float:
+        """Return when the rank has launched it and has what it was given, s, now that this is the case."""
+        return max([self.launched or 0.0, *(made.end or 0.0 for made in self.given)])
+
 
 class Meeting:
-    """Transfers that start together: when all are launched, `after` has ended, and the send `message` has started."""
+    """Transfers that start together: when all are launched, `after` has ended, and the send `message` has started.
+
+    What was given the results of others starts when these have ended, too.
+    """
 
     __slots__ = ("after", "begun", "end", "followers", "message", "missing", "parts")
 
@@ -75,6 +83,7 @@ class Meeting:
             and not self.missing
             and (self.after is None or self.after.end is not None)
             and (self.message is None or self.message.begun)
+            and all(made.end is not None for part in self.parts for made in part.given)
         )
 
 
@@ -173,7 +182,10 @@ class Retiming:
         """Add one rank's transfer to a meeting."""
         price, note = log._rows[place * STRIDE + PRICE], log._rows[place * STRIDE + NOTE]
         awaited = note.awaited if note is not None and note.overlaps else place + 1
-        transfer = TransferPart(log.rank, place, price, meeting)
+        given = [self.transfers[log.rank][index].meeting for index in (() if note is None else note.after)]
+        transfer = TransferPart(log.rank, place, price, meeting, given)
+        for made in given:
+            made.followers.append(meeting)
         self.transfers[log.rank][place] = transfer
         self.lanes[log.rank].awaits[awaited].append(transfer)
         meeting.parts.append(transfer)
@@ -240,7 +252,7 @@ class Retiming:
         if not meeting.ready():
             return
         meeting.begun = True
-        launches = [part.launched or 0.0 for part in meeting.parts]
+        launches = [part.ready_at() for part in meeting.parts]
         last = meeting.parts[launches.index(max(launches))].rank
         for part, launched in zip(meeting.parts, launches, strict=True):
             rows, row = self.logs[part.rank]._rows, part.place * STRIDE

@@ -32,6 +32,7 @@ from minitrain.events import (
     WAITED_FOR,
     Event,
     EventLog,
+    Note,
     ReadOnlyLog,
 )
 from minitrain.run.sureness import remark_on
@@ -142,7 +143,7 @@ def _notes_are_equal(one: Any, other: Any) -> bool:
     """Return whether two notes say the same."""
     if one is None or other is None:
         return one is other
-    return bool((one.tag, one.overlaps, one.awaited) == (other.tag, other.overlaps, other.awaited))
+    return all(getattr(one, name) == getattr(other, name) for name in Note.__slots__)
 
 
 def _recomputed(log: EventLog) -> list[bool]:
@@ -226,6 +227,7 @@ class OnceWritten(ReadOnlyLog):
             event.awaited,
             event.recomputed,
             event.algorithm,
+            event.after,
         )
 
 

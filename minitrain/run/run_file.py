@@ -465,7 +465,7 @@ class Reader:
         values = given + _DEFAULTS[len(given) :]
         try:
             typ, layer, rank, time, duration, memory, samples, stream, group, peer = values[:10]
-            _, size_bytes, launched, waited_for, awaited, recomputed, _ = values[10:]
+            _, size_bytes, launched, waited_for, awaited, recomputed, _, after = values[10:]
             is_usual = (
                 _STREAM_OF.get(typ, _UNKNOWN) == stream
                 and (layer is None or (layer.__class__ is int and -1 <= layer <= self.num_layers))
@@ -487,6 +487,7 @@ class Reader:
                 )
                 and (awaited is None or (awaited.__class__ is int and len(self.logs[rank]) < awaited <= self._most))
                 and recomputed.__class__ is bool
+                and after == ()
             )
         except (TypeError, ValueError):
             is_usual = False
@@ -501,6 +502,7 @@ class Reader:
         if found is None or (group is not None and values[8] is None) or not self._accepts_words(line, values):
             return
         values[0], values[6], values[7] = _TYPES.get(typ, typ), found, _STREAM_OF.get(typ, COMPUTE)
+        values[17] = tuple(after)
         self.logs[rank].append(Event(*values))
 
     def _arranged(self, line: int, values: list[Any]) -> list[Any] | None:
@@ -530,6 +532,12 @@ class Reader:
         stream = _STREAM_OF.get(typ) if typ.__class__ is str else COMPUTE
         farthest = _FARTHEST_LAYER if stream in (COMM, None) else None
         stream = stream or COMPUTE
+
+        def are_made(places: list[Any]) -> bool:
+            log = self.logs[rank]
+            inside = all(place.__class__ is int and 0 <= place < len(log) for place in places)
+            return inside and all(log[place].stream != COMPUTE for place in places)
+
         return {
             "typ": Rule(f"one of {', '.join(_TYPES)}", lambda typ: typ.__class__ is str and _is_priced(event)),
             "layer": whole(-(farthest or 1), farthest or self.num_layers).or_null(),
@@ -544,6 +552,10 @@ class Reader:
             "waited_for": other,
             "awaited": whole(logged + 1, self._most).or_null(),
             "recomputed": FLAG,
+            "after": Rule(
+                "a list of the rank's communications so far",
+                lambda after: after == () or (after.__class__ is list and a_rank.accepts(rank) and are_made(after)),
+            ),
         }
 
     def _accepts_words(self, line: int, values: list[Any]) -> bool:

@@ -1,9 +1,10 @@
 """Event logs -> Chakra execution traces, which ASTRA-sim and MLCommons' own tools read: one `.et` file a rank.
 
 Every operation is a node: compute, send, receive or collective. A node has its duration in whole µs, and the operations
-of its rank that must end before it can begin: the compute operation before it, those whose results were awaited since,
-and the communication before it on its stream. Dependencies between ranks are not written, because they follow from the
-messages (`comm_src`, `comm_dst`, `comm_tag`) and the process groups (`pg_name`, listed in `comm_groups.json`).
+of its rank that must end before it can begin: the compute operation before it, those whose results were awaited since
+or given to it, and the communication before it on its stream. Dependencies between ranks are not written, because they
+follow from the messages (`comm_src`, `comm_dst`, `comm_tag`) and the process groups (`pg_name`, listed in
+`comm_groups.json`).
 
 Source: Sridharan et al. 2023, "Chakra", arXiv 2305.14516; the schema et_def.proto of mlc-chakra 1.0.0.
 """
@@ -80,6 +81,7 @@ def _dependencies(timeline: Timeline, rank: int) -> Iterator[tuple[int, list[int
         gates += awaited.get(event, [])
         stream = int(timeline.stream[event])
         before = [] if timeline.streams[stream].kind == COMPUTE else [last_of_stream.get(stream, NONE)]
+        before += [first + place for place in timeline.chains[timeline.after[event]]]
         yield event, sorted({*gates, *before} - {NONE})
         last_of_stream[stream] = event
         if timeline.streams[stream].kind == COMPUTE:

@@ -1,10 +1,10 @@
 """Event logs -> Chrome Trace Event JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 One process a rank, one thread a stream. Operations are complete events ("X"), the memory of each rank is a counter
-("C"; by kind too, where a journal was kept), and arrows ("s", "t", "f") lead from a send to its receive and through
-the members of a collective in rank order. Times are in µs and are whole nanoseconds, as in Perfetto. Events on a thread
-never overlap, not even by a rounding error, because Perfetto drops those that do. An operation of 0 ns has no arrows,
-since viewers do not draw it.
+("C"; by kind too, where a journal was kept), and arrows ("s", "t", "f") lead from a send to its receive, through the
+members of a collective in rank order, and from a launched operation to what was given its result. Times are in µs and
+are whole nanoseconds, as in Perfetto. Events on a thread never overlap, not even by a rounding error, because Perfetto
+drops those that do. An operation of 0 ns has no arrows, since viewers do not draw it.
 """
 
 from __future__ import annotations
@@ -149,18 +149,21 @@ def _details(timeline: Timeline) -> list[str]:
         details[gaps.event[gap]] += f',"idle_before":"{GAP_KINDS[gaps.kind[gap]]}","idle_for":"{gaps.reason(gap)}"'
     for place in np.flatnonzero(timeline.recomputed).tolist():
         details[place] += ',"recomputed":true'
+    for made, given in zip(*(ends.tolist() for ends in timeline.handed_on), strict=True):
+        details[given] += f',"given_result_of":{json.dumps(timeline.typs[timeline.typ[made]])}'
     return details
 
 
 def _arrows(timeline: Timeline, clock: Micros) -> Iterator[str]:
-    """Write an arrow for every message, and one through the members of every collective."""
-    lasts = clock.duration > 0
-    sends, receives = messages(timeline)
-    drawn = lasts[sends] & lasts[receives]
-    pairs = np.column_stack([sends, receives])[drawn].reshape(-1)
-    yield from _chains("message", pairs, np.arange(0, len(pairs) + 1, 2), timeline, clock, 1)
+    """Write an arrow for every message and result that was handed on, and one through the members of a collective."""
+    lasts, first_id = clock.duration > 0, 1
+    for name, (source, target) in (("message", messages(timeline)), ("chain", timeline.handed_on)):
+        drawn = lasts[source] & lasts[target]
+        pairs = np.column_stack([source, target])[drawn].reshape(-1)
+        yield from _chains(name, pairs, np.arange(0, len(pairs) + 1, 2), timeline, clock, first_id)
+        first_id += len(pairs)
     members, places = collectives(timeline)
-    yield from _chains("collective", members, places, timeline, clock, 1 + len(pairs))
+    yield from _chains("collective", members, places, timeline, clock, first_id)
 
 
 def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: Micros, first_id: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from weakref import ref
 from minitrain.errors import CollectiveMismatchError, UsageError
 from minitrain.events import COMM, Stream
 from minitrain.operations.collectives import COLLECTIVES, describe, mismatch, perform
-from minitrain.source_lines import present_place
+from minitrain.source_lines import calling_frame, present_place
 from minitrain.transport.barrier import Barrier
 from minitrain.transport.calls import Call
 from minitrain.transport.deadlocks import DeadlockDetector
@@ -192,5 +192,12 @@ def _with_detail(call: Call) -> str:
 
 
 def _called_at(calls: Sequence[Call], last_call: Call) -> list[str]:
-    """Return the source line of each member's call. The last member called just now; no task awaits launched calls."""
-    return [present_place() if call is last_call else place_of_call(call) or "launched before" for call in calls]
+    """Return the source line of each member's call.
+
+    The last member called just now, unless its call was held until now; no task awaits launched calls.
+    """
+    is_calling = calling_frame() is not None
+    return [
+        present_place() if is_calling and call is last_call else place_of_call(call) or "launched before"
+        for call in calls
+    ]

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import operator
+from asyncio import get_running_loop
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet
 
@@ -83,6 +84,7 @@ class Dist:
         self.remembered: dict[int, Any] = {}
         self.error: BaseException | None = None
         self._undelivered: list[Call] = []
+        self._held: dict[Call, None] = {}  # calls that wait for results of their own rank, in the order of submission
         self._refusals: Refusals | None = None  # made when the first operation is refused
         self.detector = DeadlockDetector(self)
         self.world = Communicator(self, tuple(range(world_size)), self.barrier, is_world=True)
@@ -212,6 +214,30 @@ class Dist:
         call.waiters = waiter  # as `add_waiter` does, without a call: every wait comes here
         return waiter.offer()
 
+    def hold(self, call: Call) -> None:
+        """Take note of a call that cannot meet those of other ranks yet, as it waits for a result of its own rank."""
+        if self.error is not None:
+            self.refuse(call)
+            return
+        self._held[call] = None
+        self.detector.activate()
+
+    def release(self, call: Call) -> None:
+        """Take note that a call waits no longer: it will meet those of other ranks."""
+        self._held.pop(call, None)
+
+    def carry_out_soon(self, go_on: Callable[[], None]) -> None:
+        """Call what carries out calls that were held, in the next iteration of the loop; its error ends the run."""
+        get_running_loop().call_soon(self._carry_out, go_on)
+
+    def _carry_out(self, go_on: Callable[[], None]) -> None:
+        """Carry out calls that were held, unless an error has closed the transport."""
+        if self.error is None:
+            try:
+                go_on()
+            except Exception as error:  # it is no task's own
+                self.close(error)
+
     wake = staticmethod(wake_soon)  # for calls which a model has settled
 
     @property
@@ -232,6 +258,7 @@ class Dist:
     def unsettled_calls(self) -> list[Call]:
         """Return every call without an outcome."""
         calls = [] if self._refusals is None else [call for call in self._refusals.held if call.is_awaited]
+        calls += self._held
         for communicator in self._communicators.values():
             for collective in communicator.pending.values():
                 calls += [call for call in collective.calls if call is not None]

@@ -11,7 +11,7 @@ different ranks, makes their results, and settles each call. It knows clocks and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from minitrain.events import Stream
@@ -124,6 +124,18 @@ class Transport(Protocol):
 
     def mark_unreceived(self, call: Any) -> None:
         """Note a message that was delivered to a receive whose task was cancelled before it could go on."""
+        ...
+
+    def hold(self, call: Call) -> None:
+        """Take note of a call that cannot meet those of other ranks yet, as it waits for a result of its own rank."""
+        ...
+
+    def release(self, call: Call) -> None:
+        """Take note that a call waits no longer: it will meet those of other ranks."""
+        ...
+
+    def carry_out_soon(self, go_on: Callable[[], None]) -> None:
+        """Call what carries out calls that were held, once what runs now is done; its error ends the run."""
         ...
 
     def suspend(self, call: Call) -> Waiter:

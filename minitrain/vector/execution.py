@@ -102,6 +102,8 @@ class VectorOperation(Operation):
             model.time = self.end
         else:
             model.time = later(model.time, self.end)
+        if self.chain is not None:
+            self.chain.finish()
         if self.launched_memory is not None or len(model._rows) != self.row + STRIDE:
             self._arrive()
         return self.outcome

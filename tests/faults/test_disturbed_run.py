@@ -230,3 +230,39 @@ def test_faults_that_make_no_sense_are_refused(given: dict[str, Any], message: s
 def test_values_outside_their_rule_are_refused(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+def test_chains_of_launched_operations_keep_what_they_were_given() -> None:
+    """Each rank scatters, sums and gathers a gradient in one chain, behind loads of which some are lost."""
+
+    async def chained(model: mt.Model) -> mt.Model:
+        mesh = model.mesh(outer=2, inner=2)
+        weights, opt_states, activations, act_grads, _ = model.storage()
+        for k in range(4):
+            weights[k], opt_states[k] = model.load_weights(k)
+        activations[0] = model.get_input_activation(range(4 * model.rank, 4 * model.rank + 4))
+        for k in range(4):
+            activations[k + 1] = model.forward(k, activations[k], weights[k])
+        act_grads["here"] = model.loss(activations.pop(4))
+        works: dict[int, Any] = {}
+        for k in reversed(range(4)):
+            grad, act_grads["here"] = model.backward(k, activations[k], act_grads["here"], weights[k])
+            del activations[k]
+            shard = model.launch(model.reduce_scatter(grad, k, group=mesh.group("inner")))
+            total = model.launch(model.all_reduce(shard, k, group=mesh.group("outer")))
+            works[k] = model.launch(model.all_gather(total, k, group=mesh.group("inner")))
+        for k in range(4):
+            weights[k], opt_states[k] = model.update(k, await works[k], weights[k], opt_states[k])
+            model.set_final_weight(k, weights[k])
+        return model
+
+    whole = plain(chained)  # type: ignore[arg-type]  # a function instead of a name
+    run = disturbed(chained, [mt.Fault(2, 0.9 * whole.step_time)])  # type: ignore[arg-type]  # likewise
+    assert sum(event.stream == "comm" for event in run.events) > 48  # some were finished before the fault
+    order = {"reduce_scatter": (), "all_reduce": ("reduce_scatter",), "all_gather": ("all_reduce",)}
+    for log in run.logs:
+        given_to = [(event, tuple(log[place] for place in event.after)) for event in log if event.stream == "comm"]
+        assert len(given_to) >= 12
+        for event, made in given_to:
+            assert tuple(one.typ for one in made) == order[event.typ]
+            assert all(one.layer == event.layer and one.end <= event.time for one in made)

@@ -43,7 +43,7 @@ def event(name: str, value: Any, typ: str = "forward") -> Change:
 
     def change(lines: Lines) -> None:
         found = next(line for line in lines[1:] if line[0] == typ)
-        defaults = [None] * 7 + ["compute", None, None, None, 0, None, None, None, False, None]
+        defaults: list[Any] = [None] * 7 + ["compute", None, None, None, 0, None, None, None, False, None, []]
         place = FIELDS.index(name)
         found.extend(defaults[len(found) : place + 1])
         found[place] = value
@@ -124,7 +124,7 @@ DAMAGED: list[tuple[Change, str]] = [
     (event("tag", nested(900), "send"), "tag: expected text, a number or a list of them"),
     (event("recomputed", 1), "recomputed: expected true or false, found 1"),
     (event("algorithm", 1), "algorithm: expected text, or null, found 1"),
-    (lambda lines: lines[1].extend([None] * 40), r"line 2: expected an event of at most 17 values, found \d+"),
+    (lambda lines: lines[1].extend([None] * 40), r"line 2: expected an event of at most 18 values, found \d+"),
     (lambda lines: lines.insert(1, 7), "line 2: expected an event .* or a journal .*, found 7"),
     (journal(kinds=["cheese"]), r'line 37, kinds\[0\]: expected one of weights, .*, found "cheese"'),
     (journal(rank=0), "line 37, rank: expected one journal a rank, found another one of rank 0"),
@@ -215,7 +215,7 @@ def test_fields_may_stand_in_another_order(tmp_path: Path, whole: list[str]) -> 
     first, *others = [json.loads(line) for line in whole]
     path, turned = tmp_path / "run.jsonl", tmp_path / "turned.jsonl"
     path.write_text("\n".join(whole) + "\n")
-    defaults = [None] * 7 + ["compute", None, None, None, 0, None, None, None, False, None]
+    defaults: list[Any] = [None] * 7 + ["compute", None, None, None, 0, None, None, None, False, None, []]
     events = [(line + defaults[len(line) :])[::-1] if isinstance(line, list) else line for line in others]
     first["fields"] = first["fields"][::-1]
     turned.write_text("".join(json.dumps(line) + "\n" for line in [first, *events]))

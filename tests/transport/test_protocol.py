@@ -7,7 +7,7 @@ here a `Dist`. Every call is settled alone, by its own rank, without a look at t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import minitrain as mt
 from minitrain.events import Stream
 from minitrain.hardware.config import SPECIFIED
 from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.lib import Activation, Dist, Model
+from minitrain.lib import Activation, Dist, Model, WeightGrad
 from minitrain.transport.calls import Call
 from minitrain.transport.protocol import ProcessGroup, Transport
 from minitrain.transport.waiting import Waiter, Waiters
@@ -132,6 +132,15 @@ class OwnTransport:
     def mark_unreceived(self, call: Any) -> None:
         self.network.mark_unreceived(call)
 
+    def hold(self, call: Call) -> None:
+        self.network.hold(call)
+
+    def release(self, call: Call) -> None:
+        self.network.release(call)
+
+    def carry_out_soon(self, go_on: Callable[[], None]) -> None:
+        self.network.carry_out_soon(go_on)
+
     def suspend(self, call: Call) -> Waiter:
         return self.network.suspend(call)
 
@@ -163,6 +172,26 @@ def test_ranks_that_settle_their_own_calls_log_what_simulate_does(name: str) -> 
     assert [list(model.log) for model in models] == [list(log) for log in run.logs]
     assert [model.time for model in models] == [model.time for model in run.models]
     Model.check(models)
+
+
+async def chained(model: Any) -> Any:
+    """Give results of launched operations to others."""
+    mesh = model.mesh(outer=2, inner=2)
+    grad = WeightGrad(0, 8, frozenset([model.rank]), 8)
+    shard = model.launch(model.reduce_scatter(grad, 0, group=mesh.group("inner")))
+    total = model.launch(model.all_reduce(shard, 0, group=mesh.group("outer")))
+    sent = model.launch(model.send((model.rank + 1) % 4, total))
+    whole = model.launch(model.all_gather(total, 0, group=mesh.group("inner")))
+    await model.receive((model.rank - 1) % 4)
+    await sent
+    await whole
+    return model
+
+
+def test_chains_of_ranks_that_settle_their_own_calls_log_what_simulate_does() -> None:
+    models = driven(chained, **SIZES)
+    run = mt.simulate(chained, hardware=SPECIFIED, check=False, **SIZES)
+    assert [list(model.log) for model in models] == [list(log) for log in run.logs]
 
 
 async def exchange(model: Any) -> Any:

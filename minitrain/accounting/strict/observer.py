@@ -6,7 +6,8 @@ Afterwards, what it has made gets its origin and its buffer (see `minitrain.acco
 - `update`, `all_reduce` and `reduce_scatter` work in place. Their results take over the buffers of what was given.
 - Everything else that operations give has a buffer of its own.
 - On its way, a message is a copy that occupies nothing, so that the sender may free the tensor.
-- A launched operation holds what it was given, and its result as soon as that is known, until it is awaited.
+- A launched operation holds what it was given, and its result as soon as that is known, until it is awaited. What is
+  given its result before that is looked at once the result is there.
 
 When the run has ended, the final weights must be what was handed in, and prices must be durations.
 """
@@ -37,6 +38,7 @@ from minitrain.operations.computations import COMPUTATIONS, names_of
 from minitrain.rank.launched_memory import RESULT_IS_NEW
 from minitrain.rank.model import Model
 from minitrain.rank.observers import Observer
+from minitrain.rank.operations import Launched
 from minitrain.tensors import FIELDS, KINDS, clone
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.placed import COPIES, KeysValuesGrad
@@ -79,6 +81,8 @@ class StrictAccounting(Observer):
         """Require valid tensors for a communication, and remember its line; a reduction overwrites them."""
         value = None if op == RECV else given[1 if op == SEND else 0]
         tensors = tensors_in(value)
+        if model._chains is not None:
+            tensors = [tensor for tensor in tensors if not isinstance(tensor, Launched)]
         fields_of = _fields_of(value.__class__)
         if fields_of is None or not _is_usual(ledger, value, fields_of(value)):
             require_valid(ledger, op, tensors)
@@ -91,10 +95,23 @@ class StrictAccounting(Observer):
         if op in COLLECTIVES and COLLECTIVES[op].gives == "sum":
             group = given[2]
             if (model._world if group is None else model._member(group)).communicator.size > 1:
-                overwrite = Overwrite(op, line)
-                for value in tensors:
-                    if value.__class__ in FIELDS:
-                        value._origin.begin_overwrite(value, overwrite)
+                _begin_overwrite(op, line, tensors)
+
+    def chained(self, operation: Any, taken: Sequence[Any]) -> None:
+        """Require valid tensors for what they were given to, as for any communication."""
+        ledger, op = operation.model._meter, operation.op
+        require_valid(ledger, op, taken)
+        if op in COLLECTIVES and COLLECTIVES[op].gives == "sum" and operation.owner.communicator.size > 1:
+            _begin_overwrite(op, ledger.submitted[operation.row], taken)
+        hold = ledger.holds.get(operation.row)
+        if hold is not None:
+            for value in taken:
+                hold.add(value)
+
+    def departed(self, operation: Any) -> None:
+        """Let a message be a copy from now on, unless it is one already."""
+        if operation.model._meter.submitted.pop(operation.row, None) is not None:
+            operation.value = _copy_on_its_way(operation.value)
 
     def after(self, model: Any, op: str, given: tuple[Any, ...], named: Mapping[str, Any], made: Any) -> None:  # noqa: ARG002  (as observers')
         """Give what an operation has made its origin."""
@@ -132,9 +149,10 @@ class StrictAccounting(Observer):
         """Follow what was submitted: a message on its way, or a move to or from the host."""
         if op == SEND:
             ledger.num_submitted += 1
-            del ledger.submitted[operation.row]
-            if not model.launching:
-                operation.value = _copy_on_its_way(given[1])
+            if not isinstance(operation.value, Launched):  # which is looked at later
+                del ledger.submitted[operation.row]
+                if not model.launching:
+                    operation.value = _copy_on_its_way(operation.value)
         elif op == OFFLOAD:
             del ledger.submitted[operation.row]
             kept, step = operation.outcome, given[0]._origin.step
@@ -149,9 +167,9 @@ class StrictAccounting(Observer):
         """Hold what a launched operation was given, and its result, until it is awaited."""
         ledger = operation.model._meter
         hold = ledger.holds[operation.row] = LaunchHold()
-        for value in tensors_in(operation.value):
+        for value in (*tensors_in(operation.value), *(() if operation.chain is None else operation.chain.taken)):
             hold.add(value)
-        if operation.op == SEND:
+        if operation.op == SEND and not isinstance(operation.value, Launched):
             operation.value = _copy_on_its_way(operation.value)
         outcome = operation.outcome if operation.settled else None
         if outcome is not None:
@@ -285,6 +303,14 @@ def _usual_step(ledger: Ledger, given: tuple[Any, ...]) -> Any:
                 return _UNUSUAL
             step = origin.step
     return step
+
+
+def _begin_overwrite(op: str, line: Line, tensors: Sequence[Any]) -> None:
+    """Note that a reduction overwrites what it was given."""
+    overwrite = Overwrite(op, line)
+    for value in tensors:
+        if value.__class__ in FIELDS:
+            value._origin.begin_overwrite(value, overwrite)
 
 
 def tensors_in(value: Any) -> Sequence[Any]:

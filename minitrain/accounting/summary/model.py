@@ -225,6 +225,11 @@ class SummaryOperation(Operation):
         self.model.holding.pop(self, None)  # a launched operation can be awaited again
         return outcome
 
+    def pass_on(self) -> None:
+        """End with the chain that it is a part of."""
+        super().pass_on()
+        self.model.holding.pop(self, None)
+
 
 class SummaryModel(Model):
     """One rank of a run that keeps totals.
