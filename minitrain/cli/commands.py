@@ -42,7 +42,7 @@ from minitrain.trace.tables import (
     budget_columns,
     comparison_notes,
     comparison_table,
-    plain_table,
+    filled_table,
     ranks_table,
     run_table,
 )
@@ -107,19 +107,20 @@ def _short(tokens: float) -> str:
 
 def _table(runs: Mapping[str, Run | None], tokens: float) -> Table:
     """Return a row a machine; one on which nothing fits says so."""
-    table = plain_table()
-    table.add_column("machine", overflow="fold", min_width=8)
-    table.add_column("strategy", overflow="fold", min_width=8)
-    columns = (*(column.head for column in TABLES["machines"]), *budget_columns())
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, run in runs.items():
-        if run is None:
-            table.add_row(name, "none fits", *[""] * len(columns))
-            continue
-        figures = [column.cell(FiguresOf(run)) for column in TABLES["machines"]]
-        table.add_row(name, run.strategy, *figures, *budget_cells(run.for_tokens(tokens)))
-    return table
+    columns = TABLES["machines"]
+    heads = (*(column.head for column in columns), *budget_columns())
+    rows = [
+        [name, "none fits", *[""] * len(heads)]
+        if run is None
+        else [
+            name,
+            run.strategy,
+            *(column.cell(FiguresOf(run)) for column in columns),
+            *budget_cells(run.for_tokens(tokens)),
+        ]
+        for name, run in runs.items()
+    ]
+    return filled_table({"machine": 8, "strategy": 8, **dict.fromkeys(heads)}, rows)
 
 
 _MANY_RANKS = 64  # of fewer, nobody waits

@@ -29,7 +29,7 @@ from minitrain.hardware.config_files import every_fault, is_shipped, parse, read
 from minitrain.hardware.measured_layers import write_layers
 from minitrain.hardware.overview import Figure, OverviewLine, counted, figures, overview, sources_of, title
 from minitrain.plain_text import printable
-from minitrain.trace.tables import plain_table
+from minitrain.trace.tables import filled_table
 
 if TYPE_CHECKING:
     from minitrain.validation.fitting import FittedPlatform
@@ -97,15 +97,13 @@ def _summary(fitted: FittedPlatform) -> dict[str, object]:
 
 def _numbers_table(fitted: FittedPlatform) -> Table:
     """Return a row for each number of the platform."""
-    table = plain_table()
-    for column, width in (("number", 17), ("value", 9), ("nine in ten resampled", 14)):
-        table.add_column(column, overflow="fold", min_width=width)
+    rows = []
     for name, value in fitted.platform.numbers().items():
         interval = fitted.intervals.get(name)
         between = "" if interval is None else f"{interval[0]:.3g} to {interval[1]:.3g}"
         shown = f"{value:.3g}" if isinstance(value, float) else str(value)
-        table.add_row(Text(name), Text(printable(shown)), between)
-    return table
+        rows.append((Text(name), Text(printable(shown)), between))
+    return filled_table({"number": 17, "value": 9, "nine in ten resampled": 14}, rows)
 
 
 def _lines(fitted: FittedPlatform, written: Path) -> list[str]:
@@ -332,17 +330,14 @@ def _teller(progress: Progress, doing: str) -> Callable[[int, int, str], None]:
 
 def _configs_table(systems: Sequence[SystemConfig]) -> Table:
     """Return one row a hardware config."""
-    table = plain_table()
-    table.add_column("\nname", overflow="fold", min_width=15)
-    for column in ("float16\nTFLOP/s", "HBM\nGiB", "HBM\nGB/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("network\nGB/s (ranks)", overflow="fold")
+    rows = []
     for system in systems:
         rate = system.matrix.get("float16")
         tiers = ", ".join(f"{tier.bandwidth:g} ({tier.size})" for tier in system.networks)
         peak = "-" if rate is None else f"{rate.tflops:g}"
-        table.add_row(Text(system.name), peak, _in_short(system.mem1.GiB), _in_short(system.mem1.GBps), tiers)
-    return table
+        rows.append((Text(system.name), peak, _in_short(system.mem1.GiB), _in_short(system.mem1.GBps), tiers))
+    heads = {"\nname": 15, "float16\nTFLOP/s": None, "HBM\nGiB": None, "HBM\nGB/s": None, "network\nGB/s (ranks)": 0}
+    return filled_table(heads, rows)
 
 
 def _in_short(amount: float) -> str:
@@ -354,23 +349,18 @@ def _in_short(amount: float) -> str:
 
 def _overview_table(lines: Sequence[OverviewLine]) -> Table:
     """Return a row for each line of an overview."""
-    table = plain_table()
-    has_kinds = any(line.kinds for line in lines)
-    for column, width in {"what": 16, "figure": 36, **({"source": 12} if has_kinds else {})}.items():
-        table.add_column(column, overflow="fold", min_width=width)
-    for line in lines:
-        cells = (line.what, line.text, *([line.kinds] if has_kinds else []))
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+    rows = [(line.what, line.text, line.kinds) for line in lines]
+    return _texts_table({"what": 16, "figure": 36, "source": 12}, rows)
 
 
 def _figures_table(found: Sequence[Figure]) -> Table:
     """Return a row for each figure of a config."""
-    table = plain_table()
-    has_sources = any(figure.source for figure in found)
-    for column, width in {"key path": 24, "figure": 18, **({"source": 28} if has_sources else {})}.items():
-        table.add_column(column, overflow="fold", min_width=width)
-    for figure in found:
-        cells = (figure.path, figure.text, *([figure.source] if has_sources else []))
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+    rows = [(figure.path, figure.text, figure.source) for figure in found]
+    return _texts_table({"key path": 24, "figure": 18, "source": 28}, rows)
+
+
+def _texts_table(columns: Mapping[str, int | None], rows: Sequence[tuple[str, str, str]]) -> Table:
+    """Return a table of texts, without a last column that is empty."""
+    if not any(row[-1] for row in rows):
+        columns, rows = dict(list(columns.items())[:-1]), [row[:-1] for row in rows]  # type: ignore[misc]  # shorter
+    return filled_table(columns, ([Text(printable(cell)) for cell in row] for row in rows))

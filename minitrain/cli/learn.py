@@ -29,14 +29,11 @@ learn = Group("Learn by writing strategies: graded exercises.", {}, no_args_is_h
 
 STATE = ".minitrain-learn.json"
 
-Exercises = Annotated[
-    Path | None,
-    typer.Option(
-        "--exercises", metavar="DIR", help="A folder of exercises of your own.", show_default="the shipped ones"
-    ),
-]
-Here = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Your folder.")]
+_OWN = "A folder of exercises of your own; the shipped ones by default."
+Exercises = Annotated[Path | None, typer.Option(metavar="DIR", help=_OWN)]
+Here = Annotated[Path, typer.Option(metavar="DIR", help="Your folder.")]
 Which = Annotated[str, typer.Argument(metavar="N", help="An exercise's number or name.")]
+What = Annotated[str, typer.Argument(metavar="FILE|N", help="Your file, or an exercise's number.")]
 HERE = Path()
 
 
@@ -93,7 +90,7 @@ class State:
 
 
 @learn.define("list")
-def list_exercises(dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def list_exercises(*, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """List the exercises and your progress."""
     state = State(dir)
     table = Table(box=None, header_style="bold")
@@ -108,7 +105,7 @@ def list_exercises(dir: Here = HERE, exercises: Exercises = None) -> None:  # no
 
 
 @learn.define()
-def start(n: Which = "00", dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def start(n: Which = "00", *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Write an exercise's starter and statement into your folder, never over existing work."""
     exercise = load(n, exercises)
     dir.mkdir(parents=True, exist_ok=True)
@@ -189,11 +186,7 @@ def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
 
 
 @learn.define()
-def check(
-    what: Annotated[str, typer.Argument(metavar="FILE|N", help="Your file, or an exercise's number.")],
-    dir: Here = HERE,  # noqa: A002
-    exercises: Exercises = None,
-) -> None:
+def check(what: What, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Check your work on the public sizes."""
     path, exercise = _file_of(what, dir, exercises)
     if not _check(path, exercise, dir).passed:
@@ -202,7 +195,8 @@ def check(
 
 @learn.define()
 def watch(
-    what: Annotated[str, typer.Argument(metavar="FILE|N", help="Your file, or an exercise's number.")],
+    what: What,
+    *,
     dir: Here = HERE,  # noqa: A002
     exercises: Exercises = None,
     times: Annotated[int | None, typer.Option(hidden=True, help="Checks to make before leaving.")] = None,
@@ -221,7 +215,7 @@ def watch(
 
 
 @learn.define()
-def hint(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def hint(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Show the next hint, each more direct than the one before."""
     exercise = load(n, exercises)
     state = State(dir)
@@ -233,7 +227,7 @@ def hint(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  # no
 
 
 @learn.define()
-def solution(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def solution(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Show the reference solution, once you have passed, and write it into a file that runs."""
     from minitrain.grading.solution import solution_of  # noqa: PLC0415
 
@@ -249,7 +243,7 @@ def solution(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  
 
 
 @learn.define()
-def reset(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def reset(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Begin an exercise again; your work is kept beside it."""
     exercise = load(n, exercises)
     path = dir / f"{exercise.name}.py"
@@ -264,29 +258,7 @@ def reset(n: Which, dir: Here = HERE, exercises: Exercises = None) -> None:  # n
     print_lines([f"wrote {path}"])
 
 
-__all__ = ["learn"]
-
-
-Isolated = Annotated[
-    str,
-    typer.Option(
-        "--isolation",
-        metavar="HOW",
-        help="auto: by all means of this machine; required: by the kernel, or not at all; none: a process of its own.",
-    ),
-]
-
-
-Seed = Annotated[
-    str | None,
-    typer.Option(
-        "--seed",
-        metavar="TEXT",
-        envvar="MINITRAIN_SEED",
-        help="A secret of yours, from which the hidden sizes are drawn.",
-        show_default="those that everybody can read",
-    ),
-]
+Seed = Annotated[str | None, typer.Option(envvar="MINITRAIN_SEED")]
 _EVERY_S = 2.0
 
 
@@ -299,33 +271,31 @@ def _with_seed(exercises: Sequence[Exercise], seed: str | None) -> list[Exercise
 
 @learn.define("grade")
 def grade_files(
-    places: Annotated[
-        list[str], typer.Argument(metavar="PLACE...", help="Submissions, folders of them, or patterns such as '*.py'.")
-    ],
-    exercise: Annotated[
-        str | None, typer.Option("--exercise", metavar="N", help="Of all files; else by their names and functions.")
-    ] = None,
+    places: list[str],
+    *,
+    exercise: str | None = None,
     exercises: Exercises = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORM",
-            help="text, table, csv, json, junit or gradescope.",
-            show_default="text for one submission, table for more",
-        ),
-    ] = None,
-    together: Annotated[
-        bool, typer.Option("--together", help="Each folder is one student's; else each entry of it is a submission.")
-    ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Submissions at a time.", show_default="one a core")
-    ] = None,
-    seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Time that a submission may take.")] = 20.0,
-    isolation: Isolated = "auto",
+    form: Annotated[str | None, typer.Option("--format")] = None,
+    together: bool = False,
+    jobs: Annotated[int | None, typer.Option(min=1)] = None,
+    seconds: Annotated[float, typer.Option(min=0.1)] = 20.0,
+    isolation: str = "auto",
     seed: Seed = None,
 ) -> None:
-    """Grade submissions on public and hidden sizes; the exit code is 0 for full marks everywhere."""
+    """Grade submissions on public and hidden sizes; the exit code is 0 for full marks everywhere.
+
+    Args:
+        places (PLACE): Submissions, folders of them, or patterns such as '*.py'.
+        exercise (N): Of all files; else by their names and functions.
+        exercises (DIR): A folder of exercises of your own; the shipped ones by default.
+        form (FORM): text, table, csv, json, junit or gradescope; text for one submission, table for more by default.
+        together: Each folder is one student's; else each entry of it is a submission.
+        jobs (N): Submissions at a time; one a core by default.
+        seconds (S): Time that a submission may take.
+        isolation (HOW): auto: by all means of this machine; required: by the kernel, or not at all; none: a process of
+            its own.
+        seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
+    """
     from minitrain.grading.classes import grade_all  # noqa: PLC0415
     from minitrain.grading.report import FORMATS  # noqa: PLC0415
     from minitrain.grading.sandbox import Limits  # noqa: PLC0415
@@ -369,12 +339,12 @@ class _Countdown:
 
 
 @learn.define()
-def verify(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="A folder of exercises, or one exercise.")
-    ] = None,
-) -> None:
-    """Verify exercises: reference passes, starter fails, wrong solutions fail for their reason."""
+def verify(folder: Path | None = None) -> None:
+    """Verify exercises: reference passes, starter fails, wrong solutions fail for their reason.
+
+    Args:
+        folder (DIR): A folder of exercises, or one exercise.
+    """
     from minitrain.grading import load_exercise  # noqa: PLC0415
     from minitrain.grading.verify import faults_of  # noqa: PLC0415
 
@@ -390,25 +360,29 @@ def verify(
 
 @learn.define()
 def package(
-    path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="What to write.", show_default="autograder.zip")
-    ] = None,
-    numbers: Annotated[list[str] | None, typer.Option("--exercise", metavar="N", help="Only these; repeat it.")] = None,
+    path: Path | None = None,
+    *,
+    numbers: Annotated[list[str] | None, typer.Option("--exercise")] = None,
     exercises: Exercises = None,
-    students: Annotated[
-        bool, typer.Option("--students", help="Write a wheel for students instead, into the folder PATH.")
-    ] = False,
-    requirement: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REQ", help="What pip installs there.", show_default="this minitrain, which is in the zip"
-        ),
-    ] = None,
-    python: Annotated[str, typer.Option(metavar="PYTHON", help="The interpreter there.")] = "python3",
-    isolation: Isolated = "auto",
+    students: bool = False,
+    requirement: str | None = None,
+    python: str = "python3",
+    isolation: str = "auto",
     seed: Seed = None,
 ) -> None:
-    """Write an autograder zip for Gradescope, or a wheel for students without references and hidden sizes."""
+    """Write an autograder zip for Gradescope, or a wheel for students without references and hidden sizes.
+
+    Args:
+        path (PATH): What to write; autograder.zip by default.
+        numbers (N): Only these; repeat it.
+        exercises (DIR): A folder of exercises of your own; the shipped ones by default.
+        students: Write a wheel for students instead, into the folder PATH.
+        requirement (REQ): What pip installs there; this minitrain, which is in the zip, by default.
+        python (PYTHON): The interpreter there.
+        isolation (HOW): auto: by all means of this machine; required: by the kernel, or not at all; none: a process of
+            its own.
+        seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
+    """
     from minitrain.grading.package import write_package  # noqa: PLC0415
     from minitrain.grading.wheel import students_wheel  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
-from minitrain.trace.tables import facts_table, plain_table
+from minitrain.trace.tables import facts_table, filled_table
 from minitrain.workloads.models import find_model, models
 from minitrain.workloads.shapes import RECOMPUTE
 from minitrain.workloads.summary import saved_bytes_per_token, summary
@@ -55,16 +55,14 @@ def show(model: str, *, as_json: bool = False) -> None:
 
 def _models_table(models: Iterable[Transformer]) -> Table:
     """Return one row a model."""
-    table = plain_table()
-    table.add_column("\nname", overflow="fold", min_width=13)
-    for column in ("\nparameters", "\nactive", "trans.\nlayers", "hidden\nsize", "\nheads", "KV\nheads", "seq\nlen"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows: list[tuple[Any, ...]] = []
     for model in models:
         sizes = (model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads, model.seq_len)
         active = model.num_active_parameters
         shown = "" if active == model.num_parameters else _in_words(active)
-        table.add_row(Text(model.name), _in_words(model.num_parameters), shown, *map(str, sizes))
-    return table
+        rows.append((Text(model.name), _in_words(model.num_parameters), shown, *map(str, sizes)))
+    heads = ("\nparameters", "\nactive", "trans.\nlayers", "hidden\nsize", "\nheads", "KV\nheads", "seq\nlen")
+    return filled_table({"\nname": 13, **dict.fromkeys(heads)}, rows)
 
 
 def _model_table(model: Transformer) -> Table:

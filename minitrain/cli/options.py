@@ -12,7 +12,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,10 +40,10 @@ from minitrain.run.parameters import (
     WORKERS,
     Option,
     RunParameters,
+    count,
     options_of,
+    parameter,
     split_keywords,
-    with_count,
-    with_option,
 )
 from minitrain.run.strategy_loading import (
     ChosenStrategy,
@@ -83,59 +83,33 @@ class SharedOptions:
         html: Write a page.
     """
 
-    microbatch_size: int | None = field(
-        default=None, metadata=with_count("--microbatch-size", "--microbatch", commands=_TRAINED, most=MOST_SAMPLES)
+    microbatch_size: int | None = count(None, "--microbatch-size", "--microbatch", commands=_TRAINED, most=MOST_SAMPLES)
+    option: Any = parameter(None, "--option", "-o", commands=_TRAINED, kind=list, metavar="NAME=VALUE")
+    cost_per_hour: float | None = parameter(
+        None, "--cost-per-hour", commands="compare run tune", kind=float, metavar="USD", least=0, panel=MACHINE
     )
-    option: Any = field(
-        default=None, metadata=with_option("--option", "-o", commands=_TRAINED, kind=list, metavar="NAME=VALUE")
+    tokens: str | None = parameter(None, "--tokens", commands="compare run tune", metavar="N")
+    durations: str | None = parameter(None, "--durations", commands="compare run", metavar="TYPE=S,...", panel=MACHINE)
+    as_json: bool = parameter(False, "--json", commands=_PRINTING, kind=bool, panel=OUTPUT)
+    out: Path = parameter(Path("traces"), "--out", commands="compare run", kind=Path, metavar="PATH", panel=OUTPUT)
+    trace: bool | None = parameter(
+        None,
+        "--trace/--no-trace",
+        commands="compare run",
+        kind=bool,
+        panel=OUTPUT,
+        shown="trace, unless --log summary; with --fold, pages alone",
     )
-    cost_per_hour: float | None = field(
-        default=None,
-        metadata=with_option(
-            "--cost-per-hour", commands="compare run tune", kind=float, metavar="USD", least=0, panel=MACHINE
-        ),
+    jobs: int | None = parameter(
+        None, "--jobs", "-j", commands="sweep tune", kind=int, metavar="N", least=1, most=1024, panel=WORKERS
     )
-    tokens: str | None = field(default=None, metadata=with_option("--tokens", commands="compare run tune", metavar="N"))
-    durations: str | None = field(
-        default=None, metadata=with_option("--durations", commands="compare run", metavar="TYPE=S,...", panel=MACHINE)
+    dask: str | None = parameter(None, "--dask", commands="sweep tune", metavar="ADDRESS", panel=WORKERS)
+    ray: str | None = parameter(None, "--ray", commands="sweep tune", metavar="ADDRESS", panel=WORKERS)
+    time_limit: float | None = parameter(
+        None, "--time-limit", commands="sweep tune", kind=float, metavar="SECONDS", panel=WORKERS
     )
-    as_json: bool = field(default=False, metadata=with_option("--json", commands=_PRINTING, kind=bool, panel=OUTPUT))
-    out: Path = field(
-        default=Path("traces"),
-        metadata=with_option("--out", commands="compare run", kind=Path, metavar="PATH", panel=OUTPUT),
-    )
-    trace: bool | None = field(
-        default=None,
-        metadata=with_option(
-            "--trace/--no-trace",
-            commands="compare run",
-            kind=bool,
-            panel=OUTPUT,
-            shown="trace, unless --log summary; with --fold, pages alone",
-        ),
-    )
-    jobs: int | None = field(
-        default=None,
-        metadata=with_option(
-            "--jobs", "-j", commands="sweep tune", kind=int, metavar="N", least=1, most=1024, panel=WORKERS
-        ),
-    )
-    dask: str | None = field(
-        default=None, metadata=with_option("--dask", commands="sweep tune", metavar="ADDRESS", panel=WORKERS)
-    )
-    ray: str | None = field(
-        default=None, metadata=with_option("--ray", commands="sweep tune", metavar="ADDRESS", panel=WORKERS)
-    )
-    time_limit: float | None = field(
-        default=None,
-        metadata=with_option("--time-limit", commands="sweep tune", kind=float, metavar="SECONDS", panel=WORKERS),
-    )
-    results: Path | None = field(
-        default=None, metadata=with_option("--results", commands="sweep tune", kind=Path, metavar="FILE", panel=OUTPUT)
-    )
-    html: Path | None = field(
-        default=None, metadata=with_option("--html", commands="", kind=Path, metavar="PAGE", panel=OUTPUT)
-    )
+    results: Path | None = parameter(None, "--results", commands="sweep tune", kind=Path, metavar="FILE", panel=OUTPUT)
+    html: Path | None = parameter(None, "--html", commands="", kind=Path, metavar="PAGE", panel=OUTPUT)
 
 
 def _told(kind: type) -> Iterator[tuple[str, tuple[Option, str]]]:

@@ -13,7 +13,7 @@ from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.platform import ComputeResult, TransferResult, VirtualHardwarePlatform
 from minitrain.platform.platform import Scenario
-from minitrain.trace.tables import plain_table
+from minitrain.trace.tables import filled_table
 
 platform = group("Simulate tasks that share devices, memories and links.", no_args_is_help=True)
 
@@ -80,12 +80,7 @@ def _write_pictures(
 
 def _results_table(results: list[ComputeResult | TransferResult]) -> Table:
     """Return one row a task."""
-    table = plain_table()
-    table.add_column("task", overflow="fold", min_width=8)
-    table.add_column("where", overflow="fold", min_width=10)
-    for name in ("start", "end", "took"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("limited by", overflow="fold", min_width=10)
+    rows: list[tuple[Any, ...]] = []
     for result in results:
         if isinstance(result, ComputeResult):
             where, start = result.device_id, result.start
@@ -95,8 +90,9 @@ def _results_table(results: list[ComputeResult | TransferResult]) -> Table:
             where, start = _ends(result), result.submitted
             limit = "" if result.slowed_by is None else f"{result.slowed_by}, with {', '.join(result.shared_with)}"
         times = (duration(value) for value in (start, result.end, result.end - start))
-        table.add_row(Text(result.task_id), Text(where), *times, Text(limit))
-    return table
+        rows.append((Text(result.task_id), Text(where), *times, Text(limit)))
+    heads = {"task": 8, "where": 10, **dict.fromkeys(("start", "end", "took")), "limited by": 10}
+    return filled_table(heads, rows)
 
 
 def _ends(result: TransferResult) -> str:
@@ -108,12 +104,8 @@ def _ends(result: TransferResult) -> str:
 
 def _use_table(used: dict[str, float]) -> Table:
     """Return what was in use most."""
-    table = plain_table()
-    table.add_column("device or link", overflow="fold", min_width=14)
-    table.add_column("in use", justify="right", no_wrap=True)
-    for name, share in sorted(used.items(), key=lambda item: -item[1])[:_MOST_LINKS]:
-        table.add_row(Text(name), f"{share:.1%}")
-    return table
+    most = sorted(used.items(), key=lambda item: -item[1])[:_MOST_LINKS]
+    return filled_table({"device or link": 14, "in use": None}, ((Text(name), f"{share:.1%}") for name, share in most))
 
 
 def _as_json(result: ComputeResult | TransferResult) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 import minitrain as mt
 from minitrain.cli import options
@@ -21,6 +20,7 @@ from minitrain.run.figures import TABLES
 from minitrain.run.strategy_loading import literal
 from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.sweep import Sweep
+from minitrain.trace.tables import filled_table, frameless_table
 
 SHOWN = 10
 _LONG_NAMES = {flag.removeprefix("--"): name for name, (option, _) in options.SHARED.items() for flag in option.flags}
@@ -172,13 +172,16 @@ def _kept(done: Sweep, results: Path | None) -> str:
 def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
     """Print the fastest rows, and how many there are of each kind."""
     best = succeeded(rows)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("strategy", overflow="fold", min_width=8)
-    for column in (*axes, *(column.head for column in TABLES["sweep"])):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in best[:SHOWN]:
-        figures = [column.cell(row) for column in TABLES["sweep"]]
-        table.add_row(*map(printable, (row["strategy"], *(_cell(row[axis]) for axis in axes))), *figures)
+    shown = TABLES["sweep"]
+    cells = (
+        [
+            *map(printable, (row["strategy"], *("-" if row[axis] is None else str(row[axis]) for axis in axes))),
+            *(column.cell(row) for column in shown),
+        ]
+        for row in best[:SHOWN]
+    )
+    heads = dict.fromkeys((*axes, *(column.head for column in shown)))
+    table = filled_table({"strategy": 8, **heads}, cells, frameless_table())
     if best:
         print_table(table)
     out_of_memory = sum(row["status"] == "oom" for row in rows)
@@ -187,8 +190,3 @@ def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
     print_lines([f"{counted}: {len(best)} ok, {out_of_memory} out of memory, {len(failures)} failed"])
     if failures:
         print_lines([f"the first failure: {failures[0]['strategy']}: {failures[0]['error']}"])
-
-
-def _cell(value: Any) -> str:
-    """Return the text of a parameter; a strategy without it has none."""
-    return "-" if value is None else str(value)

@@ -21,7 +21,7 @@ from minitrain.cli.sweep import in_words, parse_grid
 from minitrain.plain_text import printable
 from minitrain.run.figures import TABLES
 from minitrain.run.result import TokenBudget
-from minitrain.trace.tables import budget_cells, budget_columns
+from minitrain.trace.tables import budget_cells, budget_columns, filled_table, frameless_table
 from minitrain.tuning.findings import described
 from minitrain.tuning.result import Tuning
 from minitrain.tuning.search import Row, distinct, options_of
@@ -169,19 +169,17 @@ def _table(rows: Sequence[Row], tokens: float | None) -> Table:
         rows: the layouts, the best first.
         tokens: what days, dollars and energy are for; None for the dollars of a step.
     """
-    table = Table(box=None, pad_edge=False)
-    table.add_column("layout", overflow="fold", min_width=20)
     *figures, dollars = TABLES["tune"]
     shown = [*figures, *([dollars] if tokens is None else [])]
-    for column in (*(each.head for each in shown), *(() if tokens is None else budget_columns())):
-        table.add_column(column, justify="right", no_wrap=True)
     are_several = len({row.get("precision") for row in rows}) > 1
+    cells = []
     for row in distinct(rows)[:SHOWN]:
         layout = f"{row['strategy']} {described(options_of(row))}"
         budget = [] if tokens is None else budget_cells(_budget(row, tokens))
-        cells = [*(column.cell(row) for column in shown), *budget]
-        table.add_row(printable(f"{row['precision']}: {layout}" if are_several else layout), *cells)
-    return table
+        named = printable(f"{row['precision']}: {layout}" if are_several else layout)
+        cells.append([named, *(column.cell(row) for column in shown), *budget])
+    heads = (*(column.head for column in shown), *(() if tokens is None else budget_columns()))
+    return filled_table({"layout": 20, **dict.fromkeys(heads)}, cells, frameless_table())
 
 
 def _budget(row: Row, tokens: float) -> TokenBudget | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.table import Table
 
 import minitrain as mt
 from minitrain.cli import options
@@ -14,6 +13,7 @@ from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
+from minitrain.trace.tables import filled_table, frameless_table
 
 _SKIPPED_SHOWN = 8
 
@@ -89,21 +89,17 @@ class _Done:
 
 def _print(done: mt.Validation) -> None:
     """Print the errors by table, and what was left out."""
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("table", no_wrap=True)
-    shown.add_column("of", overflow="fold", min_width=6)
-    for column in ("runs", "mean %", "median %", "p90 %", "bias %"):
-        shown.add_column(column, justify="right", no_wrap=True)
-    shown.add_column("fitted on it", overflow="fold", min_width=8)
+    rows = []
     for errors in done.tables:
         found = errors.errors
         figures = (f"{100 * value:.1f}" for value in (found.mean, found.median, found.p90))
         name = "" if errors.group else errors.table
         of = f"{errors.group}: {errors.of}" if errors.group else errors.of
         fitted = "" if errors.group else errors.fitted or "nothing"
-        shown.add_row(name, printable(of), str(found.num_runs), *figures, f"{100 * found.bias:+.1f}", fitted)
+        rows.append((name, printable(of), str(found.num_runs), *figures, f"{100 * found.bias:+.1f}", fitted))
+    heads = dict.fromkeys(("runs", "mean %", "median %", "p90 %", "bias %"))
     if done.results:
-        print_table(shown)
+        print_table(filled_table({"table": 0, "of": 6, **heads, "fitted on it": 8}, rows, frameless_table()))
     if done.without:
         print_lines([f"left out: {', '.join(done.without)}"])
     _print_skipped(done)

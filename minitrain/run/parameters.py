@@ -173,14 +173,14 @@ class Option:
         return self.flags[-1].partition("/")[0]
 
 
-def with_option(*flags: str, commands: str, panel: str = MODEL, **more: Any) -> dict[str, Option]:
-    """Return what a field says of its option; the arguments are those of `Option`."""
-    return {"option": Option(flags, commands, panel=panel, **more)}
+def parameter(default: Any, *flags: str, commands: str, panel: str = MODEL, **more: Any) -> Any:
+    """Return the field of a parameter that the command line has; the other arguments are those of `Option`."""
+    return field(default=default, metadata={"option": Option(flags, commands, panel=panel, **more)})
 
 
-def with_count(*flags: str, commands: str, most: int | None = None) -> dict[str, Option]:
-    """Return what a field says of the option of a number of things."""
-    return with_option(*flags, commands=commands, kind=int, metavar="N", least=1, most=most)
+def count(default: Any, *flags: str, commands: str, most: int | None = None) -> Any:
+    """Return the field of a number of things."""
+    return parameter(default, *flags, commands=commands, kind=int, metavar="N", least=1, most=most)
 
 
 def options_of(kind: type) -> dict[str, Option]:
@@ -261,72 +261,48 @@ class RunParameters:
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
 
-    world_size: int = field(default=8, metadata=with_count("--world-size", commands=_SIZED, most=MOST_RANKS))
-    workload: Any = field(default=None, metadata=with_option("--workload", "--model", commands=_ALL, metavar="NAME"))
-    seq_len: int | None = field(default=None, metadata=with_count("--seq-len", "--seq", commands=_ALL))
-    precision: Any = field(default=None, metadata=with_option("--precision", commands=_TRAINING, metavar="NAME"))
-    num_layers: int = field(
-        default=32, metadata=with_count("--num-layers", "--layers", commands=_ALL, most=MOST_LAYERS)
+    world_size: int = count(8, "--world-size", commands=_SIZED, most=MOST_RANKS)
+    workload: Any = parameter(None, "--workload", "--model", commands=_ALL, metavar="NAME")
+    seq_len: int | None = count(None, "--seq-len", "--seq", commands=_ALL)
+    precision: Any = parameter(None, "--precision", commands=_TRAINING, metavar="NAME")
+    num_layers: int = count(32, "--num-layers", "--layers", commands=_ALL, most=MOST_LAYERS)
+    global_batch_size: int = count(64, "--global-batch-size", "--batch", commands=_ALL, most=MOST_SAMPLES)
+    shares: Any = parameter(None, "--shares", commands="compare run", metavar="N,...")
+    strict: bool = parameter(False, "--strict", commands=f"{_RUNS} prove", kind=bool)
+    hardware: Hardware = parameter(
+        "h100_80g_nvl8", "--hardware", "--hw", commands=_TRAINING, metavar="CONFIG", panel=MACHINE
     )
-    global_batch_size: int = field(
-        default=64, metadata=with_count("--global-batch-size", "--batch", commands=_ALL, most=MOST_SAMPLES)
-    )
-    shares: Any = field(default=None, metadata=with_option("--shares", commands="compare run", metavar="N,..."))
-    strict: bool = field(default=False, metadata=with_option("--strict", commands=f"{_RUNS} prove", kind=bool))
-    hardware: Hardware = field(
-        default="h100_80g_nvl8",
-        metadata=with_option("--hardware", "--hw", commands=_TRAINING, metavar="CONFIG", panel=MACHINE),
-    )
-    network: str = field(
-        default="auto", metadata=with_option("--network", commands=_SIMULATING, metavar="KIND", panel=MACHINE)
-    )
+    network: str = parameter("auto", "--network", commands=_SIMULATING, metavar="KIND", panel=MACHINE)
     placement: Sequence[int] | None = None
-    fidelity: str | None = field(
-        default=None,
-        metadata=with_option(
-            "--fidelity",
-            commands=_TRAINING,
-            metavar="KIND",
-            panel=MACHINE,
-            shown="kernels with --model, else roofline",
-        ),
+    fidelity: str | None = parameter(
+        None,
+        "--fidelity",
+        commands=_TRAINING,
+        metavar="KIND",
+        panel=MACHINE,
+        shown="kernels with --model, else roofline",
     )
-    platform: Any = field(
-        default=None,
-        metadata=with_option(
-            "--platform", commands=_TRAINING, metavar="NAME", panel=MACHINE, shown="what the strategy stands for"
-        ),
+    platform: Any = parameter(
+        None, "--platform", commands=_TRAINING, metavar="NAME", panel=MACHINE, shown="what the strategy stands for"
     )
-    without: Sequence[str] = field(
-        default=(), metadata=with_option("--without", commands=_SIMULATING, metavar="TERM,...", panel=MACHINE)
-    )
-    prices: MeasuredLayers | None = field(
-        default=None, metadata=with_option("--prices", commands=_SIMULATING, metavar="FILE.csv", panel=MACHINE)
-    )
+    without: Sequence[str] = parameter((), "--without", commands=_SIMULATING, metavar="TERM,...", panel=MACHINE)
+    prices: MeasuredLayers | None = parameter(None, "--prices", commands=_SIMULATING, metavar="FILE.csv", panel=MACHINE)
     slowdown: Mapping[int, float] | None = None
-    strict_memory: bool = field(
-        default=False, metadata=with_option("--strict-memory", commands=_RUNS, kind=bool, panel=MACHINE)
+    strict_memory: bool = parameter(False, "--strict-memory", commands=_RUNS, kind=bool, panel=MACHINE)
+    log: str = parameter("full", "--log", commands="compare run", metavar="KIND", panel=MACHINE)
+    fold: bool | str | Any = parameter(
+        AUTO,
+        "--fold/--no-fold",
+        commands=_RUNS,
+        kind=bool,
+        panel=MACHINE,
+        shown="for shipped strategies, with a row for each rank",
     )
-    log: str = field(
-        default="full", metadata=with_option("--log", commands="compare run", metavar="KIND", panel=MACHINE)
+    faults: Any = parameter(
+        (), "--faults", "--fault", commands="run", kind=list, metavar="RANK@SECONDS", panel=FAILURES
     )
-    fold: bool | str | Any = field(
-        default=AUTO,
-        metadata=with_option(
-            "--fold/--no-fold",
-            commands=_RUNS,
-            kind=bool,
-            panel=MACHINE,
-            shown="for shipped strategies, with a row for each rank",
-        ),
-    )
-    faults: Any = field(
-        default=(),
-        metadata=with_option("--faults", "--fault", commands="run", kind=list, metavar="RANK@SECONDS", panel=FAILURES),
-    )
-    recovery: Any = field(
-        default=None,
-        metadata=with_option("--recovery", commands="run goodput", kind=list, metavar="NAME=VALUE", panel=FAILURES),
+    recovery: Any = parameter(
+        None, "--recovery", commands="run goodput", kind=list, metavar="NAME=VALUE", panel=FAILURES
     )
     contention: bool | str = False
     p2p_buffer: int | None = 1

@@ -1,16 +1,8 @@
 """The result of a simulated step: `Run`, its event logs and the figures that are read from them.
 
-What `Run` shows of `minitrain.run.device_kinds`: figures by kind of device, where a run has several.
-
-What `Run` shows of `minitrain.run.energy`: energy, power and money of a step.
-
-What `Run` shows of its step: when it begins and ends, and what it takes.
-
 The step begins when the weights are there. A rank's *loading* is its loads before its first other operation. It is in
 the events and on the clocks, and in no figure of the step: it has one of its own, `load_time`. A load in mid-step is
 part of the step.
-
-What `Run` shows of a transformer's step: tokens, utilization with recomputation, communication by axis.
 """
 
 from __future__ import annotations
@@ -44,39 +36,6 @@ if TYPE_CHECKING:
     from minitrain.rank.model import Model
     from minitrain.run.device_kinds import DeviceKind, KindFigures
     from minitrain.run.energy import StepEnergy
-
-
-class DeviceKindFigures:
-    """Figures by kind of device; all of them are empty for a run on devices that are alike.
-
-    Attributes:
-        device_kinds: the kinds, which are the groups of a cluster.
-    """
-
-    device_kinds: Sequence[DeviceKind]
-
-    @property
-    def keeps_events(self) -> bool:
-        """Whether the logs can be read."""
-        return True
-
-    @cached_property
-    def device_of_rank(self) -> Mapping[int, str]:
-        """The name of each rank's kind of device."""
-        return {rank: kind.name for kind in self.device_kinds for rank in kind.ranks}
-
-    def _with_devices(self, timeline: Timeline, ranks: Sequence[int]) -> Timeline:
-        """Return a timeline that says which device the rank of each row has, and is so called: "3 old"."""
-        devices = [self.device_of_rank[rank] for rank in ranks]
-        names = [f"{rank} {device}" for rank, device in zip(ranks, devices, strict=True)]
-        return replace(timeline, rank_names=tuple(names), devices=tuple(devices))
-
-    @cached_property
-    def by_device_kind(self) -> Sequence[KindFigures]:
-        """The figures of each kind, in the order of the cluster's groups: idle time, memory, energy."""
-        from minitrain.run.device_kinds import figures_by_kind  # noqa: PLC0415  (numpy only when somebody looks)
-
-        return figures_by_kind(self) if self.device_kinds else ()  # type: ignore[arg-type]  # a `Run` is one
 
 
 SECONDS_A_DAY = 86_400
@@ -132,239 +91,8 @@ class TokenBudget:
         return {**figures, "megawatt_hours": self.megawatt_hours}
 
 
-class EnergyFigures:
-    """Energy, power and money of a step; each is None where the hardware config does not say what it needs.
-
-    Attributes:
-        sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
-        world_size: number of ranks.
-        global_batch_size: samples of the step.
-    """
-
-    sheets: Sequence[DataSheet | None]
-    world_size: int
-    global_batch_size: int
-
-    if TYPE_CHECKING:
-
-        @property
-        def step_timeline(self) -> Timeline:
-            """The columns that figures of the step are made from."""
-            ...
-
-        @property
-        def breakdown(self) -> Breakdown:
-            """Where the time of each rank goes."""
-            ...
-
-        @property
-        def step_time(self) -> float:
-            """What the step takes, s."""
-            ...
-
-        @property
-        def num_tokens(self) -> int | None:
-            """Tokens of the batch."""
-            ...
-
-    @cached_property
-    def energy(self) -> StepEnergy | None:
-        """What each rank draws, busy and idle apart."""
-        from minitrain.run.energy import energy_of  # noqa: PLC0415  (numpy only when somebody looks)
-
-        return energy_of(self.breakdown, self.sheets)
-
-    @property
-    def energy_joules(self) -> float | None:
-        """What all devices draw in the step, J."""
-        return self.energy and self.energy.joules
-
-    @property
-    def average_watts(self) -> float | None:
-        """What all devices draw together on average, W."""
-        return self.energy and self.energy.average_watts
-
-    @cached_property
-    def peak_watts(self) -> float | None:
-        """The most that all devices draw together at any moment, W."""
-        from minitrain.run.energy import peak_watts  # noqa: PLC0415
-
-        return peak_watts(self.step_timeline, self.sheets)
-
-    @property
-    def joules_per_token(self) -> float | None:
-        """What a token of the batch takes, J; None also where the workload counts no tokens."""
-        if self.energy is None or not self.num_tokens:
-            return None
-        return self.energy.joules / self.num_tokens
-
-    @property
-    def dollars(self) -> float | None:
-        """What renting the devices for the step costs, USD."""
-        from minitrain.run.energy import dollars_of  # noqa: PLC0415
-
-        return dollars_of(self.sheets, self.world_size, self.step_time)
-
-    def for_tokens(self, tokens: float) -> TokenBudget | None:
-        """Return what training on so many tokens takes, in steps like this one; None where no tokens are counted.
-
-        Left out: loading, failures (see `mt.goodput`), and all that is not a device.
-        """
-        return TokenBudget.of(tokens, self.num_tokens, self.step_time, self.dollars, self.energy_joules)
-
-
-class StepFigures(RanksAlike):
-    """When the step of a run begins and ends, and its columns.
-
-    Attributes:
-        outages: when the step was interrupted by devices that died.
-    """
-
-    outages: Sequence[Outage]
-
-    @property
-    def _load_ends(self) -> Sequence[float]:
-        """When the weights of each rank, or class of ranks, that does anything are there, s."""
-        from minitrain.analysis.breakdown import are_flat, load_end_of  # noqa: PLC0415
-
-        logs = self.class_logs
-        if are_flat(logs):
-            return [load_end_of(log._rows) for log in logs if len(log)]
-        ends: list[float] = self.timeline.load_ends.tolist()
-        return ends
-
-    @cached_property
-    def load_time(self) -> float:
-        """When the weights of all ranks are there, s: the latest end of a rank's loads before its other operations."""
-        return max(self._load_ends, default=0.0)
-
-    @cached_property
-    def loads_alike(self) -> bool:
-        """Whether the weights of all ranks are there at the same time, or an outage has come between."""
-        from minitrain.analysis.breakdown import are_alike  # noqa: PLC0415  (numpy only when somebody looks)
-
-        return bool(self.outages) or are_alike(self._load_ends)
-
-    @cached_property
-    def last_clock(self) -> float:
-        """The latest final clock of all ranks, s: loading and the step."""
-        models = self.class_models
-        if models and models[0]._log is self.class_logs[0]:  # the run was not timed again for contention
-            latest: float = max(model.time for model in models)
-            return latest
-        return self.timeline.last_end
-
-    @cached_property
-    def step_time(self) -> float:
-        """From the end of loading to the latest final clock of all ranks, s.
-
-        Where ranks load for unequal times: as if the weights of all of them were there at 0.
-        """
-        return self.last_clock - self.load_time if self.loads_alike else self.step_timeline_of_classes.step_time
-
-    @property
-    def step_end(self) -> float | None:
-        """When the step ends on the clock of `step_timeline`, s; None for its last end."""
-        return self.last_clock if self.loads_alike else None
-
-    @property
-    def step_times(self) -> list[float]:
-        """The time of each step, s: of the only one."""
-        return [self.step_time]
-
-    @cached_property
-    def step_timeline(self) -> Timeline:
-        """The columns that figures of the step are made from; where ranks load alike, the timeline as it is."""
-        return self._of_step(self.timeline)
-
-    @property
-    def step_timeline_of_classes(self) -> Timeline:
-        """The same of `timeline_of_classes`."""
-        return self.step_timeline
-
-    def _of_step(self, timeline: Timeline) -> Timeline:
-        from minitrain.analysis.breakdown import step_alone  # noqa: PLC0415
-
-        return timeline if self.loads_alike else step_alone(timeline)
-
-
-class TransformerFigures:
-    """Figures of a step; those of tokens and recomputation are None for workloads that have none.
-
-    Attributes:
-        trained_model: the transformer that was trained.
-        world_size: number of ranks.
-        global_batch_size: samples of the step.
-        useful_flop: floating-point operations that the step has to do.
-        meshes: size by axis of each mesh that the ranks have made.
-    """
-
-    trained_model: TrainedModel | None
-    world_size: int
-    global_batch_size: int
-    useful_flop: float
-    meshes: Sequence[Mapping[str, int]]
-
-    if TYPE_CHECKING:
-
-        @property
-        def mfu(self) -> float | None:
-            """Model FLOPs utilization."""
-            ...
-
-        @cached_property
-        def step_time(self) -> float:
-            """What the step takes, s."""
-            ...
-
-        @property
-        def class_logs(self) -> Sequence[Sequence[Event]]:
-            """The logs that figures are made from."""
-            ...
-
-        @property
-        def ranks_of_class_logs(self) -> Sequence[int]:
-            """The rank whose log each of them is."""
-            ...
-
-    @property
-    def dropped_token_fraction(self) -> float | None:
-        """Share of the copies of tokens that experts did not take; None where experts are not divided among ranks."""
-        return None if self.trained_model is None else self.trained_model.dropped_token_fraction
-
-    @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilization: `mfu` with what backward computed again (Korthikanti et al. 2022, section 6.3).
-
-        None where durations were given by hand, and for workloads that say nothing of recomputation.
-        """
-        if self.mfu is None or self.trained_model is None or not self.useful_flop:
-            return None
-        return self.mfu * (1 + self.trained_model.recomputed_flop / self.useful_flop)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens that all ranks together train on in a second; None for workloads that have no tokens."""
-        if self.trained_model is None or not self.step_time:
-            return None
-        return self.global_batch_size * self.trained_model.seq_len / self.step_time
-
-    @property
-    def tokens_per_second_per_rank(self) -> float | None:
-        """Tokens a second of one rank's share; None for workloads that have no tokens."""
-        return None if self.tokens_per_second is None else self.tokens_per_second / self.world_size
-
-    @cached_property
-    def communication_by_axis(self) -> dict[str, AxisTotal]:
-        """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
-        from minitrain.analysis.breakdown import mean_by_axis, totals_of_log  # noqa: PLC0415
-
-        ranks = zip(self.ranks_of_class_logs, self.class_logs, strict=True)
-        return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])
-
-
 @dataclass(frozen=True)
-class Run(StepFigures, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, TransformerFigures, SurenessFigures):
+class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -531,6 +259,174 @@ class Run(StepFigures, EnergyFigures, DeviceKindFigures, DeviceMemoryFigures, Tr
         if not passes.busy.size:
             return 0.0
         return float(passes.last_end.max() - passes.first_start.min() - passes.busy.max())
+
+    @property
+    def _load_ends(self) -> Sequence[float]:
+        """When the weights of each rank, or class of ranks, that does anything are there, s."""
+        from minitrain.analysis.breakdown import are_flat, load_end_of  # noqa: PLC0415
+
+        logs = self.class_logs
+        if are_flat(logs):
+            return [load_end_of(log._rows) for log in logs if len(log)]
+        ends: list[float] = self.timeline.load_ends.tolist()
+        return ends
+
+    @cached_property
+    def load_time(self) -> float:
+        """When the weights of all ranks are there, s: the latest end of a rank's loads before its other operations."""
+        return max(self._load_ends, default=0.0)
+
+    @cached_property
+    def loads_alike(self) -> bool:
+        """Whether the weights of all ranks are there at the same time, or an outage has come between."""
+        from minitrain.analysis.breakdown import are_alike  # noqa: PLC0415  (numpy only when somebody looks)
+
+        return bool(self.outages) or are_alike(self._load_ends)
+
+    @cached_property
+    def last_clock(self) -> float:
+        """The latest final clock of all ranks, s: loading and the step."""
+        models = self.class_models
+        if models and models[0]._log is self.class_logs[0]:  # the run was not timed again for contention
+            latest: float = max(model.time for model in models)
+            return latest
+        return self.timeline.last_end
+
+    @cached_property
+    def step_time(self) -> float:
+        """From the end of loading to the latest final clock of all ranks, s.
+
+        Where ranks load for unequal times: as if the weights of all of them were there at 0.
+        """
+        return self.last_clock - self.load_time if self.loads_alike else self.step_timeline_of_classes.step_time
+
+    @property
+    def step_end(self) -> float | None:
+        """When the step ends on the clock of `step_timeline`, s; None for its last end."""
+        return self.last_clock if self.loads_alike else None
+
+    @property
+    def step_times(self) -> list[float]:
+        """The time of each step, s: of the only one."""
+        return [self.step_time]
+
+    @cached_property
+    def step_timeline(self) -> Timeline:
+        """The columns that figures of the step are made from; where ranks load alike, the timeline as it is."""
+        return self._of_step(self.timeline)
+
+    @property
+    def step_timeline_of_classes(self) -> Timeline:
+        """The same of `timeline_of_classes`."""
+        return self.step_timeline
+
+    def _of_step(self, timeline: Timeline) -> Timeline:
+        from minitrain.analysis.breakdown import step_alone  # noqa: PLC0415
+
+        return timeline if self.loads_alike else step_alone(timeline)
+
+    @property
+    def dropped_token_fraction(self) -> float | None:
+        """Share of the copies of tokens that experts did not take; None where experts are not divided among ranks."""
+        return None if self.trained_model is None else self.trained_model.dropped_token_fraction
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilization: `mfu` with what backward computed again (Korthikanti et al. 2022, section 6.3).
+
+        None where durations were given by hand, and for workloads that say nothing of recomputation.
+        """
+        if self.mfu is None or self.trained_model is None or not self.useful_flop:
+            return None
+        return self.mfu * (1 + self.trained_model.recomputed_flop / self.useful_flop)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens that all ranks together train on in a second; None for workloads that have no tokens."""
+        if self.trained_model is None or not self.step_time:
+            return None
+        return self.global_batch_size * self.trained_model.seq_len / self.step_time
+
+    @property
+    def tokens_per_second_per_rank(self) -> float | None:
+        """Tokens a second of one rank's share; None for workloads that have no tokens."""
+        return None if self.tokens_per_second is None else self.tokens_per_second / self.world_size
+
+    @cached_property
+    def communication_by_axis(self) -> dict[str, AxisTotal]:
+        """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
+        from minitrain.analysis.breakdown import mean_by_axis, totals_of_log  # noqa: PLC0415
+
+        ranks = zip(self.ranks_of_class_logs, self.class_logs, strict=True)
+        return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])
+
+    @cached_property
+    def energy(self) -> StepEnergy | None:
+        """What each rank draws, busy and idle apart."""
+        from minitrain.run.energy import energy_of  # noqa: PLC0415  (numpy only when somebody looks)
+
+        return energy_of(self.breakdown, self.sheets)
+
+    @property
+    def energy_joules(self) -> float | None:
+        """What all devices draw in the step, J."""
+        return self.energy and self.energy.joules
+
+    @property
+    def average_watts(self) -> float | None:
+        """What all devices draw together on average, W."""
+        return self.energy and self.energy.average_watts
+
+    @cached_property
+    def peak_watts(self) -> float | None:
+        """The most that all devices draw together at any moment, W."""
+        from minitrain.run.energy import peak_watts  # noqa: PLC0415
+
+        return peak_watts(self.step_timeline, self.sheets)
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """What a token of the batch takes, J; None also where the workload counts no tokens."""
+        if self.energy is None or not self.num_tokens:
+            return None
+        return self.energy.joules / self.num_tokens
+
+    @property
+    def dollars(self) -> float | None:
+        """What renting the devices for the step costs, USD."""
+        from minitrain.run.energy import dollars_of  # noqa: PLC0415
+
+        return dollars_of(self.sheets, self.world_size, self.step_time)
+
+    def for_tokens(self, tokens: float) -> TokenBudget | None:
+        """Return what training on so many tokens takes, in steps like this one; None where no tokens are counted.
+
+        Left out: loading, failures (see `mt.goodput`), and all that is not a device.
+        """
+        return TokenBudget.of(tokens, self.num_tokens, self.step_time, self.dollars, self.energy_joules)
+
+    @property
+    def keeps_events(self) -> bool:
+        """Whether the logs can be read."""
+        return True
+
+    @cached_property
+    def device_of_rank(self) -> Mapping[int, str]:
+        """The name of each rank's kind of device."""
+        return {rank: kind.name for kind in self.device_kinds for rank in kind.ranks}
+
+    def _with_devices(self, timeline: Timeline, ranks: Sequence[int]) -> Timeline:
+        """Return a timeline that says which device the rank of each row has, and is so called: "3 old"."""
+        devices = [self.device_of_rank[rank] for rank in ranks]
+        names = [f"{rank} {device}" for rank, device in zip(ranks, devices, strict=True)]
+        return replace(timeline, rank_names=tuple(names), devices=tuple(devices))
+
+    @cached_property
+    def by_device_kind(self) -> Sequence[KindFigures]:
+        """The figures of each kind, in the order of the cluster's groups: idle time, memory, energy."""
+        from minitrain.run.device_kinds import figures_by_kind  # noqa: PLC0415  (numpy only when somebody looks)
+
+        return figures_by_kind(self) if self.device_kinds else ()  # type: ignore[arg-type]  # a `Run` is one
 
     @property
     def num_events(self) -> int:

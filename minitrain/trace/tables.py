@@ -244,6 +244,32 @@ def plain_table(title: str = "") -> Table:
     )
 
 
+def filled_table(
+    columns: Mapping[str, int | None], rows: Iterable[Iterable[str | Text]], table: Table | None = None
+) -> Table:
+    """Return a table of rows.
+
+    Args:
+        columns: heads, each with the least width of what may fold; of figures, which never do, None.
+        rows: the cells of each; texts that others wrote are to be `Text`, or printable.
+        table: an empty one in another style.
+    """
+    table = plain_table() if table is None else table
+    for head, width in columns.items():
+        if width is None:
+            table.add_column(head, justify="right", no_wrap=True)
+        else:
+            table.add_column(head, overflow="fold", min_width=width)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def frameless_table() -> Table:
+    """Return an empty table without lines."""
+    return Table(box=None, pad_edge=False)
+
+
 def table_text(table: Table) -> str:
     """Return a table as plain text, as wide as it needs."""
     console = Console(file=io.StringIO(), width=10_000, color_system=None, markup=False, emoji=False)
