@@ -34,11 +34,9 @@ class StepKeywords(RunParameters):
 
     Args:
         options: options of the strategy by name.
-        watch: as for `simulate`.
     """
 
     options: Mapping[str, Any] | None = None
-    watch: Watch | None = None
     balanced: bool = _STRATEGYS
     batch_messages: bool = _STRATEGYS
     bucket_size: int = _STRATEGYS
@@ -69,7 +67,18 @@ class StepKeywords(RunParameters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateKeywords(StepKeywords):
+class WatchedKeywords(StepKeywords):
+    """Those of `simulate_async`.
+
+    Args:
+        watch: as there.
+    """
+
+    watch: Watch | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateKeywords(WatchedKeywords):
     """Those of `simulate`.
 
     Args:
@@ -80,7 +89,7 @@ class SimulateKeywords(StepKeywords):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareKeywords(StepKeywords):
+class CompareKeywords(WatchedKeywords):
     """Those of `compare`.
 
     Args:
