@@ -22,7 +22,8 @@ tensors that know layer, samples, shards and size. An `Executor` decides what ha
 - The *executor* does the work. `settle` and `receive` come with this rank's operation alone: it starts the collective
   or the receive, without waiting (`async_op=True`), and remembers the handle. `communicate` is around a send, which it
   starts likewise. `awaited` comes when the strategy awaits the operation: it blocks in `handle.wait()` and gives the
-  result its content. A launched operation is awaited later, so that computing goes on beside it.
+  result its content. A launched operation is awaited later, so that computing goes on beside it. Where one takes the
+  result of another launched one (`minitrain.rank.chains`), that result has no content yet: wait for its handle first.
 
 `tests/rank/test_executors.py` has such a pair, with a thread for each rank.
 """

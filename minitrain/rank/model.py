@@ -5,10 +5,10 @@ rank's predictor, then moves the rank's clock. Computing moves this rank's clock
 when the last of them is ready.
 
 What only watches (strict accounting, a recording) is an observer, see `minitrain.rank.observers`; what operations do
-beside, such as computing in NumPy, is an executor's, see `minitrain.rank.executors`. Other kinds of model (folded,
-summary) are subclasses. Each adds to operations by overriding some of the following, and nothing else; an override
-calls `super()` for what it does not replace. The docstring of each kind lists under "Adds" what it overrides and why,
-which tests/rank/test_model_kinds.py checks.
+beside, such as computing in NumPy, is an executor's, see `minitrain.rank.executors`. A class of folded ranks is a
+subclass. It adds to operations by overriding some of the following, and nothing else; an override calls `super()` for
+what it does not replace. The docstring of a kind of model lists under "Adds" what it overrides and why, which
+tests/rank/test_model_kinds.py checks.
 
 | overridden | when it is called |
 |---|---|
@@ -16,11 +16,11 @@ which tests/rank/test_model_kinds.py checks.
 | `route`, `launch` | by the strategy |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
 | `_join` | when a collective has what it was given, and is to meet those of other ranks |
-| `_operation_kind` | a class: that of the communications that are submitted |
 | `mesh`, `group`, `_member` | when a group of ranks is named |
 | `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |
 
-A journal of memory by kind needs no kind of model: it is another store (see `minitrain.rank.stores`).
+A journal of memory by kind needs no kind of model: it is another store (see `minitrain.rank.stores`). Nor do totals in
+the place of events: they are another log (see `minitrain.accounting.summary.log`).
 """
 
 from __future__ import annotations

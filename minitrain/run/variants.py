@@ -3,7 +3,7 @@
 | parameter | what differs | where |
 |---|---|---|
 | (none) | every rank a `Model`, every event kept in a `Run` | `rank`, `result` |
-| `log="summary"` | models add their events to totals, and the run holds totals | `accounting.summary` |
+| `log="summary"` | logs add their events to totals, and the run holds totals | `accounting.summary` |
 | `strict` | every tensor is followed, by an observer | `accounting.strict` |
 | `observers` | a caller's own are told of all that ranks do | `rank.observers` |
 | `execution` | a caller's own decides what operations do beside | `rank.executors` |
@@ -68,7 +68,7 @@ class Variant:
 def choose_variant(parameters: RunParameters) -> Variant:
     """Return how a run with these parameters is simulated, all of its ranks."""
     if parameters.log == "summary":
-        return _summary(parameters.world_size)
+        return _summary()
     observers, executor = _observers(parameters), _executor(parameters)
     makes: dict[str, Any] = {"memory_by_kind": parameters.memory_by_kind}
     kind: Callable[..., Model] = Model
@@ -124,17 +124,12 @@ async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[Prepar
     return await disturbed_run.simulate_with_faults(prepared, simulate)
 
 
-def _summary(world_size: int) -> Variant:
+def _summary() -> Variant:
     """Return the way to keep totals instead of events."""
-    from minitrain.accounting.summary.model import summary_models  # noqa: PLC0415
+    from minitrain.accounting.summary.log import keeping_totals  # noqa: PLC0415
     from minitrain.accounting.summary.run import SummaryRun  # noqa: PLC0415
 
-    def finish(models: Sequence[Any]) -> dict[str, Any]:
-        for model in models:
-            model.finish()
-        return {}
-
-    return Variant(summary_models(world_size), SummaryRun, lambda _: contextlib.nullcontext(), finish)
+    return Variant(Model, SummaryRun, keeping_totals, lambda _: {})
 
 
 def _observers(parameters: RunParameters) -> Sequence[Observer]:

@@ -10,15 +10,13 @@ import pytest
 
 import minitrain as mt
 import minitrain.lib
-from minitrain.accounting.summary.model import SummaryModel
 from minitrain.folding.model import FoldedModel
 from minitrain.operations.collectives import COLLECTIVES, Collective, all_gather
 from minitrain.rank import model as model_module
 from minitrain.rank.model import Model
 
-KINDS = {
+KINDS: dict[type[Model], type[Model]] = {
     FoldedModel: Model,
-    SummaryModel: Model,
 }
 OF_EVERY_CLASS = {"__doc__", "__init__", "__module__", "__annotations__", "__static_attributes__", "__firstlineno__"}
 OF_EVERY_MODEL = {*dir(Model), *vars(Model(num_layers=1))}

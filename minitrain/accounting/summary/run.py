@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.run.result import Run
 
 if TYPE_CHECKING:
-    from minitrain.accounting.summary.model import RankTotals
+    from minitrain.accounting.summary.log import RankTotals
     from minitrain.analysis.breakdown import AxisTotal, Breakdown, PassTimes, TypeTotal
 
 
