@@ -54,8 +54,8 @@ def _row(option: Any) -> tuple[str, str]:
 def _default(option: Any) -> str:
     """Return the default of an option in words, nothing for none."""
     value = option.default() if callable(option.default) else option.default
-    if option.required:
-        return "must be given"
+    if option.required or value is True:
+        return "must be given" if option.required else f"`{option.opts[0]}`"
     return "" if value in (None, False, "", ...) else str(value)
 
 
