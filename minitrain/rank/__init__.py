@@ -10,8 +10,8 @@ The rest, by what a reader looks for:
 - What all operations change: `state`, with `memory_by_kind` and `launched_memory`.
 - Launched operations whose results go to others: `chains`.
 - Features beside the usual path: `general_case` and `remembered` (prices), `kept_for_backward` (recomputation),
-  `placed_passes` (parts of layers and shards of sequences), `attention` with `attention_laws` (context parallelism),
-  `experts` with `expert_laws` (expert parallelism), and `host_memory` (offloading).
+  `placed_passes` (parts of layers and shards of sequences), `attention` (context parallelism), `experts` (expert
+  parallelism), and `host_memory` (offloading).
 - Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` with `sample_laws` cuts the batch into
   samples and microbatches, and `shares` says who takes how much where ranks are not alike.
 - Who watches: `observers` are told of all that ranks do, and `executors` decide what it is beside, in the models that

@@ -17,23 +17,30 @@ probabilities are multiplied in before the last matrix (see `minitrain.workloads
 Backward computes norms, activation functions and shared experts again by itself, where it is to. All of a layer
 (`recompute` "moe" or "full") is the strategy's to take again, since tokens travel again: it frees the copies after
 `combine`, and before `backward_combine` it takes the five steps of forward again, with `recompute="none"`.
+
+What must hold before an operation on a layer with experts may happen is in the functions called `_law_of_...`; see
+`minitrain.rank.laws`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from minitrain.errors import LawError
 from minitrain.events import UNITS_PER_ELEMENT
-from minitrain.rank import expert_laws
+from minitrain.operations.collectives import describe
+from minitrain.rank import laws
 from minitrain.rank.kept_for_backward import is_made_again, mode_of, units_before
+from minitrain.rank.laws import broken, require_kind
 from minitrain.rank.placed_passes import stepped
 from minitrain.rank.state import RankState
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
-from minitrain.tensors.expert_load import as_imbalance, expert_load
-from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.expert_load import ExpertLoad, as_imbalance, expert_load
+from minitrain.tensors.index_sets import ranges, singleton
 from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.placed import (
     ExpertGrad,
@@ -48,8 +55,12 @@ from minitrain.tensors.placed import (
     RouterWeight,
     turned_into,
 )
+from minitrain.workloads.degrees import Cut
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
-from minitrain.workloads.workload import USUAL, Context, PassMode, Recompute
+from minitrain.workloads.workload import USUAL, Context, PassMode, Recompute, takes_again
+
+if TYPE_CHECKING:
+    from minitrain.workloads.expert_layers import ExpertLayers
 
 
 class ExpertComputation(RankState):
@@ -57,7 +68,7 @@ class ExpertComputation(RankState):
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts that can be divided among ranks."""
-        return expert_laws.has_experts(self, layer)
+        return _has_experts(self, layer)
 
     def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
         """Load what every rank holds of a layer with experts: norm, router and shared experts.
@@ -70,7 +81,7 @@ class ExpertComputation(RankState):
         Raises:
             LawError: the layer has no experts, or there is no such shard.
         """
-        expert_laws.load(self, "load_router", layer, shard, num_shards)
+        _law_of_load(self, "load_router", layer, shard, num_shards)
         sizes = layer, self._num_layers, 0, singleton(shard), num_shards
         return self._loaded(layer, num_shards, ROUTER, RouterWeight(*sizes), RouterOptState(*sizes))  # type: ignore[return-value]  # as given
 
@@ -90,8 +101,8 @@ class ExpertComputation(RankState):
             LawError: the layer has no experts, or there is no such shard or part.
             UsageError: the experts do not divide by the parts.
         """
-        expert_laws.load(self, "load_experts", layer, shard, num_shards)
-        expert_laws.part(self, layer, part, num_parts)
+        _law_of_load(self, "load_experts", layer, shard, num_shards)
+        _law_of_part(self, layer, part, num_parts)
         fields = layer, self._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
         piece = Piece("experts", num_parts)
         return self._loaded(layer, num_shards, piece, ExpertWeight(*fields), ExpertOptState(*fields))  # type: ignore[return-value]  # as given
@@ -136,10 +147,10 @@ class ExpertComputation(RankState):
                 than its capacity, where nothing may be dropped.
             UsageError: imbalance or capacity are outside their rules, or experts do not divide by the parts.
         """
-        expert_laws.route(self, layer, inp, weight, num_parts)
+        _law_of_route(self, layer, inp, weight, num_parts)
         experts = _experts_of(self)
         load = expert_load(experts.num_experts, num_parts, as_imbalance(imbalance), capacity_factor)
-        expert_laws.capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
+        _law_of_capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
         samples, sequence = inp.samples, inp.sequence
         mode = _mode_around(sequence.share.denominator, mode_of(recompute or self._recompute).recompute)
         is_again = self._note_repetition(layer, inp, mode)
@@ -181,7 +192,7 @@ class ExpertComputation(RankState):
             LawError: outputs of a part are missing, or something is of another layer, of other samples, incomplete, or
                 not in a store.
         """
-        expert_laws.combine(self, layer, inp, outputs, weight)
+        _law_of_combine(self, layer, inp, outputs, weight)
         self._record_around("combine", layer, inp)
         out = replace(inp, layer=layer + 1)
         self._account.size(out)
@@ -204,7 +215,7 @@ class ExpertComputation(RankState):
         Raises:
             LawError: something is of another layer, of other samples, incomplete, or not in a store.
         """
-        expert_laws.backward_combine(self, layer, inp, outputs, grad)
+        _law_of_backward_combine(self, layer, inp, outputs, grad)
         self._record_around("backward_combine", layer, inp)
         return self._sized(turned_into(ExpertOutputsGrad, outputs))  # type: ignore[no-any-return]  # as it is
 
@@ -227,7 +238,7 @@ class ExpertComputation(RankState):
             LawError: gradients of a part are missing, or something is of another layer, of other samples, incomplete,
                 or not in a store.
         """
-        expert_laws.backward_route(self, layer, inp, grad, tokens_grad, weight)
+        _law_of_backward_route(self, layer, inp, grad, tokens_grad, weight)
         self._compute_again_around(layer, inp)
         self._record_around("backward_route", layer, inp)
         of_batch = layer, self._num_layers, inp.samples, self._global_batch_size
@@ -273,7 +284,7 @@ class ExpertComputation(RankState):
 
 def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any, recompute: Recompute) -> Any:
     """Take copies of tokens through a part of a layer's experts; they stand for what the experts keep."""
-    expert_laws.forward(model, layer, tokens, weight)
+    _law_of_forward(model, layer, tokens, weight)
     mode = _mode(model, tokens, mode_of(recompute).recompute)
     passage_of(tokens).mode = mode
     _record(model, "forward", layer, tokens, mode)
@@ -288,7 +299,7 @@ def backward_experts(
     model: RankState, typ: str, layer: int, tokens: Any, grad: Any, weight: Any = None
 ) -> tuple[ExpertGrad, RoutedTokensGrad]:
     """Take gradients back through a part of a layer's experts; a split backward uses one of the results."""
-    expert_laws.backward(model, typ, layer, tokens, grad, weight)
+    _law_of_backward(model, typ, layer, tokens, grad, weight)
     mode = passage_of(tokens).mode or _mode(model, tokens)
     if typ != "backward_weight":
         _compute_experts_again(model, typ, layer, tokens, mode)
@@ -310,7 +321,7 @@ def backward_experts(
 
 def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) -> tuple[Any, Any]:
     """Take an optimizer step on a piece of a layer with experts, or on the shards of it that this rank holds."""
-    expert_laws.update(model, weight, weight_grad, state)
+    _law_of_update(model, weight, weight_grad, state)
     layer, division = weight.layer, division_of(weight)
     price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer, division)  # type: ignore[arg-type]  # as workloads take it
     model._record("update", layer, price, weight_grad.samples)
@@ -341,7 +352,7 @@ def _record(model: RankState, typ: str, layer: int, tokens: Any, mode: ExpertPas
 
 def _experts_of(model: RankState) -> ExpertLayers:
     """Return what the workload says of layers with experts."""
-    experts = expert_laws.experts_of(model)
+    experts = _experts_or_none(model)
     assert experts is not None  # a law has required it
     return experts
 
@@ -363,3 +374,235 @@ def _mode_around(num_parts: int, recompute: Recompute) -> PassMode:
 def _every(num_parts: int) -> frozenset[int]:
     """Return the set of all parts, the same object each time."""
     return frozenset(range(num_parts))
+
+
+_OF_PIECE: Mapping[type[Any], tuple[type, type]] = MappingProxyType(
+    {ExpertWeight: (ExpertGrad, ExpertOptState), RouterWeight: (RouterGrad, RouterOptState)}
+)
+
+
+def _experts_or_none(model: RankState) -> ExpertLayers | None:
+    """Return the part of the workload that describes layers with experts; None if it has none."""
+    experts: ExpertLayers | None = getattr(model._runtime_predictor.workload, "experts", None)
+    return experts
+
+
+def _has_experts(model: RankState, layer: int) -> bool:
+    """Return whether the workload knows experts of a layer."""
+    experts = _experts_or_none(model)
+    return experts is not None and layer in experts.layers
+
+
+def _law_of_load(model: RankState, op: str, layer: Any, shard: Any, num_shards: Any) -> None:
+    """Require a layer with experts, and a shard."""
+    laws.load(model, layer, shard, num_shards)
+    _require_experts(model, op, layer)
+
+
+def _require_experts(model: RankState, op: str, layer: int) -> None:
+    """Require a layer with experts."""
+    if _has_experts(model, layer):
+        return
+    experts = _experts_or_none(model)
+    known = ranges(experts.layers) if experts is not None and experts.layers else "none"
+    raise broken(
+        model,
+        op,
+        f"layer {layer} must have experts; layers with experts are {known}: use load_weights and forward for the "
+        "others (model.has_experts says which)",
+        layer,
+    )
+
+
+def _law_of_part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
+    """Require one of the parts that the experts can be divided into."""
+    laws.part(model, layer, part, num_parts, "load_experts")
+    _require_divides(model, num_parts)
+
+
+def _require_divides(model: RankState, num_parts: int) -> None:
+    """Require equally many experts in each part; a UsageError names a number that divides."""
+    experts = _experts_or_none(model)
+    assert experts is not None  # `_require_experts` came before
+    Cut("num_experts", experts.num_experts).part(experts.num_experts, num_parts, "ep")
+
+
+def _require_pass(model: RankState, op: str, layer: int, *inputs: Any) -> None:
+    """Require a layer with experts, and what the record of a pass around them says of its inputs."""
+    _require_experts(model, op, layer)
+    laws.require_inputs(model, op, layer, *inputs)
+
+
+def _law_of_route(model: RankState, layer: int, inp: Any, weight: Any, num_parts: Any) -> None:
+    """Require a whole input and the complete router piece, in storage, both of the layer."""
+    _require_pass(model, "route", layer, inp, weight)
+    laws.part(model, layer, 0, num_parts, "route")
+    _require_divides(model, num_parts)
+
+
+def _law_of_capacity(
+    model: RankState, layer: int, load: ExpertLoad, factor: float | None, *, drop_tokens: bool
+) -> None:
+    """Require that what is over the experts' capacity may be dropped, if anything is."""
+    if load.dropped and not drop_tokens:
+        raise broken(
+            model,
+            "route",
+            f"experts take at most {factor} times the mean, and {float(load.dropped):.3g} of all copies are over that; "
+            "raise capacity_factor, balance the router, or let tokens be dropped (drop_tokens=True)",
+            layer,
+            dropped=load.dropped,
+        )
+
+
+def _require_all_parts(model: RankState, op: str, name: str, value: Any, inp: Any) -> None:
+    """Require copies of tokens from all parts of the experts, for the tokens of the layer's input."""
+    samples: frozenset[int] = inp.samples
+    if len(value.parts) != value.num_parts:
+        missing = ranges(set(range(value.num_parts)) - value.parts)
+        raise broken(
+            model,
+            op,
+            f"{name} must come from all parts of the experts, got {describe(value)}; {laws.are(missing)} missing: "
+            "all_to_all them back over the ranks that hold the parts",
+            value.layer,
+            value=value,
+        )
+    if value.samples != samples:
+        raise broken(
+            model,
+            op,
+            f"{name} must be of the samples of inp ({ranges(samples)}), got {describe(value)}",
+            value.layer,
+            samples=(samples, value.samples),
+        )
+    _require_same_part(model, op, f"{name} and inp", value.sequence, inp.sequence, value.layer)
+
+
+def _require_same_part(model: RankState, op: str, names: str, one: Any, other: Any, layer: int) -> None:
+    """Require two parts of sequences to be the same."""
+    if one != other:
+        raise broken(model, op, f"{names} must be of the same part of the sequence, got {one} and {other}", layer)
+
+
+def _law_of_combine(model: RankState, layer: int, inp: Any, outputs: Any, weight: Any) -> None:
+    """Require input, outputs of all parts and the router piece of the layer, for the same samples."""
+    _require_pass(model, "combine", layer, inp, outputs, weight)
+    _require_all_parts(model, "combine", "outputs", outputs, inp)
+
+
+def _law_of_backward_combine(model: RankState, layer: int, inp: Any, outputs: Any, grad: Any) -> None:
+    """Require input, outputs and gradient of the layer, in storage, for the same samples."""
+    op = "backward_combine"
+    _require_pass(model, op, layer, inp, outputs, grad)
+    _require_all_parts(model, op, "outputs", outputs, inp)
+    _require_same_part(model, op, "inp and grad", inp.sequence, grad.sequence, layer)
+    mode = passage_of(inp).mode
+    if mode is not None and takes_again(mode.recompute, "moe"):
+        raise broken(
+            model,
+            op,
+            f"{describe(inp)} is all that was kept of this layer; take route, the experts and combine again, with "
+            'recompute="none", before its backward',
+            layer,
+            value=inp,
+        )
+
+
+def _law_of_backward_route(model: RankState, layer: int, inp: Any, grad: Any, tokens_grad: Any, weight: Any) -> None:
+    """Require input, gradients and the router piece of the layer, in storage, for the same samples."""
+    _require_pass(model, "backward_route", layer, inp, grad, tokens_grad, weight)
+    _require_same_part(model, "backward_route", "inp and grad", inp.sequence, grad.sequence, layer)
+    _require_all_parts(model, "backward_route", "tokens_grad", tokens_grad, inp)
+
+
+def _law_of_forward(model: RankState, layer: int, tokens: Any, weight: Any) -> None:
+    """Require copies of tokens for the part of the experts that the weight is, in storage, both of the layer."""
+    op = "forward"
+    if isinstance(weight, RouterWeight):
+        raise _router_does_not_pass(model, op, layer, weight)
+    if isinstance(weight, ExpertWeight) and type(tokens) is Activation:
+        raise broken(
+            model,
+            op,
+            f"experts must be given copies of tokens, got {describe(tokens)}; route it, and all_to_all the copies over "
+            "the ranks that hold the parts",
+            layer,
+            value=tokens,
+        )
+    laws.require_inputs(model, op, layer, tokens, weight, of_experts=True)
+    _require_of_part(model, op, "inp", tokens, weight)
+
+
+def _router_does_not_pass(model: RankState, op: str, layer: int, weight: Any) -> LawError:
+    """Return the error for a router piece where a layer's weight is needed."""
+    around = "route and combine" if op == "forward" else "backward_combine and backward_route"
+    return broken(
+        model,
+        op,
+        f"the weight must be of a whole layer, or a part of experts, got {describe(weight)}; it goes through {around}",
+        layer,
+        value=weight,
+    )
+
+
+def _require_of_part(model: RankState, op: str, name: str, copies: Any, weight: Any) -> None:
+    """Require copies of tokens for exactly the part that a weight is."""
+    if copies.num_parts == weight.num_parts and copies.parts == weight.parts:
+        return
+    remedy = (
+        "all_to_all them over the ranks that hold the parts"
+        if len(copies.parts) == copies.num_parts
+        else "each part gets the copies that are for it, and the numbers of parts must agree"
+    )
+    raise broken(
+        model,
+        op,
+        f"{name} must be the copies for the weight's part of the experts, got {describe(copies)} for "
+        f"{describe(weight)}; {remedy}",
+        copies.layer,
+        value=copies,
+    )
+
+
+def _law_of_backward(model: RankState, op: str, layer: int, tokens: Any, grad: Any, weight: Any) -> None:
+    """Require copies of tokens, the gradients of what was made of them, and the part of the experts, in storage."""
+    if isinstance(weight, RouterWeight):
+        raise _router_does_not_pass(model, op, layer, weight)
+    laws.require_inputs(model, op, layer, tokens, grad, weight, of_experts=True)
+    if grad.parts != tokens.parts or grad.num_parts != tokens.num_parts:
+        raise broken(
+            model,
+            op,
+            f"grad must be of the same part of the experts as inp, got {describe(grad)} for {describe(tokens)}; "
+            "all_to_all it over the ranks that hold the parts",
+            layer,
+            value=grad,
+        )
+    if op != "backward_weight":
+        _require_of_part(model, op, "inp", tokens, weight)
+    elif len(tokens.parts) != 1:
+        raise broken(model, op, f"inp must be copies for one part of the experts, got {describe(tokens)}", layer)
+
+
+def _law_of_update(model: RankState, weight: Any, weight_grad: Any, state: Any) -> None:
+    """Require gradient and state of the same piece as the weight; the laws of every update are checked before."""
+    kinds = _OF_PIECE.get(type(weight))
+    if kinds is None:
+        raise broken(
+            model,
+            "update",
+            f"weight, gradient and state must be of the same piece of the layer, got {describe(weight)}, "
+            f"{describe(weight_grad)} and {describe(state)}",
+            weight.layer,
+        )
+    for name, value, kind in zip(("weight_grad", "opt_state"), (weight_grad, state), kinds, strict=True):
+        require_kind(model, "update", name, value, kind)
+    if weight_grad.sequence.share != 1:
+        raise broken(
+            model,
+            "update",
+            f"the gradient must cover the whole sequence, got {weight_grad.sequence.share} of it; reduce it over the "
+            "ranks that have the others",
+            weight.layer,
+        )
