@@ -4,8 +4,8 @@ May import: `errors`, `tensors`, `events`. Open `timeline` first: event logs as 
 on. Each file answers one question:
 
 - How is the step time split? `breakdown`: computing, exposed communication and waiting, by axis of the mesh and type.
-- What sets the step time, and what would it be if operations lasted differently? `dependencies`, the graph between
-  operations, with its critical path.
+- What would the clocks be if operations lasted differently? `graph`: the moments of a run, for many cases at once.
+- What sets the step time? `dependencies`, the edges between operations, with their critical path.
 - Which memory is held when? `memory_over_time`.
 - How large is the bubble in theory? `textbook_bubble`.
 

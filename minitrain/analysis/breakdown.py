@@ -178,8 +178,8 @@ def loads_of(rows: Sequence[Any]) -> int:
     return next((place for place in places if rows[place + TYP] != LOAD_WEIGHTS), len(rows))
 
 
-def load_end_of(rows: Sequence[Any]) -> Any:
-    """Return when the weights of a rank are there, s; on each machine where times are those of several."""
+def load_end_of(rows: Sequence[Any]) -> float:
+    """Return when the weights of a rank are there, s."""
     last = loads_of(rows) - STRIDE
     return rows[last + TIME] + rows[last + PRICE].seconds if last >= 0 else 0.0
 
@@ -608,10 +608,9 @@ def totals_by_type(logs: Sequence[Sequence[Event]], times: int = 1) -> dict[str,
     return sums.totals(times)
 
 
-def are_alike(load_ends: Iterable[Any]) -> bool:
+def are_alike(load_ends: Iterable[float]) -> bool:
     """Return whether the weights of all ranks are there at the same time."""
-    ends = [getattr(end, "values", end) for end in load_ends]  # of several machines
-    return all(end is ends[0] or bool(np.all(end == ends[0])) for end in ends)
+    return len(set(load_ends)) < 2
 
 
 def step_alone(timeline: Timeline) -> Timeline:

@@ -104,20 +104,15 @@ async def _nothing() -> None:
 
 def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
     """Require that an operation costs the same on all ranks."""
+    predictor = getattr(predictor, "recorded", predictor)  # of a run that is recorded
+    topology = getattr(predictor, "topology", None)
     if isinstance(predictor, RankPredictors) and predictor.cluster is None:
         raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
-    if hasattr(predictor, "parts"):  # of several machines: `minitrain.hardware.fleets`
-        for part in predictor.parts:
-            _require_prices_alike(part.predictor)
-        return
     if isinstance(predictor, RankPredictors):
         return  # on a cluster, ranks of one class have one kind of device (see `minitrain.folding.unlike_ranks`)
-    has_known_network = type(predictor) in _KNOWN and isinstance(
-        predictor.topology,  # type: ignore[attr-defined]  # both kinds have one
-        FlatTopology | HierarchicalTopology | MeasuredTopology,
-    )
-    is_known = has_known_network or getattr(predictor, "prices_ranks_alike", False)
-    if not is_known and type(predictor) is not FixedPredictor:
+    networks = FlatTopology | HierarchicalTopology | MeasuredTopology
+    has_known_network = type(predictor) in _KNOWN and isinstance(topology, networks)
+    if not has_known_network and type(predictor) is not FixedPredictor:
         raise UsageError(
             "fold=True needs prices that are known to be the same for ranks that do the same: those of a hardware "
             f"config or a FixedPredictor, got {predictor!r:.80}"

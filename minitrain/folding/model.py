@@ -248,10 +248,11 @@ class FoldedModel(Model):
         asked = () if operation.detail is None else (operation.detail,)
         assert self._nodes is not None  # groups on a flat network are all alike
 
-        def price(ranks: Sequence[int]) -> Price:
-            return self.runtime_predictor.collective(op, size_bytes, ranks, *asked)
+        def price(machine: Predictor, ranks: Sequence[int]) -> Price:
+            return machine.collective(op, size_bytes, ranks, *asked)
 
-        require_same_price(self.attempt, self._nodes, op, member.communicator.shapes, member.axes, price)
+        shapes, predictor = member.communicator.shapes, self._runtime_predictor
+        require_same_price(self.attempt, self._nodes, op, shapes, member.axes, price, predictor)
 
     def _require_one_task(self) -> None:
         """Refuse tasks within a rank: which one continues first depends on who comes last to a collective."""
@@ -304,7 +305,7 @@ class FoldedModel(Model):
             steps = ((self.attempt.strides[axis], size) for axis, size in self.attempt.folded_sizes.items())
             shapes = nodes.one_of_each_shape(range(low, high + 1, high - low), steps)
 
-            def distance(pair: Sequence[int]) -> Hashable:
+            def distance(_: Any, pair: Sequence[int]) -> Hashable:
                 return nodes.distance(pair[0], pair[-1])
 
             require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), distance)

@@ -8,9 +8,11 @@ each is priced. Where prices differ, so do the ranks' clocks: the ranks diverge.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from minitrain.folding.attempt import FoldAttempt
+from minitrain.hardware.price import decide
 from minitrain.hardware.topology import RankNodes
 
 
@@ -32,7 +34,8 @@ def require_same_price(
     what: str,
     shapes: Sequence[Sequence[int]],
     axes: frozenset[str],
-    price: Callable[[Sequence[int]], Any],
+    price: Callable[[Any, Sequence[int]], Any],
+    predictor: Any = None,
 ) -> None:
     """Require that groups cost the same.
 
@@ -42,20 +45,30 @@ def require_same_price(
         what: what the groups do, for the message.
         shapes: the groups, that of the class's lowest rank first.
         axes: those along which the members of a group differ.
-        price: what a group pays.
+        price: what a group pays by a predictor.
+        predictor: what prices the groups; None where places alone decide.
 
     Raises:
         DivergesError: they do not.
     """
-    first = price(shapes[0])
-    if all(price(other) == first for other in shapes[1:]):
-        return
     across = _steps_across(attempt, axes)
-    apart = [
-        axis
-        for axis, step in across.items()
-        if any(price(other) != first for other in nodes.one_of_each_shape(shapes[0], [step]))
-    ]
+    copies = {axis: nodes.one_of_each_shape(shapes[0], [step])[1:] for axis, step in across.items()}
+    groups = [*shapes, *chain.from_iterable(copies.values())]
+
+    def prices_on(machine: Any) -> list[Any]:
+        return [price(machine, group) for group in groups]
+
+    def unequal(prices: Sequence[Any]) -> tuple[str, ...] | None:
+        """Return along which axes prices differ; None where they nowhere do."""
+        if all(other == prices[0] for other in prices[: len(shapes)]):
+            return None
+        along = [axis for axis, others in copies.items() for _ in others]
+        found = zip(along, prices[len(shapes) :], strict=True)
+        return tuple(dict.fromkeys(axis for axis, other in found if other != prices[0]))
+
+    apart = decide(predictor, prices_on, unequal)
+    if apart is None:
+        return
     attempt.prices_differ = True
     attempt.diverge(f"{what}, which crosses nodes on some ranks only,", frozenset(apart or across))
 

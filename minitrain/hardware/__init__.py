@@ -1,6 +1,6 @@
 """What a machine costs: how long it computes, reads memory and communicates. Numbers go in, seconds come out.
 
-May import: `errors`, `files`, `source_lines`, `operations`, `workloads`, and the names of types from `events`. Nothing
+May import: `errors`, `files`, `operations`, `workloads`, and the names of types from `events`. Nothing
 here knows of strategies or of the state of ranks.
 
 Open `predictor` first: it makes the price of an operation out of a workload, a device and a network. `price` says what
@@ -14,7 +14,7 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | times that are given | `fixed_durations`; `measured_layers` |
 | times from a profiler | `profiler_traces` |
 | what a framework adds | `platforms` |
-| several machines at once | `fleets`, by `per_machine` numbers |
+| many machines at once | the same formulas, with `columns` in the place of numbers |
 | the description of a machine | `config`, with its `data_sheet`; `config_variation` changes figures |
 | its file | `config_files` and `profile_files` read it; `config_schema` and `config_leaves` are its rules |
 | what `minitrain hw` shows of it | `overview` |

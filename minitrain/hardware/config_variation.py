@@ -44,6 +44,14 @@ _VALIDATORS: Mapping[str, str] = MappingProxyType(
 )
 """The validator of each key's value, a name in `minitrain.hardware.config_leaves`; "ops" stands for any row in it."""
 
+_COMPUTED = frozenset(
+    {
+        *("tflops", "GBps", "GiB", "bandwidth", "exponent", "latency", "launch", "graph_launch", "prologue", "tail"),
+        *("half_MB", "efficiency", "units"),
+    }
+)
+"""The keys of numbers that may differ between machines that are priced at once."""
+
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "SystemConfig": ("matrix", "vector", "mem1", "mem2", "networks", "kernels"),
@@ -71,9 +79,19 @@ def varied_configs(systems: Sequence[SystemConfig], path: str, values: Sequence[
         UsageError: there is no such path.
         HardwareConfigError: a value is not what a config may hold there.
     """
+    found = validated(systems[0], path, values)
+    return [with_value(system, path, value) for system, value in zip(systems, found, strict=True)]
+
+
+def with_value(system: SystemConfig, path: str, value: Any) -> SystemConfig:
+    """Return a config with another value under one path: one that was validated, or a column of such numbers."""
+    return _with(system, _keys_of(path), value)  # type: ignore[no-any-return]  # a config, as it was
+
+
+def is_number_path(path: str) -> bool:
+    """Return whether the figure under a path is a number that formulas compute with, of which there may be a column."""
     keys = _keys_of(path)
-    validated = _validated(systems[0], keys, path, values)
-    return [_with(system, keys, value) for system, value in zip(systems, validated, strict=True)]
+    return keys[-1] in _COMPUTED and "ops" not in keys
 
 
 def numbers_of(system: SystemConfig) -> dict[str, float]:
@@ -153,13 +171,19 @@ def _validator(kind: str) -> Any:
     return TypeAdapter(values)
 
 
-def _validated(system: SystemConfig, keys: Sequence[str], path: str, values: Sequence[Any]) -> list[Any]:
-    """Return values as a config holds them.
+def validated(system: SystemConfig, path: str, values: Sequence[Any]) -> list[Any]:
+    """Return values as a config holds them under a path.
+
+    Args:
+        system: a config that has the path.
+        path: the key path.
+        values: what shall stand there.
 
     Raises:
         UsageError: there is no such path.
         HardwareConfigError: a value is not what a config may hold there.
     """
+    keys = _keys_of(path)
     known = {tuple(_keys_of(found)): found for found, _ in _leaves(system, "")}
     if tuple(keys) not in known:
         close = difflib.get_close_matches(path, known.values(), 1)

@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, final
 
 from minitrain.errors import HardwareConfigError, UsageError
+from minitrain.hardware.columns import larger, least, whole
 
 if TYPE_CHECKING:
     from minitrain.workloads.workload import Cost
@@ -162,12 +163,13 @@ class Memory:
     @property
     def capacity_bytes(self) -> int:
         """Return the capacity in bytes."""
-        return int(self.GiB * 2**30)
+        return whole(self.GiB * 2**30)  # type: ignore[no-any-return]  # a number
 
     @property
     def usable_bytes(self) -> int:
         """Return what the driver leaves to a process, in bytes: no more than there is, where a test makes it less."""
-        return int(min(self.usable_GiB or self.GiB, self.GiB) * 2**30)
+        usable = self.GiB if self.usable_GiB is None else least([self.usable_GiB, self.GiB])
+        return whole(usable * 2**30)  # type: ignore[no-any-return]  # a number
 
     def throughput(self, size_bytes: float) -> float:
         """Return the speed an operation reaches.
@@ -241,7 +243,8 @@ class RooflineDevice:
 
     def seconds(self, cost: Cost, datatype: str) -> float:
         """Return the slower of arithmetic and memory traffic, s."""
-        return max(self.arithmetic_seconds(cost.work_flop, datatype), self.traffic_seconds(cost.traffic_bytes))
+        arithmetic = self.arithmetic_seconds(cost.work_flop, datatype)
+        return larger(arithmetic, self.traffic_seconds(cost.traffic_bytes))  # type: ignore[no-any-return]  # a number
 
     def arithmetic_seconds(self, work_flop: float, datatype: str) -> float:
         """Return the time of pure computation, s."""

@@ -164,10 +164,6 @@ class _FreeLoading:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
         return _FreeLoading(self._own.slowed(factor))
 
-    def slowed_by(self, factors: Any) -> Any:
-        """Return the same predictor of several machines for a rank that is a straggler on some of them."""
-        return _FreeLoading(self._own.slowed_by(factors))
-
     def training(self, workload: Any) -> Predictor:
         """Return the same machine for another workload."""
         return _FreeLoading(self._own.training(workload))

@@ -44,9 +44,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError
+from minitrain.hardware.columns import ceiling, chosen, larger, least
 from minitrain.hardware.device import AttentionRate, KernelRates, MatmulRate, efficiency_at
 
 if TYPE_CHECKING:
@@ -71,23 +72,6 @@ _PARTIAL_BYTES = 4  # a partial sum is written in single precision, and read aga
 _MOST_REMEMBERED = 1 << 14
 
 
-class Arithmetic(NamedTuple):
-    """What the formulas do with numbers beside adding and multiplying them; arrays need functions of their own.
-
-    Args:
-        larger: the larger of two numbers.
-        least: the least of several.
-        ceil: the next whole number.
-    """
-
-    larger: Callable[[Any, Any], Any]
-    least: Callable[[Iterable[Any]], Any]
-    ceil: Callable[[Any], Any]
-
-
-PLAIN = Arithmetic(max, min, ceil)
-
-
 @final
 class KernelDevice:
     """Price kernels on a device.
@@ -97,8 +81,6 @@ class KernelDevice:
         rates: what its kernels reach; the config's own if None.
         launch_s: time between two launches, s; the device's own if None. A framework that dispatches from Python is
             limited by the host: give its figure. 0 means captured graphs that never wait for a launch.
-        arithmetic: of the numbers in `system` and `rates`, which may be arrays of a number for each of several devices
-            (see `minitrain.hardware.fleets`).
 
     Raises:
         HardwareConfigError: the config has no key `kernels`.
@@ -117,7 +99,6 @@ class KernelDevice:
         rates: KernelRates | None = None,
         *,
         launch_s: float | None = None,
-        arithmetic: Arithmetic = PLAIN,
     ) -> None:
         found = system.kernels if rates is None else rates
         if found is None:
@@ -125,7 +106,6 @@ class KernelDevice:
         self.system = system
         self.rates = found
         self.launch_s = found.launch_s if launch_s is None else launch_s
-        self._larger, self._least, self._ceil = arithmetic
         self.kernel_seconds = lru_cache(_MOST_REMEMBERED)(self._kernel_seconds)
         self.pass_seconds = lru_cache(_MOST_REMEMBERED)(self._pass_seconds)
 
@@ -165,11 +145,11 @@ class KernelDevice:
     def seconds(self, cost: Cost, datatype: str) -> float:
         """Return the time of an operation of which only FLOPs and bytes are known, s: the slower of the two."""
         arithmetic = cost.work_flop / (self.rates.matmul_rate(datatype).tflops * 1e12) if cost.work_flop else 0.0
-        return max(arithmetic, cost.traffic_bytes / (self.rates.GBps * 1e9))
+        return larger(arithmetic, cost.traffic_bytes / (self.rates.GBps * 1e9))  # type: ignore[no-any-return]  # a number
 
     def _pass_seconds(self, work: KernelList) -> float:
         """Return how long a pass takes, s: its kernels one after another, and no less than it takes to launch them."""
-        seconds: float = self._larger(self.busy_seconds(work.kernels), work.num_launches * self.launch_s)
+        seconds: float = larger(self.busy_seconds(work.kernels), work.num_launches * self.launch_s)
         return seconds
 
     def busy_seconds(self, kernels: Iterable[Kernel]) -> float:
@@ -195,21 +175,21 @@ class KernelDevice:
         rates, rate = self.rates, self.rates.matmul_rate(kernel.datatype)
         ways = (self._tiled_seconds(kernel, rate, tile, split) for tile in TILES for split in rates.splits)
         factor = rates.weight_gradient if kernel.kind == "weight_gradient" else 1.0
-        seconds: float = rates.matmul_start_s + factor * self._least(ways)
+        seconds: float = rates.matmul_start_s + factor * least(ways)
         return seconds
 
     def _tiled_seconds(self, kernel: Matmul, rate: MatmulRate, tile: tuple[int, int], split: int) -> float:
         """Return the time with one tile and one split of k: the slower of waves and traffic, and adding up partials."""
         rates, (rows, columns) = self.rates, tile
         num_tiles = kernel.batch * ceil(kernel.m / rows) * ceil(kernel.n / columns) * split
-        num_waves = self._ceil(num_tiles / rates.num_units)
+        num_waves = ceiling(num_tiles / rates.num_units)
         flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
         unit_flop_per_s = rate.tflops * 1e12 / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
         if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
             unit_flop_per_s *= rates.unaligned
         bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
         partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
-        busiest: float = self._larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
+        busiest: float = larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
         return busiest + partial_bytes / bytes_per_s
 
     def _attention_seconds(self, kernel: FlashAttention) -> float:
@@ -220,7 +200,7 @@ class KernelDevice:
         flop_per_s = self.peak_flop_per_s(kernel.datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
         longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)
         busy = kernel.work_flop / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
-        slower: float = self._larger(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
+        slower: float = larger(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
         return rates.attention_start_s[kernel.is_backward] + slower
 
     def _random_seconds(self, kernel: FlashAttention) -> float:
@@ -254,19 +234,30 @@ LAUNCH_S, GRAPH_LAUNCH_S = 2.6e-6, 1.3e-6
 _FLASH2 = AttentionRate(0.5, 0.2, ((0.0, 1.0),)), AttentionRate(0.4, 0.2, ((0.0, 1.0),))
 
 
-@lru_cache(maxsize=64)
 def rates_of(system: SystemConfig) -> KernelRates:
     """Return what kernels reach on a device: what its config says, or an estimate; single precision by its data sheet.
 
     Raises:
         HardwareConfigError: the config has neither the key `kernels` nor the key `units`.
     """
+    try:
+        return _rates_of(system)
+    except (TypeError, ValueError):  # columns of many machines, which no table can tell apart
+        return _rates_of.__wrapped__(system)
+
+
+@lru_cache(maxsize=64)
+def _rates_of(system: SystemConfig) -> KernelRates:
+    """Return what `rates_of` does."""
     rates = system.kernels or _derived(system)
     vector = system.vector.get("float32")
     if vector is None or "float32" in rates.matmul:
         return rates
     tflops = SINGLE_SHARE * vector.tflops
-    fastest = max(rates.matmul.values(), key=lambda rate: rate.tflops)
+    fastest, *others = rates.matmul.values()
+    for rate in others:
+        prologue = chosen(rate.tflops > fastest.tflops, rate.prologue, fastest.prologue)
+        fastest = MatmulRate(larger(fastest.tflops, rate.tflops), prologue)
     prologue = fastest.prologue * tflops / fastest.tflops  # as many seconds, hence fewer of the longer steps
     return replace(rates, matmul={**rates.matmul, "float32": MatmulRate(tflops, prologue)})
 

@@ -32,6 +32,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from minitrain.errors import UsageError
+from minitrain.hardware.columns import is_number, larger, least
 from minitrain.hardware.network import (
     MEASURED_NODES,
     MEASURED_RANKS,
@@ -133,7 +134,10 @@ class MeasuredTopology:
         """Return the seconds through several nodes by the algorithm that was asked for, or the faster, and its name."""
         curve = self._a_share(curve, shape)
         known = ("tree", "ring") if op == "all_reduce" else ("ring",)
-        return min((self._by(each, op, size_bytes, shape, curve), each) for each in known if algorithm in (None, each))
+        ways = [(self._by(each, op, size_bytes, shape, curve), each) for each in known if algorithm in (None, each)]
+        if all(is_number(seconds) for seconds, _ in ways):
+            return min(ways)
+        return least(seconds for seconds, _ in ways), ways[-1][1]  # machines need not agree on the algorithm
 
     def _by(self, algorithm: str, op: str, size_bytes: float, shape: GroupShape, curve: TransferCurve) -> float:
         """Return the seconds of a ring or a tree through several nodes."""
@@ -147,7 +151,7 @@ class MeasuredTopology:
         longer = self._overhead(algorithm, op, size_bytes, shape, curve) - self._overhead(
             usual, op, size_bytes, replace(shape, split=measured), curve
         )
-        return seconds + max(longer, -curve.latency)
+        return seconds + larger(longer, -curve.latency)  # type: ignore[no-any-return]  # a number
 
     def _overhead(self, algorithm: str, op: str, size_bytes: float, shape: GroupShape, curve: TransferCurve) -> float:
         """Return what a ring or a tree takes beyond its bytes at full bandwidth, as NCCL reckons, s."""
@@ -176,7 +180,7 @@ class MeasuredTopology:
         Curves between nodes are those of groups that have all ranks of a node.
         """
         share = shape.split.least / self._inner.size
-        return replace(curve, half_bytes=curve.half_bytes * share) if share < 1 and curve.half_bytes else curve
+        return replace(curve, half_bytes=curve.half_bytes * share) if share < 1 else curve
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""
@@ -188,7 +192,7 @@ class MeasuredTopology:
         split = shape.split
         each = size_bytes / split.num_ranks
         across = self._message(shape.tier, each * (split.num_ranks - split.least))
-        return Transfer(max(across, self._message(self._inner, each * (split.most - 1))), "hierarchical", shape.tier)
+        return Transfer(larger(across, self._message(self._inner, each * (split.most - 1))), "hierarchical", shape.tier)
 
     def _message(self, tier: Network, size_bytes: float) -> float:
         """Return the seconds of a message on a tier."""
@@ -208,7 +212,7 @@ class MeasuredTopology:
         inside = _curve(self._inner, op)
         if local == 1 or inside is None:
             return reached
-        return min(reached, inside.bandwidth(local, self._inner.bandwidth))
+        return least([reached, inside.bandwidth(local, self._inner.bandwidth)])  # type: ignore[no-any-return]  # a number
 
     def _wires(self, tier: Network, num_local: int) -> float:
         """Return what some ranks of a node have into a tier beside its other ranks, in 1e9 bytes/s."""

@@ -60,6 +60,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, final
 
 from minitrain.errors import UsageError
+from minitrain.hardware.columns import is_number, larger, least, power
 from minitrain.operations.collectives import COLLECTIVES
 
 Rows = tuple[tuple[float, float], ...]
@@ -111,8 +112,8 @@ class TransferCurve:
         if not size_bytes:
             return start
         slowed_bytes = size_bytes  # S (1 + (half/S)^exponent), written so that no tiny S overflows
-        if self.half_bytes:
-            slowed_bytes += self.half_bytes**self.exponent * size_bytes ** (1 - self.exponent)
+        if not is_number(self.half_bytes) or self.half_bytes:
+            slowed_bytes += power(self.half_bytes, self.exponent) * power(size_bytes, 1 - self.exponent)
         return start + wire_share(op, num_ranks) * slowed_bytes / (bandwidth * 1e9)
 
 
@@ -308,7 +309,7 @@ def two_level_seconds(op: str, size_bytes: float, inner: PricesOps, outer: Price
     if op == "all_to_all":
         each = size_bytes / split.num_ranks
         across = outer.time("p2p", each * (split.num_ranks - split.least), 2)
-        return max(across, inner.time("p2p", each * (split.most - 1), 2))
+        return larger(across, inner.time("p2p", each * (split.most - 1), 2))  # type: ignore[no-any-return]  # a number
     # What passes the ports of the emptiest node is what n/least nodes like it would exchange; sums pass once a node.
     num_nodes = split.num_nodes if op == "all_reduce" else split.num_ranks / split.least
     across = outer.time(op, size_bytes / split.least, num_nodes)
@@ -405,7 +406,7 @@ def overhead_s(algorithm: str, op: str, size_bytes: float, num_ranks: int, num_n
         inside, across = max(0, 2 * (num_ranks - 1 - num_nodes)), 2 * num_nodes
     else:
         inside, across = num_ranks - num_nodes, num_nodes - 1
-    return min(
+    return least(  # type: ignore[no-any-return]  # a number
         (each.base_us + inside * each.inside_us + across * each.across_us) * 1e-6 + wire_s * (1 / share - 1)
         for each, share in _protocols(algorithm, size_bytes, is_alone=num_ranks < 2 * num_nodes)
     )

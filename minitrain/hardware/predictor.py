@@ -45,6 +45,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
+from minitrain.hardware.columns import larger
 from minitrain.hardware.config import SPECIFIED, SystemConfig, load_config
 from minitrain.hardware.device import TERMS as TERMS_OF_KERNELS
 from minitrain.hardware.device import Device, RooflineDevice
@@ -502,7 +503,6 @@ class LayerPredictor(DevicePredictor):
         self.pricing = replace(getattr(base, "pricing", ROOFLINE), prices=layers)
         self.system = getattr(base, "system", None)
         self.num_nodes = getattr(base, "num_nodes", 1)
-        self.prices_ranks_alike = getattr(base, "prices_ranks_alike", False)
         super().__init__(base.workload, base.device, base.topology)
 
     @property
@@ -512,19 +512,6 @@ class LayerPredictor(DevicePredictor):
             return super().peak_flop_per_s
         except HardwareConfigError:
             return None
-
-    def of_each(self, name: str) -> list[Any]:
-        """Return a figure of each machine, where the base prices several at once; else that of the one."""
-        ask = getattr(self.base, "of_each", None)
-        if ask is None:
-            return [getattr(self, name, None)]
-        try:
-            found: list[Any] = ask(name)
-        except HardwareConfigError:  # a table needs no rate for its datatype
-            return [None] * len(ask("system"))
-        if name == "pricing":
-            return [replace(pricing or ROOFLINE, prices=self.layers) for pricing in found]
-        return found
 
     def training(self, workload: Workload) -> LayerPredictor:
         """Return the same machine for another workload."""
@@ -555,9 +542,9 @@ class LayerPredictor(DevicePredictor):
         row = layer if unit is None else _row_of(unit, self.layers.num_layers)
         ahead = self.layers.seconds("forward_s", row, num_samples, mode.num_parts) * self._share(unit)
         if typ == "forward":
-            return Price(max(0.0, ahead - self._transfer(unit, "embedding", num_samples, mode)) * self.slowdown)
+            return Price(larger(0.0, ahead - self._transfer(unit, "embedding", num_samples, mode)) * self.slowdown)
         seconds = self.layers.seconds("backward_s", row, num_samples, mode.num_parts) * self._share(unit)
-        seconds = max(0.0, seconds - self._transfer(unit, "head", num_samples, mode))
+        seconds = larger(0.0, seconds - self._transfer(unit, "head", num_samples, mode))
         if typ in _HALVES:
             seconds /= 2
         if typ != "backward_weight":

@@ -25,9 +25,9 @@ strategy stands for. `without` leaves terms of the model out, to see what each i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 from minitrain.errors import UsageError
 from minitrain.hardware.device import TERMS as TERMS_OF_KERNELS
@@ -38,6 +38,9 @@ from minitrain.workloads.workload import PassMode, Workload
 
 if TYPE_CHECKING:
     from minitrain.hardware.config import SystemConfig
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,20 @@ class Predictor(TransferPrices, Protocol):
     def training(self, workload: Workload) -> Predictor:
         """Return the same machine for another workload."""
         ...
+
+
+def decide(
+    predictor: Predictor, prices_on: Callable[[Predictor], list[Any]], choose: Callable[[Sequence[Any]], T]
+) -> T:
+    """Return what is chosen by prices; on which machines the same is chosen can be asked where a run is recorded.
+
+    Args:
+        predictor: what prices operations here.
+        prices_on: asks a predictor for the prices.
+        choose: makes of them what is chosen, which can be compared.
+    """
+    recorded = getattr(predictor, "decide", None)
+    return choose(prices_on(predictor)) if recorded is None else recorded(prices_on, choose)
 
 
 def reference_of(predictor: Predictor) -> Predictor:

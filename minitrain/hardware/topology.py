@@ -60,6 +60,7 @@ from operator import index
 from typing import ClassVar, Protocol, final
 
 from minitrain.errors import UsageError
+from minitrain.hardware.columns import chosen
 from minitrain.hardware.network import (
     Network,
     PricesOps,
@@ -524,7 +525,10 @@ class HierarchicalTopology:
             return Transfer(seconds, None, tier)
         if split.has_two_levels and not (op == "all_to_all" and op in tier.ops):
             nested = two_level_seconds(op, size_bytes, self.tiers[0], tier, split)
-            if nested < seconds:
+            is_faster = nested < seconds
+            if not isinstance(is_faster, bool):  # of many machines, which need not agree on the algorithm
+                return Transfer(chosen(is_faster, nested, seconds), None, tier)
+            if is_faster:
                 return Transfer(nested, "hierarchical", tier)
         return Transfer(seconds, "ring" if op in RING_OPS else None, tier)
 

@@ -31,7 +31,6 @@ from minitrain.errors import UsageError
 from minitrain.hardware.config_variation import numbers_of, varied_configs
 from minitrain.hardware.fixed_durations import FixedPredictor
 from minitrain.hardware.platforms import Platform
-from minitrain.hardware.predictor import make_predictor
 from minitrain.hardware.price import ROOFLINE, Pricing
 from minitrain.noise.activities import Activities, make_activities
 from minitrain.noise.distribution import PathFinder
@@ -41,7 +40,8 @@ from minitrain.run.data_frames import data_frame
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
-from minitrain.vector.execution import Config, Machines, step_times
+from minitrain.vector.execution import step_times
+from minitrain.vector.machines import Machine, Machines
 
 _SMALL = 1e-4
 
@@ -136,7 +136,9 @@ def _figures_of(prepared: PreparedRun) -> tuple[dict[str, float], Variation]:
     """Return the figures that a run is priced by, and the function that changes one of them."""
     predictor: Any = prepared.predictor
     if type(predictor) is FixedPredictor:
-        return dict(predictor._given), lambda typ, seconds: FixedPredictor(**{**predictor._given, typ: seconds})
+        return dict(predictor._given), lambda typ, seconds: Machine(
+            FixedPredictor(**{**predictor._given, typ: seconds})
+        )
     system, pricing = getattr(predictor, "system", None), getattr(predictor, "pricing", ROOFLINE)
     if system is None or not hasattr(predictor, "topology"):
         return {}, lambda *_: None
@@ -166,10 +168,7 @@ def _varied(prepared: PreparedRun, system: Any, pricing: Pricing, path: str, val
         pricing = replace(pricing, platform=platform)
     else:
         (system,) = varied_configs([system], path, [value])
-    if pricing.fidelity == "roofline":
-        return Config(system, parameters.network, parameters.placement, pricing.prices)
-    workload = prepared.predictor.workload
-    return make_predictor(system, parameters.world_size, parameters.network, parameters.placement, workload, pricing)
+    return Machine(system, parameters.network, parameters.placement, pricing)
 
 
 @dataclass(frozen=True, slots=True)

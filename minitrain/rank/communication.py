@@ -277,7 +277,7 @@ class Communication(HostMemory):
 
     def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable = None) -> int:
         """Log an operation that may still have to wait, and return its row, to be completed when it is settled."""
-        rows, time = self._rows, self.time
+        rows, time = self._rows, self._time
         row = len(rows)
         note = None if tag is None else Note(tag)
         rows.extend((op, layer, time, PENDING, self._account.units, NO_SAMPLES, stream, None, time, note))

@@ -89,11 +89,11 @@ class Computation(RankState):
         if found is None:
             return general_case.load(self, layer, shard, num_shards)
         price, units, state_units = found
-        time = self.time
+        time = self._time
         self._rows.extend(
             ("load_weights", layer, time, price, self._account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
         )
-        self.time = time + price.seconds
+        self._time = time + price.seconds
         shards = singleton(shard)
         weight = make_weight(layer, self._num_layers, 0, shards, num_shards, units)
         return weight, make_opt_state(layer, self._num_layers, 0, shards, num_shards, state_units)
@@ -157,9 +157,9 @@ class Computation(RankState):
         price = self._remembered.forwards.get(len(samples))
         if price is None:
             return general_case.forward(self, layer, inp, recompute)
-        time = self.time
+        time = self._time
         self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
-        self.time = time + price.seconds
+        self._time = time + price.seconds
         return make_activation(layer + 1, self._num_layers, samples, self._global_batch_size, units)
 
     def loss(self, inp: Activation) -> ActivationGrad:
@@ -224,9 +224,9 @@ class Computation(RankState):
         if found is None:
             return general_case.backward(self, layer, inp, grad)
         price, weight_grad_units = found
-        time = self.time
+        time = self._time
         self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
-        self.time = time + price.seconds
+        self._time = time + price.seconds
         batch = self._global_batch_size
         weight_grad = make_weight_grad(layer, self._num_layers, samples, batch, weight_grad_units)
         return weight_grad, make_activation_grad(layer - 1, self._num_layers, samples, batch, units)
@@ -326,9 +326,9 @@ class Computation(RankState):
         price = self._remembered.updates.get((len(shards), num_shards))
         if price is None:
             price = general_case.price_of_update(self, layer, weight)
-        time = self.time
+        time = self._time
         self._rows.extend(("update", layer, time, price, self._account.units, samples, ON_COMPUTE, None, time, None))
-        self.time = time + price.seconds
+        self._time = time + price.seconds
         updated = make_weight(layer, self._num_layers, weight.step + 1, shards, num_shards, units)
         shards, num_shards = opt_state.shards, opt_state.num_shards
         return updated, make_opt_state(layer, self._num_layers, opt_state.step + 1, shards, num_shards, state_units)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
     """Return the error for a broken law."""
-    names = getattr(model.runtime_predictor.workload, "layer_names", ())
+    names = getattr(model._runtime_predictor.workload, "layer_names", ())
     called = f" (layer {layer} is {names[layer]})" if isinstance(layer, int) and 0 <= layer < len(names) else ""
     return LawError(f"{op} on rank {model._rank}: {rule}{called}", op=op, rank=model._rank, layer=layer, **facts)
 
@@ -335,7 +335,7 @@ def part(model: RankState, layer: int, part: Any, num_parts: Any, op: str = "loa
 
 def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> None:
     """Require that each shard of a layer holds one of its rows at least."""
-    most = model.runtime_predictor.workload.max_shards(layer)
+    most = model._runtime_predictor.workload.max_shards(layer)
     if num_shards > most:
         raise broken(
             model,

@@ -83,7 +83,7 @@ class Operation(Call):
         self.op = op
         self.rank = model._rank
         self.value = value
-        self.clock = model.time
+        self.clock = model._time
         self.detail = detail
         self.owner = owner
         self.row = row
@@ -115,7 +115,7 @@ class Operation(Call):
         if record.priced_by == "largest":
             size_bytes = largest_bytes
         elif sums_what_all_hold(result, self.value):
-            size_bytes = model.runtime_predictor.workload.common_bytes(result)
+            size_bytes = model._runtime_predictor.workload.common_bytes(result)
         else:
             value = result if record.priced_by == "result" else self.value
             size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
@@ -244,8 +244,8 @@ class Operation(Call):
                 raise
         if self.error is not None:
             raise self.error.with_traceback(None)
-        if self.end > model.time:
-            model.time = self.end
+        if self.end > model._time:
+            model._time = self.end
         if self.chain is not None:
             self.chain.finish()
         if self.launched_memory is not None or len(model._rows) != self.row + STRIDE:

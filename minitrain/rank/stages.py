@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.price import Predictor, reference_of
+from minitrain.hardware.price import Predictor, decide, reference_of
 from minitrain.tensors.index_sets import between, equal_ranges
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def stages_of(
         raise UsageError(
             f"num_layers ({num_layers}) must be at least num_stages ({num_stages}); use {num_layers} stages or fewer"
         )
-    predictor = reference_of(model.runtime_predictor)
+    predictor = reference_of(model._runtime_predictor)
     if predictor.workload.is_uniform:
         return _equal(num_stages, num_layers)
     require_count("microbatch_size", num_samples)
@@ -57,7 +57,7 @@ def stages_of(
 
 def blocks_of(model: RankState) -> Stages:
     """Return the layers that belong together: those of the workload's blocks, or each layer by itself."""
-    blocks: Stages | None = getattr(model.runtime_predictor.workload, "blocks", None)
+    blocks: Stages | None = getattr(model._runtime_predictor.workload, "blocks", None)
     return equal_ranges(model.num_layers, model.num_layers) if blocks is None else blocks
 
 
@@ -105,23 +105,17 @@ class _ByIdentity:
 @lru_cache(maxsize=32)
 def _of_least_cost(predictor: _ByIdentity, num_layers: int, num_stages: int, num_samples: int) -> Stages:
     """Return the stages by what their layers cost."""
-    compute = predictor.value.compute
-    costs = [
-        compute("forward", num_samples, layer).seconds + compute("backward", num_samples, layer).seconds
-        for layer in range(num_layers)
-    ]
-    costs[-1] += compute("loss", num_samples, num_layers).seconds
-    if any(type(cost) is not float for cost in costs):  # costs on several machines
-        from minitrain.hardware.per_machine import same_on_all  # noqa: PLC0415  (numpy only where it is needed)
 
-        return same_on_all(lambda each: _remembered_cut(tuple(each), num_stages), costs)
-    return balanced(costs, num_stages)
+    def costs_on(machine: Predictor) -> list[float]:
+        costs = [
+            machine.compute("forward", num_samples, layer).seconds
+            + machine.compute("backward", num_samples, layer).seconds
+            for layer in range(num_layers)
+        ]
+        costs[-1] += machine.compute("loss", num_samples, num_layers).seconds
+        return costs
 
-
-@lru_cache(maxsize=1024)
-def _remembered_cut(costs: tuple[float, ...], num_stages: int) -> Stages:
-    """Return the stages by costs, remembered: a run on several machines that need different stages asks again."""
-    return balanced(costs, num_stages)
+    return decide(predictor.value, costs_on, lambda costs: balanced(costs, num_stages))
 
 
 def balanced(costs: Sequence[float], num_stages: int) -> Stages:

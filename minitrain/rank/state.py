@@ -5,6 +5,7 @@ The operations that change this state are in `minitrain.rank.computation` and `m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -51,11 +52,28 @@ def _default_predictor(world_size: int) -> RuntimePredictor:
 
 def _for_reading(name: str, doc: str) -> Any:
     """Return an attribute of a model that its strategy may read and not change; the engine keeps it as `_name`."""
+    return property(attrgetter(f"_{name}"), _refusing(name), _refusing(name), doc)
+
+
+def _of_this_machine(name: str, doc: str, change: Callable[..., None] | None = None) -> Any:
+    """Return an attribute likewise that tells how long operations take here; whoever asks for many machines is told."""
+    kept = attrgetter(f"_{name}")
+
+    def read(model: RankState) -> Any:
+        if model._looked_at is not None:
+            model._looked_at(name)
+        return kept(model)
+
+    return property(read, change or _refusing(name), _refusing(name), doc)
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    """Return what refuses to change an attribute."""
 
     def refuse(model: RankState, *_: Any) -> NoReturn:
         refuse_change(model, name)
 
-    return property(attrgetter(f"_{name}"), refuse, refuse, doc)
+    return refuse
 
 
 def refuse_change(model: RankState, name: str) -> NoReturn:
@@ -90,6 +108,7 @@ class RankState:
         "_remembered",
         "_rows",
         "_runtime_predictor",
+        "_time",
         "_transport",
         "_whole_batches",
         "_world",
@@ -102,7 +121,6 @@ class RankState:
         "opt_states",
         "pass_modes",
         "recomputed_flop",
-        "time",
         "weights",
     )
 
@@ -111,14 +129,20 @@ class RankState:
     _shares: SharesOfRun | None = None  # few runs have any
     _observer: Observer | None = None  # what is told of all that the rank does
     _executor: Executor | None = None  # what operations do beside what stands here
+    _looked_at: Callable[[str], None] | None = None  # is told when the strategy reads a clock or a price
 
     rank: int = _for_reading("rank", "This rank.")
     world_size: int = _for_reading("world_size", "Number of ranks.")
     num_layers: int = _for_reading("num_layers", "Layers of the trained model.")
     global_batch_size: int = _for_reading("global_batch_size", "Samples of one step, over all ranks.")
     dist: Dist = _for_reading("dist", "The transport that all ranks share.")
-    runtime_predictor: Predictor = _for_reading("runtime_predictor", "What prices the operations.")
-    log: EventLog = _for_reading("log", "The events so far, a list to read.")
+    runtime_predictor: Predictor = _of_this_machine("runtime_predictor", "What prices the operations.")
+    log: EventLog = _of_this_machine("log", "The events so far, a list to read.")
+    time: float = _of_this_machine(
+        "time",
+        "The clock: when the rank has finished its last operation, s.",
+        lambda model, clock: setattr(model, "_time", clock),
+    )
 
     def __init__(
         self,
@@ -141,7 +165,7 @@ class RankState:
         self._runtime_predictor = runtime_predictor or _default_predictor(self._world_size)
         self._is_uniform = self._runtime_predictor.workload.is_uniform
 
-        self.time = 0.0
+        self._time = 0.0
         self._log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
         self.final_experts: dict[int, Weight] = {}
@@ -300,9 +324,9 @@ class RankState:
         self, typ: str, layer: int | None, price: Price, samples: frozenset[int], stream: Stream = ON_COMPUTE
     ) -> None:
         """Log an event that waits for nobody, and move the clock to its end."""
-        time = self.time
+        time = self._time
         self._rows.extend((typ, layer, time, price, self._account.units, samples, stream, None, time, None))
-        self.time = time + price.seconds
+        self._time = time + price.seconds
 
     def held_bytes(self, value: Any) -> int:
         """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.

@@ -191,7 +191,6 @@ def device_memory_of(model: Any) -> DeviceMemory:
     element_bytes, noted = workload.bytes_per_element, rows[MEMORY::STRIDE]
     peak_bytes = model.peak_memory * element_bytes
     held_bytes, temporary_bytes = peak_bytes, 0.0
-    fullest = noted.index(max(noted)) if noted else 0
     for place in [place for place, typ in enumerate(rows[TYP::STRIDE]) if typ == "loss"]:
         logits_bytes = _bytes_at_loss(workload, len(rows[place * STRIDE + SAMPLES]), model.parts_of_loss)
         held_at_loss = noted[place] / UNITS_PER_ELEMENT * element_bytes
@@ -204,7 +203,7 @@ def device_memory_of(model: Any) -> DeviceMemory:
         temporary_bytes=temporary_bytes,
         rounding_bytes=bytes_of_rounding(workload, _loaded(rows)),
         num_groups=_num_groups(rows) if model.world_size > 1 else 0,
-        fullest_s=rows[fullest * STRIDE + LAUNCHED] if rows else 0.0,
+        fullest_s=rows[fullest_row(rows) * STRIDE + LAUNCHED] if rows else 0.0,
     )
 
 
@@ -414,6 +413,17 @@ def moment_of_excess(model: Model, limit_units: float) -> float:
     The size of a launched result may not be known before it comes. Then it is added to the memory that the events since
     the launch have noted. When it comes depends on the order of tasks, and what events note does not.
     """
-    rows = model._log._rows
-    found = (place for place, units in enumerate(rows[MEMORY::STRIDE]) if units > limit_units)
-    return next((rows[place * STRIDE + LAUNCHED] for place in found), model.time)
+    place = row_of_excess(model, limit_units)
+    return model._time if place is None else model._log._rows[place * STRIDE + LAUNCHED]
+
+
+def row_of_excess(model: Model, limit_units: float) -> int | None:
+    """Return the first event of a rank that noted too much memory so far; None where none has."""
+    noted = model._log._rows[MEMORY::STRIDE]
+    return next((place for place, units in enumerate(noted) if units > limit_units), None)
+
+
+def fullest_row(rows: Sequence[Any]) -> int:
+    """Return which event of a flat log noted the most memory first."""
+    noted = rows[MEMORY::STRIDE]
+    return noted.index(max(noted)) if noted else 0

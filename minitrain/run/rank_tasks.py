@@ -324,7 +324,7 @@ class _Progress:
 
     def __call__(self) -> object:
         """Return a value that differs from the last one if a rank has got on since."""
-        before, self._clocks = self._clocks, [model.time for model in self._models]
+        before, self._clocks = self._clocks, [model._time for model in self._models]
         if len(before) != len(self._clocks) or any(map(is_not, before, self._clocks)):  # an event makes a new clock
             return object()
         return sum(price is not PENDING for model in self._models for price in model._log._rows[PRICE::STRIDE])

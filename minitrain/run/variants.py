@@ -196,5 +196,5 @@ def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:
     model = max(models, key=lambda model: model._meter.most_outside)
     lines = model._meter.held_outside()
     rows, place = model._log._rows, model._meter.at_row + TIME
-    time = 0.0 if not lines else rows[place] if place < len(rows) else model.time
+    time = 0.0 if not lines else rows[place] if place < len(rows) else model._time
     return MemoryOutsideStores(model._rank, time, sum(lines.values()), lines)

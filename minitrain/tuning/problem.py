@@ -174,7 +174,7 @@ def cut_into_stages(machine: Machine, num_stages: int, microbatch_size: int) -> 
     Raises:
         UsageError: they cannot be cut so.
     """
-    model: Any = SimpleNamespace(num_layers=machine.num_layers, runtime_predictor=machine.predictor, _shares=None)
+    model: Any = SimpleNamespace(num_layers=machine.num_layers, _runtime_predictor=machine.predictor, _shares=None)
     return tuple(stages_of(model, num_stages, microbatch_size))
 
 

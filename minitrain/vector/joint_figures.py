@@ -12,19 +12,13 @@ What ranks communicate along each axis, on each machine: the totals of `minitrai
 
 The sums over intervals are added in the same order, machine by machine, and means over ranks are rounded once, so that
 the totals are the same floats. Bytes are the same on all machines.
-
-On which machines a rank holds more than its device's memory, and since when.
-
-What a rank holds is the same on all machines, and how much they can hold is not. So the account reports when it first
-exceeds the smallest memory, then the next larger one, and so on. Each report says what the rank held and when, as
-`minitrain.run.device_memory` does for one machine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any, NamedTuple, final
@@ -36,20 +30,21 @@ from minitrain.analysis.breakdown import (
     Meshes,
     PassTimes,
     axis_finder,
-    load_end_of,
-    loads_of,
-    mean_by_axis,
-    totals_of_log,
 )
-from minitrain.events import COMPUTE, PASSES, PRICE, RECV, STREAM, STRIDE, TIME, TYP, EventLog
-from minitrain.hardware.fleets import ManyPredictors
-from minitrain.hardware.per_machine import Floats, Ints, PerMachine, latest, values_of
-from minitrain.hardware.price import Price
-from minitrain.rank.model import Model
-from minitrain.run.device_memory import OutOfMemory, device_memory_of, excess_of, moment_of_excess, units_of, worst_of
+from minitrain.analysis.timeline import Floats, Ints
+from minitrain.events import COMPUTE, PRICE, RECV, STREAM, STRIDE, TYP, EventLog
+from minitrain.run.device_memory import (
+    OutOfMemory,
+    device_memory_of,
+    excess_of,
+    fullest_row,
+    worst_of,
+)
 from minitrain.run.energy import SECONDS_AN_HOUR, watts_of
 from minitrain.run.figures import FIGURES, summary_of
 from minitrain.run.result import Run
+from minitrain.vector.machines import Fleet
+from minitrain.vector.recorded import Excess, Recorded, TimedLog, covered, in_order
 
 _MOST_NUMBERS = 1 << 22  # in one array: 32 MiB
 
@@ -68,130 +63,23 @@ class RankTimes(NamedTuple):
     waiting: Floats
 
 
-def rank_times(logs: Sequence[Any], step_times: Floats) -> RankTimes:
+def rank_times(logs: Sequence[TimedLog], step_times: Floats) -> RankTimes:
     """Split the step time of every log on every machine.
 
     Args:
         logs: those of the ranks, or of classes of ranks that are alike.
         step_times: s, (num_machines,).
     """
-    known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
-    rows = []
-    for log in logs:
-        key = identity_of(log)
-        if key not in known:
-            known[key] = _work_of(log, len(step_times))
-        rows.append(known[key])
-    computing = np.array([work for work, _ in rows])
-    busy = np.maximum(np.array([either for _, either in rows]), computing)
+    computing = np.array([log.work[0] for log in logs])
+    busy = np.maximum(np.array([log.work[1] for log in logs]), computing)
     waiting = step_times - busy
     return RankTimes(computing, busy - computing, np.where(waiting < 1e-12 * step_times, 0.0, waiting))
 
 
-def identity_of(log: Any) -> tuple[int, ...]:
-    """Return a key that is equal for logs with the same times: ranks that do the same share their clocks."""
-    rows = log._rows
-    return tuple(map(id, (*rows[TIME::STRIDE], *rows[PRICE::STRIDE], *(each.kind for each in rows[STREAM::STRIDE]))))
-
-
-def _work_of(log: Any, num_machines: int) -> tuple[Floats, Floats]:
-    """Return how long a rank computes, and is at work at all, s, (num_machines,) each; loading is no part of it."""
-    rows = log._rows[loads_of(log._rows) :]
-    return _work_of_sequence(rows, num_machines) or _work_of_overlap(rows, num_machines)
-
-
-def _work_of_sequence(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats] | None:
-    """Return the same of events of which each begins after the one before; None where some do not."""
-    computing, either = np.zeros(num_machines), np.zeros(num_machines)
-    until: Any = 0.0
-    for time, price, stream in zip(rows[TIME::STRIDE], rows[PRICE::STRIDE], rows[STREAM::STRIDE], strict=True):
-        if time is not until and np.less(values_of(time), values_of(until)).any():
-            return None
-        until = time + price.seconds
-        lasted = values_of(until) - values_of(time)
-        either += lasted
-        if stream.kind == COMPUTE:
-            computing += lasted
-    return computing, either
-
-
-def _work_of_overlap(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats]:
-    """Return the same of events in any order, which may lie beside one another."""
-    starts, ends = times_of(rows, num_machines)
-    computes = np.array([stream.kind == COMPUTE for stream in rows[STREAM::STRIDE]])[:, None]
-    starts, ends, computes = in_order(starts, ends, computes)
-    return covered(starts, np.where(computes, ends, -np.inf)), covered(starts, ends)
-
-
-def in_order(starts: Floats, ends: Floats, labels: Any) -> tuple[Floats, Floats, Any]:
-    """Return events by start and then by end, on every machine, with their labels, (num_events, 1) before."""
-    if _are_in_order(starts, ends):
-        return starts, ends, labels
-    order = np.lexsort((ends, starts), axis=0)
-    labels = np.take_along_axis(np.broadcast_to(labels, starts.shape), order, 0)
-    return np.take_along_axis(starts, order, 0), np.take_along_axis(ends, order, 0), labels
-
-
-def times_of(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats]:
-    """Return when the events of a flat log start and end, s, (num_events, num_machines) each."""
-    pairs = zip(rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True)
-    starts = np.empty((len(rows) // STRIDE, num_machines))
-    ends = np.empty_like(starts)
-    for place, (time, price) in enumerate(pairs):
-        starts[place] = values_of(time)
-        ends[place] = values_of(time + price.seconds)
-    return starts, ends
-
-
-def _are_in_order(starts: Floats, ends: Floats) -> bool:
-    """Return whether events are sorted by start and then by end, on every machine."""
-    before, after = starts[:-1], starts[1:]
-    return bool(((before < after) | ((before == after) & (ends[:-1] <= ends[1:]))).all())
-
-
-def covered(starts: Floats, ends: Floats) -> Floats:
-    """Return the length of the union of intervals in order, s; one that ends at -inf is none."""
-    until = np.maximum.accumulate(ends, axis=0)
-    more = ends.copy()
-    np.maximum(until, 0.0, out=until)
-    more[0] -= starts[0]
-    more[1:] -= np.maximum(starts[1:], until[:-1])
-    np.maximum(more, 0.0, out=more)
-    return added_in_order(more)
-
-
-def added_in_order(terms: Floats) -> Floats:
-    """Return the sum of rows, each added to the sum of those before it."""
-    total = np.zeros(terms.shape[1])
-    for row in terms:
-        total += row
-    return total
-
-
-def pass_times(logs: Sequence[Any], num_machines: int) -> PassTimes:
+def pass_times(logs: Sequence[TimedLog], num_machines: int) -> PassTimes:
     """Return when ranks pass microbatches through their layers, (num_logs with passes, num_machines) each."""
-    known: dict[tuple[int, ...], Any] = {}
-    found = []
-    for log in logs:
-        key = identity_of(log)
-        if key not in known:
-            known[key] = _passes_of(log._rows, num_machines)
-        if known[key] is not None:
-            found.append(known[key])
+    found = [log.passes for log in logs if log.passes is not None]
     return PassTimes(*np.array(found).reshape(-1, 3, num_machines).transpose(1, 0, 2))
-
-
-def _passes_of(rows: Sequence[Any], num_machines: int) -> tuple[Floats, Floats, Floats] | None:
-    """Return first start, last end and time at work of a rank's passes."""
-    first, last, busy = np.full(num_machines, np.inf), np.zeros(num_machines), np.zeros(num_machines)
-    found = False
-    for typ, time, price in zip(rows[TYP::STRIDE], rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True):
-        if typ in PASSES:
-            found = True
-            np.minimum(first, values_of(time), out=first)
-            np.maximum(last, values_of(time + price.seconds), out=last)
-            busy += values_of(price.seconds)
-    return (first, last, busy) if found else None
 
 
 def _of_ranks(of_logs: Floats, log_of_rank: Ints | None, num_ranks: int) -> Floats:
@@ -236,12 +124,12 @@ class _Sums(NamedTuple):
 
 
 def communication_by_axis(
-    logs: Iterable[tuple[int, Any]], world_size: int, meshes: Meshes, num_machines: int
-) -> list[dict[str, AxisTotal]] | None:
-    """Return what a rank communicates along each axis on average, on each machine; None where bytes differ by machine.
+    logs: Iterable[tuple[int, TimedLog]], world_size: int, meshes: Meshes, num_machines: int
+) -> list[dict[str, AxisTotal]]:
+    """Return what a rank communicates along each axis on average, on each machine.
 
     Args:
-        logs: the flat log of each rank, or of each class of ranks, with its rank.
+        logs: the log of each rank, or of each class of ranks, with its rank.
         world_size: number of ranks.
         meshes: size by axis of each mesh that the ranks have made.
         num_machines: how many machines the times are of.
@@ -249,24 +137,21 @@ def communication_by_axis(
     known: dict[Any, dict[str, _Sums]] = {}
     of_ranks = []
     for rank, log in logs:
-        rows = log._rows
-        if any(type(price.size_bytes) is PerMachine for price in rows[PRICE::STRIDE]):
-            return None
         axis_of = axis_finder(rank, world_size, meshes)
-        axes = tuple("" if stream.kind == COMPUTE else axis_of(stream) for stream in rows[STREAM::STRIDE])
-        key = identity_of(log), axes
+        axes = tuple("" if stream.kind == COMPUTE else axis_of(stream) for stream in log.rows[STREAM::STRIDE])
+        key = id(log), axes
         if key not in known:
-            known[key] = _sums_of(rows, axes, num_machines)
+            known[key] = _sums_of(log, axes)
         of_ranks.append(known[key])
     return _means(of_ranks, num_machines)
 
 
-def _sums_of(rows: Sequence[Any], axes: Sequence[str | None], num_machines: int) -> dict[str, _Sums]:
+def _sums_of(log: TimedLog, axes: Sequence[str | None]) -> dict[str, _Sums]:
     """Return what one rank communicates along each axis; "" stands for compute, None for nothing."""
     names = [axis for axis in dict.fromkeys(axes) if axis]
     if not names:
         return {}
-    starts, ends = times_of(rows, num_machines)
+    starts, ends = log.intervals()
     codes = {axis: code for code, axis in enumerate(dict.fromkeys(axes))}
     labels = np.array([codes[axis] for axis in axes])[:, None]
     starts, ends, labels = in_order(starts, ends, labels)
@@ -278,7 +163,7 @@ def _sums_of(rows: Sequence[Any], axes: Sequence[str | None], num_machines: int)
         seconds = covered(starts, np.where(communicates, ends, -np.inf))
         either = covered(starts, np.where(computes | communicates, ends, -np.inf))
         own = [place for place, axis in enumerate(axes) if axis == name]
-        size_bytes = sum(0.0 if typ == RECV else price.size_bytes for typ, price in _of(rows, own))
+        size_bytes = sum(0.0 if typ == RECV else price.size_bytes for typ, price in _of(log.rows, own))
         found[name] = _Sums(len(own), 0.0 + size_bytes, seconds, either - computing)
     return found
 
@@ -316,140 +201,89 @@ def _mean(values: Sequence[float]) -> float:
     return float(sum(map(Fraction, values)) / count)
 
 
-@dataclass(frozen=True, slots=True)
-class ExceededMemory:
-    """Machines of one size whose memory a rank exceeded.
-
-    Args:
-        machines: which.
-        rank: the rank.
-        time: its clock when it did, s; a number for each of all machines, or one.
-        capacity_bytes: their memory.
-        held_bytes: what the rank held then, by store.
-    """
-
-    machines: Ints
-    rank: int
-    time: Any
-    capacity_bytes: float
-    held_bytes: Mapping[str, float]
-
-    def at(self, machine: int) -> OutOfMemory:
-        """Return the report of one machine."""
-        return OutOfMemory(self.rank, _at(self.time, machine), self.capacity_bytes, self.held_bytes)
-
-
-class CapacityWatch:
-    """Notes which memories one rank exceeds.
-
-    Args:
-        model: the rank, before it begins.
-
-    Attributes:
-        excesses: what was exceeded so far, smaller memories first.
-    """
-
-    def __init__(self, model: Model) -> None:
-        self.excesses: list[ExceededMemory] = []
-        predictor: Any = model._runtime_predictor  # of many machines
-        self._sizes, self._label = predictor.capacities
-        self._expect_next(model)
-
-    def _expect_next(self, model: Model) -> None:
-        """Wait until the smallest memory is exceeded that was not so far."""
-        if len(self.excesses) < len(self._sizes):
-            size_bytes = self._sizes[len(self.excesses)]
-            model._meter.limit_units = units_of(size_bytes, _element_bytes(model))
-            model._meter.on_overflow = partial(self._report, model)
-
-    def _report(self, model: Model) -> None:
-        """Note all memories that are exceeded now."""
-        element_bytes, most = _element_bytes(model), model._meter.high_water()
-        held = {name: elements * element_bytes for name, elements in model.memory_by_store().items()}
-        for label, size_bytes in enumerate(self._sizes[len(self.excesses) :], len(self.excesses)):
-            limit = units_of(size_bytes, element_bytes)
-            if most <= limit:
-                break
-            machines = np.flatnonzero(self._label == label)
-            self.excesses.append(
-                ExceededMemory(machines, model._rank, moment_of_excess(model, limit), size_bytes, held)
-            )
-        self._expect_next(model)
-
-
-def _element_bytes(model: Model) -> int:
-    """Return the size of an element."""
-    return model._runtime_predictor.workload.bytes_per_element
-
-
-def excesses_of_devices(models: Sequence[Any], sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
+def excesses_of_devices(recorded: Recorded, sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
     """Return, for each machine, the rank that needs most beyond what its device has; None where all fit.
 
     Args:
-        models: the ranks, at the end of a run that says all that a device must hold.
+        recorded: a run that says all that a device must hold.
         sizes: the memory of each machine's devices, bytes.
     """
+    models = recorded.run.class_models
     memories = [device_memory_of(model) for model in models]
+    moments = {
+        model._rank: rank.submitted[fullest_row(model._rows)] if len(rank.end) else 0
+        for model, rank in zip(models, recorded.graph.ranks, strict=True)
+    }
+    times = dict(zip(moments, recorded.at(list(moments.values())), strict=True))
     found: list[OutOfMemory | None] = []
     for machine, size_bytes in enumerate(sizes):
         worst = worst_of(excess_of(model, memory, size_bytes) for model, memory in zip(models, memories, strict=True))
-        found.append(worst and replace(worst, time=_at(worst.time, machine)))
+        found.append(worst and replace(worst, time=float(times[worst.rank][machine])))
     return found
 
 
-def _at(time: Any, machine: int) -> float:
-    """Return a time on one machine."""
-    times = values_of(time)
-    return float(times[machine]) if np.ndim(times) else times
-
-
-def first_excesses(models: Sequence[Any], num_machines: int) -> list[OutOfMemory | None]:
+def first_excesses(recorded: Recorded, sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
     """Return, for each machine, the first rank's report in time; None where all ranks fit."""
-    first_time, first = np.full(num_machines, np.inf), np.full(num_machines, -1)
-    excesses = [excess for model in models for excess in model.capacities.excesses]
-    for place, excess in enumerate(excesses):  # ranks ascend, so that the lowest of several at once stays
-        times = np.broadcast_to(values_of(excess.time), num_machines)[excess.machines]
-        earlier = excess.machines[times < first_time[excess.machines]]
-        first_time[earlier] = np.broadcast_to(values_of(excess.time), num_machines)[earlier]
-        first[earlier] = place
-    return [None if place < 0 else excesses[place].at(machine) for machine, place in enumerate(first.tolist())]
+    by_size: dict[float, list[Excess]] = {}
+    for excess in recorded.excesses:  # ranks ascend, so that the lowest of several at once stays
+        by_size.setdefault(excess.memory.size_bytes, []).append(excess)
+    found: list[OutOfMemory | None] = [None] * len(sizes)
+    for size_bytes, excesses in by_size.items():
+        times = recorded.at([excess.moment for excess in excesses])
+        first = times.argmin(axis=0)
+        for machine, own in enumerate(sizes):
+            if own == size_bytes:
+                rank, memory, _ = excesses[first[machine]]
+                time = float(times[first[machine], machine])
+                found[machine] = OutOfMemory(rank, time, size_bytes, memory.held_bytes)
+    return found
 
 
 class JointFigures:
     """Figures of several machines that one execution has made.
 
     Args:
-        run: what the execution has made: its times are those of all machines.
-        predictor: what priced it.
-        without_loading: the same with loads that take no time, where ranks load for unequal times.
+        recorded: the run, with the times of all machines.
+        parts: the fleets of the machines, and which of each they are.
     """
 
-    def __init__(self, run: Run, predictor: ManyPredictors, without_loading: Run | None = None) -> None:
-        self._run = run
-        self._predictor = predictor
-        self._timed = without_loading or run
+    def __init__(self, recorded: Recorded, parts: Sequence[tuple[Fleet, Ints]]) -> None:
+        self._run = recorded.run
+        self._recorded = recorded
+        self._parts = parts
 
     def __len__(self) -> int:
-        return self._predictor.num_machines
+        return self._recorded.num_machines
 
-    def _everywhere(self, number: Any) -> Floats:
+    def _everywhere(self, number: float) -> Floats:
         """Return a number as a column."""
-        return np.array(np.broadcast_to(values_of(number), len(self)), dtype=float)
+        return np.full(len(self), float(number))
+
+    def _of_each(self, name: str) -> list[Any]:
+        """Return a figure of the hardware of each machine."""
+        found: list[Any] = []
+        for fleet, chosen in self._parts:
+            of_fleet = fleet.of_each(name)
+            found += [of_fleet[place] for place in chosen.tolist()]
+        return found
 
     @cached_property
     def load_time(self) -> Floats:
         """When the weights of all ranks are there, s."""
-        return self._everywhere(latest([load_end_of(log._rows) for log in self._run.class_logs]))  # type: ignore[attr-defined]  # flat logs
+        latest: Floats = self._recorded.load_ends.max(axis=0)
+        return latest
 
     @cached_property
     def _begin(self) -> Floats:
         """When the step begins on the clocks that figures are made from, s."""
-        return self.load_time if self._timed is self._run else np.zeros(len(self))
+        return np.where(self._recorded.loads_alike, self.load_time, 0.0)
 
     @cached_property
     def step_time(self) -> Floats:
         """From the end of loading to the latest final clock of all ranks, s."""
-        return self._everywhere(latest([model.time for model in self._timed.class_models])) - self._begin
+        timed = self._recorded.timed
+        last: Floats = timed.at([rank.clock for rank in timed.graph.ranks]).max(axis=0)
+        return last - self._begin
 
     @property
     def peak_memory_bytes(self) -> Floats:
@@ -464,19 +298,19 @@ class JointFigures:
     @cached_property
     def capacity_bytes(self) -> list[float | None]:
         """The memory of a device; None where there is no device."""
-        return self._predictor.of_each("capacity_bytes")
+        return self._of_each("capacity_bytes")
 
     @cached_property
     def peak_flop_per_s(self) -> list[float | None]:
         """The peak rate of a device; None where there is no device."""
-        return self._predictor.of_each("peak_flop_per_s")
+        return self._of_each("peak_flop_per_s")
 
     @cached_property
     def oom(self) -> list[OutOfMemory | None]:
         """Where and when a device's memory was exceeded; None where all fits."""
         if self._run.needed_memory_bytes is None:
-            return first_excesses(self._run.class_models, len(self))
-        return excesses_of_devices(self._run.class_models, self.capacity_bytes)
+            return first_excesses(self._recorded, self.capacity_bytes)
+        return excesses_of_devices(self._recorded, self.capacity_bytes)
 
     @cached_property
     def mfu(self) -> Floats:
@@ -509,7 +343,7 @@ class JointFigures:
     @cached_property
     def _times(self) -> RankTimes:
         """Where the time of each log's rank goes."""
-        return rank_times(self._timed.class_logs, self.step_time)
+        return rank_times(self._recorded.timed.logs, self.step_time)
 
     @cached_property
     def _log_of_rank(self) -> Any:
@@ -543,7 +377,7 @@ class JointFigures:
     @cached_property
     def _passes(self) -> PassTimes:
         """When ranks pass microbatches through their layers."""
-        return pass_times(self._timed.class_logs, len(self))
+        return pass_times(self._recorded.timed.logs, len(self))
 
     @property
     def span_bubble(self) -> Floats:
@@ -563,7 +397,7 @@ class JointFigures:
 
     def _of_sheets(self, figure: Callable[[Any], float | None]) -> Floats:
         """Return a figure of the data sheet of each machine's devices; nan where there is none."""
-        sheets = [getattr(system, "sheet", None) for system in self._predictor.of_each("system")]
+        sheets = [getattr(system, "sheet", None) for system in self._of_each("system")]
         found = {id(sheet): figure(sheet) for sheet in {id(sheet): sheet for sheet in sheets}.values()}
         return np.array([found[id(sheet)] for sheet in sheets], dtype=float)
 
@@ -586,7 +420,7 @@ class JointFigures:
         Args:
             hardware: what was given as the hardware of each machine.
         """
-        systems = zip(self._predictor.of_each("system"), hardware, strict=True)
+        systems = zip(self._of_each("system"), hardware, strict=True)
         return [str(getattr(system, "name", None) or given) for system, given in systems]
 
     def summaries(self, hardware: Sequence[Any]) -> list[dict[str, Any]]:
@@ -595,7 +429,7 @@ class JointFigures:
         Args:
             hardware: what was given as the hardware of each machine.
         """
-        of_each = zip(self.names(hardware), self._predictor.kinds(), self._predictor.of_each("pricing"), strict=True)
+        of_each = zip(self.names(hardware), self._of_each("network"), self._of_each("pricing"), strict=True)
         return [
             summary_of(
                 _OnMachine(self, machine, hardware=name, network=kind or "flat", priced_by=str(pricing or "roofline"))
@@ -605,12 +439,18 @@ class JointFigures:
 
     def system(self, machine: int) -> Any:
         """Return the hardware config of a machine; None where it has none."""
-        return self._predictor.of_each("system")[machine]
+        return self._of_each("system")[machine]
 
     @property
     def run(self) -> Run:
         """What the execution has made."""
         return self._run
+
+    def logs_on(self, machine: int) -> list[EventLog]:
+        """Return the logs of all ranks as they are on one machine."""
+        logs, place_of = self._run.logs, self._log_of_rank
+        places = range(len(logs)) if place_of is None else place_of.tolist()
+        return [self._recorded.log_on(machine, log, place) for log, place in zip(logs, places, strict=True)]
 
     @cached_property
     def _listed(self) -> dict[str, list[Any]]:
@@ -628,19 +468,8 @@ class JointFigures:
     def communication_by_axis(self) -> list[dict[str, AxisTotal]]:
         """What a rank communicates along each axis, on average."""
         run = self._run
-        logs = list(zip(run.ranks_of_class_logs, run.class_logs, strict=True))
-        found = communication_by_axis(logs, run.world_size, run.meshes, len(self))
-        return found or [self._communication_on(machine) for machine in range(len(self))]
-
-    def _communication_on(self, machine: int) -> dict[str, AxisTotal]:
-        """Return what a rank communicates along each axis on one machine, from the log of that machine alone."""
-        run = self._run
-        return mean_by_axis(
-            [
-                totals_of_log(_log_of(log, machine), rank, run.world_size, run.meshes)
-                for rank, log in zip(run.ranks_of_class_logs, run.class_logs, strict=True)
-            ]
-        )
+        logs = zip(run.ranks_of_class_logs, self._recorded.logs, strict=True)
+        return communication_by_axis(logs, run.world_size, run.meshes, len(self))
 
 
 @final
@@ -661,7 +490,7 @@ class _OnMachine:
         system = self._joint.system(self._machine)
         return replace(
             self._run,
-            logs=[_log_of(log, self._machine) for log in self._run.logs],
+            logs=self._joint.logs_on(self._machine),
             models=(),
             sheets=(getattr(system, "sheet", None),),
             **{name: self._joint.on(self._machine, name) for name in ("peak_flop_per_s", "capacity_bytes", "oom")},
@@ -693,18 +522,3 @@ def _ratio(above: Any, below: Floats) -> Floats:
     """Return a quotient, 0 where nothing is to divide by."""
     quotients: Floats = np.divide(above, below, out=np.zeros_like(below), where=~(below <= 0))
     return quotients
-
-
-def _log_of(log: Any, machine: int) -> EventLog:
-    """Return a log of the times of one machine."""
-    found, rows = EventLog(log.rank), [_number(value, machine) for value in log._rows]
-    rows[PRICE::STRIDE] = [
-        Price(_number(price.seconds, machine), _number(price.size_bytes, machine)) for price in rows[PRICE::STRIDE]
-    ]
-    found._rows = rows
-    return found
-
-
-def _number(number: Any, machine: int) -> Any:
-    """Return a number as it is on one machine."""
-    return float(number.values[machine]) if type(number) is PerMachine else number

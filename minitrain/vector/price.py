@@ -21,13 +21,12 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.analysis.labels import GIB, duration
+from minitrain.analysis.timeline import Floats, Ints
 from minitrain.errors import UsageError
 from minitrain.hardware.clusters.chosen_cluster import cluster_or_other
 from minitrain.hardware.clusters.cluster import Cluster
 from minitrain.hardware.config import SystemConfig, load_config
-from minitrain.hardware.config_variation import varied_configs
-from minitrain.hardware.per_machine import Floats, Ints
-from minitrain.hardware.predictor import make_predictor
+from minitrain.hardware.config_variation import validated, with_value
 from minitrain.hardware.price import PRICING_PARAMETERS, Pricing, RankPredictors
 from minitrain.run.data_frames import data_frame
 from minitrain.run.device_memory import OutOfMemory
@@ -39,8 +38,9 @@ from minitrain.run.result import Run
 from minitrain.run.signatures import PriceKeywords, on_machines
 from minitrain.run.simulation import simulate, simulate_async
 from minitrain.run.strategy_loading import Strategy, framework_of
-from minitrain.vector.execution import Config, MachineGroup, Machines, Source, execute
+from minitrain.vector.execution import MachineGroup, execute
 from minitrain.vector.joint_figures import JointFigures
+from minitrain.vector.machines import Machine, Machines
 
 _ONE_AT_A_TIME = (
     *("contention", "strict", "strict_memory", "memory_by_kind"),
@@ -127,18 +127,19 @@ class Configurations:
                     "do (sweep takes all others)",
                     name=name,
                 )
-        if paths:
-            self._own["hardware"] = self._varied(paths)
+        self._varied = self._validated(paths)
 
     def __len__(self) -> int:
         return self._count
 
-    def _varied(self, paths: Mapping[str, list[Any]]) -> list[SystemConfig]:
-        """Return configs with the values of some paths."""
-        systems = [load_config(hardware) for hardware in self._values("hardware")]
-        for path, values in paths.items():
-            systems = varied_configs(systems, path, values)
-        return systems
+    def _validated(self, paths: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return the values of some paths as configs hold them."""
+        if not paths:
+            return {}
+        systems = {id(hardware): load_config(hardware) for hardware in self._values("hardware")}
+        for system in systems.values():
+            found = {path: validated(system, path, values) for path, values in paths.items()}
+        return found
 
     def _values(self, name: str) -> list[Any]:
         """Return the values of a parameter, one a machine."""
@@ -158,7 +159,13 @@ class Configurations:
 
     def of(self, machine: int) -> dict[str, Any]:
         """Return the parameters of one machine, as `simulate` takes them."""
-        return {**self._parameters, **{name: values[machine] for name, values in self._own.items()}}
+        own = {name: values[machine] for name, values in self._own.items()}
+        if self._varied:
+            system = load_config(self.hardware(machine))
+            for path, values in self._varied.items():
+                system = with_value(system, path, values[machine])
+            own["hardware"] = system
+        return {**self._parameters, **own}
 
     def reason_to_simulate_each(self, parameters: RunParameters) -> str | None:
         """Return why machines must be simulated one by one; None where they need not."""
@@ -180,10 +187,11 @@ class Configurations:
             for slowdown in self._own["slowdown"]:
                 RunParameters(world_size=parameters.world_size, slowdown=slowdown, fold=parameters.fold)
         pricings = self._pricings(stands_for)
-        machines = zip(*map(self._values, ("hardware", "network", "placement")), pricings, strict=True)
-        sources = [_source(machine, parameters) for machine in machines]
+        given = zip(*map(self._values, ("hardware", "network", "placement")), pricings, strict=True)
+        known: dict[int, Any] = {}
+        sources = [_machine(known, *machine) for machine in given]
         slowdowns = self._values("slowdown")
-        return Machines(sources, slowdowns if any(slowdowns) else None)
+        return Machines(sources, slowdowns if any(slowdowns) else None, self._varied)
 
     def _pricings(self, stands_for: str | None) -> list[Pricing]:
         """Return how operations are priced on each machine."""
@@ -195,24 +203,25 @@ class Configurations:
         return found if len(found) == self._count else found * self._count
 
 
-def _source(machine: tuple[Any, ...], parameters: RunParameters) -> Source | None:
-    """Return the source of prices of one machine; None where only a simulation can find it out.
+def _machine(known: dict[int, Any], hardware: Any, network: str, placement: Any, pricing: Pricing) -> Machine | None:
+    """Return one machine; None where only a simulation can find out its prices.
 
     Args:
-        machine: its hardware, network, placement and pricing.
-        parameters: those of the run.
+        known: what hardware was found to be, by identity; it is added.
+        hardware: what was given.
+        network: of its tiers.
+        placement: node of each rank.
+        pricing: how operations are priced.
     """
-    hardware, network, placement, pricing = machine
-    hardware = cluster_or_other(hardware)
-    is_config = type(hardware) is SystemConfig or isinstance(hardware, str | os.PathLike | Mapping)
-    if is_config:
-        system = load_config(hardware)
-        pricing = pricing.on(system, parameters.workload)
-        if pricing.fidelity == "roofline" and not pricing.reason:
-            return Config(system, network, placement, pricing.prices)
-    if isinstance(hardware, RankPredictors | Cluster) or hasattr(hardware, "profile"):
+    found = known.get(id(hardware))
+    if found is None:
+        found = cluster_or_other(hardware)
+        if type(found) is SystemConfig or isinstance(found, str | os.PathLike | Mapping):
+            found = load_config(found)
+        known[id(hardware)] = found
+    if isinstance(found, RankPredictors | Cluster) or hasattr(found, "profile"):
         return None
-    return make_predictor(hardware, parameters.world_size, network, placement, parameters.workload, pricing)
+    return Machine(found, network, placement, pricing)
 
 
 _COLUMNS = [figure for figure in FIGURES if figure.column]
@@ -450,8 +459,8 @@ def price(
 ) -> Priced:
     """Simulate one training step of a strategy on many machines at once.
 
-    The strategy runs once. Its clocks and prices are arrays of one number a machine, so that a thousand machines take
-    little longer than one. All figures are those of separate simulations, to the last float.
+    The strategy runs once. Its operations are then priced for all machines, and its clocks computed from these prices:
+    a thousand machines take little longer than one. All figures are those of separate simulations, to the last float.
 
     Args:
         strategy: what `simulate` takes.

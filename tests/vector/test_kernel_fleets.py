@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
+from minitrain.hardware.columns import columns_of
 from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.hardware.config_variation import varied_configs
-from minitrain.hardware.fleets import KernelFleet
 from minitrain.hardware.measured_layers import LayerTime
-from minitrain.hardware.per_machine import values_of
 from minitrain.hardware.predictor import KernelPredictor, LayerPredictor
 from minitrain.hardware.price import Pricing
 from minitrain.vector.joint_figures import JointFigures
@@ -45,7 +44,7 @@ _FIGURES: dict[str, Any] = {
 def priced_parts(priced: mt.Priced) -> list[Any]:
     """Return what has priced each part of the machines of each execution."""
     executed = [group.figures for group in priced._groups if isinstance(group.figures, JointFigures)]
-    return [part.predictor for figures in executed for part in figures._predictor.parts]
+    return [fleet.predictor for figures in executed for fleet, _ in figures._parts]
 
 
 @st.composite
@@ -80,7 +79,7 @@ def test_any_kernels_and_sizes_are_priced_as_by_separate_simulations(
     slowed = {"slowdown": [straggler, *[None] * (len(machines) - 1)]}
     priced = mt.price(strategy, machines, vary={} if fold else slowed, fold=fold, **{**sizes, **more})
     require_equal_to_separate(priced)
-    assert [type(predictor) for predictor in priced_parts(priced)] == [KernelFleet]
+    assert {type(predictor) for predictor in priced_parts(priced)} == {KernelPredictor}
 
 
 @settings(max_examples=8)
@@ -108,15 +107,15 @@ def test_measured_layers_are_priced_as_by_separate_simulations(
     slowed = {"slowdown": [straggler, *[None] * (len(machines) - 1)]}
     priced = mt.price(strategy, machines, vary={} if fold else slowed, fold=fold, prices=prices, **sizes)
     require_equal_to_separate(priced)
-    assert [type(predictor) for predictor in priced_parts(priced)] == [LayerPredictor]
+    assert {type(predictor) for predictor in priced_parts(priced)} == {LayerPredictor}
 
 
 def test_machines_of_several_kinds_are_a_fleet_each() -> None:
     hardware = ["h100_80g_nvl8", "a100_80g", "a100_40g", "h100_80g_nvl8", "a100_80g"]
     priced = mt.price("fsdp", hardware, vary={"network": ["auto", "auto", "auto", "flat", "auto"]}, **_SIZES)
     require_equal_to_separate(priced)
-    fleets = [len(each.machines) for each in priced_parts(priced) if isinstance(each, KernelFleet)]
-    assert sum(fleets) > len(fleets)
+    fleets = [fleet for group in priced._groups for fleet, _ in group.figures._parts]
+    assert max(map(len, fleets)) > 1
 
 
 @pytest.mark.parametrize("name", ["platform", "without", "fidelity"])
@@ -132,10 +131,12 @@ def test_how_kernels_are_priced_may_vary_too(name: str) -> None:
 
 
 def test_a_fleet_answers_what_each_of_its_machines_does() -> None:
-    systems = varied_configs([load_config("h100_80g_nvl8")] * 2, "mem2.GBps", [10.0, 50.0])
-    machines = [KernelPredictor(8, system, Pricing("kernels")) for system in systems]
-    fleet = KernelFleet(machines).slowed(1.5).training(find_workload(LLAMA_LIKE))
-    each = [machine.slowed(1.5).training(find_workload(LLAMA_LIKE)) for machine in machines]
+    base = load_config("h100_80g_nvl8")
+    systems = varied_configs([base] * 2, "mem2.GBps", [10.0, 50.0])
+    for path, values in (("kernels.GBps", [2e3, 1e3]), ("networks[0].curves.all_reduce.half_MB", [1.0, 2.0])):
+        systems = varied_configs(systems, path, values)
+    each = [KernelPredictor(8, one, Pricing("kernels"), workload=find_workload(LLAMA_LIKE)) for one in systems]
+    fleet = KernelPredictor(8, columns_of([one.system for one in each]), Pricing("kernels"), workload=each[0].workload)
     asked: list[Callable[[Any], Any]] = [
         lambda one: one.compute("forward", 2, 1).seconds,
         lambda one: one.host_transfer("offload", 2**20).seconds,
@@ -145,5 +146,7 @@ def test_a_fleet_answers_what_each_of_its_machines_does() -> None:
         lambda one: one.host_capacity_bytes,
     ]
     for ask in asked:
-        assert np.broadcast_to(values_of(ask(fleet)), 2).tolist() == [ask(one) for one in each]
+        for factor in (1.0, 1.5):
+            answers = [ask(one.slowed(factor)) for one in each]
+            assert np.broadcast_to(ask(fleet.slowed(factor)), 2).tolist() == answers
     assert fleet.num_nodes == each[0].num_nodes == 1

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.hardware.per_machine import PerMachine
 
 _SIZES: dict[str, Any] = {"world_size": 2, "num_layers": 2, "global_batch_size": 2}
 _SPEEDS: dict[str, Any] = {"mem2.GBps": [225.0, 450.0, 450.0, 900.0]}
@@ -73,20 +72,23 @@ def test_a_note_says_why_machines_were_executed_apart(name: str) -> None:
     assert "(test_parting_ways.py:" in priced.notes[0]
 
 
-def test_machines_that_agree_on_what_is_asked_stay_together() -> None:
+def test_a_strategy_that_looks_at_nothing_runs_once() -> None:
     asked = []
 
     def look(model: mt.Model) -> int:
         asked.append(model.rank)
-        assert isinstance(model.time, float)
-        return 1 if 0 < model.time < 1.0 else 2
+        return 1
 
     priced = mt.price(looking(look), vary=_SPEEDS, **_SIZES)
     assert priced.notes == ()
     assert len(asked) == _SIZES["world_size"]
 
 
-def test_a_number_for_each_machine_shows_them_outside_of_executions() -> None:
-    import numpy as np
+def test_a_clock_that_is_set_is_that_of_separate_simulations() -> None:
+    def look(model: mt.Model) -> int:
+        model.time = 1.0
+        return 1
 
-    assert repr(PerMachine(np.array([1.0, 2.0]))) == "PerMachine(array([1., 2.]))"
+    priced = mt.price(looking(look), vary=_SPEEDS, **_SIZES)
+    assert priced.summary() == [run.summary() for run in priced]
+    assert "clocks are not those of the operations" in priced.notes[0]

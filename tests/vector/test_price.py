@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
+from minitrain.analysis.graph import retime
 from minitrain.events import LAUNCHED, MEMORY, PRICE, SAMPLES, STRIDE, TIME, TYP
 from minitrain.hardware.config import load_config
-from minitrain.hardware.per_machine import values_of
 from minitrain.vector.joint_figures import JointFigures
 from tests.small_transformers import LLAMA_LIKE
 
@@ -33,38 +33,34 @@ _ONE_RANK = {"single": {"world_size": 1}}
 
 def require_equal_to_separate(priced: mt.Priced) -> None:
     """Require that one execution has made the figures and times of separate runs, which make them of their events."""
-    assert [note for note in priced.notes if "flat networks beside" not in note] == []  # not when ranks fold
+    assert [note for note in priced.notes if "part ways by their prices" not in note] == []
     summaries = priced.summary()
     for group in priced._groups:
-        assert isinstance(group.figures, JointFigures) or len(group.places) == 1
+        assert isinstance(group.figures, JointFigures)
         for place, machine in enumerate(group.places.tolist()):
             separate = priced[machine]
             wanted = separate.summary()
             assert summaries[machine] == wanted
             assert list(map(type, summaries[machine].values())) == list(map(type, wanted.values()))
-            if isinstance(group.figures, JointFigures):
-                _require_equal_logs(group.figures, place, separate)
+            _require_equal_logs(group.figures, place, separate)
 
 
 def _require_equal_logs(figures: JointFigures, place: int, separate: mt.Run) -> None:
     """Require that all events of one execution are those of a separate run on one machine."""
-    ours, theirs = (getattr(run, "class_logs", run.logs) for run in (figures._run, separate))
-    if len(ours) != len(theirs):  # a machine alone may fold where all together do not
-        ours, theirs = figures._run.logs, separate.logs
-    for log, wanted in zip(ours, theirs, strict=True):
-        rows, expected = log._rows, wanted._rows
+    recorded = figures._recorded
+    times = retime(recorded.graph, recorded.durations)[:, place]
+    durations = dict(zip(map(id, recorded.graph.prices), recorded.durations[:, place].tolist(), strict=True))
+    ours, theirs = (run.class_logs for run in (recorded.run, separate))
+    if len(ours) != len(theirs):  # a machine without stragglers may fold where all together do not
+        theirs = separate.logs
+    for moments, log, wanted in zip(recorded.graph.ranks, ours, theirs, strict=True):
+        rows, expected = log._rows, wanted._rows  # type: ignore[attr-defined]  # flat logs
         for column in (TYP, MEMORY, SAMPLES):
             assert rows[column::STRIDE] == expected[column::STRIDE]
-        for column in (TIME, LAUNCHED):
-            assert [_at(time, place) for time in rows[column::STRIDE]] == expected[column::STRIDE]
-        prices = [(_at(price.seconds, place), price.size_bytes) for price in rows[PRICE::STRIDE]]
+        assert times[moments.begin].tolist() == expected[TIME::STRIDE]
+        assert times[moments.submitted].tolist() == expected[LAUNCHED::STRIDE]
+        prices = [(durations[id(price)], price.size_bytes) for price in rows[PRICE::STRIDE]]
         assert prices == [(price.seconds, price.size_bytes) for price in expected[PRICE::STRIDE]]
-
-
-def _at(number: Any, place: int) -> float:
-    """Return a number as it is on one machine."""
-    values = values_of(number)
-    return float(values[place]) if np.ndim(values) else float(values)
 
 
 @pytest.mark.parametrize("fold", [True, False])
@@ -283,8 +279,8 @@ def test_what_follows_one_machine_is_simulated_one_by_one(more: dict[str, Any]) 
     assert priced.step_time.tolist() == [run.step_time for run in priced]
 
 
-def test_clocks_that_take_too_much_memory_halve_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.vector.execution.MOST_BYTES", 8 * 12 * 90)
+def test_no_more_machines_are_timed_at_once_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.vector.execution.MOST_AT_ONCE", 6)
     priced = mt.price("1f1b", vary={"mem1.GBps": list(range(100, 112))}, world_size=4, num_layers=8)
     assert sorted(len(group.places) for group in priced._groups) == [6, 6]
     require_equal_to_separate(priced)
