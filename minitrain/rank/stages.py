@@ -171,9 +171,10 @@ def _most_even(sums: Sequence[float], num_stages: int, limit: float) -> list[int
     for num_behind in range(num_stages):
         start_most = num_stages - 1 - num_behind  # a layer at least for each stage before
         found: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for start in range(start_most, num_layers):
-            for stop in range(start + 1, _furthest(sums, start, limit) + 1):
-                if stop in best:
+        for start in range(start_most, num_layers if start_most else 1):
+            furthest = _furthest(sums, start, limit)
+            for stop in best:
+                if start < stop <= furthest:
                     squares = best[stop][0] + (sums[stop] - sums[start]) ** 2
                     if start not in found or squares <= found[start][0] * _NO_MORE:
                         found[start] = squares, (start, *best[stop][1])

@@ -67,10 +67,10 @@ class Decision:
     choose: Callable[[Sequence[Any]], Any]
     choice: Any
 
-    def agrees(self, fleet: Fleet) -> np.typing.NDArray[np.bool_]:
-        """Return on which machines of a fleet the same is chosen."""
+    def agrees(self, fleet: Fleet, chosen: Ints) -> np.typing.NDArray[np.bool_]:
+        """Return on which of some machines of a fleet the same is chosen."""
         prices = self.prices_on(fleet.of_rank(self.rank))
-        rows = zip(*(_each(price, len(fleet)) for price in prices), strict=True)
+        rows = zip(*(_each(price, chosen) for price in prices), strict=True)
         known: dict[tuple[Any, ...], bool] = {}
         return np.array([known[row] if row in known else self._know(known, row) for row in rows], dtype=bool)
 
@@ -79,11 +79,11 @@ class Decision:
         return known[row]
 
 
-def _each(price: Any, count: int) -> list[Any]:
-    """Return a price, or seconds, on each machine of a fleet."""
+def _each(price: Any, chosen: Ints) -> list[Any]:
+    """Return a price, or seconds, on each of some machines of a fleet."""
     if isinstance(price, Price):
-        return [replace(price, seconds=seconds) for seconds in _each(price.seconds, count)]
-    return price.tolist() if isinstance(price, np.ndarray) else [price] * count
+        return [replace(price, seconds=seconds) for seconds in _each(price.seconds, chosen)]
+    return price[chosen].tolist() if isinstance(price, np.ndarray) else [price] * len(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +216,14 @@ class Recording:
             row[:] = fleet.column(price.seconds)[chosen]
         return found
 
-    def agrees(self, fleet: Fleet) -> np.typing.NDArray[np.bool_]:
-        """Return which machines of a fleet make the choices of the run."""
-        found = np.ones(len(fleet), dtype=bool)
+    def agrees(self, fleet: Fleet, chosen: Ints) -> np.typing.NDArray[np.bool_]:
+        """Return which of some machines of a fleet make the choices of the run."""
+        found = np.ones(len(chosen), dtype=bool)
         for decision in self.recorder.decisions:
-            found &= decision.agrees(fleet)
+            found &= decision.agrees(fleet, chosen)
         hosts = getattr(fleet.predictor, "host_capacity_bytes", None)
         if hosts is not None and self.run.peak_host_memory_bytes:
-            found &= fleet.column(hosts) >= self.run.peak_host_memory_bytes
+            found &= fleet.column(hosts)[chosen] >= self.run.peak_host_memory_bytes
         return found
 
 
@@ -289,7 +289,7 @@ def _that_agree(recording: Recording, parts: Sequence[tuple[Fleet, Ints]]) -> li
     Raises:
         NotRecordedError: none does, which is a fault of prices that differ from one question to the next.
     """
-    found = [(fleet, chosen[recording.agrees(fleet)[chosen]]) for fleet, chosen in parts]
+    found = [(fleet, chosen[recording.agrees(fleet, chosen)]) for fleet, chosen in parts]
     if not any(len(chosen) for _, chosen in found):
         raise NotRecordedError("what the run chooses by prices is not what it would choose")
     return found
