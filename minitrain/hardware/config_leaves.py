@@ -29,7 +29,7 @@ def refuse_leaf(expected: str, **found: str) -> NoReturn:
 
 def number_leaf(value: Any, expected: str) -> float:
     """Return a finite number of sensible magnitude; true and false are no numbers."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         refuse_leaf(expected)
     try:
         number = float(value)
