@@ -74,6 +74,7 @@ FLOORS = (
             Room("platform", "what tasks and runs share"),
         ),
     ),
+    Floor("", (Room("training", "real processes, by torch"),)),
     Floor(
         "many devices",
         (Room("vector", "one run, K machines"), Room("heterogeneous", "devices of many kinds")),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         ProofError,
         StrategyError,
+        TrainingError,
         UsageError,
     )
     from minitrain.exchange.reading import read_recipe
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from minitrain.solver.engine import solve
     from minitrain.sweeps.sweep import Sweep, sweep
     from minitrain.tensors.index_sets import span
+    from minitrain.training.measured import MeasuredRun
+    from minitrain.training.train import train
     from minitrain.tuning.result import Tuning
     from minitrain.tuning.tune import tune
     from minitrain.validation.validate import Validation, validate
@@ -74,6 +77,7 @@ _HOMES = {
         "OutOfMemoryError",
         "ProofError",
         "StrategyError",
+        "TrainingError",
         "UsageError",
     ),
     "exchange.reading": ("read_recipe",),
@@ -105,6 +109,8 @@ _HOMES = {
     "solver.engine": ("solve",),
     "sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "training.measured": ("MeasuredRun",),
+    "training.train": ("train",),
     "tuning.result": ("Tuning",),
     "tuning.tune": ("tune",),
     "validation.validate": ("Validation", "validate"),
@@ -135,6 +141,7 @@ __all__ = [
     "LawError",
     "Link",
     "MeasuredLayers",
+    "MeasuredRun",
     "MinitrainError",
     "Model",
     "MonteCarlo",
@@ -156,6 +163,7 @@ __all__ = [
     "StrategyError",
     "Sweep",
     "Thermal",
+    "TrainingError",
     "Transformer",
     "Tuning",
     "UsageError",
@@ -183,6 +191,7 @@ __all__ = [
     "span",
     "strategies",
     "sweep",
+    "train",
     "tune",
     "validate",
     "write_recipe",

@@ -68,6 +68,10 @@ class StrategyError(MinitrainError):
     """A strategy cannot be loaded, called or trusted: signature, return value, messages nobody received ..."""
 
 
+class TrainingError(MinitrainError):
+    """A rank of a real run died, was lost, or did nothing for too long."""
+
+
 class UsageError(MinitrainError, ValueError):
     """A parameter of a public function or command has a value outside its rule."""
 

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "strategies:strategies",
         "List the shipped strategies; or show one: its options with their defaults, and the sizes that it needs.",
     ),
+    "train": ("train:train", "Train by one strategy on real processes, and print losses and where time goes."),
     "trace": ("trace:trace", "Show, explain and export saved runs."),
     "prove": (
         "prove:prove",

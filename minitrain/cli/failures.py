@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 import minitrain
-from minitrain.cli.generation import PlainGroup
 from minitrain.errors import HardwareConfigError, MinitrainError, UsageError
 from minitrain.plain_text import printable, text_of
 
@@ -60,7 +60,7 @@ def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-class Commands(PlainGroup):
+class Commands(TyperGroup):
     """The commands, with the messages and exit codes of this module."""
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:

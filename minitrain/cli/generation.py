@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
 from minitrain.plain_text import meanings_of
@@ -45,22 +45,12 @@ class PlainHelp(TyperCommand):
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
             if record is not None:
-                record = re.sub(r" <[^>]*>$", "", record[0]), _read_aloud(record[1])
+                record = record[0].removesuffix(" <str>"), _read_aloud(record[1])
                 usual = "Arguments" if each.param_type_name == "argument" else "Options"
                 sections.setdefault(getattr(each, "rich_help_panel", None) or usual, []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
-
-
-class PlainGroup(TyperGroup):
-    """A group of commands whose help says what each of them does, to the end of the sentence."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, each with the first paragraph of its help."""
-        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, (each.help or "").partition("\n\n")[0]) for name, each in found.items() if each])
 
 
 _RANGE = r"[\d.<=]*\bx[\d.<>=]+"
@@ -85,7 +75,7 @@ class Group(typer.Typer):
     """
 
     def __init__(self, about: str, shared: Mapping[str, tuple[Option, str]], **more: Any) -> None:
-        super().__init__(help=about, cls=PlainGroup, rich_markup_mode=None, **more)
+        super().__init__(help=about, rich_markup_mode=None, **more)
         self._shared = shared
 
     def define(self, name: str | None = None) -> Callable[[F], F]:

@@ -58,8 +58,8 @@ from minitrain.sweeps.executors.own_processes import LostWorkersWarning
 from minitrain.workloads.matmul import DENSE
 
 DEFAULT = RunParameters()
-_TRAINED = "compare run sweep goodput prove"
-_PRINTING = "compare run sweep tune plan goodput prove validate"
+_TRAINED = "compare run sweep goodput prove train"
+_PRINTING = "compare run sweep tune plan goodput prove train validate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,16 +17,13 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table,
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.figures import TABLES
-from minitrain.run.parameters import OPTIONS
 from minitrain.run.strategy_loading import literal
 from minitrain.sweeps.batches import Row, succeeded
 from minitrain.sweeps.sweep import Sweep
 from minitrain.trace.tables import filled_table, frameless_table
 
 SHOWN = 10
-_LONG_NAMES = {"microbatch": "microbatch_size"} | {
-    option.short.removeprefix("--"): name for name, option in OPTIONS.items()
-}
+_LONG_NAMES = {flag.removeprefix("--"): name for name, (option, _) in options.SHARED.items() for flag in option.flags}
 
 
 def sweep(

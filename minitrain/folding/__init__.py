@@ -14,6 +14,6 @@ for each class. `early_divergence` finds cheaply that an attempt would fail. `pe
 what strategies see in place of ints and frozensets, `ranges` of ranges, and `mesh` of groups and meshes.
 
 `collectives` makes results within a class, and `class_operation` completes collectives of several classes. Ranks are
-kept apart by `prices`, by shards of a sequence (`sequences`), and by devices and shares (`unlike_ranks`). `run` is
-the result, and `expansion` makes logs and models of any rank from those of its class.
+kept apart by `prices`, by shards of a sequence (`sequences`), and by devices and shares (`unlike_ranks`); `experts` has
+layers with experts. `run` is the result, and `expansion` makes logs and models of any rank from those of its class.
 """

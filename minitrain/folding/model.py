@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterable, Mapping, Sequence
-from functools import partial, wraps
+from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from minitrain.events import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.folding.attempt import FoldAttempt
 from minitrain.folding.class_operation import ClassOperation
 from minitrain.folding.collectives import perform, require_symmetric, united_within
+from minitrain.folding.experts import FoldedExperts
 from minitrain.folding.mesh import FoldedGroup, FoldedMesh, axes_along
 from minitrain.folding.per_rank_sets import PerRankSet, of_lowest
 from minitrain.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
@@ -21,38 +21,20 @@ from minitrain.hardware.measured_topology import places_of
 from minitrain.hardware.price import Predictor, Price
 from minitrain.hardware.topology import RankNodes
 from minitrain.operations.collectives import COLLECTIVES
-from minitrain.operations.computations import names_of
 from minitrain.rank import sample_laws
 from minitrain.rank.communication import TENSORS, Groupish
-from minitrain.rank.model import Model
 from minitrain.rank.operations import Launched, Operation
 from minitrain.rank.state import refuse_change
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.tensors import Activation, OptState, Weight
-from minitrain.tensors.placed import ActivationShard, RoutedTokens
+from minitrain.tensors.placed import ActivationShard
 from minitrain.transport.dist import Dist
 from minitrain.transport.groups import Group, Mesh, require_axes
 
 T = TypeVar("T")
 
 
-def _each_loads_its_own(name: str) -> Any:
-    """Return the method that loads what is of another shard or part on each rank of a class."""
-    load = getattr(Model, name)
-
-    @wraps(load)
-    def load_of_each(
-        self: FoldedModel, layer: int, shard: Any = 0, num_shards: int = 1, **parts: Any
-    ) -> tuple[Weight, OptState]:
-        named = {"shard": shard, "num_shards": num_shards, **parts}
-        which = {name: value for name, value in named.items() if not name.startswith("num_")}
-        counts = {name: value for name, value in named.items() if name not in which}
-        return self._each_its_own(partial(load, self), layer, which, counts)
-
-    return load_of_each
-
-
-class FoldedModel(Model):
+class FoldedModel(FoldedExperts):
     """One class of ranks of a training run.
 
     Args:
@@ -311,42 +293,12 @@ class FoldedModel(Model):
             require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), distance)
         self._peers_alike.add(peer)
 
-    load_weights, load_router, load_experts = map(_each_loads_its_own, names_of("load"))
-
-    def _each_its_own(
-        self, load: Any, layer: int, which: Mapping[str, Any], counts: Mapping[str, Any]
+    def load_weights(
+        self, layer: int, shard: Any = 0, num_shards: int = 1, *, part: Any = 0, num_parts: int = 1
     ) -> tuple[Weight, OptState]:
-        """Load what is of another shard or part on each rank; the laws see the last of them too if it is none."""
-        if PerRankInt in map(type, (layer, *counts.values())):
-            self._diverge_by({"layer": layer, **counts})
-        if PerRankInt not in map(type, which.values()):
-            return load(layer, **which, **counts)  # type: ignore[no-any-return]  # weight and state
-        differing = {name: value for name, value in which.items() if isinstance(value, PerRankInt)}
-        first = {**which, **{name: value.const for name, value in differing.items()}}
-        for name, value in differing.items():
-            low, high = value.bounds()
-            if low < 0 or high >= counts.get(f"num_{name}s", 1):
-                load(layer, **{**first, name: min(low, 0) or high}, **counts)  # raises
-        weight, state = load(layer, **first, **counts)
-        for name, value in differing.items():
-            own = value.singleton()
-            setattr(weight, f"{name}s", own)
-            setattr(state, f"{name}s", own)
-        return weight, state
-
-    def _diverge_by(self, counts: Mapping[str, Any]) -> None:
-        """End the attempt for numbers that must be the same on all ranks."""
-        for name, count in counts.items():
-            if isinstance(count, PerRankInt):
-                what = "a layer" if name == "layer" else f"a number of {name.removeprefix('num_')}"
-                self.attempt.diverge(f"{what} that differs between ranks", count.slopes)
-
-    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
-        """Return copies of tokens, of which each part of the experts gets as many."""
-        tokens = super().route(layer, inp, weight, num_parts, **how)
-        if tokens.load.shares:
-            self.attempt.diverge("experts of which some get more tokens than others")
-        return tokens
+        """Load one shard of a layer's weight, or of a part of it, each rank its own."""
+        counts = {"num_shards": num_shards, "num_parts": num_parts}
+        return self._each_its_own(super().load_weights, layer, {"shard": shard, "part": part}, **counts)
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""

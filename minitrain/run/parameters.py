@@ -188,8 +188,8 @@ def options_of(kind: type) -> dict[str, Option]:
     return {each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata}
 
 
-_ALL = "compare run sweep tune plan goodput prove"
-_SIZED = "compare run sweep tune goodput prove"
+_ALL = "compare run sweep tune plan goodput prove train"
+_SIZED = "compare run sweep tune goodput prove train"
 _TRAINING = "compare run sweep tune plan goodput"
 _SIMULATING = "compare run sweep tune goodput"
 _RUNS = "compare run sweep"

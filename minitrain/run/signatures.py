@@ -34,9 +34,11 @@ class StepKeywords(RunParameters):
 
     Args:
         options: options of the strategy by name.
+        watch: as for `simulate`.
     """
 
     options: Mapping[str, Any] | None = None
+    watch: Watch | None = None
     balanced: bool = _STRATEGYS
     batch_messages: bool = _STRATEGYS
     bucket_size: int = _STRATEGYS
@@ -67,18 +69,7 @@ class StepKeywords(RunParameters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchedKeywords(StepKeywords):
-    """Those of `simulate_async`.
-
-    Args:
-        watch: as there.
-    """
-
-    watch: Watch | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulateKeywords(WatchedKeywords):
+class SimulateKeywords(StepKeywords):
     """Those of `simulate`.
 
     Args:
@@ -89,7 +80,7 @@ class SimulateKeywords(WatchedKeywords):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareKeywords(WatchedKeywords):
+class CompareKeywords(StepKeywords):
     """Those of `compare`.
 
     Args:

@@ -16,7 +16,7 @@ from minitrain.run.garbage_collection import rare_collections
 from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
 from minitrain.run.result import Run
-from minitrain.run.signatures import SimulateKeywords, WatchedKeywords, of_strategy
+from minitrain.run.signatures import SimulateKeywords, StepKeywords, of_strategy
 from minitrain.run.strategy_loading import Strategy
 from minitrain.transport.dist import Dist
 
@@ -52,7 +52,7 @@ def simulate(
     return run_to_end(lambda: simulate_async(strategy, watch=watch, **parameters), loop_factory)
 
 
-@of_strategy(WatchedKeywords)
+@of_strategy(StepKeywords)
 async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None, **parameters: Any) -> Run:
     """Simulate one training step of a strategy in the running event loop.
 

@@ -1,0 +1,128 @@
+"""The command `minitrain train`: one strategy on real processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+
+import minitrain as mt
+from minitrain.analysis.labels import duration
+from minitrain.cli import options
+from minitrain.cli.generation import Given
+from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.trace.tables import run_table
+from minitrain.training.train import BACKENDS, DATATYPES
+
+_CURVE = "▁▂▃▄▅▆▇█"
+
+
+def train(
+    strategy: str,
+    *,
+    given: Given,
+    workload: str | None = None,
+    world_size: int | None = None,
+    num_layers: int | None = None,
+    steps: int = 20,
+    data: str | None = None,
+    seed: int = 0,
+    dtype: str = DATATYPES[0],
+    backend: str = BACKENDS[0],
+    checkpoints: Path | None = None,
+    checkpoint_every: int = 10,
+    patience: float = 5.0,
+    out: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Train by one strategy on real processes, and print losses and where time goes.
+
+    Each rank is a process, which runs the same function; torch computes, torch.distributed communicates. A step is
+    simulated first: laws, deadlocks and mismatches are found before a process is started. On several machines:
+    torchrun --nnodes ... -m minitrain train ...
+
+    Args:
+        strategy (STRATEGY): A name, path.py or path.py:function; it may have options.
+        given: The shared options.
+        workload: A small transformer, such as tiny, on bytes as tokens; dense layers by default.
+        world_size: Number of ranks, each a process: 2 by default, or those that torchrun has started.
+        num_layers: Dense layers, 4 by default; those of --model.
+        steps (N): How many, with those of the checkpoint.
+        data (FILE): A text to learn, byte by byte; the shipped strategies' source by default.
+        seed (N): Of initial weights and samples.
+        dtype (NAME): float32 or float64.
+        backend (NAME): Of torch.distributed: gloo.
+        checkpoints (FOLDER): Write checkpoints there, and go on from the newest.
+        checkpoint_every (N): Steps from checkpoint to checkpoint.
+        patience (S): How long a rank may do nothing between two operations.
+        out (FILE): Write the measured log, for `minitrain trace`.
+        html (PAGE): Write the page of the measured step.
+    """
+    options.require_file("--out", out)
+    options.require_file("--html", html)
+    given.workload, given.num_layers = workload, num_layers
+    sizes = options.batch_of(given) | ({} if num_layers is None else {"num_layers": num_layers})
+    done: list[tuple[float, float]] = []  # when each step has ended, s, and its loss
+    with user_prints_to_stderr(given.as_json), Progress() as progress:
+
+        def watch(_: int, loss: float) -> None:
+            done.append((monotonic(), loss))
+
+        def words() -> str:
+            if len(done) < 2:
+                return "simulating a step, and starting the ranks"
+            a_step_s = (done[-1][0] - done[0][0]) / (len(done) - 1)
+            left_s = a_step_s * max(steps - len(done), 0)
+            return f"{len(done)} steps, loss {done[-1][1]:.4f}, {duration(a_step_s)} each, {duration(left_s)} left"
+
+        progress.say(words)
+        run = mt.train(
+            strategy,
+            world_size=world_size,
+            workload=workload,
+            **sizes,
+            seq_len=given.seq_len,
+            steps=steps,
+            data=data,
+            seed=seed,
+            dtype=dtype,
+            backend=backend,
+            checkpoints=checkpoints,
+            checkpoint_every=checkpoint_every,
+            patience=patience,
+            watch=watch,
+            **options.strategy_options(given),
+        )
+        if os.environ.get("RANK", "0") != "0":  # the first rank of torchrun speaks for all
+            return
+        if out is not None:
+            run.save(out)
+        if html is not None:
+            run.write_html(html)
+    if given.as_json:
+        print_json(run.summary())
+        return
+    print_lines(
+        [
+            f"{run.strategy} on {run.world_size} processes ({run.backend}, {run.hardware}): "
+            f"{len(run.losses)} steps, {duration(run.step_time)} each (median)",
+            f"loss {run.losses[0]:.4f} to {run.losses[-1]:.4f}  {curve(run.losses)}",
+        ]
+    )
+    print_table(run_table(run))
+    print_lines(f"wrote {path}" for path in (out, html) if path is not None)
+
+
+def curve(losses: Sequence[float], width: int = 40) -> str:
+    """Return losses as a line of blocks, the mean of some steps each.
+
+    >>> curve([4.0, 3.0, 2.0, 1.0, 0.5])
+    '█▆▄▂▁'
+    """
+    size = -(-len(losses) // width)
+    means = [sum(part) / len(part) for part in (losses[at : at + size] for at in range(0, len(losses), size))]
+    low, high = min(means), max(means)
+    if not high > low:  # also where a loss is no number
+        return _CURVE[0] * len(means)
+    return "".join(_CURVE[int((mean - low) / (high - low) * (len(_CURVE) - 1))] for mean in means)

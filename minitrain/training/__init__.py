@@ -1,0 +1,20 @@
+"""Real processes: the same strategy, trained by torch and torch.distributed (`minitrain train`).
+
+    losses = mt.train("zero3", world_size=2, steps=100).losses
+
+A step is simulated first. The recorded program is then the contract of each rank, which runs the same function on a
+`Model` whose tensors carry torch tensors.
+
+May import: the rooms up to `numerics`. Open `train` first. The other files:
+
+| what | files |
+|---|---|
+| what each rank must do, from a simulation | `program` |
+| what a rank does: its transport and executor, its arithmetic | `wire`, `layers`; what its tensors carry: `contents` |
+| what is trained | `nets`, `transformer` |
+| processes | `ranks` tells each what to do, `launcher` starts and watches them, `worker` is what they run |
+| from step to step, and to disk | `checkpoints` |
+| the result | `measured` |
+
+Only `train`, `program` and `measured` can be imported without torch.
+"""

@@ -1,0 +1,178 @@
+"""Checkpoints of a real run: a folder for each step, written by torch.distributed.checkpoint.
+
+Each rank writes the pieces of weights and optimizer states that it holds, by layer and the elements that they are of.
+So a run may go on with another strategy or another number of ranks: each rank reads what it needs from wherever the
+pieces lie. A folder counts once it has its last file, which says the step: a run that is killed while it writes goes on
+from the folder before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from minitrain.errors import UsageError
+from minitrain.training.contents import Flat, put_together
+from minitrain.training.layers import Net
+from minitrain.training.program import RankProgram
+
+_LAST_FILE = "minitrain.json"
+_PIECE = re.compile(r"(weight|state)\.(\d+)\.(\d+)-(\d+)")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where the state of a run is kept.
+
+    Args:
+        folder: of all checkpoints.
+        every: after how many steps one is written; the last step's always is.
+        facts: what a run must have in common with the one that it goes on from: workload, layers, batch ...
+    """
+
+    folder: Path
+    every: int
+    facts: Mapping[str, Any]
+
+    def is_due(self, num_steps: int, last: int) -> bool:
+        """Return whether the state after so many steps is to be written."""
+        return num_steps % self.every == 0 or num_steps == last
+
+    def newest(self) -> tuple[int, Path] | None:
+        """Return the number of steps of the newest checkpoint that is whole, and its folder.
+
+        Raises:
+            UsageError: it is of another run.
+        """
+        whole = []
+        for path in self.folder.glob(f"step-*/{_LAST_FILE}"):
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            whole.append((facts.pop("steps"), path.parent, facts))
+        if not whole:
+            return None
+        steps, folder, facts = max(whole, key=lambda found: found[0])
+        wanted = json.loads(json.dumps(dict(self.facts)))
+        differ = [
+            f"{name} {facts.get(name)!r} there and {value!r} here"
+            for name, value in wanted.items()
+            if facts.get(name) != value
+        ]
+        if differ:
+            raise UsageError(
+                f"the checkpoint {folder} is of another run ({'; '.join(differ)}); give another folder, or the same "
+                "parameters",
+                folder=str(folder),
+            )
+        return steps, folder
+
+    def save(self, num_steps: int, carried: Mapping[int, tuple[Flat, Flat]], rank: int) -> None:
+        """Write the state after so many steps; all ranks call it."""
+        folder = self.folder / f"step-{num_steps:08d}"
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it wrote
+        dist.barrier()
+        state = {
+            f"{name}.{layer}.{first}-{last}": values.contiguous()
+            for layer, contents in carried.items()
+            for name, content in zip(("weight", "state"), contents, strict=True)
+            for (first, last), values in _cut(content)
+        }
+        with _without_warnings():
+            save(state, checkpoint_id=folder)
+        dist.barrier()
+        if rank == 0:
+            text = json.dumps({"steps": num_steps, **self.facts}, indent=2)
+            (folder / _LAST_FILE).write_text(text + "\n", encoding="utf-8")
+
+    def latest(self, program: RankProgram, net: Net) -> tuple[dict[int, tuple[Flat, Flat]], int]:
+        """Return the state of the newest checkpoint as far as a rank needs it, and its number of steps.
+
+        Raises:
+            UsageError: it is of another run.
+        """
+        newest = self.newest()
+        if newest is None:
+            return {}, 0
+        steps, folder = newest
+        layers = {layer for op, layer in program.operations if op == "load_weights" and layer is not None}
+        state = _read(folder, layers)
+        state = {key: values.to(net.device) for key, values in state.items()}
+        return {layer: (_whole("weight", layer, state), _whole("state", layer, state)) for layer in layers}, steps
+
+
+def read_checkpoint(folder: Path) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the whole weight (flat) and optimizer state (moments x elements) of each layer of one checkpoint.
+
+    Args:
+        folder: of one step, such as checkpoints/step-00000100.
+    """
+    state = _read(folder, None)
+    layers = sorted({int(key.split(".")[1]) for key in state})
+    return {layer: (_whole("weight", layer, state).values, _whole("state", layer, state).values) for layer in layers}
+
+
+def _read(folder: Path, layers: set[int] | None) -> dict[str, torch.Tensor]:
+    """Return pieces that cover some layers of a checkpoint, or all."""
+    found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+    for key in metadata:
+        name, layer, first, last = _PIECE.fullmatch(key).groups()  # type: ignore[union-attr]  # `save` wrote it
+        if layers is None or int(layer) in layers:
+            found.setdefault((name, int(layer)), []).append((int(first), int(last)))
+    keys = [
+        f"{name}.{layer}.{first}-{last}"
+        for (name, layer), pieces in found.items()
+        for first, last in _without_overlap(pieces)
+    ]
+    state = {key: torch.empty(metadata[key].size, dtype=metadata[key].properties.dtype) for key in keys}  # type: ignore[union-attr]  # all are tensors
+    with _without_warnings():
+        load(state, checkpoint_id=folder)
+    return state
+
+
+def _without_overlap(pieces: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield pieces that cover a layer, each element once."""
+    end = 0
+    for first, last in sorted(pieces, key=lambda piece: (piece[0], -piece[1])):
+        if first >= end:
+            yield first, last
+            end = last
+
+
+def _whole(name: str, layer: int, state: Mapping[str, torch.Tensor]) -> Flat:
+    """Return a layer's weight or optimizer state, put together."""
+    found = []
+    for key, values in state.items():
+        kind, number, first, last = _PIECE.fullmatch(key).groups()  # type: ignore[union-attr]
+        if (kind, int(number)) == (name, layer):
+            found.append(Flat(values, [(int(first), int(last))], int(last)))
+    whole = put_together(found)
+    return Flat.whole(whole.values)
+
+
+def _cut(content: Flat) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
+    """Yield the pieces of a content."""
+    sizes = [last - first for first, last in content.pieces]
+    yield from zip(content.pieces, content.values.split(sizes, -1), strict=True)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep quiet what torch says of its own modules."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,177 @@
+"""The result of a real run: `MeasuredRun`, a `Run` whose times were measured.
+
+Its log has the same rows as the simulated one, operation by operation: what differs is when they were. A collective
+begins when the last of its members has submitted it, as in a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from minitrain.events import (
+    COLLECTIVES,
+    LAUNCHED,
+    PRICE,
+    RECV,
+    SEND,
+    STRIDE,
+    TIME,
+    WAITED_FOR,
+    EventLog,
+)
+from minitrain.hardware.price import Price
+from minitrain.run.result import Run
+from minitrain.training.program import Program
+
+if TYPE_CHECKING:
+    from minitrain.training.worker import Times
+
+
+@dataclass(frozen=True)
+class MeasuredRun(Run):
+    """Training steps of real processes.
+
+    Its logs and figures are those of the step that took the median time of the last `KEPT_STEPS`. Its peak of
+    memory is that of each rank's process, torch included; events say what tensors hold.
+    Loading takes no time: weights stay where they are from step to step.
+
+    Args:
+        losses: the mean loss of each step.
+        seconds: what each step took, from when the first rank had its weights, s.
+        first_step: number of the first of these, where the run went on from a checkpoint.
+        backend: of torch.distributed.
+        predicted: the simulated step.
+    """
+
+    losses: Sequence[float] = ()
+    seconds: Sequence[float] = field(default=(), repr=False)
+    first_step: int = 0
+    backend: str = "gloo"
+    predicted: Run | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def step_times(self) -> list[float]:
+        """What each step took, s."""
+        return [*self.seconds]
+
+    @property
+    def log(self) -> Sequence[Any]:
+        """The events of each rank."""
+        return self.logs
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures, ready for JSON."""
+        more = {
+            "losses": [*self.losses],
+            "step_times_s": self.step_times,
+            "first_step": self.first_step,
+            "backend": self.backend,
+        }
+        return super().summary() | more
+
+
+def measured_run(
+    program: Program, times: Sequence[Times], losses: Sequence[float], backend: str, hardware: str
+) -> MeasuredRun:
+    """Return the run that real processes have done.
+
+    Args:
+        program: what they did, with the simulated run.
+        times: of each rank.
+        losses: of each step.
+        backend: of torch.distributed.
+        hardware: what the run calls its hardware.
+    """
+    steps = list(zip(*(_on_one_clock(each) for each in times), strict=True))
+    seconds = [max(end for _, _, end in ranks) - min(loaded for _, loaded, _ in ranks) for ranks in steps]
+    first = times[0].first
+    kept = [step for step in times[0].spans if step > first] or list(times[0].spans)  # the first warms up
+    chosen = sorted(kept, key=lambda step: seconds[step - first])[(len(kept) - 1) // 2]
+    predicted = program.run
+    given: dict[str, Any] = {each.name: getattr(predicted, each.name) for each in fields(Run)}
+    given |= {
+        "logs": _logs(
+            program,
+            [_aligned(each.spans[chosen], each) for each in times],
+            min(loaded for _, loaded, _ in steps[chosen - first]),
+        ),
+        "hardware": hardware,
+        "priced_by": "measured",
+        "peak_memory_per_rank": [each.most_bytes / predicted.bytes_per_element for each in times],
+        "memory_by_kind": None,
+        "needed_memory_bytes": None,
+        "models": (),
+        "sheets": (),
+        "peak_flop_per_s": None,
+        "capacity_bytes": None,
+        "oom": None,
+        "device_kinds": (),
+        "prepared": None,
+    }
+    return MeasuredRun(
+        **given,
+        losses=losses,
+        seconds=seconds,
+        first_step=first,
+        backend=backend,
+        predicted=predicted,
+    )
+
+
+def _on_one_clock(times: Times) -> list[tuple[float, float, float]]:
+    """Return the moments of a rank's steps on the clock of rank 0, s."""
+    behind = times.behind_s
+    return [(began + behind, loaded + behind, ended + behind) for began, loaded, ended in times.moments]
+
+
+def _aligned(spans: Sequence[float], times: Times) -> list[float]:
+    """Return the spans of a step on the clock of rank 0, s."""
+    return [moment + times.behind_s for moment in spans]
+
+
+def _logs(program: Program, spans: Sequence[Any], origin: float) -> list[EventLog]:
+    """Return the simulated logs with measured times."""
+    submitted = _submissions(program, spans)
+    logs = []
+    for rank, predicted in enumerate(program.run.logs):
+        rows = [*predicted._rows]  # type: ignore[attr-defined]  # an `EventLog`
+        num_loads = program.ranks[rank].num_loads
+        moments = [origin] * 2 * num_loads + list(spans[rank][2 * num_loads :])  # weights stay from step to step
+        for row, begin, end in zip(range(0, len(rows), STRIDE), moments[::2], moments[1::2], strict=True):
+            known = program.ranks[rank].communications.get(row // STRIDE)
+            start, waited_for = begin, None
+            if known is not None and (ranks := submitted.get((rank, row // STRIDE))):
+                last = max(ranks, key=ranks.__getitem__)
+                start, waited_for = max(begin, ranks[last]), (None if ranks[last] <= begin else last)
+            price: Price = rows[row + PRICE]
+            rows[row + TIME] = start - origin
+            rows[row + PRICE] = replace(price, seconds=max(end - start, 0.0))
+            rows[row + WAITED_FOR] = waited_for
+            rows[row + LAUNCHED] = begin - origin
+        logs.append(EventLog(rank, rows))
+    return logs
+
+
+def _submissions(program: Program, spans: Sequence[Any]) -> Mapping[tuple[int, int], Mapping[int, float]]:
+    """Return, for each communication by rank and row, when each rank that it needs has submitted it."""
+    meetings: dict[tuple[Any, ...], dict[int, float]] = {}
+    found: dict[tuple[int, int], dict[int, float]] = {}
+    for rank, known in enumerate(program.ranks):
+        counts: dict[Any, int] = {}
+        for row, each in sorted(known.communications.items()):
+            if each.op in COLLECTIVES:
+                key: tuple[Any, ...] = (each.with_ranks,)
+            elif each.op in (SEND, RECV):
+                ends = (rank, *each.with_ranks)
+                key = ("message", *(ends if each.op == SEND else ends[::-1]), each.tag)
+            else:
+                continue
+            place = counts[key, each.op == RECV] = counts.get((key, each.op == RECV), -1) + 1
+            meeting = meetings.setdefault((*key, place), {})
+            if each.op != RECV:
+                meeting[rank] = spans[rank][2 * row]
+            if each.op != SEND:
+                found[rank, row] = meeting
+    return found

@@ -1,0 +1,264 @@
+"""The program of each rank, recorded in a simulation: what real processes must do, and what comes of it.
+
+Laws, deadlocks and mismatches are found in the simulation, before a process is started. In a process, the k-th
+operation of a rank must be the recorded one. So members of a collective need to exchange nothing about their tensors:
+what each of them brings is in the program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from asyncio import current_task
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, final
+
+from minitrain.errors import StrategyError
+from minitrain.events import LAYER, STRIDE, TYP
+from minitrain.operations.collectives import COLLECTIVES, describe
+from minitrain.operations.computations import COMPUTATIONS
+from minitrain.rank.observers import Observer
+from minitrain.rank.operations import Launched
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
+from minitrain.tensors import Tensor, clone
+from minitrain.tensors.fields import fields_of
+
+
+@final
+@dataclass(slots=True)
+class Communication:
+    """A communication of one rank, as it was simulated.
+
+    Args:
+        op: as its event is named.
+        with_ranks: the members of a collective's group, or the other rank of a message; () for a move to or from the
+            host.
+        tag: of a message.
+        detail: what members agree in beside their tensors (the root of a broadcast, an algorithm).
+        given: what the rank itself brings; None for a receive.
+        brought: what all members bring, in rank order; of a receive, what was sent.
+    """
+
+    op: str
+    with_ranks: tuple[int, ...]
+    tag: Hashable
+    detail: Any
+    given: Any
+    brought: Sequence[Any] = ()
+
+    def describe(self) -> str:
+        """Return it in words."""
+        value = "" if self.given is None else f" of {describe(self.given)}"
+        if self.op in COLLECTIVES:
+            return f"{self.op}{value} among ranks {list(self.with_ranks)}"
+        peer = f" {'to' if self.op == 'send' else 'from'} rank {self.with_ranks[0]}" if self.with_ranks else ""
+        return f"{self.op}{value}{peer}" + (f" with tag {self.tag!r}" if self.tag is not None else "")
+
+
+@final
+@dataclass(slots=True)
+class RankProgram:
+    """What one rank does.
+
+    Args:
+        rank: which rank.
+        operations: name and layer of each row of its log.
+        communications: by their row.
+        has_tasks: whether communications are submitted by several tasks.
+    """
+
+    rank: int
+    operations: list[tuple[str, int | None]] = field(default_factory=list)
+    communications: dict[int, Communication] = field(default_factory=dict)
+    has_tasks: bool = False
+
+    @property
+    def num_loads(self) -> int:
+        """How many loads of weights the step begins with."""
+        return next((row for row, (op, _) in enumerate(self.operations) if op != "load_weights"), 0)
+
+    def expect(self, row: int, op: str, with_ranks: tuple[int, ...], tag: Hashable, detail: Any, value: Any) -> Any:
+        """Return the communication of a row, which must be the one that a rank is about to do.
+
+        Raises:
+            StrategyError: it is another one.
+        """
+        known = self.communications.get(row)
+        if (
+            known is not None
+            and known.op == op
+            and known.with_ranks == with_ranks
+            and known.tag == tag
+            and known.detail == detail
+            and _are_alike(known.given, value)
+        ):
+            return known
+        does = Communication(op, with_ranks, tag, detail, value)
+        raise _differs(self.rank, row, does.describe(), self._at(row))
+
+    def require_same(self, rows: Sequence[Any]) -> None:
+        """Require that a step has done what was recorded.
+
+        Args:
+            rows: of the rank's log.
+
+        Raises:
+            StrategyError: it has not.
+        """
+        done = list(zip(rows[TYP::STRIDE], rows[LAYER::STRIDE], strict=True))
+        if done == self.operations:
+            return
+        both = zip(done, self.operations, strict=False)
+        row = next((row for row, (one, other) in enumerate(both) if one != other), min(len(done), len(self.operations)))
+        raise _differs(self.rank, row, _named(done[row]) if row < len(done) else "the end of its step", self._at(row))
+
+    def between(self, row: int) -> str:
+        """Return which operation is done and which is next, in words, once so many have been begun."""
+        done = f"after {self._at(row - 1)}" if row else "at its beginning"
+        return f"{done}, the next is {self._at(row)}"
+
+    def _at(self, row: int) -> str:
+        """Return what was recorded for a row, in words."""
+        if row in self.communications:
+            return self.communications[row].describe()
+        return _named(self.operations[row]) if row < len(self.operations) else "the end of its step"
+
+
+def _named(operation: tuple[str, int | None]) -> str:
+    op, layer = operation
+    return op if layer is None else f"{op} of layer {layer}"
+
+
+def _differs(rank: int, row: int, does: str, recorded: str) -> StrategyError:
+    """Return the error of a rank that does something else than it did in the simulation."""
+    return StrategyError(
+        f"rank {rank} does something else than in the simulation: its operation {row} is {does}, and was {recorded}; a "
+        "strategy must do the same in every step and every process, whatever the time, a random number or a file says",
+        rank=rank,
+        row=row,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class Program:
+    """What all ranks do.
+
+    Args:
+        ranks: the program of each.
+        run: the simulated step, whose figures are the prediction.
+    """
+
+    ranks: Sequence[RankProgram]
+    run: Run
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this program from others: the same wherever the same is simulated."""
+        said = [
+            (rank.operations, [(row, each.describe()) for row, each in sorted(rank.communications.items())])
+            for rank in self.ranks
+        ]
+        return hashlib.sha256(repr(said).encode()).hexdigest()
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The groups whose collectives the ranks take part in, but for the world; in one order for all ranks."""
+        world = tuple(range(len(self.ranks)))
+        found = {
+            each.with_ranks for rank in self.ranks for each in rank.communications.values() if each.op in COLLECTIVES
+        }
+        return sorted(group for group in found if group != world and len(group) > 1)
+
+
+def record(strategy: Any, parameters: Mapping[str, Any]) -> Program:
+    """Simulate a step of a strategy, and return what its ranks do.
+
+    Args:
+        strategy: as for `simulate`.
+        parameters: those of `simulate`, and the strategy's options.
+
+    Raises:
+        MinitrainError: what `simulate` raises.
+    """
+    recorder = _Recorder()
+    run = simulate(strategy, **{**parameters, "observers": [*parameters.get("observers", ()), recorder], "fold": False})
+    for model in run.models:
+        rows = model._rows
+        recorder.of(model).operations = list(zip(rows[TYP::STRIDE], rows[LAYER::STRIDE], strict=True))
+    return Program([recorder.of(model) for model in run.models], run)
+
+
+class _Recorder(Observer):
+    """Writes down what ranks communicate."""
+
+    __slots__ = ("_given", "_programs", "_tasks")
+
+    def __init__(self) -> None:
+        self._programs: dict[int, RankProgram] = {}
+        self._tasks: dict[int, Any] = {}
+        self._given: list[tuple[Communication, Any]] = []
+
+    def of(self, model: Any) -> RankProgram:
+        """Return the program of a rank."""
+        return self._programs.setdefault(model._rank, RankProgram(model._rank))
+
+    def after(self, model: Any, op: str, given: tuple[Any, ...], named: Mapping[str, Any], made: Any) -> None:  # noqa: ARG002  (as observers')
+        """Write down a communication that was submitted."""
+        if op in COMPUTATIONS:
+            return
+        owner, row = made.owner, made.row // STRIDE
+        peer = getattr(owner, "stream", None) and owner.stream.peer
+        with_ranks = owner.ranks if op in COLLECTIVES else () if peer is None else (peer,)
+        program = self.of(model)
+        tag = given[-1] if op in ("send", "recv") else None
+        program.has_tasks |= self._tasks.setdefault(model._rank, task := current_task()) is not task
+        before = program.communications.get(row)  # a collective is settled when its last member submits
+        brought = before.brought if before is not None else ()
+        known = program.communications[row] = Communication(op, with_ranks, tag, made.detail, None, brought)
+        self._given.append((known, made))
+        if not _is_launched(made.value):
+            known.given = snapshot(made.value)
+
+    def settled(self, operations: Sequence[Any], results: Sequence[Any]) -> None:  # noqa: ARG002
+        """Write down what the members of a collective have brought."""
+        brought = [snapshot(operation.value) for operation in operations]
+        for operation in operations:
+            self._know(operation, brought).given = snapshot(operation.value)
+
+    def received(self, operation: Any, value: Any, result: Any) -> None:  # noqa: ARG002
+        """Write down what a message brings."""
+        self._know(operation, [snapshot(value)])
+
+    def _know(self, operation: Any, brought: Sequence[Any]) -> Communication:
+        empty = Communication(operation.op, (), None, None, None)
+        known = self.of(operation.model).communications.setdefault(operation.row // STRIDE, empty)
+        known.brought = brought
+        return known
+
+    def finish(self, models: Sequence[Any]) -> None:  # noqa: ARG002
+        """Write down what was sent of a chain: it was launched before it was known."""
+        for known, sent in self._given:
+            if known.op == "send" and known.given is None:
+                known.given = snapshot(sent.value)
+
+
+def _is_launched(value: Any) -> bool:
+    """Return whether a value, or an item of it, is a launched operation."""
+    return any(isinstance(item, Launched) for item in (value if isinstance(value, list) else [value]))
+
+
+def snapshot(value: Any) -> Any:
+    """Return a copy of a tensor, or of a list of tensors, without what it carries."""
+    return [snapshot(item) for item in value] if isinstance(value, list) else clone(value)
+
+
+def _are_alike(known: Any, value: Any) -> bool:
+    """Return whether a value is of the kind and fields that were recorded."""
+    if known.__class__ is not value.__class__:
+        return False
+    if isinstance(known, list):
+        return len(known) == len(value) and all(map(_are_alike, known, value))
+    return fields_of(known) == fields_of(value) if isinstance(known, Tensor) else bool(known == value)

@@ -1,0 +1,169 @@
+"""The ranks of a training run: what each does, started here or by torchrun."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minitrain.errors import UsageError
+from minitrain.numerics.arithmetic import Adam, Momentum
+from minitrain.numerics.layers import problem_of
+from minitrain.numerics.problem import TransformerProblem
+from minitrain.operations.computations import COMPUTATIONS
+from minitrain.run.parameters import RunParameters
+from minitrain.run.strategy_loading import choose_strategy
+from minitrain.training.checkpoints import Checkpoints
+from minitrain.training.launcher import free_port, launch
+from minitrain.training.layers import Arithmetic, Net
+from minitrain.training.measured import MeasuredRun, measured_run
+from minitrain.training.nets import DenseBytes, DenseProof, read_text
+from minitrain.training.program import Program
+from minitrain.training.transformer import TransformerNet
+from minitrain.training.worker import Doing, Task, Times, train_rank
+from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.transformer_workload import TransformerWorkload
+
+TIMEOUT_S = 60.0
+"""How long a rank waits for the others at most, s; whoever hangs is found sooner."""
+
+Watch = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and how; see `minitrain.training.train.train`."""
+
+    strategy: Any
+    run: RunParameters
+    options: Mapping[str, Any]
+    steps: int
+    backend: str
+    data: Any
+    optimizer: Adam | Momentum | None
+    seed: int
+    dtype: str
+    numerics: Any
+    folder: Any
+    checkpoint_every: int
+
+    @cached_property
+    def net(self) -> Callable[[], Net]:
+        """What makes that which is trained, in each process."""
+        workload, dtype = self.run.workload, getattr(torch, self.dtype)
+        if isinstance(workload, TransformerWorkload):
+            if self.numerics is not None:
+                problem: Any = problem_of(self.numerics, workload)
+                return partial(TransformerNet, problem, None, dtype)
+            optimizer = self.optimizer or Adam(rate=2e-3)
+            own = TransformerProblem(workload.model, workload.seq_len, self.seed, optimizer)
+            return partial(TransformerNet, own, read_text(self.data), dtype)
+        if not isinstance(workload, DenseRows):
+            raise UsageError(f"real processes train dense layers and transformers, got {workload!r:.80}")
+        if self.numerics is not None:
+            dense: Any = problem_of(self.numerics)
+            return partial(DenseProof, self.run.num_layers, dense, dtype)
+        text = read_text(self.data)
+        return partial(DenseBytes, self.run.num_layers, text, seed=self.seed, optimizer=self.optimizer, dtype=dtype)
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints | None:
+        """Where the state is kept, and what a run must have in common with the one that it goes on from."""
+        if self.folder is None:
+            return None
+        trained = self.run.workload.name
+        facts = {
+            "trained": trained,
+            "layers": self.run.num_layers,
+            "batch": self.run.global_batch_size,
+            "optimizer": repr(self.optimizer),
+            "seed": self.seed,
+            "dtype": self.dtype,
+        }
+        return Checkpoints(Path(self.folder), self.checkpoint_every, facts)
+
+    def require_more_steps(self) -> None:
+        """Require that a run that goes on has something to do.
+
+        Raises:
+            UsageError: it has not, or the checkpoint is of another run.
+        """
+        found = self.checkpoints and self.checkpoints.newest()
+        if found and found[0] >= self.steps:
+            raise UsageError(
+                f"the checkpoint {found[1]} has {found[0]} steps already; ask for more in all, got {self.steps}",
+                steps=self.steps,
+            )
+
+    def task(self, program: Program, rank: int, meeting: str) -> Task:
+        """Return what one rank does."""
+        return Task(
+            rank=rank,
+            program=program.ranks[rank],
+            groups=program.groups,
+            world_size=self.run.world_size,
+            num_layers=self.run.num_layers,
+            global_batch_size=self.run.global_batch_size,
+            strategy=choose_strategy(self.strategy).function,
+            options=choose_strategy(self.strategy).options_with(self.options),
+            net=self.net,
+            steps=self.steps,
+            backend=self.backend,
+            meeting=meeting,
+            timeout_s=TIMEOUT_S,
+            threads=1,
+            checkpoints=self.checkpoints,
+            predictor=program.run.prepared.predictor_of(rank),
+            digest=program.digest,
+        )
+
+
+def train_ranks(
+    training: Training, program: Program, watch: Watch, say: Callable[[str], None], patience_s: float
+) -> MeasuredRun:
+    """Take the steps, and return what was measured.
+
+    Args:
+        training: what is trained.
+        program: what the ranks do.
+        watch: called after each step.
+        say: takes lines that ranks print.
+        patience_s: how long a rank may do nothing between two operations, s.
+
+    Raises:
+        UsageError: the program has an operation that is not computed.
+    """
+    for op in {op for rank in program.ranks for op, _ in rank.operations if op in COMPUTATIONS}:
+        if not hasattr(Arithmetic, op):
+            raise UsageError(f"real processes do not compute {op} yet, which {program.run.strategy} does", op=op)
+    losses: list[float] = []
+
+    def on_message(rank: int, message: tuple[Any, ...]) -> None:
+        kind, *what = message
+        if kind == "step" and rank == 0:
+            losses.append(what[1])
+            watch(*what)
+        elif kind == "end":
+            times[rank] = what[0]
+
+    times: dict[int, Times] = {}
+    world_size = training.run.world_size
+    if "RANK" in os.environ:
+        rank = int(os.environ["RANK"])
+        mine = train_rank(training.task(program, rank, "env://"), partial(on_message, 0), Doing())
+        found: list[Any] = [None] * world_size
+        dist.all_gather_object(found, mine)
+        dist.destroy_process_group()
+        times = dict(enumerate(found))
+    else:
+        meeting = f"tcp://127.0.0.1:{free_port()}"
+        launch([training.task(program, rank, meeting) for rank in range(world_size)], on_message, say, patience_s)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    return measured_run(program, [times[rank] for rank in range(world_size)], losses, training.backend, machine)

@@ -1,0 +1,324 @@
+"""What the process of one rank does: it joins the others, takes the steps, and reports to whoever started it.
+
+A process is started by `minitrain.training.launcher`, which tells it what to do through a pipe, or by torchrun. It ends
+when its pipe does, so that nothing is left over when the launcher is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import platform
+import resource
+import signal
+import sys
+import threading
+import traceback
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minitrain.errors import StrategyError, UsageError
+from minitrain.events import STRIDE
+from minitrain.rank.model import Model
+from minitrain.rank.watched import watched
+from minitrain.training.checkpoints import Checkpoints
+from minitrain.training.layers import Arithmetic, Carried, Net
+from minitrain.training.program import RankProgram
+from minitrain.training.wire import ProcessExecutor, ProcessTransport
+
+KEPT_STEPS = 25
+"""Of how many of the last steps the times of single operations are kept."""
+
+FD = "MINITRAIN_TRAIN_FD"
+"""The environment variable with the file descriptor of a rank's pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one rank does.
+
+    Args:
+        rank: which.
+        program: its operations, as they were simulated.
+        groups: the groups of all ranks, in one order.
+        world_size: number of ranks.
+        num_layers: layers.
+        global_batch_size: samples of a step.
+        strategy: the function, or how it is named.
+        options: its options.
+        net: makes what is trained.
+        steps: how many steps to end with.
+        backend: of torch.distributed.
+        meeting: where the ranks meet, as torch.distributed has it: "tcp://host:port", or "env://" under torchrun.
+        timeout_s: how long a rank waits for the others at most, s.
+        threads: that a rank computes with.
+        checkpoints: where the state is kept, or None.
+        predictor: what prices the operations, as in the simulation: a strategy may ask for shares of layers by it.
+        digest: of all ranks' programs, which each rank must have the same of.
+    """
+
+    rank: int
+    program: RankProgram
+    groups: Sequence[tuple[int, ...]]
+    world_size: int
+    num_layers: int
+    global_batch_size: int
+    strategy: Any
+    options: Mapping[str, Any]
+    net: Callable[[], Net]
+    steps: int
+    backend: str
+    meeting: str
+    timeout_s: float
+    threads: int
+    checkpoints: Checkpoints | None
+    predictor: Any
+    digest: str
+
+
+@dataclass(slots=True)
+class Doing:
+    """What a rank is about, for whoever asks from another thread.
+
+    Attributes:
+        model: of the step under way, or None.
+        step: number of that step.
+        executor: of the rank.
+    """
+
+    model: Model | None = None
+    step: int = -1
+    executor: ProcessExecutor | None = None
+
+    def answer(self) -> tuple[int, int, bool]:
+        """Return step and operation, and whether the rank is between operations: in code of the strategy's own."""
+        model = self.model
+        if model is None or self.executor is None:
+            return self.step, -1, False
+        return self.step, len(model._rows) // STRIDE, not self.executor.is_busy
+
+
+@dataclass(slots=True)
+class Times:
+    """When a rank did what, s on its machine's monotonic clock.
+
+    Attributes:
+        first: number of the first step.
+        moments: of each step, when it began, when its weights were loaded, and when its last operation ended.
+        spans: of the last steps, begin and end of each operation in program order, by number of the step.
+        most_bytes: the most memory that the process has ever taken.
+        behind_s: by how much its clock is behind that of rank 0, s.
+    """
+
+    first: int
+    moments: list[tuple[float, float, float]] = field(default_factory=list)
+    spans: dict[int, array[float]] = field(default_factory=dict)
+    most_bytes: int = 0
+    behind_s: float = 0.0
+
+    def add(self, began: float, spans: array[float], num_loads: int) -> None:
+        """Take note of a step."""
+        step = self.first + len(self.moments)
+        self.moments.append((began, spans[2 * num_loads - 1] if num_loads else began, max(spans[1::2])))
+        self.spans[step] = spans
+        self.spans.pop(step - KEPT_STEPS, None)
+
+
+def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doing) -> Times:
+    """Take the steps of one rank.
+
+    Args:
+        task: what to do.
+        report: takes ("step", step, loss) after each step, and ("warning", text).
+        doing: is kept up to date.
+
+    Returns:
+        When the rank did what.
+    """
+    torch.set_num_threads(task.threads)
+    wait = datetime.timedelta(seconds=task.timeout_s)
+    dist.init_process_group(
+        task.backend, init_method=task.meeting, rank=task.rank, world_size=task.world_size, timeout=wait
+    )
+    require_one_program(task)
+    report(("joined",))
+    everybody = tuple(range(task.world_size))
+    groups = {members: dist.new_group(list(members), timeout=wait) for members in task.groups} | {everybody: None}
+    net = task.net()
+    arithmetic = Arithmetic(net, task.global_batch_size)
+    executor = doing.executor = ProcessExecutor(task.program, arithmetic, groups)
+    make_model = watched(Model, executor)
+    transport: Any = ProcessTransport(task.program, task.world_size)
+    carried: Carried
+    carried, first = ({}, 0) if task.checkpoints is None else task.checkpoints.latest(task.program, net)
+    num_loads = task.program.num_loads
+    times = Times(first, behind_s=seconds_behind(task.rank, task.world_size))
+    with asyncio.Runner() as runner:
+        for step in range(first, task.steps):
+            arithmetic.begin(step, carried)
+            sizes = task.num_layers, task.global_batch_size
+            model = make_model(task.rank, transport, *sizes, runtime_predictor=task.predictor)
+            doing.step, doing.model = step, model
+            began = perf_counter()
+            runner.run(_step(task, model))
+            doing.model = None
+            times.add(began, executor.end_step(model), num_loads)
+            carried = _handed_on(model, arithmetic)
+            loss = torch.tensor(arithmetic.loss_value, dtype=torch.float64)
+            dist.all_reduce(loss)
+            report(("step", step, loss.item()))
+            if task.checkpoints is not None and task.checkpoints.is_due(step + 1, task.steps):
+                task.checkpoints.save(step + 1, carried, task.rank)
+    times.most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return times
+
+
+def _handed_on(model: Model, arithmetic: Arithmetic) -> Carried:
+    """Return what the next step begins with: the weights that were handed in, and their optimizer states."""
+    final: Mapping[int, Any] = model.final_weights
+    return {layer: (final[layer]._content, state) for layer, state in arithmetic.states.items() if layer in final}
+
+
+async def _step(task: Task, model: Model) -> None:
+    """Run the strategy on the rank for a step."""
+    result = await task.strategy(model, **task.options)
+    if result is not model:
+        raise StrategyError(
+            f"the strategy must return the model of its rank, got {result!r:.80}; end it with `return model`",
+            rank=model._rank,
+        )
+
+
+def require_one_program(task: Task) -> None:
+    """Require that all ranks have the same program, as they must where each has simulated it by itself.
+
+    Raises:
+        UsageError: they have not.
+    """
+    mine = task.digest, version("minitrain"), torch.__version__
+    found: list[Any] = [None] * task.world_size
+    dist.all_gather_object(found, mine)
+    if len(set(found)) > 1:
+        listed = "; ".join(
+            f"rank {rank}: program {digest[:12]}, minitrain {ours}, torch {theirs}"
+            for rank, (digest, ours, theirs) in enumerate(found)
+        )
+        raise UsageError(
+            f"all ranks must run the same strategy with the same parameters and versions; got {listed}; install and "
+            "copy the same on every node"
+        )
+
+
+def seconds_behind(rank: int, world_size: int, rounds: int = 8) -> float:
+    """Return by how much this rank's clock is behind that of rank 0, s; all ranks call it.
+
+    Processes of one machine have one clock. Of several messages there and back, the quickest is taken: its middle is
+    when the other clock was read (Cristian 1989, "Probabilistic clock synchronization").
+    """
+    machines: list[Any] = [None] * world_size
+    dist.all_gather_object(machines, platform.node())
+    if len(set(machines)) == 1:
+        return 0.0
+    best = (float("inf"), 0.0)
+    clock = torch.zeros(1, dtype=torch.float64)
+    for other in range(1, world_size):
+        for _ in range(rounds):
+            if rank == 0:
+                dist.recv(clock, other)
+                clock[0] = perf_counter()
+                dist.send(clock, other)
+            elif rank == other:
+                asked = perf_counter()
+                dist.send(clock, 0)
+                dist.recv(clock, 0)
+                answered = perf_counter()
+                best = min(best, (answered - asked, clock.item() - (asked + answered) / 2))
+    dist.barrier()
+    return best[1]
+
+
+class Pipe:
+    """The pipe to the launcher, and the thread that listens to it.
+
+    Args:
+        connection: this end.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self.doing = Doing()
+
+    def report(self, message: tuple[Any, ...]) -> None:
+        """Tell the launcher something."""
+        with self._lock:
+            self._connection.send(message)
+
+    def receive(self) -> Any:
+        """Return what the launcher says."""
+        return self._connection.recv()
+
+    def listen(self) -> None:
+        """Answer what the rank is doing, until the pipe ends; then end the process."""
+        try:
+            while True:
+                self._connection.recv()
+                self.report(("doing", *self.doing.answer()))
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+def main() -> None:
+    """Do what the launcher says, report, and end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends all ranks
+    pipe = Pipe(Connection(int(os.environ.pop(FD))))
+    status = 0
+    try:
+        task = load(pipe.receive())
+        threading.Thread(target=pipe.listen, daemon=True).start()
+        times = train_rank(task, pipe.report, pipe.doing)
+        pipe.report(("end", times))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException as error:
+        status = 1
+        pipe.report(("failed", pipe.doing.step, *told(error)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads of gloo may wait for ranks that have failed
+
+
+def told(error: BaseException) -> tuple[bool, bytes | None, str]:
+    """Return whether an error may only follow from another rank's, the error as it can be sent, and its trace."""
+    import pickle  # noqa: PLC0415  (only where something failed)
+
+    follows = isinstance(error, RuntimeError) and not isinstance(error, RecursionError | NotImplementedError)
+    place = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "minitrain" not in Path(frame.filename).parts
+    ]
+    if place and isinstance(error, Exception):
+        error.add_note(f"at {place[-1].filename}:{place[-1].lineno}, in {place[-1].name}")
+    try:
+        sent: bytes | None = pickle.dumps(error)
+        pickle.loads(sent)  # type: ignore[arg-type]
+    except Exception:
+        sent = None
+    return follows, sent, "".join(traceback.format_exception(error))
+
+
+def load(sent: bytes) -> Task:
+    """Return a task that the launcher has sent."""
+    import cloudpickle  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    task: Task = cloudpickle.loads(sent)
+    return task
