@@ -65,6 +65,14 @@ def test_folding_is_measured_against_the_floor_and_every_rank() -> None:
     assert all(float(figure) > 0 for row in rows[:2] for figure in row.split()[1:])
 
 
+def test_steps_of_real_processes_are_measured_beside_torch() -> None:
+    pytest.importorskip("torch")
+    head, *rows = _run("--short", module="benchmarks.training").splitlines()
+    assert head == "2 processes, 8 layers of 256, batch 64, float32, fused Adam; ms a step, medians"
+    assert [row.split()[0] for row in rows] == ["ddp", "ddp_overlap", "zero3", "fsdp"]
+    assert all(float(row.split()[-1]) > 0 for row in rows)
+
+
 def test_machines_are_priced_beside_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     vector.main(["--short"])
     head, _, *rows = capsys.readouterr().out.splitlines()
