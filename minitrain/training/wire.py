@@ -36,20 +36,20 @@ class PendingNumbers:
     """A communication under way: its numbers come when it is waited for.
 
     Args:
+        began_s: when it was submitted, s: before torch was told, or others could end before it.
         works: of torch.distributed.
         finish: gives the contents to the results.
         alive: what must not be freed before the end.
 
     Attributes:
-        began_s: when it was submitted, s.
         ended_s: when it ended, s, as far as it is known.
     """
 
     __slots__ = ("alive", "began_s", "ended_s", "finish", "works")
 
-    def __init__(self, works: Sequence[Any], finish: Callable[[], None], alive: Any = None) -> None:
+    def __init__(self, began_s: float, works: Sequence[Any], finish: Callable[[], None], alive: Any = None) -> None:
+        self.began_s = began_s
         self.works, self.finish, self.alive = works, finish, alive
-        self.began_s = perf_counter()
         self.ended_s: float | None = None
 
     def note_end(self) -> None:
@@ -214,7 +214,7 @@ class ProcessExecutor(ContentExecutor):
             values = content.values.contiguous()
             work = dist.isend(values, dest, tag=number_of(tag))
             self._sent = [sent for sent in self._sent if not sent.has_ended]
-            self._sent.append(PendingNumbers([work], lambda: None, values))
+            self._sent.append(PendingNumbers(began, [work], lambda: None, values))
             self.spans[row] = began, perf_counter()
         elif op in ("offload", "fetch"):
             place = "cpu" if op == "offload" else self._arithmetic.net.device
@@ -230,6 +230,7 @@ class ProcessExecutor(ContentExecutor):
             return
         row, value = operation.row // STRIDE, operation.value
         self._contents_of(value)
+        began = perf_counter()
         brought = self._program.communications[row].brought
         record = COLLECTIVES[operation.op]
         started = Started(
@@ -248,18 +249,19 @@ class ProcessExecutor(ContentExecutor):
                 if made is not None:
                     made._content = end()
 
-        self._await_later(operation, PendingNumbers(started.works, finish, value), result)
+        self._await_later(operation, PendingNumbers(began, started.works, finish, value), result)
 
     def receive(self, operation: Any, value: Any, result: Any) -> None:
         """Start to receive a message."""
         tag = self._program.communications[operation.row // STRIDE].tag
         content = empty_for(value, self._arithmetic.net)
+        began = perf_counter()
         work = dist.irecv(content.values, operation.owner.stream.peer, tag=number_of(tag))
 
         def finish() -> None:
             result._content = content
 
-        self._await_later(operation, PendingNumbers([work], finish, content), result)
+        self._await_later(operation, PendingNumbers(began, [work], finish, content), result)
 
     def _await_later(self, operation: Any, pending: PendingNumbers, result: Any) -> None:
         if operation.model.launching:

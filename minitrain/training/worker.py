@@ -303,9 +303,8 @@ def told(error: BaseException) -> tuple[bool, bytes | None, str]:
     import pickle  # noqa: PLC0415  (only where something failed)
 
     follows = isinstance(error, RuntimeError) and not isinstance(error, RecursionError | NotImplementedError)
-    place = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "minitrain" not in Path(frame.filename).parts
-    ]
+    ours = Path(__file__).parents[1]
+    place = [frame for frame in traceback.extract_tb(error.__traceback__) if ours not in Path(frame.filename).parents]
     if place and isinstance(error, Exception):
         error.add_note(f"at {place[-1].filename}:{place[-1].lineno}, in {place[-1].name}")
     try:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from minitrain.errors import TensorTypeError
-from minitrain.tensors import DATATYPE, Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 _MATMULS = {"forward": 1, "backward": 2, "backward_input": 1, "backward_weight": 1}
@@ -32,7 +33,7 @@ class DenseRows:
     bytes_per_element: int = 4
 
     name = "dense rows"
-    datatype = DATATYPE  # whose rates every hardware config has
+    datatype = MATMUL_LAYER.datatype  # whose rates every hardware config has
     is_uniform = True
     tokens_per_sample = 1
 
