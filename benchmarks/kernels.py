@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from minitrain.hardware import load_config
-from minitrain.hardware.config import SystemConfig
-from minitrain.hardware.kernel_device import KernelDevice
-from minitrain.hardware.measured_topology import MeasuredTopology
+from minitrain.machine import load_config
+from minitrain.machine.config import SystemConfig
+from minitrain.machine.kernel_device import KernelDevice
+from minitrain.machine.measured_topology import MeasuredTopology
 from minitrain.workloads.kernels import FlashAttention, Matmul, MemoryPass
 
 Row = dict[str, str]

@@ -23,8 +23,8 @@ from fractions import Fraction
 from typing import Any
 
 import minitrain as mt
-from minitrain.hardware.device import Unit
-from minitrain.validation.errors_by_table import tables_folder
+from minitrain.evidence.errors_by_table import tables_folder
+from minitrain.machine.device import Unit
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.transformer import Transformer
 

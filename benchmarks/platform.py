@@ -13,9 +13,9 @@ from collections.abc import Callable
 from statistics import median
 
 import minitrain as mt
-from minitrain.hardware import load_config
-from minitrain.platform import VirtualHardwarePlatform
-from minitrain.platform.links import ClusterLinks
+from minitrain.machine import load_config
+from minitrain.machine.platform import VirtualHardwarePlatform
+from minitrain.machine.platform.links import ClusterLinks
 
 _DEVICE = {
     "device_id": "gpu0",

@@ -11,7 +11,7 @@ from statistics import median
 
 from benchmarks.floor import floor
 from benchmarks.measure import timed
-from minitrain.sweeps.batches import Batch, run_batch
+from minitrain.search.sweeps.batches import Batch, run_batch
 
 STRATEGIES: dict[str, dict[str, int]] = {
     "ddp": {},

@@ -18,8 +18,8 @@ from typing import Any
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ships no types
 
 import minitrain as mt
-from minitrain.analysis.timeline import Timeline
-from minitrain.trace.page import write_page
+from minitrain.run.analysis.timeline import Timeline
+from minitrain.view.page import write_page
 
 _RANKS, _LAYERS, _PLAIN_BARS = 32, 128, 4000
 _EVENTS_A_MICROBATCH = 2 * _LAYERS + 4 * (_RANKS - 1)

@@ -22,8 +22,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from minitrain.rank.model import Model
-from minitrain.rank.watched import watched
+from minitrain.engine.model import Model
+from minitrain.engine.watched import watched
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training.launcher import free_port
 from minitrain.training.layers import Arithmetic

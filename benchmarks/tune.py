@@ -20,17 +20,17 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import minitrain as mt
-from minitrain.tuning.explanation import Spending
-from minitrain.tuning.findings import Choice, described
-from minitrain.tuning.layouts import Columns, Structure
-from minitrain.tuning.peak_memory import peaks_of
-from minitrain.tuning.problem import TuningProblem
-from minitrain.tuning.result import Tuning
-from minitrain.tuning.search import Search, price_pipelines
-from minitrain.tuning.space import Candidate, axes_of, candidates
-from minitrain.validation.cases import Case, case_of
-from minitrain.validation.errors_by_table import rows_of
-from minitrain.validation.rows import stage_layers, unit_stages
+from minitrain.evidence.cases import Case, case_of
+from minitrain.evidence.errors_by_table import rows_of
+from minitrain.evidence.rows import stage_layers, unit_stages
+from minitrain.search.tuning.explanation import Spending
+from minitrain.search.tuning.findings import Choice, described
+from minitrain.search.tuning.layouts import Columns, Structure
+from minitrain.search.tuning.peak_memory import peaks_of
+from minitrain.search.tuning.problem import TuningProblem
+from minitrain.search.tuning.result import Tuning
+from minitrain.search.tuning.search import Search, price_pipelines
+from minitrain.search.tuning.space import Candidate, axes_of, candidates
 
 PUBLISHED = {
     "j3": ("j3-0061", "j3-0064"),
@@ -38,7 +38,7 @@ PUBLISHED = {
     "m4": ("m4-0008",),
     "b2": ("b2-0005", "b2-0006", "b2-0007", "b2-0030"),
 }
-"""Rows of `minitrain.validation`: Megatron and MT-NLG's size, Llama 3, BLOOM, and NeMo's GPT-3."""
+"""Rows of `minitrain.evidence`: Megatron and MT-NLG's size, Llama 3, BLOOM, and NeMo's GPT-3."""
 
 
 def llama(world_size: int) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 import minitrain as mt
-from minitrain.hardware.config import SystemConfig, load_config
-from minitrain.hardware.config_variation import numbers_of, varied_configs
+from minitrain.machine.config import SystemConfig, load_config
+from minitrain.machine.config_variation import numbers_of, varied_configs
 from minitrain.run.event_loops import run_to_end
-from minitrain.sweeps.batches import SharedByBatch, row_of
+from minitrain.search.sweeps.batches import SharedByBatch, row_of
 
 TRANSFORMER: dict[str, Any] = {"workload": "llama3-8b", "seq_len": 2048, "num_layers": None}
 CASES: dict[str, dict[str, Any]] = {

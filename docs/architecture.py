@@ -1,7 +1,7 @@
 """Draw the house, docs/architecture.svg, from what files import: `python docs/architecture.py`.
 
 A floor is a row of boxes, the ground at the bottom. A solid arrow leads from a room to one that it imports; what
-follows from other arrows is left out. A dashed arrow is a door. An arrow passes a floor where there is no box.
+follows from other arrows is left out. An arrow passes a floor where there is no box.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ STYLE = """
     .name { fill: #17202f; font: 600 14.5px ui-monospace, "SF Mono", Menlo, Consolas, monospace; text-anchor: middle; }
     .holds { fill: #4d586b; text-anchor: middle; }
     .import { fill: none; stroke: #7787a5; stroke-width: 1.5; marker-end: url(#import); }
-    .door { fill: none; stroke: #c2570c; stroke-width: 1.5; stroke-dasharray: 5 4; marker-end: url(#door); }
     .tip { fill: #7787a5; }
-    .door-tip { fill: #c2570c; }
     .legend { fill: #4d586b; }
     @media (prefers-color-scheme: dark) {
       .paper { fill: #0d1117; }
@@ -43,9 +41,7 @@ STYLE = """
       .name { fill: #eef2f8; }
       .holds { fill: #b3bfd1; }
       .import { stroke: #7f90b0; }
-      .door { stroke: #f0883e; }
       .tip { fill: #7f90b0; }
-      .door-tip { fill: #f0883e; }
       .legend { fill: #b3bfd1; }
     }
 """
@@ -88,7 +84,7 @@ def top(level: int) -> float:
 
 
 def arrows() -> list[Arrow]:
-    """Return what is drawn between rooms: imports that no other arrows imply, and doors."""
+    """Return what is drawn between rooms: imports that no other arrows imply."""
     pairs: defaultdict[str, set[str]] = defaultdict(set)
     for one in house.imports():
         if house.room_of(one.file) != house.room_of(one.target) and not house.is_upward(one):
@@ -96,14 +92,12 @@ def arrows() -> list[Arrow]:
     reached: dict[str, set[str]] = {}
     for room in house.ROOMS:  # from the ground up
         reached[room] = pairs[room].union(*(reached[below] for below in pairs[room]))
-    solid = [
+    return [
         Arrow(room, below, "import")
         for room in house.ROOMS
         for below in sorted(pairs[room], key=list(house.ROOMS).index)
         if not any(below in reached[other] for other in pairs[room])
     ]
-    dashed = sorted({(house.room_of(door.file), door.to) for door in house.DOORS}, key=str)
-    return solid + [Arrow(begin, end, "door") for begin, end in dashed]
 
 
 def lay(drawn: list[Arrow]) -> None:
@@ -203,8 +197,6 @@ def _legend(y: float) -> Iterator[str]:
     yield f'<path class="import" d="M{LEFT} {y:.0f} h40"/>'
     meaning = "imports (what follows from other arrows is left out)"
     yield f'<text class="legend" x="{LEFT + 50}" y="{y + 4:.0f}">{meaning}</text>'
-    yield f'<path class="door" d="M{LEFT + 400} {y:.0f} h40"/>'
-    yield f'<text class="legend" x="{LEFT + 450}" y="{y + 4:.0f}">a door: imports upward, inside a function</text>'
 
 
 def _marker(name: str, kind: str) -> str:
@@ -238,7 +230,7 @@ def _page(height: int, lines: Iterable[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">\n'
         "  <title>The rooms of minitrain, from the ground up, and what they import</title>\n"
         f"  <style>{STYLE}  </style>\n"
-        f"  <defs>{_marker('import', 'tip')}{_marker('door', 'door-tip')}</defs>\n"
+        f"  <defs>{_marker('import', 'tip')}</defs>\n"
         f'  <rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>\n'
         f"{body}\n</svg>\n"
     )

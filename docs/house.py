@@ -1,7 +1,7 @@
-"""The house as data: the floors of rooms in minitrain, the doors between them, and what every file imports.
+"""The house as data: the floors of rooms in minitrain, and what every file imports.
 
 What docs/architecture.py draws and what tests/project/test_architecture.py checks is read here and nowhere else. A path
-is relative to the package, `rank/model.py`. A room is a folder or one of the few files beside them, `lib`.
+is relative to the package, `engine/model.py`. A room is a folder or one of the few files beside them, `lib`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+
+from minitrain import PUBLIC_PATHS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,15 +34,6 @@ class Floor:
     rooms: tuple[Room, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Door:
-    """A file that may import from a room above its own, inside functions alone, and why it must."""
-
-    file: str
-    to: str
-    reason: str
-
-
 # From the ground up: a room imports from the floors below its own, and from itself.
 FLOORS = (
     Floor(
@@ -53,64 +46,23 @@ FLOORS = (
         ),
     ),
     Floor("training", (Room("tensors", "five kinds, as symbols"),)),
-    Floor("", (Room("operations", "records of what ranks do"),)),
+    Floor("", (Room("operations", "what ranks do; the log"),)),
     Floor("", (Room("workloads", "what a layer costs and holds"),)),
-    Floor("", (Room("exchange", "recipes of other tools"),)),
-    Floor("what happened", (Room("events", "what a rank did, and when"),)),
-    Floor("what it costs", (Room("hardware", "devices, links, seconds"),)),
-    Floor("", (Room("devices", "programs on devices"), Room("solver", "models x systems, units"))),
+    Floor("what it costs", (Room("machine", "devices, links, seconds"),)),
     Floor("", (Room("hw", "mt.hw, for users"),)),
-    Floor("ranks", (Room("transport", "groups, messages, deadlocks"),)),
-    Floor("", (Room("rank", "Model: operations, laws, log"),)),
-    Floor("", (Room("analysis", "where time and memory went"), Room("lib", "the specified names"))),
+    Floor("ranks", (Room("engine", "Model: laws and clocks"),)),
+    Floor("", (Room("lib", "the specified names"),)),
     Floor("a run", (Room("run", "simulate, compare, Run"),)),
+    Floor("runs seen", (Room("view", "pages, tables, exports"), Room("proof", "real numbers, and the proof"))),
     Floor(
-        "ways to run",
-        (
-            Room("accounting", "strict, or totals alone"),
-            Room("folding", "one rank for many alike"),
-            Room("numerics", "real numbers, and the proof"),
-            Room("schedules", "pipeline orders as data"),
-            Room("platform", "what tasks and runs share"),
-        ),
+        "runs again", (Room("training", "real processes, by torch"), Room("whatif", "other machines, noise, faults"))
     ),
-    Floor("", (Room("training", "real processes, by torch"),)),
-    Floor(
-        "many devices",
-        (Room("vector", "one run, K machines"), Room("heterogeneous", "devices of many kinds")),
-    ),
-    Floor("runs seen", (Room("trace", "pages, tables, exports"),)),
-    Floor(
-        "many runs",
-        (
-            Room("sweeps", "grids, on many workers"),
-            Room("validation", "measured runs, compared"),
-            Room("noise", "step times under noise"),
-            Room("faults", "what failures cost"),
-            Room("planning", "plans for mixed clusters"),
-        ),
-    ),
-    Floor("layouts", (Room("tuning", "which layout is best"),)),
-    Floor("teaching", (Room("grading", "judges a submission"), Room("exercises", "what is asked"))),
+    Floor("many runs", (Room("search", "schedules, sweeps, layouts"), Room("evidence", "measured runs, compared"))),
+    Floor("teaching", (Room("learn", "exercises and their grades"),)),
     Floor("the front", (Room("__init__", "import minitrain as mt"),)),
     Floor("users", (Room("cli", "the command line"), Room("strategies", "those that are shipped"))),
     Floor("", (Room("__main__", "python -m minitrain"),)),
 )
-DOORS = (
-    Door("run/result.py", "trace", "a run draws and exports itself when somebody looks"),
-    Door("run/sureness.py", "validation", "a run says how far validated runs like it were off"),
-    Door("run/comparison.py", "trace", "a comparison prints its table and writes its page when somebody looks"),
-    Door("run/variants.py", "accounting", "simulate chooses strict accounting or totals by its parameters"),
-    Door("run/variants.py", "folding", "simulate folds ranks by its parameters"),
-    Door("run/variants.py", "numerics", "simulate brings real numbers by its parameters"),
-    Door("run/variants.py", "faults", "simulate lets devices fail by its parameters"),
-    Door("run/variants.py", "platform", "simulate times a run again on shared links by its parameters"),
-    Door("numerics/arrays.py", "heterogeneous", "a proof computes on the backend that its caller names"),
-    Door("run/strategy_loading.py", "strategies", "a strategy may be given by the name of one that is shipped"),
-    Door("run/strategy_loading.py", "schedules", "a strategy may be given by the order of a pipeline, in a file"),
-    Door("grading/worker.py", "__init__", "a submission is run as its author runs it, by the public names"),
-)
-
 ROOMS = {room.name: room for floor in FLOORS for room in floor.rooms}
 LEVELS = {room.name: level for level, floor in enumerate(FLOORS) for room in floor.rooms}
 
@@ -133,12 +85,6 @@ def room_of(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
 
-def door_of(found: Import) -> Door | None:
-    """Return the door through which an import goes, or None."""
-    doors = (door for door in DOORS if fnmatch(found.file, door.file) and door.to == room_of(found.target))
-    return next(doors, None)
-
-
 def is_upward(found: Import) -> bool:
     """Return whether an import leads to another room that is not on a floor below."""
     here, there = room_of(found.file), room_of(found.target)
@@ -150,7 +96,7 @@ def sources() -> dict[str, Path]:
     """Return all files of the package; scripts of the exercises are data, in folders that are no packages."""
     package = {path.relative_to(ROOT / "minitrain").as_posix(): path for path in (ROOT / "minitrain").rglob("*.py")}
     shipped = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "strategies").glob("*.py")}
-    found = {file: path for file, path in package.items() if not fnmatch(file, "exercises/*/*")}
+    found = {file: path for file, path in package.items() if not fnmatch(file, "learn/exercises/*/*")}
     return dict(sorted({**found, **shipped}.items()))
 
 
@@ -267,6 +213,7 @@ def _files_of(module: str) -> Iterator[str]:
     """Yield the files that a module of ours may be."""
     first, *parts = module.split(".")
     if first == "minitrain":
+        parts = ".".join([PUBLIC_PATHS.get(parts[0], parts[0]), *parts[1:]]).split(".") if parts else []
         yield "/".join([*parts, "__init__.py"])
         if parts:
             yield "/".join(parts) + ".py"

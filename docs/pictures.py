@@ -19,8 +19,8 @@ import viztracer
 from playwright.sync_api import sync_playwright
 
 import minitrain as mt
-from minitrain.trace.run_folder import view_of
-from minitrain.trace.svg import write_svg
+from minitrain.view.run_folder import view_of
+from minitrain.view.svg import write_svg
 
 DOCS = Path(__file__).parent
 _CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

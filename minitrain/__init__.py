@@ -13,10 +13,15 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from minitrain.run.above import hand_in
+
 if TYPE_CHECKING:
-    from minitrain import hw, schedules
+    from minitrain import hw
+    from minitrain.engine.model import Model
+    from minitrain.engine.shares import Shares
     from minitrain.errors import (
         CollectiveMismatchError,
         DeadlockError,
@@ -29,41 +34,40 @@ if TYPE_CHECKING:
         TrainingError,
         UsageError,
     )
-    from minitrain.exchange.reading import read_recipe
-    from minitrain.exchange.recipe import Recipe
-    from minitrain.exchange.writing import write_recipe
-    from minitrain.faults.disturbed_run import DisturbedRun
-    from minitrain.faults.goodput import Goodput, goodput
-    from minitrain.grading.grader import Grade, grade
-    from minitrain.hardware.clusters.cluster import Cluster
-    from minitrain.hardware.clusters.device_groups import Devices, Link, Thermal
-    from minitrain.hardware.fixed_durations import FixedPredictor
-    from minitrain.hardware.measured_layers import MeasuredLayers
-    from minitrain.hardware.platforms import Platform, platforms
-    from minitrain.noise.monte_carlo import MonteCarlo, monte_carlo
-    from minitrain.noise.noise import Histogram, Noise, SlowLink
-    from minitrain.noise.sensitivity import Sensitivity, sensitivity
-    from minitrain.numerics.proof import Proof, prove
-    from minitrain.planning.planner import plan
-    from minitrain.planning.result import Plan
-    from minitrain.rank.model import Model
-    from minitrain.rank.shares import Shares
+    from minitrain.evidence.validate import Validation, validate
+    from minitrain.learn.grader import Grade, grade
+    from minitrain.machine.clusters.cluster import Cluster
+    from minitrain.machine.clusters.device_groups import Devices, Link, Thermal
+    from minitrain.machine.fixed_durations import FixedPredictor
+    from minitrain.machine.measured_layers import MeasuredLayers
+    from minitrain.machine.platforms import Platform, platforms
+    from minitrain.machine.solver.engine import solve
+    from minitrain.proof.proof import Proof, prove
     from minitrain.run.comparison import Comparison, FailedRun, compare
     from minitrain.run.faults import Fault, FaultRate, Recovery
     from minitrain.run.result import Run, load_run
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
-    from minitrain.schedules.pipeline import from_schedule
-    from minitrain.solver.engine import solve
-    from minitrain.sweeps.sweep import Sweep, sweep
+    from minitrain.search import schedules
+    from minitrain.search.planning.planner import plan
+    from minitrain.search.planning.result import Plan
+    from minitrain.search.schedules.pipeline import from_schedule
+    from minitrain.search.sweeps.sweep import Sweep, sweep
+    from minitrain.search.tuning.result import Tuning
+    from minitrain.search.tuning.tune import tune
     from minitrain.tensors.index_sets import span
     from minitrain.training.measured import MeasuredRun
     from minitrain.training.train import train
-    from minitrain.tuning.result import Tuning
-    from minitrain.tuning.tune import tune
-    from minitrain.validation.validate import Validation, validate
-    from minitrain.vector.price import Priced, price, price_async
+    from minitrain.whatif.faults.disturbed_run import DisturbedRun
+    from minitrain.whatif.faults.goodput import Goodput, goodput
+    from minitrain.whatif.noise.monte_carlo import MonteCarlo, monte_carlo
+    from minitrain.whatif.noise.noise import Histogram, Noise, SlowLink
+    from minitrain.whatif.noise.sensitivity import Sensitivity, sensitivity
+    from minitrain.whatif.vector.price import Priced, price, price_async
     from minitrain.workloads.architecture import LatentAttention, Precision
+    from minitrain.workloads.exchange.reading import read_recipe
+    from minitrain.workloads.exchange.recipe import Recipe
+    from minitrain.workloads.exchange.writing import write_recipe
     from minitrain.workloads.models import models
     from minitrain.workloads.transformer import Transformer
 
@@ -80,46 +84,72 @@ _HOMES = {
         "TrainingError",
         "UsageError",
     ),
-    "exchange.reading": ("read_recipe",),
-    "exchange.recipe": ("Recipe",),
-    "exchange.writing": ("write_recipe",),
-    "faults.disturbed_run": ("DisturbedRun",),
-    "faults.goodput": ("Goodput", "goodput"),
-    "grading.grader": ("Grade", "grade"),
-    "hardware.clusters.cluster": ("Cluster",),
-    "hardware.clusters.device_groups": ("Devices", "Link", "Thermal"),
-    "hardware.fixed_durations": ("FixedPredictor",),
-    "hardware.measured_layers": ("MeasuredLayers",),
-    "hardware.platforms": ("Platform", "platforms"),
-    "noise.monte_carlo": ("MonteCarlo", "monte_carlo"),
-    "noise.noise": ("Histogram", "Noise", "SlowLink"),
-    "noise.sensitivity": ("Sensitivity", "sensitivity"),
-    "numerics.proof": ("Proof", "prove"),
-    "planning.planner": ("plan",),
-    "planning.result": ("Plan",),
-    "platform.replayed_runs": ("Replayed", "replay"),
-    "rank.model": ("Model",),
-    "rank.shares": ("Shares",),
+    "workloads.exchange.reading": ("read_recipe",),
+    "workloads.exchange.recipe": ("Recipe",),
+    "workloads.exchange.writing": ("write_recipe",),
+    "whatif.faults.disturbed_run": ("DisturbedRun",),
+    "whatif.faults.goodput": ("Goodput", "goodput"),
+    "learn.grader": ("Grade", "grade"),
+    "machine.clusters.cluster": ("Cluster",),
+    "machine.clusters.device_groups": ("Devices", "Link", "Thermal"),
+    "machine.fixed_durations": ("FixedPredictor",),
+    "machine.measured_layers": ("MeasuredLayers",),
+    "machine.platforms": ("Platform", "platforms"),
+    "whatif.noise.monte_carlo": ("MonteCarlo", "monte_carlo"),
+    "whatif.noise.noise": ("Histogram", "Noise", "SlowLink"),
+    "whatif.noise.sensitivity": ("Sensitivity", "sensitivity"),
+    "proof.proof": ("Proof", "prove"),
+    "search.planning.planner": ("plan",),
+    "search.planning.result": ("Plan",),
+    "whatif.replayed_runs": ("Replayed", "replay"),
+    "engine.model": ("Model",),
+    "engine.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
     "run.faults": ("Fault", "FaultRate", "Recovery"),
     "run.result": ("Run", "load_run"),
     "run.simulation": ("simulate", "simulate_async"),
     "run.strategy_loading": ("strategies",),
-    "schedules.pipeline": ("from_schedule",),
-    "solver.engine": ("solve",),
-    "sweeps.sweep": ("Sweep", "sweep"),
+    "search.schedules.pipeline": ("from_schedule",),
+    "machine.solver.engine": ("solve",),
+    "search.sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "training.measured": ("MeasuredRun",),
     "training.train": ("train",),
-    "tuning.result": ("Tuning",),
-    "tuning.tune": ("tune",),
-    "validation.validate": ("Validation", "validate"),
-    "vector.price": ("Priced", "price", "price_async"),
+    "search.tuning.result": ("Tuning",),
+    "search.tuning.tune": ("tune",),
+    "evidence.validate": ("Validation", "validate"),
+    "whatif.vector.price": ("Priced", "price", "price_async"),
     "workloads.models": ("models",),
     "workloads.architecture": ("LatentAttention", "Precision"),
     "workloads.transformer": ("Transformer",),
 }
-_MODULES = ("hw", "schedules")
+PUBLIC_PATHS = {
+    "devices": "machine.devices",
+    "heterogeneous": "machine.heterogeneous",
+    "platform": "machine.platform",
+    "schedules": "search.schedules",
+    "solver": "machine.solver",
+}
+"""Packages that users import by shorter names than those of their rooms."""
+
+_ABOVE_RUNS = {
+    "chrome trace": "view.chrome",
+    "excerpt": "view.excerpt",
+    "faults": "whatif.faults.disturbed_run",
+    "figure": "view.gantt",
+    "notebook": "view.notebook_figure",
+    "numerics": "proof",
+    "page": "view.page",
+    "schedules": "search.schedules.pipeline",
+    "shared links": "whatif.replayed_runs",
+    "shipped strategies": "strategies",
+    "sureness": "evidence.similar_runs",
+    "tables": "view.tables",
+    "words": "view.run_folder",
+}
+"""What other rooms do for runs, and where: `minitrain.run.above` is given this table."""
+
+_MODULES = ("hw", *PUBLIC_PATHS)
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -215,6 +245,31 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+class _PublicPaths:
+    """Finds packages by the names that users import them by, as `minitrain.solver.engine`: modules are the rooms' own.
+
+    It is asked before the folders are, which would make second copies of the modules.
+    """
+
+    @staticmethod
+    def find_spec(name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        """Find a module below one of the public names."""
+        package, _, inside = name.partition(".")
+        is_ours = package == __name__ and inside.partition(".")[0] in PUBLIC_PATHS
+        loader: Any = _PublicPaths  # `importlib.abc`, whose `Loader` it could be, takes long to import
+        return ModuleSpec(name, loader) if is_ours else None
+
+    @staticmethod
+    def create_module(_spec: ModuleSpec) -> None:
+        """Leave it to Python to make a module, which `exec_module` replaces."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Put the room's own module in the place of a new one."""
+        first, dot, rest = module.__name__.partition(".")[2].partition(".")
+        sys.modules[module.__name__] = import_module(f"{__name__}.{PUBLIC_PATHS[first]}{dot}{rest}")
+
+
 class _BesideThePackage:
     """Finds the folders that a checkout has beside the package, and an installation in it.
 
@@ -233,3 +288,5 @@ class _BesideThePackage:
 
 if (_BesideThePackage.root / "strategies" / "one_f_one_b.py").is_file():
     sys.meta_path.append(_BesideThePackage)
+sys.meta_path.insert(0, _PublicPaths)
+hand_in({does: f"{__name__}.{module}" for does, module in _ABOVE_RUNS.items()})

@@ -4,16 +4,16 @@
 
     mt.hw.simulate(fn, (1024, 1024), (1024, 1024), device="a100_80g").time_ms
 
-Every name lives in a room (`minitrain.devices`, `minitrain.hardware`). It is a file of its own, since `mt.hw` gathers
-them under one name.
+Every name lives in a room (`minitrain.devices`, `minitrain.machine`). It is a file of its own, since `mt.hw`
+gathers them under one name.
 """
 
-from minitrain.devices import DeviceSimulator, DeviceSpec, SimulationResult, make_simulator
-from minitrain.devices.calibration import calibrate
-from minitrain.devices.layer import layer
-from minitrain.devices.simulator import program, simulate
-from minitrain.devices.validation import Case, validate
-from minitrain.hardware import SystemConfig, load_config, shipped_configs
+from minitrain.machine import SystemConfig, load_config, shipped_configs
+from minitrain.machine.devices import DeviceSimulator, DeviceSpec, SimulationResult, make_simulator
+from minitrain.machine.devices.calibration import calibrate
+from minitrain.machine.devices.layer import layer
+from minitrain.machine.devices.simulator import program, simulate
+from minitrain.machine.devices.validation import Case, validate
 
 __all__ = [
     "Case",

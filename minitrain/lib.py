@@ -4,9 +4,11 @@ The specification is that of the course library from which minitrain descends: o
 by a roofline, and an event log. Elsewhere in minitrain, "specified" means what these names do by it, to the last float.
 """
 
-from minitrain.events import Event
-from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.rank.model import Model
+from minitrain.engine.model import Model
+from minitrain.engine.transport.barrier import Barrier
+from minitrain.engine.transport.dist import Dist
+from minitrain.machine.predictor import RuntimePredictor
+from minitrain.operations import Event
 from minitrain.tensors import (
     BLOCK_SIZE,
     BYTES_PER_ELEMENT,
@@ -21,8 +23,6 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
-from minitrain.transport.barrier import Barrier
-from minitrain.transport.dist import Dist
 
 __all__ = [
     "BLOCK_SIZE",

@@ -23,7 +23,7 @@ UNKNOWN_PLACE = "a task of its own"
 """What stands for the line of a coroutine in which no strategy runs."""
 
 _HERE = Path(__file__).parent
-_STRATEGY_FOLDERS = ("strategies", "exercises")  # an installed package has them inside
+_STRATEGY_FOLDERS = ("strategies", "learn/exercises")  # an installed package has them inside
 _PYTHON_FILES = frozenset({copy.__file__, dataclasses.__file__})  # what makes tensors in the name of its caller
 _LOOP = Path(asyncio.__file__).parent
 
@@ -40,7 +40,7 @@ def _owner(filename: str) -> int:
     """Return whose a source file is."""
     path = Path(filename)
     if path.is_relative_to(_HERE):
-        return STRATEGY if path.relative_to(_HERE).parts[0] in _STRATEGY_FOLDERS else ENGINE
+        return STRATEGY if path.relative_to(_HERE).as_posix().startswith(_STRATEGY_FOLDERS) else ENGINE
     if filename in _PYTHON_FILES or filename.startswith("<frozen "):  # the latter: collections.abc, for one
         return PYTHON
     return LOOP if path.parent == _LOOP else STRATEGY

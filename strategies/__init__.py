@@ -1,6 +1,6 @@
 """The shipped strategies: one a file, one public coroutine each.
 
-May import: the rooms up to `schedules`, `lib` and `__init__`. Strategies call the public `Model` alone; they need the
+May import: the rooms up to `search`, `lib` and `__init__`. Strategies call the public `Model` alone; they need the
 other rooms for errors and schedules. Open `ddp` first, the simplest one on several ranks, then `one_f_one_b`, a
 pipeline. Files that begin with an underscore have what several strategies share.
 """

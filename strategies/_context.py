@@ -1,8 +1,8 @@
 """How ranks share the sequence of each sample: checks of their sizes, and the shards of each rank."""
 
+from minitrain.engine.transport.groups import Mesh
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
-from minitrain.transport.groups import Mesh
 
 from ._batch import require_multiple, require_range
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from minitrain.engine.transport.groups import Group
 from minitrain.lib import Model, OptState, Weight
-from minitrain.transport.groups import Group
 
 Held = dict[Any, tuple[int, Group]]
 """By key of the stores: the layer, and the ranks that hold the same."""

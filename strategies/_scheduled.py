@@ -7,7 +7,7 @@ from minitrain.errors import StrategyError, UsageError
 from minitrain.lib import Model
 from minitrain.run.strategy_loading import Strategy
 from minitrain.schedules import Schedule
-from minitrain.schedules.pipeline import from_schedule
+from minitrain.search.schedules.pipeline import from_schedule
 
 from ._batch import require_multiple, require_range
 

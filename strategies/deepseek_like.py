@@ -5,11 +5,11 @@ from itertools import chain
 from typing import Any
 
 from minitrain import schedules
+from minitrain.engine.operations import Launched
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
-from minitrain.rank.operations import Launched
 from minitrain.schedules import Action
-from minitrain.schedules.pipeline import Messages
+from minitrain.search.schedules.pipeline import Messages
 
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 from ._experts import load_layers, without_travel

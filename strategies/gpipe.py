@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from minitrain.lib import Model
-from minitrain.schedules.pipeline import Messages, from_neighbours
+from minitrain.search.schedules.pipeline import Messages, from_neighbours
 
 from ._batch import add, microbatches, require_multiple, stage_layers
 

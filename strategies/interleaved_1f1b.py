@@ -4,7 +4,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from minitrain.lib import Model
-from minitrain.schedules.pipeline import Messages
+from minitrain.search.schedules.pipeline import Messages
 
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 

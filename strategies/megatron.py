@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
-from minitrain.schedules.held_layers import Degrees, Division, HeldLayers
-from minitrain.schedules.layer_passes import LayerPasses, Routing
-from minitrain.schedules.pipeline import BATCHED, HIDDEN, PLAIN, PipelineRank
+from minitrain.search.schedules.held_layers import Degrees, Division, HeldLayers
+from minitrain.search.schedules.layer_passes import LayerPasses, Routing
+from minitrain.search.schedules.pipeline import BATCHED, HIDDEN, PLAIN, PipelineRank
 
 from ._batch import microbatches_of, require_multiple, require_range, require_shares, stage_layers
 from ._orders import chunks_of, schedule_of

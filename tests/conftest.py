@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from minitrain.rank.model import Model
-from minitrain.transport.dist import Dist
+from minitrain.engine.model import Model
+from minitrain.engine.transport.dist import Dist
 
 settings.register_profile("minitrain", deadline=None, derandomize=True)
 settings.load_profile("minitrain")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import minitrain as mt
-from minitrain.events import NOTE, SAMPLES, STORES, STRIDE, EventLog
+from minitrain.operations import NOTE, SAMPLES, STORES, STRIDE, EventLog
 
 _AT_THE_END = ("rank", "time", "final_weights", "final_experts", "memory_journal", "pass_modes", "peak_memory")
 

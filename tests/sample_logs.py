@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from minitrain.events import COMM, RECV, SEND, Event
+from minitrain.operations import COMM, RECV, SEND, Event
 
 _FORWARD, _TRANSFER, _REDUCE, _UPDATE = 2e-3, 4e-4, 2.5e-3, 1e-3
 _WEIGHT, _ACTIVATION = 2.0**24, 2.0**27

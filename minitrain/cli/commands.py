@@ -21,13 +21,13 @@ from minitrain.cli.generation import Given
 from minitrain.cli.options import Traces, machine, tokens_of, wanted_traces
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
-from minitrain.exchange.reading import read_recipe
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.parameters import MODEL
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import ChosenStrategy
-from minitrain.trace.run_folder import (
+from minitrain.search.tuning.findings import described
+from minitrain.view.run_folder import (
     PAGE,
     RUN_FILE,
     conditions,
@@ -37,7 +37,7 @@ from minitrain.trace.run_folder import (
     write_comparison,
     write_run,
 )
-from minitrain.trace.tables import (
+from minitrain.view.tables import (
     budget_cells,
     budget_columns,
     comparison_notes,
@@ -46,7 +46,7 @@ from minitrain.trace.tables import (
     ranks_table,
     run_table,
 )
-from minitrain.tuning.findings import described
+from minitrain.workloads.exchange.reading import read_recipe
 
 PER_BILLION = 1e9
 """Tokens that machines are compared by where nobody says how many."""
@@ -394,7 +394,7 @@ def _print_run(
 
 def _shows_some_ranks(result: Run) -> bool:
     """Return whether pictures of a run show some ranks by default."""
-    from minitrain.trace.excerpt import MOST_WRITTEN  # noqa: PLC0415  (numpy only when somebody draws)
+    from minitrain.view.excerpt import MOST_WRITTEN  # noqa: PLC0415  (numpy only when somebody draws)
 
     return result.num_events > MOST_WRITTEN
 

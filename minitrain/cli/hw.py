@@ -22,17 +22,17 @@ from minitrain.cli.options import Count, group
 from minitrain.cli.output import Progress, print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.files import write_text
-from minitrain.hardware import SystemConfig, load_config, shipped_configs
-from minitrain.hardware.clusters.cluster import Cluster
-from minitrain.hardware.clusters.cluster_files import names_cluster
-from minitrain.hardware.config_files import every_fault, is_shipped, parse, read_file, shipped_clusters, shipped_text
-from minitrain.hardware.measured_layers import write_layers
-from minitrain.hardware.overview import Figure, OverviewLine, counted, figures, overview, sources_of, title
+from minitrain.machine import SystemConfig, load_config, shipped_configs
+from minitrain.machine.clusters.cluster import Cluster
+from minitrain.machine.clusters.cluster_files import names_cluster
+from minitrain.machine.config_files import every_fault, is_shipped, parse, read_file, shipped_clusters, shipped_text
+from minitrain.machine.measured_layers import write_layers
+from minitrain.machine.overview import Figure, OverviewLine, counted, figures, overview, sources_of, title
 from minitrain.plain_text import printable
-from minitrain.trace.tables import filled_table
+from minitrain.view.tables import filled_table
 
 if TYPE_CHECKING:
-    from minitrain.validation.fitting import FittedPlatform
+    from minitrain.evidence.fitting import FittedPlatform
 
 
 def fit_platform(
@@ -59,7 +59,7 @@ def fit_platform(
         out (FILE.json): The file to write; NAME.json by default.
         as_json: Print JSON instead of a table.
     """
-    from minitrain.validation.fitting import NUMBERS, fit_platform  # noqa: PLC0415  (only for this command)
+    from minitrain.evidence.fitting import NUMBERS, fit_platform  # noqa: PLC0415  (only for this command)
 
     wanted = NUMBERS if numbers is None else [each.strip() for each in numbers.split(",") if each.strip()]
     with Progress() as progress:
@@ -148,7 +148,7 @@ def layers_from_trace(
         gpu (NAME): What it calls the device; the trace's name by default.
         out (FILE): The table to write.
     """
-    from minitrain.hardware.profiler_traces import Marks, TracedLayers  # noqa: PLC0415  (only for this command)
+    from minitrain.machine.profiler_traces import Marks, TracedLayers  # noqa: PLC0415  (only for this command)
 
     is_marked = annotation or embedding or head
     marks = Marks(annotation or "layer {layer}", embedding, head) if is_marked else None
@@ -221,7 +221,7 @@ def show(config: str, *, sources: bool = False, as_json: bool = False) -> None:
 
 def _rest(config: str, found: Sequence[Figure], data: Mapping[str, Any]) -> list[str]:
     """Return what an overview leaves out, and how to see it."""
-    from minitrain.devices.calibration import noisiest  # noqa: PLC0415 - only for what calibrate wrote
+    from minitrain.machine.devices.calibration import noisiest  # noqa: PLC0415 - only for what calibrate wrote
 
     noises = list(noisiest(data)) if "measured" in data else []
     measured = [f"Measured here; noise, interquartile range over median: {_noise(noises)}."] if noises else []
@@ -267,8 +267,8 @@ def calibrate(*, out: Annotated[Path, typer.Option()] = Path("this_machine.json"
         out (PATH): The config to write.
         backend (LIBRARY): What to measure with: jax, numpy or torch.
     """
-    from minitrain.devices.calibration import calibrate as measured  # noqa: PLC0415 - JAX is heavy
-    from minitrain.devices.calibration import noisiest  # noqa: PLC0415
+    from minitrain.machine.devices.calibration import calibrate as measured  # noqa: PLC0415 - JAX is heavy
+    from minitrain.machine.devices.calibration import noisiest  # noqa: PLC0415
 
     notes = out.with_name(f"{out.stem}.measurements.json")
     try:
@@ -308,7 +308,7 @@ def validate(config: str, *, phase: str = "all", rounds: Count = 7, as_json: boo
         rounds (N): Samples of each case.
         as_json: Print JSON instead of a table.
     """
-    from minitrain.devices.validation import validate as validated  # noqa: PLC0415 - JAX is heavy
+    from minitrain.machine.devices.validation import validate as validated  # noqa: PLC0415 - JAX is heavy
 
     load_config(config)  # before anything is measured
     if "measured" not in _raw(config):

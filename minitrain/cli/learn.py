@@ -21,8 +21,8 @@ from minitrain.cli.output import Progress, print_lines, print_table
 from minitrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from minitrain.grading import Exercise, Grade
-    from minitrain.grading.classes import Row
+    from minitrain.learn import Exercise, Grade
+    from minitrain.learn.classes import Row
 
 
 learn = Group("Learn by writing strategies: graded exercises.", {}, no_args_is_help=True)
@@ -39,14 +39,14 @@ HERE = Path()
 
 def load(name: str, folder: Path | None) -> Exercise:
     """Return an exercise."""
-    from minitrain.grading import load_exercise  # noqa: PLC0415  (not for `minitrain --help`)
+    from minitrain.learn import load_exercise  # noqa: PLC0415  (not for `minitrain --help`)
 
     return load_exercise(name, folder)
 
 
 def all_exercises(folder: Path | None) -> list[Exercise]:
     """Return all exercises."""
-    from minitrain.grading import shipped_exercises  # noqa: PLC0415
+    from minitrain.learn import shipped_exercises  # noqa: PLC0415
 
     if folder is not None and not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; give one that holds exercises")
@@ -129,7 +129,7 @@ _MEMORY = (
 
 def _statement(exercise: Exercise) -> str:
     """Return an exercise's statement with its budgets."""
-    from minitrain.grading.budgets import budget_for  # noqa: PLC0415
+    from minitrain.learn.budgets import budget_for  # noqa: PLC0415
 
     lines = ["## Budgets", "", "| sizes | step time, ms | memory, GiB | communication, MiB |", "|---|---|---|---|"]
     for case in exercise.public:
@@ -145,7 +145,7 @@ def _statement(exercise: Exercise) -> str:
 
 def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exercise]:
     """Return a file and its exercise, from either."""
-    from minitrain.grading.submissions import exercise_of  # noqa: PLC0415
+    from minitrain.learn.submissions import exercise_of  # noqa: PLC0415
 
     if what.endswith(".py"):
         path = Path(what)
@@ -166,8 +166,8 @@ def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exe
 
 def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
     """Grade a file on the public sizes, print the grade, draw what failed, and note it."""
-    from minitrain.grading import grade  # noqa: PLC0415
-    from minitrain.grading.picture import write_picture  # noqa: PLC0415
+    from minitrain.learn import grade  # noqa: PLC0415
+    from minitrain.learn.picture import write_picture  # noqa: PLC0415
 
     found = grade(path, exercise, hidden=False, keep_run=True)
     print_lines(str(found).splitlines())
@@ -229,7 +229,7 @@ def hint(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  #
 @learn.define()
 def solution(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Show the reference solution, once you have passed, and write it into a file that runs."""
-    from minitrain.grading.solution import solution_of  # noqa: PLC0415
+    from minitrain.learn.solution import solution_of  # noqa: PLC0415
 
     exercise = load(n, exercises)
     if not State(dir).of(exercise)["passed"]:
@@ -264,7 +264,7 @@ _EVERY_S = 2.0
 
 def _with_seed(exercises: Sequence[Exercise], seed: str | None) -> list[Exercise]:
     """Return exercises, with hidden sizes of the seed if there is one."""
-    from minitrain.grading.secret_sizes import with_secret_sizes  # noqa: PLC0415
+    from minitrain.learn.secret_sizes import with_secret_sizes  # noqa: PLC0415
 
     return [with_secret_sizes(exercise, seed) for exercise in exercises] if seed else [*exercises]
 
@@ -296,10 +296,10 @@ def grade_files(
             its own.
         seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
     """
-    from minitrain.grading.classes import grade_all  # noqa: PLC0415
-    from minitrain.grading.report import FORMATS  # noqa: PLC0415
-    from minitrain.grading.sandbox import Limits  # noqa: PLC0415
-    from minitrain.grading.submissions import find_submissions  # noqa: PLC0415
+    from minitrain.learn.classes import grade_all  # noqa: PLC0415
+    from minitrain.learn.report import FORMATS  # noqa: PLC0415
+    from minitrain.learn.sandbox import Limits  # noqa: PLC0415
+    from minitrain.learn.submissions import find_submissions  # noqa: PLC0415
 
     if form is not None and form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
@@ -345,8 +345,8 @@ def verify(folder: Path | None = None) -> None:
     Args:
         folder (DIR): A folder of exercises, or one exercise.
     """
-    from minitrain.grading import load_exercise  # noqa: PLC0415
-    from minitrain.grading.verify import faults_of  # noqa: PLC0415
+    from minitrain.learn import load_exercise  # noqa: PLC0415
+    from minitrain.learn.verify import faults_of  # noqa: PLC0415
 
     one = folder is not None and (folder / "exercise.json").is_file()
     faulty = False
@@ -383,8 +383,8 @@ def package(
             its own.
         seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
     """
-    from minitrain.grading.package import write_package  # noqa: PLC0415
-    from minitrain.grading.wheel import students_wheel  # noqa: PLC0415
+    from minitrain.learn.package import write_package  # noqa: PLC0415
+    from minitrain.learn.wheel import students_wheel  # noqa: PLC0415
 
     chosen: Sequence[Exercise] = [load(n, exercises) for n in numbers] if numbers else all_exercises(exercises)
     if students:

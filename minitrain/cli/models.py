@@ -11,7 +11,7 @@ from rich.text import Text
 
 from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
-from minitrain.trace.tables import facts_table, filled_table
+from minitrain.view.tables import facts_table, filled_table
 from minitrain.workloads.models import find_model, models
 from minitrain.workloads.shapes import RECOMPUTE
 from minitrain.workloads.summary import saved_bytes_per_token, summary

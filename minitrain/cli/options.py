@@ -23,10 +23,10 @@ import minitrain as mt
 from minitrain.cli.failures import print_error
 from minitrain.cli.generation import Given, Group
 from minitrain.errors import StrategyError, UsageError
-from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
-from minitrain.hardware.config import load_config
-from minitrain.hardware.fixed_durations import FixedPredictor
-from minitrain.hardware.measured_layers import MeasuredLayers
+from minitrain.machine.clusters.chosen_cluster import cluster_or_other, is_cluster
+from minitrain.machine.config import load_config
+from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.plain_text import meanings_of
 from minitrain.run.parameters import (
     AUTO,
@@ -53,8 +53,8 @@ from minitrain.run.strategy_loading import (
     load_strategy,
     takes_option,
 )
-from minitrain.sweeps.executors.choice import require_workers
-from minitrain.sweeps.executors.own_processes import LostWorkersWarning
+from minitrain.search.sweeps.executors.choice import require_workers
+from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
 from minitrain.workloads.matmul import DENSE
 
 DEFAULT = RunParameters()

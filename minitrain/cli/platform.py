@@ -8,12 +8,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from minitrain.analysis.labels import duration
 from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
-from minitrain.platform import ComputeResult, TransferResult, VirtualHardwarePlatform
-from minitrain.platform.platform import Scenario
-from minitrain.trace.tables import filled_table
+from minitrain.machine.platform import ComputeResult, TransferResult, VirtualHardwarePlatform
+from minitrain.machine.platform.platform import Scenario
+from minitrain.run.analysis.labels import duration
+from minitrain.view.tables import filled_table
 
 platform = group("Simulate tasks that share devices, memories and links.", no_args_is_help=True)
 
@@ -59,13 +59,13 @@ def _write_pictures(
     platform: VirtualHardwarePlatform, title: str, end: float, html: Path | None, chrome: Path | None
 ) -> None:
     """Write what was asked for."""
-    from minitrain.trace.chrome import write_chrome_trace  # noqa: PLC0415  (plotly only where somebody looks)
-    from minitrain.trace.layout import (  # noqa: PLC0415
+    from minitrain.view.chrome import write_chrome_trace  # noqa: PLC0415  (plotly only where somebody looks)
+    from minitrain.view.layout import (  # noqa: PLC0415
         LaneUse,
         Links,
         View,
     )
-    from minitrain.trace.page import write_html  # noqa: PLC0415
+    from minitrain.view.page import write_html  # noqa: PLC0415
 
     logs = {name: log for name, log in platform.logs().items() if log}
     names = ", ".join(f"{number} is {name}" for number, name in enumerate(list(logs)[:16]))

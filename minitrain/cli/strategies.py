@@ -21,7 +21,7 @@ from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.plain_text import meanings_of, printable
 from minitrain.run.saved_runs import plain
 from minitrain.run.strategy_loading import Strategy, load_strategy, options_of, strategies_of_file
-from minitrain.trace.tables import facts_table, plain_table
+from minitrain.view.tables import facts_table, plain_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.figures import TABLES
 from minitrain.run.strategy_loading import literal
-from minitrain.sweeps.batches import Row, succeeded
-from minitrain.sweeps.sweep import Sweep
-from minitrain.trace.tables import filled_table, frameless_table
+from minitrain.search.sweeps.batches import Row, succeeded
+from minitrain.search.sweeps.sweep import Sweep
+from minitrain.view.tables import filled_table, frameless_table
 
 SHOWN = 10
 _LONG_NAMES = {flag.removeprefix("--"): name for name, (option, _) in options.SHARED.items() for flag in option.flags}

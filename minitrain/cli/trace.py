@@ -18,11 +18,11 @@ from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
 from minitrain.run.result import Run
-from minitrain.trace.run_folder import conditions, view_of
-from minitrain.trace.tables import facts_table, plain_table
+from minitrain.view.run_folder import conditions, view_of
+from minitrain.view.tables import facts_table, plain_table
 
 if TYPE_CHECKING:
-    from minitrain.analysis.explanation import Explanation
+    from minitrain.run.analysis.explanation import Explanation
 
 
 trace = group("Show, explain and export saved runs.", no_args_is_help=True)
@@ -46,26 +46,26 @@ def _chrome(run: Run, path: Path) -> Sequence[Path]:
 
 
 def _svg(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.trace.svg import write_svg  # noqa: PLC0415  (numpy only when somebody draws)
+    from minitrain.view.svg import write_svg  # noqa: PLC0415  (numpy only when somebody draws)
 
     return [write_svg(path, run.step_timeline, view_of(run))]
 
 
 def _text(run: Run, path: Path) -> Sequence[Path]:
     from minitrain.files import write_text  # noqa: PLC0415
-    from minitrain.trace.schedule_text import schedule_text  # noqa: PLC0415
+    from minitrain.view.schedule_text import schedule_text  # noqa: PLC0415
 
     return [write_text(path, [schedule_text(run.timeline)])]
 
 
 def _hta(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.trace.hta import write_hta  # noqa: PLC0415
+    from minitrain.view.hta import write_hta  # noqa: PLC0415
 
     return write_hta(path, run.timeline)
 
 
 def _chakra(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.trace.chakra import write_chakra  # noqa: PLC0415
+    from minitrain.view.chakra import write_chakra  # noqa: PLC0415
 
     return write_chakra(path, run.timeline)
 
@@ -147,8 +147,8 @@ def explain(run: RunFile, *, as_json: bool = False) -> None:
 
 def _waits(run: Run) -> Table:
     """Return the table of each rank's waiting by kind; of many ranks, the first and the last ones."""
-    from minitrain.analysis.explanation import GAP_KINDS  # noqa: PLC0415
-    from minitrain.analysis.labels import duration  # noqa: PLC0415
+    from minitrain.run.analysis.explanation import GAP_KINDS  # noqa: PLC0415
+    from minitrain.run.analysis.labels import duration  # noqa: PLC0415
 
     seconds = run.explain().gaps.seconds()
     shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
@@ -164,8 +164,8 @@ def _waits(run: Run) -> Table:
 
 def _facts(run: Run) -> dict[str, str]:
     """Return the longest waits, the critical path and the other explanations of a run, a line each."""
-    from minitrain.analysis.explanation import GAP_KINDS  # noqa: PLC0415
-    from minitrain.analysis.labels import duration  # noqa: PLC0415
+    from minitrain.run.analysis.explanation import GAP_KINDS  # noqa: PLC0415
+    from minitrain.run.analysis.labels import duration  # noqa: PLC0415
 
     explained = run.explain()
     gaps, step = explained.gaps, explained.breakdown.step_time_s
@@ -188,7 +188,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 def _bubbles(explained: Explanation) -> dict[str, str]:
     """Return the bubble and, for a pipeline, the figure that textbooks and papers compare, each with what it is."""
-    from minitrain.analysis.labels import BUBBLE, MAKESPAN_BUBBLE  # noqa: PLC0415
+    from minitrain.run.analysis.labels import BUBBLE, MAKESPAN_BUBBLE  # noqa: PLC0415
 
     facts = {"bubble": f"{explained.breakdown.bubble_fraction:.1%}: {BUBBLE}"} if len(explained.gaps) else {}
     form = explained.closed_form

@@ -8,12 +8,12 @@ from pathlib import Path
 from time import monotonic
 
 import minitrain as mt
-from minitrain.analysis.labels import duration
 from minitrain.cli import options
 from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.trace.tables import run_table
+from minitrain.run.analysis.labels import duration
 from minitrain.training.train import BACKENDS, DATATYPES
+from minitrain.view.tables import run_table
 
 _CURVE = "▁▂▃▄▅▆▇█"
 

@@ -11,7 +11,6 @@ import typer
 from rich.table import Table
 
 import minitrain as mt
-from minitrain.analysis.labels import duration
 from minitrain.cli import options
 from minitrain.cli.failures import FAILED
 from minitrain.cli.generation import Given
@@ -19,14 +18,15 @@ from minitrain.cli.options import Count
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.sweep import in_words, parse_grid
 from minitrain.plain_text import printable
+from minitrain.run.analysis.labels import duration
 from minitrain.run.figures import TABLES
 from minitrain.run.result import TokenBudget
-from minitrain.trace.tables import budget_cells, budget_columns, filled_table, frameless_table
-from minitrain.tuning.findings import described
-from minitrain.tuning.result import Tuning
-from minitrain.tuning.search import Row, distinct, options_of
-from minitrain.tuning.tune import HEAD_ROOM
-from minitrain.tuning.words import require_tool
+from minitrain.search.tuning.findings import described
+from minitrain.search.tuning.result import Tuning
+from minitrain.search.tuning.search import Row, distinct, options_of
+from minitrain.search.tuning.tune import HEAD_ROOM
+from minitrain.search.tuning.words import require_tool
+from minitrain.view.tables import budget_cells, budget_columns, filled_table, frameless_table
 from minitrain.workloads.models import find_model
 
 SHOWN = 8

@@ -13,7 +13,7 @@ from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
-from minitrain.trace.tables import filled_table, frameless_table
+from minitrain.view.tables import filled_table, frameless_table
 
 _SKIPPED_SHOWN = 8
 

@@ -6,7 +6,7 @@ arrived first. A bucket (a list of tensors) is worked on tensor by tensor.
 A law of a collective asks `Brought` what the members bring, along the axes of `minitrain.tensors.placed`, and returns
 what makes each member's result. Folded runs ask the same laws with one value that stands for a class of ranks.
 
-A new collective is a law and a record here, and a method in `minitrain.rank.communication`. All else that knows
+A new collective is a law and a record here, and a method in `minitrain.engine.communication`. All else that knows
 collectives reads the records.
 """
 
@@ -551,4 +551,4 @@ COLLECTIVES = {record.name: record for record in _IN_ORDER}
 RING_ROWS: Mapping[str, tuple[float, float | None]] = MappingProxyType(
     {"p2p": (1.0, None), **{record.name: (float(record.passes), -1.0) for record in _IN_ORDER if record.passes}}
 )
-"""What crosses the wire of messages and of rings, as rows of a network; see `minitrain.hardware.network`."""
+"""What crosses the wire of messages and of rings, as rows of a network; see `minitrain.machine.network`."""

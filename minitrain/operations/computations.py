@@ -1,7 +1,7 @@
 """What a rank computes alone, as records: what each operation is given and makes, and what others call it.
 
-A new computation is a record here, a method of a rank in `minitrain.rank`, what a workload asks for it
-(`minitrain.workloads.workload.Workload.compute_cost`), and an entry of an arithmetic (`minitrain.numerics.layers`). All
+A new computation is a record here, a method of a rank in `minitrain.engine`, what a workload asks for it
+(`minitrain.workloads.workload.Workload.compute_cost`), and an entry of an arithmetic (`minitrain.proof.layers`). All
 else that knows computations reads the records: laws, events, observers and executors, strict runs, the grader's replay,
 exports and pages. `tests/operations/test_records.py` goes through all records and all that reads them.
 """

@@ -1,8 +1,7 @@
 """Simulating a strategy on all ranks, and its result: `simulate`, `compare`, `Run`.
 
-May import: the rooms up to `rank`, and `analysis`. Five files reach further up, inside functions: `variants` (the kinds
-of model and run that other rooms add), `result` and `comparison` (tables and pictures), `sureness` (validated runs),
-and `strategy_loading` (the shipped strategies).
+May import: the rooms up to `engine`. What rooms further up do for a run (pictures, proofs, failing devices, the shipped
+strategies) is handed in by `minitrain` itself, and asked for through `above`.
 
 Open `simulation` first, then `parameters` (what a run can be given) and `result` (what it gives). The other files, in
 the order of a run:
@@ -16,5 +15,6 @@ the order of a run:
   it. `comparison` holds several runs.
 - The file: `saved_runs` writes and reads it; `run_file` validates its lines.
 
-`worker_processes` makes processes for the rooms that run many runs.
+`analysis` says where time and memory of a run went. `accounting` follows every tensor, or keeps totals; `folding`
+simulates one rank for many alike. `worker_processes` makes processes for the rooms that run many runs.
 """

@@ -1,6 +1,6 @@
 """Several strategies simulated with the same parameters: `compare` -> `Comparison`.
 
-The columns that are shown of it are in `minitrain.trace.tables` (terminal) and `minitrain.trace.run_folder` (page).
+The columns that are shown of it are in `minitrain.view.tables` (terminal) and `minitrain.view.run_folder` (page).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
-from minitrain.hardware.predictor import network_of
+from minitrain.machine.predictor import network_of
 from minitrain.plain_text import text_of
+from minitrain.run.above import above
 from minitrain.run.data_frames import data_frame
 from minitrain.run.figures import summary_of
 from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, SIZES, split_keywords, with_own_options
@@ -106,9 +107,8 @@ class Comparison:
 
     def table(self) -> Table:
         """Return the comparison as a rich table, fastest first; `rich.print` shows it."""
-        from minitrain.trace.tables import comparison_table  # noqa: PLC0415  (rich only when somebody looks)
-
-        return comparison_table(self)
+        table: Table = above("tables").comparison_table(self)
+        return table
 
     def to_pandas(self) -> Any:
         """Return the summaries as a pandas DataFrame, a row a strategy.
@@ -119,29 +119,21 @@ class Comparison:
         return data_frame(self.summary())
 
     def __repr__(self) -> str:
-        from minitrain.trace.tables import table_text  # noqa: PLC0415
-
-        return table_text(self.table())
+        return str(above("tables").table_text(self.table()))
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
-        from minitrain.trace.page import html_table  # noqa: PLC0415
-        from minitrain.trace.run_folder import table_rows, title_of  # noqa: PLC0415
-
-        return f"<p><b>{escape(title_of(self))}</b></p>{html_table(table_rows(self), {})}"
+        words = above("words")
+        return f"<p><b>{escape(words.title_of(self))}</b></p>{above('page').html_table(words.table_rows(self), {})}"
 
     def figure(self) -> Any:
         """Return a Plotly figure: the successful runs, above one another on one time axis."""
-        from minitrain.trace.notebook_figure import NotebookFigure  # noqa: PLC0415  (plotly only when somebody looks)
-        from minitrain.trace.run_folder import draw_comparison  # noqa: PLC0415
-
-        return NotebookFigure(draw_comparison(self), self._repr_html_)
+        return above("notebook").NotebookFigure(above("words").draw_comparison(self), self._repr_html_)
 
     def write_html(self, path: str | PathLike[str]) -> Path:
         """Write table and figure as one page that opens without internet, and return its path."""
-        from minitrain.trace.run_folder import write_comparison_page  # noqa: PLC0415
-
-        return write_comparison_page(self, path)
+        page: Path = above("words").write_comparison_page(self, path)
+        return page
 
 
 @of_strategies(CompareKeywords)

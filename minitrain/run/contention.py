@@ -18,7 +18,8 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 from minitrain.errors import UsageError
-from minitrain.events import (
+from minitrain.machine.price import Price
+from minitrain.operations import (
     COMM,
     NOTE,
     ON_COMPUTE,
@@ -31,8 +32,7 @@ from minitrain.events import (
     WAITED_FOR,
     EventLog,
 )
-from minitrain.events import LAUNCHED as LAUNCHED_AT
-from minitrain.hardware.price import Price
+from minitrain.operations import LAUNCHED as LAUNCHED_AT
 
 EXACT = "exact"
 """The value of `contention` that lets transfers share links, as `minitrain.platform` does."""
@@ -137,7 +137,7 @@ def with_contention(logs: Sequence[EventLog]) -> list[EventLog]:
 class Retiming:
     """The event-driven simulation of one run's dependencies.
 
-    A transfer lasts as long as its price says. `minitrain.platform.replayed_runs` lets it take links instead.
+    A transfer lasts as long as its price says. `minitrain.whatif.replayed_runs` lets it take links instead.
 
     Args:
         logs: the log of each rank.

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.events import Event
+from minitrain.operations import Event
 
 
 def data_frame(columns: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> Any:

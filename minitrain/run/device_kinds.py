@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from minitrain.analysis.explanation import waits_by_device
+from minitrain.run.analysis.explanation import waits_by_device
 
 if TYPE_CHECKING:
-    from minitrain.analysis.breakdown import Breakdown
-    from minitrain.analysis.timeline import Timeline
-    from minitrain.events import Event
-    from minitrain.hardware.price import RankPredictors
+    from minitrain.machine.price import RankPredictors
+    from minitrain.operations import Event
+    from minitrain.run.analysis.breakdown import Breakdown
+    from minitrain.run.analysis.timeline import Timeline
     from minitrain.run.energy import StepEnergy
 
 

@@ -46,8 +46,11 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
+from minitrain.engine.memory_by_kind import MEMORY_KINDS
+from minitrain.engine.model import Model
+from minitrain.engine.transport.task_ownership import running_rank
 from minitrain.errors import OutOfMemoryError
-from minitrain.events import (
+from minitrain.operations import (
     COMM,
     LAUNCHED,
     LAYER,
@@ -62,9 +65,6 @@ from minitrain.events import (
     UNITS_PER_ELEMENT,
     MemoryChange,
 )
-from minitrain.rank.memory_by_kind import MEMORY_KINDS
-from minitrain.rank.model import Model
-from minitrain.transport.task_ownership import running_rank
 
 BLOCK_BYTES = 512
 SEGMENT_BYTES = 2 * 2**20

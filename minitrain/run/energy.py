@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 if TYPE_CHECKING:
-    from minitrain.analysis.breakdown import Breakdown
-    from minitrain.analysis.timeline import Floats, Timeline
-    from minitrain.hardware.data_sheet import DataSheet
+    from minitrain.machine.data_sheet import DataSheet
+    from minitrain.run.analysis.breakdown import Breakdown
+    from minitrain.run.analysis.timeline import Floats, Timeline
 
 SECONDS_AN_HOUR = 3600
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from minitrain.transport.event_loop import RankLoop
+from minitrain.engine.transport.event_loop import RankLoop
 
 T = TypeVar("T")
 

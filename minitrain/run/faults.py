@@ -2,7 +2,7 @@
 
     run = mt.simulate("ddp", ..., faults=[mt.Fault(rank=5, at_s=0.02)], recovery=mt.Recovery(spares=1))
 
-These are the values alone. What happens to a step is simulated in `minitrain.faults`, and so are long runs.
+These are the values alone. What happens to a step is simulated in `minitrain.whatif.faults`, and so are long runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, final
 
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.data_sheet import mtbf_hours_of, require_mtbf
+from minitrain.machine.data_sheet import mtbf_hours_of, require_mtbf
 
 _SECONDS_AN_HOUR = 3600
 
@@ -47,7 +47,7 @@ class FaultRate:
 
     Args:
         mtbf_hours: mean time between failures of a device, hours, for all or by hardware config, group of a cluster, or
-            family; the published one of its family if None (see `minitrain.hardware.data_sheet`).
+            family; the published one of its family if None (see `minitrain.machine.data_sheet`).
         seed: the same seed draws the same faults.
 
     Raises:

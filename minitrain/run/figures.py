@@ -3,7 +3,8 @@
 `FIGURES` are what a run is asked for: the keys of `Run.summary`, and so of JSON, of the rows of sweeps with their CSV
 and data frames, and the columns of `mt.price`. `TABLES` says which of them each table shows, under which head, in which
 unit. A new figure is one entry of `FIGURES`; a table shows it once `TABLES` names it. What computes it is a property of
-`Run`, or a formula here. A run on many machines at once (`minitrain.vector.joint_figures`) asks it of each machine.
+`Run`, or a formula here. A run on many machines at once (`minitrain.whatif.vector.joint_figures`) asks it of each
+machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.analysis.labels import GIB, duration
+from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.saved_runs import plain
 from minitrain.run.trained_model import described
 

@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minitrain.events import MEMORY, STRIDE
+from minitrain.operations import MEMORY, STRIDE
 
 if TYPE_CHECKING:
-    from minitrain.rank.model import Model
+    from minitrain.engine.model import Model
 
 
 class SharedSizes:

@@ -22,21 +22,21 @@ from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from minitrain.engine.executors import Executor
+from minitrain.engine.observers import Observer
+from minitrain.engine.shares import Shares
 from minitrain.errors import UsageError, require_count
-from minitrain.hardware.clusters.chosen_cluster import cluster_or_other, is_cluster
-from minitrain.hardware.predictor import make_predictor, require_default
-from minitrain.hardware.price import USUAL, Predictor, Pricing, RankPredictors
-from minitrain.rank.executors import Executor
-from minitrain.rank.observers import Observer
-from minitrain.rank.shares import Shares
+from minitrain.machine.clusters.chosen_cluster import cluster_or_other, is_cluster
+from minitrain.machine.predictor import make_predictor, require_default
+from minitrain.machine.price import USUAL, Predictor, Pricing, RankPredictors
 from minitrain.run.contention import EXACT, require_contention
 from minitrain.run.faults import require_faults
 from minitrain.run.strategy_loading import split_options
 
 if TYPE_CHECKING:
-    from minitrain.hardware.clusters.cluster import Cluster
-    from minitrain.hardware.config import SystemConfig
-    from minitrain.hardware.measured_layers import MeasuredLayers
+    from minitrain.machine.clusters.cluster import Cluster
+    from minitrain.machine.config import SystemConfig
+    from minitrain.machine.measured_layers import MeasuredLayers
 
     class SharedPlatform(Protocol):
         """A `minitrain.platform.VirtualHardwarePlatform`, which is of a room above."""
@@ -218,7 +218,7 @@ class RunParameters:
             `mt.Shares`, or a plan that has one: who takes how much of the step, where ranks are not alike. They are for
             strategies that ask their model for them.
         strict: Count every tensor alive, wherever it is kept, and accept only what operations gave. In Python: as
-            memory, and only tensors that came out of operations (see `minitrain.accounting.strict`).
+            memory, and only tensors that came out of operations (see `minitrain.run.accounting.strict`).
         hardware: A shipped hardware config (see `minitrain hw list`) or a file, also of a cluster of unlike devices. In
             Python also a loaded config, or a predictor (`RankPredictors` for one a rank); or a
             `minitrain.platform.VirtualHardwarePlatform`, whose links the transfers share (`contention="exact"`); or a
@@ -227,7 +227,7 @@ class RunParameters:
             smallest tier, else hierarchical.
         placement: Node of each rank; not for the flat network.
         fidelity: roofline: FLOPs and bytes of a layer; kernels: each kernel and transfer by what devices were measured
-            to reach. In Python see `minitrain.hardware.price`; if None, kernels for a transformer, else the roofline.
+            to reach. In Python see `minitrain.machine.price`; if None, kernels for a transformer, else the roofline.
         platform: With prices of kernels: the framework, or one of its platforms (see docs/accuracy.md); components:
             none. In Python also a `Platform`, one of `mt.platforms()`; if None, what the strategy stands for.
         without: With prices of kernels: terms of the prices to leave out, such as waves,launches. In Python a sequence
@@ -237,12 +237,12 @@ class RunParameters:
         slowdown: Factor by which computing takes longer, by rank.
         strict_memory: Fail when a rank holds more than the device's memory. In Python: raise, instead of reporting it.
         log: full: keep every event; summary: keep totals, in memory that does not grow with events. In Python see
-            `minitrain.accounting.summary`.
+            `minitrain.run.accounting.summary`.
         fold: Simulate ranks that do the same once: the same figures much sooner; pages have a row for each class. In
-            Python: those that do the same but for shard index and samples (see `minitrain.folding`). "auto" does so for
-            shipped strategies from eight ranks on, where each class has four at least, and simulates every rank where
-            it cannot. True does so for any strategy, or says why not; False never does. A
-            `minitrain.folding.early_divergence.DivergenceHistory` lets several runs share what they find out.
+            Python: those that do the same but for shard index and samples (see `minitrain.run.folding`). "auto" does so
+            for shipped strategies from eight ranks on, where each class has four at least, and simulates every rank
+            where it cannot. True does so for any strategy, or says why not; False never does. A
+            `minitrain.run.folding.early_divergence.DivergenceHistory` lets several runs share what they find out.
         faults: A device dies so long after the step's beginning; repeat it for more. In Python
             `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
         recovery: What happens after a failure: spares=1, elastic=true, detection_s=30, restart_s, repair_s, ...; repeat
@@ -252,10 +252,10 @@ class RunParameters:
         p2p_buffer: Untagged messages that may lie unreceived before a blocking send waits.
         check: Verify the final weights.
         memory_by_kind: Keep a journal of what enters and leaves each store, for memory curves by kind.
-        numerics: "numpy", or a `minitrain.numerics.Problem` or `TransformerProblem`, to let tensors carry numbers; the
+        numerics: "numpy", or a `minitrain.proof.Problem` or `TransformerProblem`, to let tensors carry numbers; the
             log stays the same.
-        execution: What operations do beside, a `minitrain.rank.executors.Executor`; numerics have their own.
-        observers: What is told of all that the ranks do, each a `minitrain.rank.observers.Observer`.
+        execution: What operations do beside, a `minitrain.engine.executors.Executor`; numerics have their own.
+        observers: What is told of all that the ranks do, each a `minitrain.engine.observers.Observer`.
 
     Raises:
         UsageError: a parameter is outside its rule, or two exclude each other.
@@ -365,7 +365,7 @@ class RunParameters:
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
         hardware: Any = self.hardware
         if is_cluster(hardware):
-            from minitrain.hardware.clusters.cluster_network import predictors_of  # noqa: PLC0415  (few runs have one)
+            from minitrain.machine.clusters.cluster_network import predictors_of  # noqa: PLC0415  (few runs have one)
 
             machine = self.world_size, self.network, self.placement
             return predictors_of(hardware, *machine, self.workload, pricing)

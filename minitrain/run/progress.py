@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minitrain.rank.model import Model
+    from minitrain.engine.model import Model
 
 
 @dataclass(frozen=True, slots=True)

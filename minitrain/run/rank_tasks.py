@@ -8,27 +8,32 @@ Every way of simulating (all ranks, folded) begins with a `PreparedRun` and make
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from minitrain.engine.model import Model
+from minitrain.engine.shares import SharesOfRun
+from minitrain.engine.transport.deadlocks import DeadlockDetector
+from minitrain.engine.transport.dist import Dist
+from minitrain.engine.transport.task_ownership import (
+    RankTask,
+    collecting_unretrieved_errors,
+    end_ownership,
+    task_of_rank,
+)
 from minitrain.errors import StrategyError, UsageError
-from minitrain.events import PRICE, STRIDE
-from minitrain.hardware.data_sheet import DataSheet
-from minitrain.hardware.predictor import network_of
-from minitrain.hardware.price import PENDING, Predictor, RankPredictors, predictor_of
-from minitrain.rank.model import Model
-from minitrain.rank.shares import SharesOfRun
+from minitrain.machine.data_sheet import DataSheet
+from minitrain.machine.predictor import network_of
+from minitrain.machine.price import PENDING, Predictor, RankPredictors, predictor_of
+from minitrain.operations import PRICE, STRIDE
 from minitrain.run.device_memory import OutOfMemory, device_memory_of, error_of, excess_of, when, worst_of
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.progress import RunProgress, Watch
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of
 from minitrain.run.trained_model import name_of_workload, trained_model_of
-from minitrain.transport.deadlocks import DeadlockDetector
-from minitrain.transport.dist import Dist
-from minitrain.transport.task_ownership import RankTask, collecting_unretrieved_errors, end_ownership, task_of_rank
 from minitrain.workloads.workload import fills_devices
 
 if TYPE_CHECKING:
@@ -52,6 +57,7 @@ class PreparedRun:
         variant: how all ranks are simulated (a `minitrain.run.variants.Variant`), for whoever extends the engine;
             chosen by the parameters if None.
         folded_kind: class of the models where ranks are folded, likewise.
+        simulate: simulates another run that is ready, for a run that needs one to know its own figures.
     """
 
     name: str
@@ -62,6 +68,7 @@ class PreparedRun:
     watch: Watch | None = None
     variant: Any = None
     folded_kind: Any = None
+    simulate: Callable[[PreparedRun], Awaitable[Run]] | None = None
 
     @property
     def hardware_name(self) -> str:

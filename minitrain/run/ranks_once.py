@@ -9,7 +9,7 @@ Found by folding, or by comparing the rows of all logs (`by_rows`).
 Which logs a run's figures and pictures are made from: all, or one for each class of ranks that do the same.
 
 Figures are made from `class_logs`, and pictures from `drawn`. In a run of all ranks these are the logs themselves. A
-folded run has one log for each class of ranks (see `minitrain.folding.run`).
+folded run has one log for each class of ranks (see `minitrain.run.folding.run`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from minitrain.events import (
+from minitrain.operations import (
     LAUNCHED,
     LAYER,
     MEMORY,
@@ -39,8 +39,8 @@ from minitrain.run.sureness import remark_on
 from minitrain.workloads.matmul import NOTES
 
 if TYPE_CHECKING:
-    from minitrain.analysis.timeline import Timeline
-    from minitrain.events import MemoryChange
+    from minitrain.operations import MemoryChange
+    from minitrain.run.analysis.timeline import Timeline
 
 
 Partners = tuple[tuple[int, ...] | None, int | None, int | None]

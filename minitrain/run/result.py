@@ -17,8 +17,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.analysis.labels import GIB, duration
-from minitrain.events import PASSES, Event, MemoryChange, Outage
+from minitrain.operations import PASSES, Event, MemoryChange, Outage
+from minitrain.run.above import above
+from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.data_frames import columns_of, data_frame
 from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
 from minitrain.run.figures import summary_of
@@ -29,11 +30,11 @@ from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
-    from minitrain.analysis.breakdown import AxisTotal, Breakdown, PassTimes, TypeTotal
-    from minitrain.analysis.explanation import Explanation
-    from minitrain.analysis.timeline import Timeline, Trace
-    from minitrain.hardware.data_sheet import DataSheet
-    from minitrain.rank.model import Model
+    from minitrain.engine.model import Model
+    from minitrain.machine.data_sheet import DataSheet
+    from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTimes, TypeTotal
+    from minitrain.run.analysis.explanation import Explanation
+    from minitrain.run.analysis.timeline import Timeline, Trace
     from minitrain.run.device_kinds import DeviceKind, KindFigures
     from minitrain.run.energy import StepEnergy
 
@@ -120,7 +121,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         models: the model of each rank; empty for a run that was read from a file.
         sheets: the data sheet of each rank's device, or one for all; empty for a run that was read from a file.
         links: what shared links carried, and why transfers took longer than their price (see
-            `minitrain.platform.replayed_runs.LinkUse`); None unless they were timed so.
+            `minitrain.whatif.replayed_runs.LinkUse`); None unless they were timed so.
         tokens_per_sample: what a sample counts as; None where the workload does not say.
         memory_by_kind: bytes of weights, gradients, optimizer, activations, logits and buffers (communication in
             flight) on the rank that held most, when it did; None where layers are alike or the run was strict.
@@ -169,7 +170,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def timeline(self) -> Timeline:
         """The event logs as columns."""
-        from minitrain.analysis.timeline import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.run.analysis.timeline import as_timeline  # noqa: PLC0415  (numpy only when somebody looks)
 
         return self._named(as_timeline(self.logs), range(self.world_size))
 
@@ -189,7 +190,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @property
     def _trace(self) -> Trace:
         """What figures are read from: the engine's own logs as they are, other logs as columns, which are made once."""
-        from minitrain.analysis.breakdown import are_flat  # noqa: PLC0415
+        from minitrain.run.analysis.breakdown import are_flat  # noqa: PLC0415
 
         logs = self.class_logs
         return logs if are_flat(logs) and self.loads_alike else self.step_timeline_of_classes
@@ -197,7 +198,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def breakdown(self) -> Breakdown:
         """The split of each rank's step time into computing, exposed communication and waiting, s."""
-        from minitrain.analysis.breakdown import breakdown  # noqa: PLC0415
+        from minitrain.run.analysis.breakdown import breakdown  # noqa: PLC0415
 
         return breakdown(self._trace, self.step_end)
 
@@ -239,7 +240,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def _passes(self) -> PassTimes:
         """When each rank passes microbatches through its layers."""
-        from minitrain.analysis.breakdown import pass_times  # noqa: PLC0415
+        from minitrain.run.analysis.breakdown import pass_times  # noqa: PLC0415
 
         return pass_times(self._trace, PASSES)
 
@@ -263,7 +264,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @property
     def _load_ends(self) -> Sequence[float]:
         """When the weights of each rank, or class of ranks, that does anything are there, s."""
-        from minitrain.analysis.breakdown import are_flat, load_end_of  # noqa: PLC0415
+        from minitrain.run.analysis.breakdown import are_flat, load_end_of  # noqa: PLC0415
 
         logs = self.class_logs
         if are_flat(logs):
@@ -279,7 +280,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def loads_alike(self) -> bool:
         """Whether the weights of all ranks are there at the same time, or an outage has come between."""
-        from minitrain.analysis.breakdown import are_alike  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.run.analysis.breakdown import are_alike  # noqa: PLC0415  (numpy only when somebody looks)
 
         return bool(self.outages) or are_alike(self._load_ends)
 
@@ -321,7 +322,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         return self.step_timeline
 
     def _of_step(self, timeline: Timeline) -> Timeline:
-        from minitrain.analysis.breakdown import step_alone  # noqa: PLC0415
+        from minitrain.run.analysis.breakdown import step_alone  # noqa: PLC0415
 
         return timeline if self.loads_alike else step_alone(timeline)
 
@@ -355,7 +356,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def communication_by_axis(self) -> dict[str, AxisTotal]:
         """What a rank communicates along each axis of its mesh, on average: operations, bytes, and s, exposed too."""
-        from minitrain.analysis.breakdown import mean_by_axis, totals_of_log  # noqa: PLC0415
+        from minitrain.run.analysis.breakdown import mean_by_axis, totals_of_log  # noqa: PLC0415
 
         ranks = zip(self.ranks_of_class_logs, self.class_logs, strict=True)
         return mean_by_axis([totals_of_log(log, rank, self.world_size, self.meshes) for rank, log in ranks])
@@ -436,7 +437,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def by_type(self) -> dict[str, TypeTotal]:
         """Number of events of each type on all ranks, and the time that they worked, s."""
-        from minitrain.analysis.breakdown import totals_by_type  # noqa: PLC0415
+        from minitrain.run.analysis.breakdown import totals_by_type  # noqa: PLC0415
 
         return totals_by_type(self.class_logs, self.num_ranks_a_class)
 
@@ -463,11 +464,8 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
 
     def figure(self) -> Any:
         """Return a Plotly figure: what every rank does, over the memory it holds, on one time axis."""
-        from minitrain.trace.gantt import figure  # noqa: PLC0415  (plotly only when somebody looks)
-        from minitrain.trace.notebook_figure import NotebookFigure  # noqa: PLC0415
-        from minitrain.trace.run_folder import view_of  # noqa: PLC0415
-
-        return NotebookFigure(figure(self.drawn, view_of(self), self.drawn_journals), self._repr_html_)
+        drawn = above("figure").figure(self.drawn, self._view(), self.drawn_journals)
+        return above("notebook").NotebookFigure(drawn, self._repr_html_)
 
     def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
         """Write the figure as one page that opens without internet, and return its path.
@@ -477,20 +475,19 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
             include_plotlyjs: True for a page that needs no other file, "directory" or "parent" to share a
                 "plotly.min.js" with other pages of its folder or of the one above.
         """
-        from minitrain.trace.page import write_html  # noqa: PLC0415
-        from minitrain.trace.run_folder import view_of  # noqa: PLC0415
-
-        return write_html(Path(path), self.drawn, view_of(self), include_plotlyjs, self.drawn_journals)
+        target = Path(path)
+        above("page").write_html(target, self.drawn, self._view(), include_plotlyjs, self.drawn_journals)
+        return target
 
     def write_chrome_trace(self, path: str | PathLike[str]) -> Path:
         """Write the events as Chrome Trace Event JSON, for ui.perfetto.dev, and return the path."""
-        from minitrain.trace.chrome import write_chrome_trace  # noqa: PLC0415
-
-        return write_chrome_trace(Path(path), self.timeline, self.bytes_per_element, self.memory_journals)
+        target = Path(path)
+        above("chrome trace").write_chrome_trace(target, self.timeline, self.bytes_per_element, self.memory_journals)
+        return target
 
     def explain(self) -> Explanation:
         """Return why every rank waits, what sets the step time, what would help, and what fills the memory."""
-        from minitrain.analysis.explanation import Explanation  # noqa: PLC0415
+        from minitrain.run.analysis.explanation import Explanation  # noqa: PLC0415
 
         line, journals = self.step_timeline, self.memory_journals
         return Explanation(line, self.bytes_per_element, self.step_end, self.strategy, self.options, journals)
@@ -504,11 +501,9 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         return data_frame(columns_of(self.events))
 
     def __repr__(self) -> str:
-        from minitrain.trace.run_folder import conditions  # noqa: PLC0415
-
         step = f"{duration(self.step_time)}{self.headline_sureness}, peak {self.peak_memory_bytes / GIB:.4g} GiB"
         kind = "Run" if self.is_folded else type(self).__name__  # a folded run is as good as another
-        return f"<{kind} {self.strategy}: {conditions(self)}, step {step}>"
+        return f"<{kind} {self.strategy}: {above('words').conditions(self)}, step {step}>"
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script, which an exported notebook keeps."""
@@ -522,18 +517,19 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
 
     def _mime_bundle(self) -> dict[str, Any]:
         """Return the pictures of the run by MIME type."""
-        from minitrain.trace.excerpt import picture_of_first_ranks  # noqa: PLC0415
-        from minitrain.trace.page import mime_bundle  # noqa: PLC0415
-        from minitrain.trace.run_folder import view_of  # noqa: PLC0415
-
-        bundle = mime_bundle(self.drawn, view_of(self), self.drawn_journals)
-        return bundle if "text/html" in bundle else {**bundle, "text/html": picture_of_first_ranks(self, view_of(self))}
+        view = self._view()
+        bundle: dict[str, Any] = above("page").mime_bundle(self.drawn, view, self.drawn_journals)
+        picture = {} if "text/html" in bundle else {"text/html": above("excerpt").picture_of_first_ranks(self, view)}
+        return {**bundle, **picture}
 
     def _facts_html(self) -> str:
         """Return title and figures of the run as HTML."""
-        from minitrain.trace.run_folder import view_of  # noqa: PLC0415
+        view = self._view()
+        return f"<p><b>{escape(view.title)}</b><br>{escape(', '.join(view.facts))}</p>"
 
-        return f"<p><b>{escape(view_of(self).title)}</b><br>{escape(', '.join(view_of(self).facts))}</p>"
+    def _view(self) -> Any:
+        """Return what pictures say of the run: a `minitrain.view.layout.RunView`."""
+        return above("words").view_of(self)
 
 
 def load_run(path: str | PathLike[str]) -> Run:

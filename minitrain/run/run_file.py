@@ -22,8 +22,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minitrain.errors import UsageError
-from minitrain.events import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
-from minitrain.hardware.config_files import first_faults, key_path, shown
+from minitrain.machine.config_files import first_faults, key_path, shown
+from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
 from minitrain.operations.transfers import TRANSFERS
 from minitrain.run.ranks_once import OnceWritten, Partners, distinct_of
 

@@ -36,9 +36,9 @@ from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from minitrain.errors import UsageError
-from minitrain.events import Event, MemoryChange, Outage
 from minitrain.files import write_text
-from minitrain.hardware.config_files import label_of
+from minitrain.machine.config_files import label_of
+from minitrain.operations import Event, MemoryChange, Outage
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory, kinds_of_journals
 from minitrain.run.ranks_once import Repeated
 from minitrain.run.run_file import (

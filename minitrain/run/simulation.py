@@ -6,9 +6,11 @@ and of run is taken is chosen in `minitrain.run.variants`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from minitrain.rank.model import Model
+from minitrain.engine.model import Model
+from minitrain.engine.transport.dist import Dist
 from minitrain.run import variants
 from minitrain.run.device_memory import watching_memory
 from minitrain.run.event_loops import LoopFactory, run_to_end
@@ -18,7 +20,6 @@ from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left,
 from minitrain.run.result import Run
 from minitrain.run.signatures import SimulateKeywords, StepKeywords, of_strategy
 from minitrain.run.strategy_loading import Strategy
-from minitrain.transport.dist import Dist
 
 
 @of_strategy(SimulateKeywords)
@@ -78,6 +79,7 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
 
 async def simulate_prepared(prepared: PreparedRun) -> Run:
     """Simulate a run that is ready, all of its ranks or folded ones; raises what `simulate_async` does."""
+    prepared = replace(prepared, simulate=simulate_prepared)
     if prepared.parameters.faults:
         return await variants.simulate_with_faults(prepared, _simulate_every_rank)
     return await variants.simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))

@@ -1,7 +1,7 @@
 """Finding a strategy: a coroutine function, a shipped name, "path.py", "path.py:function", or "schedule.csv".
 
 "path.py" names the only strategy of a file, and a CSV is the order of a pipeline as `torch.distributed.pipelining`
-writes it (see `minitrain.schedules.pipeline`). What options a strategy takes is read from its signature.
+writes it (see `minitrain.search.schedules.pipeline`). What options a strategy takes is read from its signature.
 
 Importing the files beside a strategy's file, as `python file.py` does, but apart from those of other strategies.
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import importlib
 import inspect
 import re
 import sys
@@ -40,9 +39,10 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import StrategyError
+from minitrain.run.above import above
 
 if TYPE_CHECKING:
-    from minitrain.rank.model import Model
+    from minitrain.engine.model import Model
 
 
 _PREFIX = "minitrain_strategy_"
@@ -186,7 +186,7 @@ def strategies() -> dict[str, Strategy]:
 @lru_cache(maxsize=1)
 def _shipped() -> Mapping[str, Strategy]:
     """Import the shipped strategies, once."""
-    shipped = importlib.import_module("minitrain.strategies")
+    shipped = above("shipped strategies")
     return {_SPELLED_OTHERWISE.get(name, name): getattr(shipped, name) for name in shipped.__all__}
 
 
@@ -302,7 +302,7 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
 @lru_cache(maxsize=16)
 def _run_schedule(path: Path, changed_ns: int) -> Strategy:  # noqa: ARG001  (a file that has changed is read again)
     """Return the strategy that runs the schedule of a CSV file."""
-    read: Callable[[Path], Strategy] = importlib.import_module("minitrain.schedules.pipeline").from_schedule_file
+    read: Callable[[Path], Strategy] = above("schedules").from_schedule_file
     return read(path)
 
 

@@ -1,12 +1,13 @@
 """How sure a run's figures are: how far validated runs like it were off, and figures that no device was measured at.
 
-It is a file of its own, since it alone of this room imports `minitrain.validation`.
+It is a file of its own, since it alone of this room imports `minitrain.evidence`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from minitrain.run.above import above
 from minitrain.run.trained_model import TrainedModel
 
 MOST_MFU = 0.75
@@ -32,7 +33,7 @@ class SurenessFigures:
 
     @property
     def sureness(self) -> str:
-        """How far validated runs like this one were off, in words; see `minitrain.validation.similar_runs`."""
+        """How far validated runs like this one were off, in words; see `minitrain.evidence.similar_runs`."""
         kind = "" if self.trained_model is None else self.trained_model.kind
         axes = {axis: size for mesh in self.meshes for axis, size in mesh.items()}
         return sureness_of(self.priced_by, self.hardware, kind, axes, self.world_size)
@@ -53,10 +54,9 @@ def sureness_of(priced_by: str, hardware: str, kind: str, axes: Mapping[str, int
         axes: sizes by axis.
         world_size: its ranks.
     """
-    from minitrain.validation.similar_runs import Likeness  # noqa: PLC0415  (only where somebody asks)
-
-    given = Likeness(priced_by=priced_by, hardware=hardware, kind=kind, axes=axes, world_size=world_size)
-    return given.how_sure()
+    likeness = above("sureness").Likeness
+    given = likeness(priced_by=priced_by, hardware=hardware, kind=kind, axes=axes, world_size=world_size)
+    return str(given.how_sure())
 
 
 def remark_on(mfu: float | None, *, in_eight_bits: bool = False) -> str:

@@ -2,20 +2,20 @@
 
 | parameter | what differs | where |
 |---|---|---|
-| (none) | every rank a `Model`, every event kept in a `Run` | `rank`, `result` |
+| (none) | every rank a `Model`, every event kept in a `Run` | `engine`, `result` |
 | `log="summary"` | logs add their events to totals, and the run holds totals | `accounting.summary` |
 | `strict` | every tensor is followed, by an observer | `accounting.strict` |
-| `observers` | a caller's own are told of all that ranks do | `rank.observers` |
-| `execution` | a caller's own decides what operations do beside | `rank.executors` |
-| `numerics` | tensors carry arrays, by an executor | `numerics` |
-| `memory_by_kind` | stores keep a journal of their changes | `rank.stores` |
+| `observers` | a caller's own are told of all that ranks do | `engine.observers` |
+| `execution` | a caller's own decides what operations do beside | `engine.executors` |
+| `numerics` | tensors carry arrays, by an executor | `proof` |
+| `memory_by_kind` | stores keep a journal of their changes | `engine.stores` |
 | `contention` | the finished run is timed again | `contention` |
-| `contention="exact"` | transfers share links when it is timed again | `platform` |
-| `faults` | devices die, and the step is simulated until it comes through | `faults` |
+| `contention="exact"` | transfers share links when it is timed again | `whatif` |
+| `faults` | devices die, and the step is simulated until it comes through | `whatif.faults` |
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 
-`strict` and `observers` work together with an executor. What excludes each other is in `minitrain.run.parameters`. This
-file alone imports accounting, numerics, platform, faults and folding from this room, each when a run needs it.
+`strict` and `observers` work together with an executor. What excludes each other is in `minitrain.run.parameters`. What
+rooms above this one do is imported when a run needs it (`above`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from minitrain.engine.executors import Executor
+from minitrain.engine.model import Model
+from minitrain.engine.observers import Observer, together
+from minitrain.engine.watched import watched
 from minitrain.errors import UsageError
-from minitrain.events import TIME
-from minitrain.rank.executors import Executor
-from minitrain.rank.model import Model
-from minitrain.rank.observers import Observer, together
-from minitrain.rank.watched import watched
+from minitrain.operations import TIME
+from minitrain.run.above import above
 from minitrain.run.contention import EXACT, with_contention
 from minitrain.run.device_memory import MemoryOutsideStores, kinds_of_journals
 from minitrain.run.log_interning import sharing_sizes
@@ -41,8 +42,8 @@ from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped
 
-LEAST_RANKS, LEAST_RANKS_A_CLASS = 8, 4
-"""The fewest ranks of a run, and of each class, for which `fold="auto"` attempts to fold.
+LEAST_RANKS = 8
+"""The fewest ranks of a run for which `fold="auto"` attempts to fold; of a class, see `minitrain.run.folding.driver`.
 
 A failed attempt costs as much as some thirty events, which would make a smaller run a tenth slower.
 """
@@ -93,7 +94,7 @@ async def simulate_with_folding(prepared: PreparedRun, simulate_fully: Callable[
     is_asked_for = asks_to_fold(prepared.parameters.fold)
     if not is_asked_for and not _may_fold(prepared):
         return await simulate_fully()
-    from minitrain.folding import driver  # noqa: PLC0415  (only where it is asked for, as all below)
+    from minitrain.run.folding import driver  # noqa: PLC0415  (only where it is asked for, as all below)
 
     if is_asked_for:
         return await driver.simulate_folded(prepared, simulate_fully)
@@ -118,16 +119,15 @@ def _may_fold(prepared: PreparedRun) -> bool:
 
 
 async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run:
-    """Simulate a step until it comes through; see `minitrain.faults.disturbed_run.simulate_with_faults`."""
-    from minitrain.faults import disturbed_run  # noqa: PLC0415
-
-    return await disturbed_run.simulate_with_faults(prepared, simulate)
+    """Simulate a step until it comes through; see `minitrain.whatif.faults.disturbed_run.simulate_with_faults`."""
+    run: Run = await above("faults").simulate_with_faults(prepared, simulate)
+    return run
 
 
 def _summary() -> Variant:
     """Return the way to keep totals instead of events."""
-    from minitrain.accounting.summary.log import keeping_totals  # noqa: PLC0415
-    from minitrain.accounting.summary.run import SummaryRun  # noqa: PLC0415
+    from minitrain.run.accounting.summary.log import keeping_totals  # noqa: PLC0415
+    from minitrain.run.accounting.summary.run import SummaryRun  # noqa: PLC0415
 
     return Variant(Model, SummaryRun, keeping_totals, lambda _: {})
 
@@ -136,7 +136,7 @@ def _observers(parameters: RunParameters) -> Sequence[Observer]:
     """Return what watches the ranks."""
     if not parameters.strict:
         return parameters.observers
-    from minitrain.accounting.strict.observer import StrictAccounting  # noqa: PLC0415
+    from minitrain.run.accounting.strict.observer import StrictAccounting  # noqa: PLC0415
 
     return [StrictAccounting(), *parameters.observers]
 
@@ -145,9 +145,8 @@ def _executor(parameters: RunParameters) -> Executor | None:
     """Return what operations do beside what a model does; None for nothing."""
     if parameters.numerics is None:
         return parameters.execution
-    from minitrain.numerics import ArraysExecutor  # noqa: PLC0415
-
-    return ArraysExecutor(parameters.numerics)
+    executor: Executor = above("numerics").ArraysExecutor(parameters.numerics)
+    return executor
 
 
 @contextlib.contextmanager
@@ -176,19 +175,20 @@ def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[st
 
 def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[Any, Any]:
     """Return the logs of a run whose transfers share the links of its hardware, and what these carried."""
-    from minitrain.platform.replayed_runs import replayed_logs  # noqa: PLC0415
-
+    replayed_logs = above("shared links").replayed_logs
     logs = [model._log for model in models]
     hardware: Any = parameters.hardware
     if hasattr(hardware, "profile"):
-        return replayed_logs(logs, hardware, None)
+        on_platform: tuple[Any, Any] = replayed_logs(logs, hardware, None)
+        return on_platform
     system = getattr(models[0]._runtime_predictor, "system", None)
     if system is None:
         raise UsageError(
             'contention="exact" needs the links of a hardware config, and this run is priced by a predictor without '
             "one; name a config, or use contention=True"
         )
-    return replayed_logs(logs, system, parameters.placement)
+    on_links: tuple[Any, Any] = replayed_logs(logs, system, parameters.placement)
+    return on_links
 
 
 def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:

@@ -1,8 +1,8 @@
 """Annotations of tensors, and how sums, shards and combinations of tensors get theirs.
 
-A tensor has a slot for each of two annotations. `_content` is set by `minitrain.numerics`: the numbers that the tensor
-stands for. `_origin` is set by `minitrain.accounting.strict`: which operation made the tensor. Both are unset in other
-runs.
+A tensor has a slot for each of two annotations. `_content` is set by `minitrain.proof`: the numbers that the tensor
+stands for. `_origin` is set by `minitrain.run.accounting.strict`: which operation made the tensor. Both are unset in
+other runs.
 """
 
 from __future__ import annotations

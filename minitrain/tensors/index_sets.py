@@ -1,7 +1,7 @@
 """Sets of shards and of samples, ranges of them, and their text, as tensors and strategies use them.
 
 Tensors share their sets, since a set is larger than all tensors that refer to it. An index need not be an int: a value
-that stands for many ranks (see `minitrain.folding`) brings ranges and sets of its own kind.
+that stands for many ranks (see `minitrain.run.folding`) brings ranges and sets of its own kind.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class Tensor:
     """The common root of the five kinds.
 
     Its slots take no part in equality, repr, copies or pickles. `_units` is the size of the tensor, unset until it is
-    measured, and `_home` the account of the rank that stores it (see `minitrain.rank.stores`). `_content` and `_origin`
-    are annotations (see `minitrain.tensors.annotations`).
+    measured, and `_home` the account of the rank that stores it (see `minitrain.engine.stores`). `_content` and
+    `_origin` are annotations (see `minitrain.tensors.annotations`).
 
     Attributes:
         parts: the parts of a layer that it is of, or that are summed into it; kinds beside the five have them.
@@ -214,7 +214,7 @@ class Sharded(Tensor, Generic[O]):
 
 
 class Passage:
-    """How one layer made an activation and the next one used it; see `minitrain.rank.kept_for_backward`.
+    """How one layer made an activation and the next one used it; see `minitrain.engine.kept_for_backward`.
 
     Attributes:
         mode: how it went through its layer.

@@ -527,7 +527,7 @@ def kept_whole(value: Any) -> Any:
 
 
 def remember(result: Any, value: Any) -> Any:
-    """Pass on how the layer before went forward, from a value to the result: see `minitrain.rank.kept_for_backward`."""
+    """Pass on how the layer before went forward, from a value to the result: see `engine/kept_for_backward.py`."""
     passage = getattr(value, "_passage", None)
     if passage is not None and passage.made_in is not None:  # gradients have none
         passage_of(result).made_in = passage.made_in

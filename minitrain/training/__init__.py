@@ -5,7 +5,7 @@
 A step is simulated first. The recorded program is then the contract of each rank, which runs the same function on a
 `Model` whose tensors carry torch tensors.
 
-May import: the rooms up to `numerics`. Open `train` first. The other files:
+May import: the rooms up to `proof`. Open `train` first. The other files:
 
 | what | files |
 |---|---|

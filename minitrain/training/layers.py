@@ -17,9 +17,9 @@ import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.optim.adam import adam
 
+from minitrain.engine.executors import Computed
 from minitrain.errors import LawError, UsageError
-from minitrain.numerics.arithmetic import Adam, Momentum
-from minitrain.rank.executors import Computed
+from minitrain.proof.arithmetic import Adam, Momentum
 from minitrain.training.contents import Flat, Rows
 
 Carried = Mapping[int, tuple[Flat, Flat]]
@@ -292,7 +292,7 @@ def _cut(content: Flat, like: Flat) -> torch.Tensor:
 def take_step(
     optimizer: Adam | Momentum, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
 ) -> None:
-    """Take an optimizer's step in place, as `minitrain.numerics.arithmetic` has it.
+    """Take an optimizer's step in place, as `minitrain.proof.arithmetic` has it.
 
     Args:
         optimizer: which.

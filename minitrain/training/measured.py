@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from minitrain.events import (
+from minitrain.machine.price import Price
+from minitrain.operations import (
     COLLECTIVES,
     LAUNCHED,
     PRICE,
@@ -21,7 +22,6 @@ from minitrain.events import (
     WAITED_FOR,
     EventLog,
 )
-from minitrain.hardware.price import Price
 from minitrain.run.result import Run
 from minitrain.training.program import Program
 

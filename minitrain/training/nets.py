@@ -16,8 +16,8 @@ from typing import Any, final
 import torch
 
 from minitrain.errors import UsageError
-from minitrain.numerics.arithmetic import Adam, Momentum
-from minitrain.numerics.problem import Problem
+from minitrain.proof.arithmetic import Adam, Momentum
+from minitrain.proof.problem import Problem
 from minitrain.training.layers import Layer
 
 CONTEXT = 16

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
 
+from minitrain.engine.observers import Observer
+from minitrain.engine.operations import Launched
 from minitrain.errors import StrategyError
-from minitrain.events import LAYER, STRIDE, TYP
+from minitrain.operations import LAYER, STRIDE, TYP
 from minitrain.operations.collectives import COLLECTIVES, describe
 from minitrain.operations.computations import COMPUTATIONS
-from minitrain.rank.observers import Observer
-from minitrain.rank.operations import Launched
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.tensors import Tensor, clone

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from minitrain.errors import UsageError
-from minitrain.numerics.arithmetic import Adam, Momentum
-from minitrain.numerics.layers import problem_of
-from minitrain.numerics.problem import TransformerProblem
 from minitrain.operations.computations import COMPUTATIONS
+from minitrain.proof.arithmetic import Adam, Momentum
+from minitrain.proof.layers import problem_of
+from minitrain.proof.problem import TransformerProblem
 from minitrain.run.parameters import RunParameters
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training.checkpoints import Checkpoints

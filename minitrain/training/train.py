@@ -15,8 +15,8 @@ from minitrain.training.program import Program, record
 from minitrain.workloads.dense_rows import DenseRows
 
 if TYPE_CHECKING:
-    from minitrain.numerics.arithmetic import Adam, Momentum
-    from minitrain.numerics.problem import Problem, TransformerProblem
+    from minitrain.proof.arithmetic import Adam, Momentum
+    from minitrain.proof.problem import Problem, TransformerProblem
     from minitrain.training.measured import MeasuredRun
 
 DEFAULT_RANKS, DEFAULT_LAYERS = 2, 4
@@ -67,7 +67,7 @@ def train(
         backend: of torch.distributed: "gloo", on CPUs.
         workload: a transformer with a vocabulary of 256 or more, such as "tiny"; dense layers by default.
         data: what is learnt, byte by byte: a file, or an iterable of texts; the shipped strategies' source by default.
-        optimizer: `minitrain.numerics.Adam` or `Momentum`.
+        optimizer: `minitrain.proof.Adam` or `Momentum`.
         seed: of initial weights, and of which samples are drawn.
         dtype: of all numbers: "float32" or "float64".
         numerics: train on the numbers of a proof instead, as for `simulate`.

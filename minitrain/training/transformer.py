@@ -1,4 +1,4 @@
-"""The units of a transformer as torch functions, whole: what `minitrain.numerics.units` computes, by torch's kernels.
+"""The units of a transformer as torch functions, whole: what `minitrain.proof.units` computes, by torch's kernels.
 
 A unit's weight is one flat array, in the order of `Unit.weights`. Attention is `scaled_dot_product_attention`, which
 takes a flash kernel where there is one.
@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional
 
 from minitrain.errors import UsageError
-from minitrain.numerics.arithmetic import Adam, Momentum
-from minitrain.numerics.attention_core import ROTARY_BASE
-from minitrain.numerics.elementary import EPSILON
-from minitrain.numerics.problem import TransformerProblem
+from minitrain.proof.arithmetic import Adam, Momentum
+from minitrain.proof.attention_core import ROTARY_BASE
+from minitrain.proof.elementary import EPSILON
+from minitrain.proof.problem import TransformerProblem
 from minitrain.training.layers import Layer
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit

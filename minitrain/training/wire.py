@@ -16,10 +16,10 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
+from minitrain.engine.executors import ContentExecutor
 from minitrain.errors import UsageError
-from minitrain.events import COMM, STRIDE, Stream
+from minitrain.operations import COMM, STRIDE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
-from minitrain.rank.executors import ContentExecutor
 from minitrain.tensors import Activation, ActivationGrad, OptState, Sharded, Tensor
 from minitrain.training.contents import Flat, Rows, bounds, pieces_of, put_together
 from minitrain.training.layers import Arithmetic, Net

@@ -27,10 +27,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minitrain.engine.model import Model
+from minitrain.engine.watched import watched
 from minitrain.errors import StrategyError, UsageError
-from minitrain.events import STRIDE
-from minitrain.rank.model import Model
-from minitrain.rank.watched import watched
+from minitrain.operations import STRIDE
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.layers import Arithmetic, Carried, Net
 from minitrain.training.program import RankProgram

@@ -13,7 +13,7 @@ from minitrain.cli import app
 from minitrain.cli.generation import Given
 from minitrain.cli.options import at_cost, tokens_of
 from minitrain.run.result import TokenBudget
-from minitrain.trace.tables import budget_cells
+from minitrain.view.tables import budget_cells
 
 SMALL = ("--model", "tiny", "--world-size", "4", "--batch", "8")
 QUIET = ("--no-trace",)

@@ -13,8 +13,8 @@ from minitrain.cli import app
 from minitrain.cli.generation import Given
 from minitrain.cli.options import parse_durations, strategy_options
 from minitrain.cli.prove import BATCH, LAYERS, WORLD_SIZE
-from minitrain.hardware import shipped_configs
-from minitrain.hardware.config import SPECIFIED
+from minitrain.machine import shipped_configs
+from minitrain.machine.config import SPECIFIED
 from minitrain.run.comparison import DEFAULT_STRATEGIES
 
 SMALL = ("--world-size", "4", "--layers", "4", "--batch", "8")

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import HardwareConfigError, UsageError
-from minitrain.hardware import load_config
+from minitrain.machine import load_config
 
 pytestmark = pytest.mark.fuzz
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
-from minitrain.devices import calibration, validation
-from minitrain.devices.calibration import horner
-from minitrain.hardware import shipped_configs
+from minitrain.machine import shipped_configs
+from minitrain.machine.devices import calibration, validation
+from minitrain.machine.devices.calibration import horner
 
 
 @pytest.fixture(autouse=True)

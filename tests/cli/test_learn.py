@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
 from minitrain.cli.learn import STATE
-from minitrain.grading import load_exercise
+from minitrain.learn import load_exercise
 
-SUBMISSIONS = Path(__file__).parents[1] / "exercises" / "submissions"
+SUBMISSIONS = Path(__file__).parents[1] / "learn" / "exercises" / "submissions"
 RIGHT = (SUBMISSIONS / "ddp_as_it_goes.py").read_text()
 
 Learn = Callable[..., Result]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.hardware.measured_layers import LayerTime, write_layers
+from minitrain.machine.measured_layers import LayerTime, write_layers
 
 SIZES = ("--model", "gpt2", "--seq", "128", "--world-size", "2", "--batch", "4", "--hw", "a100_80g")
 

@@ -15,7 +15,7 @@ import minitrain as mt
 from benchmarks.published import Published
 from minitrain.cli import app
 from minitrain.run.parameters import DEFAULTS, OPTIONS, command_of
-from minitrain.tuning.search import distinct
+from minitrain.search.tuning.search import distinct
 
 SEARCH = ["--world-size", "16", "--batch", "32", "--model", "tiny", "--jobs", "1"]
 SPACE = ["--space", "tp=2", "--space", "num_chunks=1,2", "--space", "microbatch_size=1"]

@@ -69,7 +69,7 @@ def test_what_cannot_be_is_said_with_its_exit_code(more: tuple[str, ...], code: 
 
 
 def test_a_tool_without_words_for_any_layout_is_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.tuning.tune.Search.run", lambda _: pytest.fail("the search began"))
+    monkeypatch.setattr("minitrain.search.tuning.tune.Search.run", lambda _: pytest.fail("the search began"))
     result = CliRunner().invoke(app, ["tune", "fsdp", *_SMALL[2:8], "--space", "tp=2", "--words", "deepspeed"])
     assert result.exit_code == 2
     assert "deepspeed has words for no configuration of this search" in result.output

@@ -12,17 +12,17 @@ import pytest
 
 import minitrain as mt
 from minitrain.cli.trace import _WRITERS
-from minitrain.events import EVENT_TYPES
-from minitrain.hardware.fixed_durations import FixedPredictor
-from minitrain.numerics.layers import DenseLayers, TransformerLayers
-from minitrain.numerics.problem import Problem, TransformerProblem
+from minitrain.engine.model import Model
+from minitrain.engine.watched import watched
+from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.operations import EVENT_TYPES
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.operations.transfers import TRANSFERS
-from minitrain.rank.model import Model
-from minitrain.rank.watched import watched
+from minitrain.proof.layers import DenseLayers, TransformerLayers
+from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.run import run_file
-from minitrain.trace import bars, chakra, hta
+from minitrain.view import bars, chakra, hta
 from minitrain.workloads.transformer_workload import find_workload
 from minitrain.workloads.unit_kernels import Style
 from minitrain.workloads.workload import Context, PassMode

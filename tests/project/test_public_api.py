@@ -51,7 +51,7 @@ def test_in_a_checkout_python_finds_the_folders_beside_the_package_without_an_in
         f"import sys; sys.path[:] = [{str(root)!r}, *sys.path, *{packages}]\n"
         "import minitrain as mt\n"
         "from minitrain.strategies import ddp\n"
-        "from minitrain.hardware import shipped_configs\n"
+        "from minitrain.machine import shipped_configs\n"
         "print(mt.strategies()['ddp'] is ddp, 'h100_80g_nvl8' in shipped_configs())"
     )
     assert run_python(code, "-S").strip() == "True True"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.events import Event
-from minitrain.hardware import load_config
-from minitrain.hardware.config_files import shipped_names
+from minitrain.machine import load_config
+from minitrain.machine.config_files import shipped_names
+from minitrain.operations import Event
 from minitrain.run.sureness import MOST_MFU, remark_on
-from minitrain.trace.tables import comparison_notes
+from minitrain.view.tables import comparison_notes
 
 DENSE = mt.Transformer(
     num_layers=2, hidden_size=4096, num_heads=32, vocab_size=32000, seq_len=4096, mlp="swiglu", ffn_hidden_size=11008

@@ -10,7 +10,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import OutOfMemoryError
-from minitrain.hardware.config import load_config
+from minitrain.machine.config import load_config
 from minitrain.run.device_memory import (
     BUFFER_BYTES_A_GROUP,
     CONTEXT_BYTES,

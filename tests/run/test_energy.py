@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.breakdown import Breakdown
-from minitrain.hardware import load_config
-from minitrain.hardware.data_sheet import DataSheet, Power
-from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.price import RankPredictors
+from minitrain.machine import load_config
+from minitrain.machine.data_sheet import DataSheet, Power
+from minitrain.machine.predictor import RuntimePredictor
+from minitrain.machine.price import RankPredictors
+from minitrain.run.analysis.breakdown import Breakdown
 from minitrain.run.energy import dollars_of, energy_of, peak_watts
 from minitrain.workloads.matmul import MATMUL_LAYER
 

@@ -11,12 +11,12 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, UsageError
-from minitrain.hardware import load_config
-from minitrain.hardware.fixed_durations import FixedPredictor
-from minitrain.hardware.kernel_device import KernelDevice
-from minitrain.hardware.measured_topology import MeasuredTopology
-from minitrain.hardware.price import Pricing
-from minitrain.trace.run_folder import conditions
+from minitrain.machine import load_config
+from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.kernel_device import KernelDevice
+from minitrain.machine.measured_topology import MeasuredTopology
+from minitrain.machine.price import Pricing
+from minitrain.view.run_folder import conditions
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.matmul import MATMUL_LAYER

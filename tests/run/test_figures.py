@@ -9,8 +9,8 @@ import pytest
 import minitrain as mt
 from minitrain.run import figures
 from minitrain.run.figures import FIGURES, TABLES, Column, Figure, FiguresOf
-from minitrain.trace.run_folder import table_rows
-from minitrain.trace.tables import comparison_table, run_table, table_text
+from minitrain.view.run_folder import table_rows
+from minitrain.view.tables import comparison_table, run_table, table_text
 
 SMALL: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 8}
 TINY: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "workload": "tiny", "hardware": "a100_80g"}
@@ -60,7 +60,7 @@ def test_a_column_that_is_added_to_a_table_is_shown_there(monkeypatch: pytest.Mo
     new = Column("step µs", "step_time_s", 1e6, "{:.2f}".format, title="step in µs")
     monkeypatch.setattr(figures, "TABLES", {name: (*shown, new) for name, shown in TABLES.items()})
     for module in ("tables", "run_folder"):
-        monkeypatch.setattr(f"minitrain.trace.{module}.TABLES", figures.TABLES)
+        monkeypatch.setattr(f"minitrain.view.{module}.TABLES", figures.TABLES)
     comparison = mt.compare(["ddp", "zero3"], **SMALL)
     text = f"{comparison.succeeded[0].step_time * 1e6:.2f}"
     assert text in table_text(comparison_table(comparison))

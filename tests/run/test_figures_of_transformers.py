@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 import minitrain as mt
-from minitrain.analysis.memory_over_time import curves_by_kind
 from minitrain.cli import app
-from minitrain.rank.memory_by_kind import MEMORY_KINDS
+from minitrain.engine.memory_by_kind import MEMORY_KINDS
+from minitrain.run.analysis.memory_over_time import curves_by_kind
 
 V = 256
 GPT = mt.Transformer(num_layers=4, hidden_size=128, num_heads=8, vocab_size=V, seq_len=96, attention="unfused")

@@ -15,8 +15,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.events import Event
 from minitrain.lib import Model
+from minitrain.operations import Event
 from minitrain.run.run_file import FIELDS
 
 Lines = list[Any]

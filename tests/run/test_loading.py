@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.hardware.config import SystemConfig, load_config
 from minitrain.lib import Model
+from minitrain.machine.config import SystemConfig, load_config
 from minitrain.run.result import Run
 
 _SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 32}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.events import MEMORY, STRIDE
+from minitrain.engine.transport import deadlocks as watch
+from minitrain.operations import MEMORY, STRIDE
 from minitrain.run.result import Run
-from minitrain.transport import deadlocks as watch
 
 
 def distinct_sizes(run: Run) -> int:

@@ -9,9 +9,9 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.hardware import load_config
-from minitrain.hardware.measured_layers import LayerTime, write_layers
-from minitrain.hardware.topology import FlatTopology
+from minitrain.machine import load_config
+from minitrain.machine.measured_layers import LayerTime, write_layers
+from minitrain.machine.topology import FlatTopology
 
 MODEL = mt.Transformer(num_layers=2, hidden_size=64, num_heads=4, vocab_size=512, seq_len=32, attention="unfused")
 ROWS = tuple(

@@ -10,11 +10,11 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import OutOfMemoryError, UsageError
-from minitrain.hardware import FlatTopology, load_config
-from minitrain.hardware.config import SPECIFIED
-from minitrain.hardware.device import RooflineDevice
-from minitrain.hardware.predictor import DevicePredictor, RuntimePredictor
-from minitrain.hardware.price import RankPredictors
+from minitrain.machine import FlatTopology, load_config
+from minitrain.machine.config import SPECIFIED
+from minitrain.machine.device import RooflineDevice
+from minitrain.machine.predictor import DevicePredictor, RuntimePredictor
+from minitrain.machine.price import RankPredictors
 from minitrain.workloads.matmul import MATMUL_LAYER, MatmulLayer
 
 H100, A100 = load_config("h100_80g_nvl8"), load_config("a100_80g")

@@ -10,13 +10,13 @@ import pytest
 
 import minitrain as mt
 from minitrain.cli import main
-from minitrain.hardware import FlatTopology, HierarchicalTopology, load_config
-from minitrain.hardware.config import SPECIFIED
-from minitrain.hardware.predictor import NETWORKS, RuntimePredictor, make_topology
-from minitrain.hardware.topology import nodes_in_rank_order
+from minitrain.machine import FlatTopology, HierarchicalTopology, load_config
+from minitrain.machine.config import SPECIFIED
+from minitrain.machine.predictor import NETWORKS, RuntimePredictor, make_topology
+from minitrain.machine.topology import nodes_in_rank_order
 from minitrain.run.comparison import FailedRun
 from minitrain.run.parameters import DEFAULTS
-from minitrain.trace.run_folder import conditions, title_of, view_of
+from minitrain.view.run_folder import conditions, title_of, view_of
 
 TIERS = load_config("h100_80g_nvl8").networks
 NODE: dict[str, Any] = {"world_size": 8, "num_layers": 8, "global_batch_size": 64}

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.accounting.summary.run import SummaryRun
 from minitrain.cli.generation import Given
 from minitrain.cli.options import strategy_options
+from minitrain.engine.observers import Observer
 from minitrain.errors import UsageError
-from minitrain.rank.observers import Observer
+from minitrain.run.accounting.summary.run import SummaryRun
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, OPTIONS, Exclusion, RunParameters, split_keywords
 from minitrain.run.signatures import StepKeywords
 from minitrain.run.strategy_loading import options_of

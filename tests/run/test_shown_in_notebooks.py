@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.analysis.labels import duration
 from minitrain.errors import UsageError
-from minitrain.events import Event
-from minitrain.grading.result import CheckResult
+from minitrain.learn.result import CheckResult
+from minitrain.operations import Event
+from minitrain.run.analysis.labels import duration
 
 SIZES: dict[str, Any] = {"world_size": 2, "num_layers": 2, "global_batch_size": 4}
 

@@ -28,7 +28,7 @@ def test_a_pool_makes_its_processes_that_way() -> None:
 PARENT = """
 import os
 from minitrain.run.worker_processes import worker_pool
-from minitrain.sweeps.executors.own_processes import OwnProcesses
+from minitrain.search.sweeps.executors.own_processes import OwnProcesses
 
 def work_for_ever():
     print(os.getpid(), flush=True)

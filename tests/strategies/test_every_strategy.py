@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain import schedules
-from minitrain.events import Event
-from minitrain.operations import collectives
+from minitrain.operations import Event, collectives
 from minitrain.tensors import HIDDEN_SIZE, WeightGrad
 from minitrain.tensors.placed import num_summed
 from tests.small_transformers import MIXTRAL_LIKE
@@ -85,7 +84,7 @@ def every_sum_is_of_different_samples(monkeypatch: pytest.MonkeyPatch) -> None:
         return results
 
     monkeypatch.setattr(WeightGrad, "__add__", checked_add)
-    monkeypatch.setattr("minitrain.transport.communicator.perform", checked_perform)
+    monkeypatch.setattr("minitrain.engine.transport.communicator.perform", checked_perform)
 
 
 def as_bucket(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.hardware.config import SPECIFIED
+from minitrain.machine.config import SPECIFIED
 
 GOLDEN = Path(__file__).parents[2] / "traces" / "golden"
 OPTIONS: dict[str, dict[str, Any]] = {

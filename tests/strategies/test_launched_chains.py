@@ -11,13 +11,13 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import TensorTypeError
-from minitrain.folding.run import FoldedRun
-from minitrain.grading.recorder import Recorder
-from minitrain.grading.replay import replayed
-from minitrain.hardware import load_config
+from minitrain.learn.recorder import Recorder
+from minitrain.learn.replay import replayed
+from minitrain.machine import load_config
+from minitrain.run.folding.run import FoldedRun
 from minitrain.tensors import HIDDEN_SIZE
 from tests.folded_runs import require_identical
-from tests.vector.test_price import require_equal_to_separate
+from tests.whatif.vector.test_price import require_equal_to_separate
 
 H100 = load_config("h100_80g_nvl8")
 WEIGHT_BYTES = 2 * HIDDEN_SIZE**2

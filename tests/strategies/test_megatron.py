@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.events import STRIDE
+from minitrain.operations import STRIDE
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.shapes import RECOMPUTE, Recompute

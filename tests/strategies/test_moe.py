@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.hardware.predictor import RuntimePredictor
+from minitrain.machine.predictor import RuntimePredictor
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.expert_layers import ROUTER, ExpertPass, Piece
 from minitrain.workloads.transformer_workload import TransformerWorkload

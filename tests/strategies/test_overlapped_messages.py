@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.schedules import Action, Schedule
+from minitrain.search.schedules import Action, Schedule
 from minitrain.tensors import BLOCK_SIZE, HIDDEN_SIZE
 
 SHIPPED: dict[str, tuple[Callable[..., Schedule], int]] = {

@@ -21,7 +21,7 @@ import cloudpickle  # type: ignore[import-untyped]  # noqa: E402
 import numpy as np  # noqa: E402
 
 import minitrain as mt  # noqa: E402
-from minitrain.numerics.problem import Problem  # noqa: E402
+from minitrain.proof.problem import Problem  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402
 from minitrain.training.checkpoints import read_checkpoint  # noqa: E402
 from minitrain.training.launcher import free_port  # noqa: E402

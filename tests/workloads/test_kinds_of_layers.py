@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.trace.run_folder import conditions
+from minitrain.view.run_folder import conditions
 from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import FlashAttention, KernelList, MemoryPass
 from minitrain.workloads.unit_costs import pass_cost

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.events import UNITS_PER_ELEMENT, Event
+from minitrain.engine.observers import Observer
 from minitrain.lib import Model, RuntimePredictor
-from minitrain.rank.observers import Observer
+from minitrain.operations import UNITS_PER_ELEMENT, Event
 from minitrain.tensors import Activation, ActivationGrad
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.hardware.config import SPECIFIED
-from minitrain.hardware.predictor import RuntimePredictor
-from minitrain.hardware.price import RankPredictors
+from minitrain.machine.config import SPECIFIED
+from minitrain.machine.predictor import RuntimePredictor
+from minitrain.machine.price import RankPredictors
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.trace.bars import make_bars
-from minitrain.trace.layout import View
-from minitrain.trace.page import payload
+from minitrain.view.bars import make_bars
+from minitrain.view.layout import View
+from minitrain.view.page import payload
 from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
 from minitrain.workloads.workload import PassMode
 

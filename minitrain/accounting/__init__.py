@@ -1,4 +1,0 @@
-"""Two other ways to keep account of a run: `strict` follows every tensor alive, `summary` keeps totals, not events.
-
-May import: the rooms up to `run`. Open `strict.observer` or `summary.log` first.
-"""

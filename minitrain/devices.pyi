@@ -1,0 +1,1 @@
+from minitrain.machine.devices import *  # noqa: F403

@@ -1,0 +1,20 @@
+"""One rank of a training run: `Model`, its stores, its operations, the laws that they obey, its clock and its log.
+
+May import: `errors`, `source_lines`, `tensors`, `operations`, `workloads`, `machine`. Open `model` first, then
+`computation` (what a rank does alone) and `communication` (how it calls on others: what comes of the values is decided
+in operations/collectives.py). `laws` says what must hold before an operation may happen, `operations` when a submitted
+communication starts and ends, and `stores` what a rank holds in memory.
+
+The rest, by what a reader looks for:
+
+- What all operations change: `state`, with `memory_by_kind` and `launched_memory`.
+- Launched operations whose results go to others: `chains`.
+- Features beside the usual path: `general_case` and `remembered` (prices), `kept_for_backward` (recomputation),
+  `placed_passes` (parts of layers and shards of sequences), `attention` (context parallelism), `experts` (expert
+  parallelism), and `host_memory` (offloading).
+- Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` with `sample_laws` cuts the batch into
+  samples and microbatches, and `shares` says who takes how much where ranks are not alike.
+- Who watches: `observers` are told of all that ranks do, and `executors` decide what it is beside, in the models that
+  `watched` makes.
+- After the run: `final_weights` checks that every layer was trained.
+"""

@@ -1,0 +1,418 @@
+"""What a rank does with others: collectives, messages, and launching them to run beside its computing.
+
+An operation is submitted at once: its row in the log is reserved, and the transport matches it with the operations of
+the other ranks. It is completed when all of them are there (see `minitrain.engine.operations`). Awaiting it moves the
+clock of the rank to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Hashable, Iterable
+from inspect import getcoroutinelocals
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from minitrain.engine.chains import Chains
+from minitrain.engine.host_memory import HostMemory
+from minitrain.engine.launched_memory import LaunchedMemory
+from minitrain.engine.operations import Launched, Operation, PeerStream, Unused
+from minitrain.engine.transport.groups import Group, Mesh, require_axes
+from minitrain.errors import StrategyError, TensorTypeError, UsageError
+from minitrain.machine.network import require_algorithm
+from minitrain.machine.price import PENDING
+from minitrain.operations import LAYER, NO_SAMPLES, OFFLOAD, RECV, SEND, Note, Stream
+from minitrain.tensors import FIELDS, Tensor
+from minitrain.tensors.placed import COPIES
+
+if TYPE_CHECKING:
+    from minitrain.engine.transport.dist import Dist
+    from minitrain.engine.transport.protocol import ProcessGroup
+    from minitrain.machine.price import Predictor, Price
+
+T = TypeVar("T")
+
+Groupish = Group | Iterable[int] | None
+
+TENSORS = frozenset(FIELDS)
+
+
+class Communication(HostMemory):
+    """The operations on a rank's communication streams."""
+
+    _operation_kind = Operation  # the same class for all ranks of a run
+
+    def __init__(
+        self,
+        rank: int = 1,
+        dist: Dist | None = None,
+        num_layers: int = 2,
+        global_batch_size: int = 1,
+        *,
+        runtime_predictor: Predictor | None = None,
+        memory_by_kind: bool = False,
+    ) -> None:
+        super().__init__(
+            rank,
+            dist,
+            num_layers,
+            global_batch_size,
+            runtime_predictor=runtime_predictor,
+            memory_by_kind=memory_by_kind,
+        )
+        self._operation_kind = self._operation_kind  # on the object, where it is found sooner than on the class
+        self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
+        self._peers: dict[tuple[str, int], PeerStream] = {}
+        self._meshes: list[dict[str, int]] = []  # size by axis; figures name groups by them
+
+    def mesh(self, **axes: int) -> Mesh:
+        """Lay the ranks out on named axes, the last one fastest: with `mesh(pp=4, dp=2)`, rank = 2 pp + dp.
+
+        Raises:
+            UsageError: the product of the axes is not world_size.
+        """
+        require_axes(axes, self._world_size)
+        self._note_mesh(axes)
+        return Mesh(self._rank, axes, lambda *axes: self._view(self._transport.communicator_along(*axes)))
+
+    def _note_mesh(self, axes: dict[str, int]) -> None:
+        """Keep the axes of a mesh, by which figures say what a group was for."""
+        if axes not in self._meshes:
+            self._meshes.append(axes)
+
+    def group(self, ranks: Iterable[int]) -> Group:
+        """Return the group of some ranks, this one among them.
+
+        Raises:
+            UsageError: a rank is not of this world, or this rank is not among them.
+        """
+        return self._view(self._transport.communicator(ranks))
+
+    def _view(self, communicator: ProcessGroup) -> Group:
+        """Return this rank's view of what a group shares."""
+        found = self._groups.get(communicator)
+        if found is None:
+            found = self._groups[communicator] = Group(communicator, self._rank)
+        return found
+
+    async def all_reduce(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
+        """Sum a gradient (or a bucket of them) over the ranks of a group; every rank gets the sum.
+
+        On a device this works in place: the sum takes the place of `v`.
+
+        Args:
+            v: a `WeightGrad`, or a list of them, which share one latency.
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+            algorithm: "ring", "tree" or "hierarchical"; the network's own choice by default (see
+                `minitrain.machine.network`). It changes the price, not the sum.
+
+        Raises:
+            CollectiveMismatchError: the ranks bring what cannot be summed, or ask for different algorithms.
+            TensorTypeError: `v` is not a tensor.
+            UsageError: there is no such algorithm, or the network has none such for the group.
+        """
+        if algorithm is not None:
+            require_algorithm("all_reduce", algorithm)
+        return await self._collective("all_reduce", v, layer, group, algorithm)  # type: ignore[no-any-return]
+
+    async def reduce_scatter(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
+        """Sum a gradient (or a bucket of them) over the ranks of a group and keep this rank's shard of it.
+
+        Args, Raises: as for `all_reduce`; the gradients must be complete, and there is no tree.
+        """
+        if algorithm is not None:
+            require_algorithm("reduce_scatter", algorithm)
+        return await self._collective("reduce_scatter", v, layer, group, algorithm)  # type: ignore[no-any-return]
+
+    async def all_gather(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
+        """Put the shards of a group's ranks together; every rank gets all of them.
+
+        Args:
+            v: a `Weight`, `WeightGrad` or `OptState`, or a list of them, which share one latency.
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+            algorithm: "ring" or "hierarchical"; the network's own choice by default.
+
+        Raises:
+            CollectiveMismatchError: the ranks bring shards that do not belong together, or ask for two algorithms.
+            TensorTypeError: `v` is not a tensor.
+            UsageError: there is no such algorithm, or the network has none such for the group.
+        """
+        if algorithm is not None:
+            require_algorithm("all_gather", algorithm)
+        return await self._collective("all_gather", v, layer, group, algorithm)  # type: ignore[no-any-return]
+
+    async def broadcast(self, v: T | None, source: int, layer: int | None = None, *, group: Groupish = None) -> T:
+        """Give every rank of a group the tensor of one of them.
+
+        Args:
+            v: the tensor; on every rank but the source it is ignored.
+            source: whose tensor.
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+
+        Raises:
+            UsageError: the source is not in the group.
+        """
+        member = self._member(group)
+        members = member.ranks if self._world_size > 1 else (0, self._rank)  # in a world of one, any number
+        if source not in members:
+            raise UsageError(f"the source of a broadcast must be in the group {member.ranks}, got {source!r}")
+        value: Any = v
+        if source != self._rank and member.size > 1:
+            value = Unused(v.operation) if isinstance(v, Launched) else None
+        if value is None and source == self._rank:
+            raise TensorTypeError(f"broadcast on rank {self._rank} needs a tensor, got None", rank=self._rank)
+        return await self._collective("broadcast", value, layer, member, source)  # type: ignore[no-any-return]
+
+    async def all_to_all(self, v: Any, layer: int | None = None, *, group: Groupish = None) -> Any:
+        """Give the k-th tensor of a list to the k-th rank of a group, and get one from each.
+
+        Copies of tokens are one tensor: those for the k-th part of a layer's experts go to the k-th rank, and what the
+        experts have made of them comes back to the ranks whose samples they are.
+
+        Args:
+            v: one tensor for each rank of the group, in rank order; or copies of tokens (`RoutedTokens`,
+                `ExpertOutputs`, or the gradient of one).
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+
+        Returns:
+            A list of one tensor from each rank; or copies of tokens.
+
+        Raises:
+            CollectiveMismatchError: the ranks bring copies of tokens that do not belong together.
+            TensorTypeError: `v` is neither.
+        """
+        return await self._collective("all_to_all", v if v.__class__ in COPIES else self._listed(v), layer, group)
+
+    def _listed(self, v: Any) -> list[Any]:
+        """Return the tensors of an exchange as a list."""
+        if isinstance(v, Launched):
+            return v  # type: ignore[return-value]  # its result is looked at once it is there
+        if isinstance(v, Tensor):
+            raise TensorTypeError(
+                f"all_to_all on rank {self._rank} needs a list of one tensor for each rank, or copies of tokens for "
+                f"experts, got {type(v).__name__}",
+                rank=self._rank,
+                value=v,
+            )
+        return list(v)
+
+    async def barrier(self, group: Groupish = None) -> None:
+        """Wait until all ranks of a group have arrived."""
+        await self._collective("barrier", None, None, group)
+
+    async def send(self, dest: int, v: Any, *, tag: Hashable = None) -> None:
+        """Send a tensor to another rank.
+
+        Args:
+            dest: who gets it.
+            v: the tensor.
+            tag: only a receive with the same tag gets it; tagged messages are never held back.
+
+        Raises:
+            UsageError: `dest` is not another rank.
+            TensorTypeError: `v` is not a tensor.
+        """
+        await self._send(dest, v, tag)
+
+    async def receive(self, source: int, *, tag: Hashable = None) -> Any:
+        """Return the oldest tensor that another rank sent (under this tag) and that was not received yet.
+
+        Args:
+            source: who sends it.
+            tag: the tag it was sent with.
+
+        Raises:
+            UsageError: `source` is not another rank.
+        """
+        return await self._receive(source, tag)
+
+    def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
+        """Submit one communication of this model to run beside what follows: `work = model.launch(model.send(...))`.
+
+        `offload` and `fetch` are launched in the same way.
+
+        The operation is submitted before this returns, at the present clock; `await work` gives its result and moves
+        the compute clock to its end. Its tensors count as memory of this rank until then. (A task made around an
+        operation, in contrast, begins whenever the event loop comes to it.)
+
+        A collective or a send may be given `work` in the place of its result: see `minitrain.engine.chains`.
+
+        Raises:
+            StrategyError: `operation` is not a fresh communication of this model.
+        """
+        self._require_operation(operation)
+        self.launching = True
+        try:
+            submitted: Operation = operation.send(None)
+        finally:
+            self.launching = False
+        operation.close()
+        submitted.launched_memory = LaunchedMemory(submitted)
+        self._in_flight[id(submitted)] = submitted
+        return Launched(submitted)
+
+    def _require_operation(self, operation: Any) -> None:
+        """Require a coroutine that one of this model's communications has just returned."""
+        fresh = isinstance(operation, CoroutineType) and operation.cr_await is None
+        if fresh and operation.__qualname__ in _OPERATIONS and getcoroutinelocals(operation).get("self") is self:
+            return
+        if isinstance(operation, CoroutineType):
+            operation.close()
+        raise StrategyError(
+            f"launch on rank {self._rank} takes one communication of the same model that nobody awaits yet, such as "
+            f"model.launch(model.all_gather(weight, layer)); got {operation!r:.80}",
+            rank=self._rank,
+        )
+
+    def _member(self, group: Groupish) -> Group:
+        """Return this rank's own view of a group."""
+        if group is None:
+            return self._world
+        if isinstance(group, Group):
+            return group if group.rank == self._rank else self.group(group.ranks)
+        return self.group(group)
+
+    def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable = None) -> int:
+        """Log an operation that may still have to wait, and return its row, to be completed when it is settled."""
+        rows, time = self._rows, self._time
+        row = len(rows)
+        note = None if tag is None else Note(tag)
+        rows.extend((op, layer, time, PENDING, self._account.units, NO_SAMPLES, stream, None, time, note))
+        return row
+
+    def _communicable(self, op: str, v: Any) -> Any:
+        """Return a tensor, a bucket of tensors as a list, or None where the operation may have no value.
+
+        A launched operation stands for its result.
+        """
+        if v is None and op not in ("barrier", "broadcast"):
+            raise TensorTypeError(f"{op} on rank {self._rank} needs a tensor, got None", rank=self._rank)
+        value = list(v) if isinstance(v, tuple) else v
+        for item in value if isinstance(value, list) else (value,):
+            if isinstance(item, Launched):
+                self._require_result(op, item.operation)
+                self._chains = self._chains or Chains()
+            elif item is None and value is not None:
+                raise TensorTypeError(f"{op} on rank {self._rank} needs tensors, got {value!r:.80}", rank=self._rank)
+            else:
+                self.wire_bytes(item)  # raises for anything that is not a tensor
+        return value
+
+    def _require_result(self, op: str, launched: Operation) -> None:
+        """Require that a launched operation, which another one is given, is of this rank and has a result to give."""
+        if launched.model is not self:
+            raise TensorTypeError(
+                f"{op} on rank {self._rank} got the launched {launched.op} of rank {launched.rank}; give it results of "
+                "this rank's own operations, and send tensors to other ranks",
+                rank=self._rank,
+                op=op,
+            )
+        if launched.op in (SEND, "barrier", OFFLOAD):
+            raise TensorTypeError(
+                f"{op} on rank {self._rank} needs a tensor, got the launched {launched.op}, which gives none; await it",
+                rank=self._rank,
+                op=op,
+            )
+
+    def _checked(self, op: str, value: Any) -> Any:
+        """Return the result of a launched operation as another one takes it."""
+        if op == "all_to_all" and value.__class__ not in COPIES:
+            return self._communicable(op, self._listed(value))
+        return value if value.__class__ in TENSORS else self._communicable(op, value)
+
+    def _go_on_soon(self) -> None:
+        """Carry out operations that have been held, in the next iteration of the event loop."""
+        if self._chains is not None:
+            self._transport.carry_out_soon(self._chains.go_on)
+
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
+        """Submit a collective."""
+        member = self._world if group is None else self._member(group)
+        value = v if v.__class__ in TENSORS else self._communicable(op, v)
+        operation = self._operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        if self._chains is not None and self._chains.hold(operation, self._join):
+            return operation
+        communicator = member.communicator
+        if communicator.size == 1:  # as `_join` does, without a call: every collective comes here
+            operation.settle_alone(operation.value)
+        else:
+            communicator.join(member.index, operation)
+        return operation
+
+    def _join(self, operation: Any) -> None:
+        """Let a collective meet those of the other ranks."""
+        member = operation.owner
+        if member.communicator.size == 1:
+            operation.settle_alone(operation.value)
+        else:
+            member.communicator.join(member.index, operation)
+
+    def _peer(self, kind: str, peer: int) -> PeerStream:
+        """Return the stream of messages to or from a peer."""
+        found = self._peers.get((kind, peer))
+        if found is None:
+            found = self._peers[kind, peer] = PeerStream(kind, peer)
+        return found
+
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
+        """Submit a message; it takes its stream at once, whatever its receiver does."""
+        channel = self._transport.channel(self._rank, dest, tag)
+        price = layer = None
+        if isinstance(v, Launched):
+            self._communicable(SEND, v)
+        else:
+            price, layer = self._price_of_message(v, dest), v.layer
+        owner = self._peer(SEND, dest)
+        operation = self._operation_kind(self, SEND, v, owner, self._reserve(SEND, layer, owner.stream, tag), None)
+        if self._chains is None or not self._chains.hold(operation, lambda held: self._depart(held, price, tag)):
+            self._depart(operation, price, tag, channel)
+        return operation
+
+    def _price_of_message(self, v: Any, dest: int) -> Price:
+        """Return the price of sending a tensor."""
+        size_bytes = self._runtime_predictor.workload.message_bytes(v)
+        return self._runtime_predictor.p2p(SEND, size_bytes, self._rank, dest)
+
+    def _depart(self, operation: Operation, price: Price | None, tag: Hashable, channel: Any = None) -> None:
+        """Send a message; one that was held has no channel yet, nor a price if it waited for what it carries."""
+        dest: Any = operation.owner.stream.peer
+        if price is None:
+            price = self._price_of_message(operation.value, dest)
+            self._rows[operation.row + LAYER] = operation.value.layer
+        operation.depart(price)
+        found = self._transport.channel(self._rank, dest, tag) if channel is None else channel
+        self._transport.put(found, operation)
+        if channel is None and self._observer is not None:
+            self._observer.departed(operation)
+        if operation.settled and operation.waiters is not None:  # it was held while its task waited
+            self._transport.wake([operation.waiters])
+
+    def _receive(self, source: int, tag: Hashable) -> Operation:
+        """Submit a receive."""
+        channel = self._transport.channel(source, self._rank, tag)
+        owner = self._peer(RECV, source)
+        operation = self._operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
+        owner.pending.append(operation)
+        owner.is_waited_for |= not self.launching
+        self._transport.get(channel, operation)
+        return operation
+
+
+_OPERATIONS = frozenset(
+    method.__qualname__
+    for method in (
+        Communication.all_reduce,
+        Communication.reduce_scatter,
+        Communication.all_gather,
+        Communication.broadcast,
+        Communication.all_to_all,
+        Communication.barrier,
+        Communication.send,
+        Communication.receive,
+        Communication.offload,
+        Communication.fetch,
+    )
+)

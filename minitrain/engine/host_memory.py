@@ -1,0 +1,209 @@
+"""Moving tensors to the host's memory and back, beside computing: `offload` and `fetch`.
+
+Each direction has a stream of its own, priced by the link to the host. `offload` gives an `OnHost`. Store it in
+`model.host`, where it counts as host memory. `fetch` makes the tensor again on the device; the copy on the host stays
+until it is deleted, so that weights can be fetched as often as they are needed.
+
+    host[layer] = await model.offload(activations.pop(layer))
+    activations[layer] = await model.fetch(host[layer])
+    del host[layer]
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, TypeVar
+
+from minitrain.engine.operations import Launched, Operation, PeerStream, samples_of
+from minitrain.engine.state import RankState
+from minitrain.engine.stores import Account, Store
+from minitrain.errors import HardwareConfigError, LawError, OutOfMemoryError, TensorTypeError
+from minitrain.machine.price import Price
+from minitrain.operations import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, Stream
+from minitrain.operations.collectives import describe
+from minitrain.tensors import FIELDS
+from minitrain.tensors.on_host import OnHost, copy_to_device, copy_to_host
+
+T = TypeVar("T")
+
+
+class HostStore(Store[OnHost]):
+    """What a rank keeps in the memory of its host.
+
+    Args:
+        account: of the host's memory.
+        rank: whose it is, for messages.
+        capacity_units: the host's memory, in units.
+        unit_bytes: bytes of a unit.
+    """
+
+    __slots__ = ("_capacity_units", "_rank", "_unit_bytes")
+
+    def __init__(self, account: Account, rank: int, capacity_units: float, unit_bytes: float) -> None:
+        super().__init__(account)
+        self._rank = rank
+        self._capacity_units = capacity_units
+        self._unit_bytes = unit_bytes
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most bytes ever kept at once."""
+        return self._account.high_water() * self._unit_bytes
+
+    def __setitem__(self, key: Any, value: OnHost) -> None:
+        if not isinstance(value, OnHost):
+            raise LawError(
+                f"model.host of rank {self._rank} holds what was offloaded alone, got {describe(value)}; "
+                "`model.host[key] = await model.offload(tensor)` moves a tensor there",
+                rank=self._rank,
+                value=value,
+            )
+        super().__setitem__(key, value)
+        if self._account.units > self._capacity_units:
+            held, most = (units * self._unit_bytes / 2**30 for units in (self._account.units, self._capacity_units))
+            raise OutOfMemoryError(
+                f"the memory of rank {self._rank}'s host must hold all that is offloaded to it, got {held:.4g} GiB for "
+                f"{most:.4g} GiB (mem2.GiB of the hardware config); offload less, shard more, or delete what was "
+                "fetched from model.host",
+                rank=self._rank,
+            )
+
+
+class HostMemory(RankState):
+    """The operations on a rank's streams to and from its host.
+
+    Attributes:
+        host: what the rank keeps in the memory of its host: a dict of what `offload` gives.
+    """
+
+    _host: HostStore | None = None
+    _host_streams: dict[str, PeerStream]
+    _operation_kind: type[Operation]
+
+    @property
+    def host(self) -> HostStore:
+        """What the rank keeps in the memory of its host, a dict of what `offload` gives."""
+        if self._host is None:
+            capacity_bytes = self._of_host("host_capacity_bytes", "model.host")
+            unit_bytes = self._runtime_predictor.workload.bytes_per_element / UNITS_PER_ELEMENT
+            account = Account(lambda _: 0)  # what is offloaded knows its size
+            self._host = HostStore(account, self._rank, capacity_bytes / unit_bytes, unit_bytes)
+        return self._host
+
+    @property
+    def peak_host_bytes(self) -> float:
+        """The most that the rank ever kept in its host's memory, bytes."""
+        return 0.0 if self._host is None else self._host.peak_bytes
+
+    async def offload(self, v: T) -> OnHost:
+        """Copy a tensor to the host's memory; free it on the device by taking it out of its store.
+
+        Args:
+            v: a tensor on the device.
+
+        Returns:
+            The copy on the host: store it in `model.host`, and give it to `fetch`.
+
+        Raises:
+            LawError: it is in host memory already.
+            TensorTypeError: it is no tensor.
+            HardwareConfigError: the hardware says nothing of a host.
+        """
+        return await self._offload(v)  # type: ignore[no-any-return]
+
+    async def fetch(self, v: OnHost) -> Any:
+        """Copy what was offloaded back to the device; the copy on the host stays until it is deleted.
+
+        Args:
+            v: what `offload` gave, from `model.host`.
+
+        Returns:
+            A tensor equal to the one that was offloaded.
+
+        Raises:
+            LawError: it is not in `model.host`, or is on the device already.
+            HardwareConfigError: the hardware says nothing of a host.
+        """
+        return await self._fetch(v)
+
+    def _of_host(self, name: str, op: str) -> Any:
+        """Return what the predictor says of the host."""
+        found = getattr(self._runtime_predictor, name, None)
+        if found is None:
+            raise HardwareConfigError(
+                f"{op} on rank {self._rank} needs the memory of a host and the link to it, of which the hardware "
+                f"({type(self._runtime_predictor).__name__}) says nothing; use a hardware config with mem2, or give "
+                "the predictor host_capacity_bytes and host_transfer(op, size_bytes)",
+                rank=self._rank,
+            )
+        return found
+
+    def _offload(self, v: Any) -> Operation:
+        """Submit a copy to the host."""
+        if v.__class__ not in FIELDS:
+            raise _not_on_device(self, v)
+        units = self._account.units_of(v)
+        return self._copy(OFFLOAD, v, units, copy_to_host(v), v)
+
+    def _fetch(self, v: Any) -> Operation:
+        """Submit a copy from the host."""
+        if not isinstance(v, OnHost):
+            raise LawError(
+                f"fetch on rank {self._rank} takes what offload gave, got {describe(v)}, which is on the device "
+                "already; offload it first",
+                rank=self._rank,
+                value=v,
+            )
+        if self._host is None or getattr(v, "_home", None) is not self._host._account:
+            raise LawError(
+                f"fetch on rank {self._rank}: what was offloaded must be in model.host, so that its memory counts, got "
+                f"{v!r}; put it there, and delete it after the fetch is submitted",
+                rank=self._rank,
+                layer=v.layer,
+                value=v,
+            )
+        tensor = copy_to_device(v)
+        return self._copy(FETCH, v, v._units, tensor, tensor)
+
+    def _copy(self, op: str, value: Any, units: int, result: Any, tensor: Any) -> Operation:
+        """Submit a copy, which waits for nobody but those before it on its stream."""
+        size_bytes = units / UNITS_PER_ELEMENT * self._runtime_predictor.workload.bytes_per_element
+        price: Price = self._of_host("host_transfer", op)(op, size_bytes)
+        owner = self._host_stream(op)
+        row = self._reserve(op, tensor.layer, owner.stream)
+        operation = self._operation_kind(self, op, value, owner, row, None)
+        operation.depart(price)
+        self._rows[row + SAMPLES] = samples_of(tensor)
+        operation.outcome, operation.settled = result, True
+        if self.follows_tensors and hasattr(value, "_content"):
+            result._content = value._content
+        return operation
+
+    def _host_stream(self, op: str) -> PeerStream:
+        """Return the stream of one direction."""
+        if "_host_streams" not in self.__dict__:
+            self._host_streams = {}
+        if op not in self._host_streams:
+            self._host_streams[op] = PeerStream(op, None)
+        return self._host_streams[op]
+
+    @abstractmethod
+    def _reserve(self, op: str, layer: int | None, stream: Stream) -> int:
+        """Log an operation and return its row; see `Communication`."""
+
+
+def _not_on_device(model: RankState, value: Any) -> Exception:
+    """Return the error for what cannot be offloaded."""
+    if isinstance(value, OnHost):
+        return LawError(
+            f"offload on rank {model._rank}: {value!r}; it need not be offloaded again",
+            rank=model._rank,
+            layer=value.layer,
+            value=value,
+        )
+    return TensorTypeError(
+        f"offload on rank {model._rank} takes a tensor, got {type(value).__name__} ({value!r:.80})"
+        + ("; give it `await work` instead of `work`" if isinstance(value, Launched) else ""),
+        rank=model._rank,
+        value=value,
+    )

@@ -1,0 +1,337 @@
+"""A communication that a rank has submitted: when it starts and ends, and what awaiting it does.
+
+A rank has one compute stream, whose clock is `model.time`, one communication stream a group, and one a peer and
+direction for messages. An operation starts when its stream is free, its rank has launched it, and the other
+participants are ready. Awaiting it moves the compute clock to its end, if that is later.
+
+Three things stand for one communication: `Call` is what the transport sees of it, `Operation` adds stream, price and
+row of the log, and `Launched` is what a strategy holds of an operation that it has launched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from minitrain.engine.kept_for_backward import keep_scattered
+from minitrain.engine.launched_memory import LaunchedMemory, mark_overlap
+from minitrain.engine.transport.calls import Call
+from minitrain.machine.price import Price
+from minitrain.operations import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
+from minitrain.operations.collectives import COLLECTIVES
+from minitrain.tensors import Tensor, clone
+from minitrain.tensors.placed import ActivationShard, sums_what_all_hold
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from minitrain.engine.state import RankState
+    from minitrain.engine.transport.groups import Group
+    from minitrain.engine.transport.protocol import Transport
+
+
+class PeerStream:
+    """The stream of a rank's messages to or from one peer, or of its moves to or from its host.
+
+    Attributes:
+        stream: what events say of it.
+        busy_until: when it has finished all it was given, s.
+        pending: receives that were launched and have no time yet, in program order.
+        is_waited_for: whether a receive of it was not launched, so that nothing could run beside it.
+    """
+
+    __slots__ = ("busy_until", "is_waited_for", "pending", "stream")
+
+    def __init__(self, kind: str, peer: int | None) -> None:
+        self.stream = Stream(kind, None, peer)
+        self.busy_until = 0.0
+        self.pending: deque[Operation] = deque()
+        self.is_waited_for = False
+
+    def receive(self, transport: Transport) -> None:
+        """Run the receives that are next and whose message is here, and wake their tasks."""
+        pending, woken = self.pending, []
+        while pending and (pending[0].carried is not None or pending[0].is_abandoned):
+            operation = pending.popleft()
+            if operation.carried is not None:  # the tasks of the others were cancelled
+                operation._receive(operation.carried)
+                if operation.waiters is not None:
+                    woken.append(operation.waiters)
+        if woken:
+            transport.wake(woken)
+
+
+class Operation(Call):
+    """One communication that a rank has submitted; `await` it for its result.
+
+    Attributes:
+        model: the rank's model.
+        owner: the group or peer whose stream it runs on.
+        row: its place in the rows of the rank's log.
+        end: when it is finished, s, once it is settled.
+        launched_memory: what it holds in memory, if it was launched, else None.
+        chain: what it waits for, if it was given what others make or comes behind such a one, else None.
+        carried: the sender's clock that a received message brought, s; None until the message is here.
+    """
+
+    __slots__ = ("carried", "chain", "end", "launched_memory", "model", "owner", "row")
+
+    def __init__(self, model: RankState, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any) -> None:
+        self.model = model
+        self.op = op
+        self.rank = model._rank
+        self.value = value
+        self.clock = model._time
+        self.detail = detail
+        self.owner = owner
+        self.row = row
+        self.settled = False
+        self.error = None
+        self.waiters = None
+        self.launched_memory: LaunchedMemory | None = None
+        self.chain: Any = None
+        self.carried: float | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the outcome is wanted no longer; a launched operation can be awaited at any time."""
+        return self.launched_memory is None and super().is_abandoned
+
+    @property
+    def given(self) -> Any:
+        """What the rank gave, whose memory counts; a kind of model may let the transport have something else."""
+        return self.value
+
+    def sent_bytes(self) -> int:
+        """Return the bytes that the value puts on the wire."""
+        return self.model.wire_bytes(self.value)
+
+    def _price(self, result: Any, largest_bytes: int) -> Price:
+        """Return the price of this collective: that of the network, which the predictors of all members share."""
+        model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
+        record = COLLECTIVES[self.op]
+        if record.priced_by == "largest":
+            size_bytes = largest_bytes
+        elif sums_what_all_hold(result, self.value):
+            size_bytes = model._runtime_predictor.workload.common_bytes(result)
+        else:
+            value = result if record.priced_by == "result" else self.value
+            size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
+        if record.algorithms and self.detail is not None:
+            return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks, self.detail)
+        return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
+
+    @staticmethod
+    def settle_all(
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],
+        start: float,
+        last: int,
+        largest_bytes: int,
+    ) -> None:
+        """Run a collective as soon as all are there and the group's stream is free, and complete its events.
+
+        Price and times are computed once for all calls, as they are the same for all of them; so are the samples of
+        the results but for all_to_all.
+        """
+        communicator = calls[0].owner.communicator
+        price = calls[0]._price(results[0], largest_bytes)
+        record = COLLECTIVES[calls[0].op]
+        common_samples = None if record.gives == "exchange" else samples_of(results[0])
+        waited = start >= communicator.busy_until
+        begin = start if waited else communicator.busy_until
+        communicator.busy_until = end = begin + price.seconds
+        if record.scatters and isinstance(results[0], ActivationShard):
+            for operation in calls:
+                keep_scattered(operation.model, operation.value)
+        if calls[0].model.follows_tensors:
+            calls[0].model.after_collective(calls, results)
+        # Members of an all_to_all may get tensors of different sizes: one part of the experts, more tokens than others.
+        are_alike = common_samples is not None and isinstance(results[0], Tensor)
+        units = calls[0].model._account.size(results[0]) if are_alike else None
+        for operation, result, clock in zip(calls, results, clocks, strict=True):
+            if units is not None:
+                result._units = units
+            rows, row = operation.model._rows, operation.row
+            rows[row + TIME] = begin
+            rows[row + PRICE] = price
+            rows[row + SAMPLES] = samples_of(result) if common_samples is None else common_samples
+            if clock < start and waited:
+                rows[row + WAITED_FOR] = last
+            operation.end = end
+            operation.outcome = result
+            operation.settled = True
+            if operation.launched_memory is not None:
+                operation.launched_memory.know_result(operation)
+
+    def settle_alone(self, result: Any) -> None:
+        """Run a collective for which this rank need not wait for another one."""
+        largest_bytes = self.sent_bytes() if COLLECTIVES[self.op].priced_by == "largest" else 0
+        self.settle_all([self], [result], [self.clock], self.clock, self.rank, largest_bytes)
+        if self.waiters is not None:  # it was held while its task waited
+            self.model._transport.wake([self.waiters])
+
+    def depart(self, price: Price) -> None:
+        """Run a send as soon as its stream is free: it never waits for its receiver's clock."""
+        owner: Any = self.owner
+        self.clock = max(self.clock, owner.busy_until)  # the clock that the message carries
+        self._run(self.clock, None, price, samples_of(self.value))
+        self.outcome = None
+
+    def deliver(self, value: Any, sent: float) -> None:
+        """Take a message; it is received once all receives before it on the stream are."""
+        self.outcome = clone(value)
+        self.outcome._units = self.model._account.units_of(value)
+        if self.model.follows_tensors:
+            self.model.after_message(self, value, self.outcome)  # type: ignore[attr-defined]  # of one with hooks
+        self.carried = sent
+        self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # a receive's owner is its peer's stream
+
+    def _receive(self, sent: float) -> None:
+        """Run a receive whose message is here, once its stream is free."""
+        model, outcome = self.model, self.outcome
+        source: Any = self.owner.stream.peer
+        late = sent > self.clock
+        model._rows[self.row + LAYER] = outcome.layer
+        price = model._runtime_predictor.p2p(RECV, model.wire_bytes(outcome), source, model._rank)
+        self._run(sent if late else self.clock, source if late else None, price, samples_of(outcome))
+        self.settled = True
+        if self.launched_memory is not None:
+            self.launched_memory.know_result(self)
+
+    def _run(self, start: float, waited_for: int | None, price: Price, samples: frozenset[int]) -> None:
+        """Run on the peer's stream from `start` on, or from when the stream is free, and complete the event."""
+        owner: Any = self.owner
+        if owner.busy_until > start:
+            start, waited_for = owner.busy_until, None
+        owner.busy_until = self.end = start + price.seconds
+        rows, row = self.model._rows, self.row
+        rows[row + TIME] = start
+        rows[row + PRICE] = price
+        rows[row + SAMPLES] = samples
+        rows[row + WAITED_FOR] = waited_for
+
+    def describe(self) -> str:
+        """Return operation, layer and partners in words, and what it waits for on its own rank."""
+        cause = None if self.chain is None else self.chain.cause()
+        return self._described() + ("" if cause is None else f", behind the launched {cause.describe()}")
+
+    def _described(self) -> str:
+        """Return operation, layer and partners in words."""
+        layer = self.model._rows[self.row + LAYER]
+        stream = self.owner.stream
+        where = "" if layer is None else f" of layer {layer}"
+        if stream.peer is None:
+            return f"{self.op}{where}" + ("" if stream.group is None else f" in group {stream.group}")
+        note = self.model._rows[self.row + NOTE]
+        where += "" if note is None or note.tag is None else f" with tag {note.tag!r}"
+        if self.op == RECV:
+            return f"receive from rank {stream.peer}{where}"
+        return f"send to rank {stream.peer}{where}, which has not received the one before"
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        model = self.model
+        if model.launching:
+            yield self  # to `Communication.launch`, which runs the coroutine up to here
+        if not self.settled:
+            try:
+                yield model._transport.suspend(self)
+            except BaseException:
+                self._give_up()
+                raise
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        if self.end > model._time:
+            model._time = self.end
+        if self.chain is not None:
+            self.chain.finish()
+        if self.launched_memory is not None or len(model._rows) != self.row + STRIDE:
+            self._arrive()
+        return self._hand_over() if model.follows_tensors else self.outcome
+
+    def _give_up(self) -> None:
+        """Clean up after a receive whose task was cancelled: later ones may go on, its own message is unreceived."""
+        if self.op == RECV and self.launched_memory is None and self.error is None:
+            if self.settled:
+                self.model._transport.mark_unreceived(self)
+            else:
+                self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # as in `deliver`
+
+    def _hand_over(self) -> Any:
+        """Return the result and tell the rank's observer; from now on the operation keeps no tensor alive.
+
+        A launched operation may be awaited again: it knows its result as long as the strategy keeps that.
+        """
+        memory, outcome, observer = self.launched_memory, self.outcome, self.model._observer
+        if self.model._executor is not None:
+            self.model._executor.awaited(self, outcome)
+        if memory is not None:
+            if observer is None:
+                return outcome
+            if memory.handed_over is not None:  # another task was quicker
+                return memory.handed_over.again(self)
+            memory.hand_over(outcome)
+        self.outcome = None
+        if self.op != SEND:  # the message may not have been received yet
+            self.value = None
+        if observer is not None:
+            observer.awaited(self, outcome)
+        return outcome
+
+    def result_again(self) -> Any:
+        """Return the result of a launched operation that was awaited."""
+        memory: Any = self.launched_memory
+        return self.outcome if memory.handed_over is None else memory.handed_over.again(self)
+
+    def pass_on(self) -> None:
+        """End a launched operation whose result was given to another one, which is awaited now."""
+        if self.launched_memory is not None and not self.launched_memory.awaited:
+            self._arrive()
+            if self.model.follows_tensors:
+                self._hand_over()
+
+    def _arrive(self) -> None:
+        """Note in the log that the operation ran beside others, when it is awaited first."""
+        if self.launched_memory is not None:
+            if self.launched_memory.awaited:
+                return
+            self.launched_memory.end(self)
+        mark_overlap(self).awaited = len(self.model._rows) // STRIDE
+
+
+class Launched(Generic[T]):
+    """An operation that runs beside others, as the strategy holds it: `await` it for its result, any number of times.
+
+    Attributes:
+        operation: the operation.
+    """
+
+    __slots__ = ("operation",)
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.operation.__await__()
+
+
+class Unused(Launched[None]):
+    """A launched operation that must end before another one begins, which takes nothing of its result."""
+
+    __slots__ = ()
+
+
+def samples_of(value: Any) -> frozenset[int]:
+    """Return the samples of a tensor, or of all tensors of a bucket."""
+    if isinstance(value, list):
+        return reduce(_with, map(samples_of, value), NO_SAMPLES)
+    samples: frozenset[int] = getattr(value, "samples", NO_SAMPLES)
+    return samples
+
+
+def _with(known: frozenset[int], more: frozenset[int]) -> frozenset[int]:
+    """Return the union of two sets, mostly the same one; `|` also unites the sets of folded ranks."""
+    return more if known is NO_SAMPLES or known is more else known | more

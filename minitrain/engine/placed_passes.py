@@ -1,0 +1,279 @@
+"""Passes of tensors of which a rank has a part (`minitrain.tensors.placed`): layers in parts, shards of sequences.
+
+These operations are those of `minitrain.engine.computation`, which comes here where a weight is a part or an input is
+of some shards of the sequence, after it has checked the laws. Where a layer works on each token by itself, a shard goes
+through it as an activation does, at its share of the cost; an attention is taken in steps
+(`minitrain.engine.attention`).
+
+`may_forward` and `may_backward` write out the laws of the usual passes of a part once more, for speed;
+tests/engine/test_quick_laws.py checks that they accept nothing that `laws` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from minitrain.engine import sample_laws
+from minitrain.engine.kept_for_backward import keep, layer_of_price, mode_of, price_of_backward
+from minitrain.engine.laws import broken
+from minitrain.errors import UsageError
+from minitrain.machine.price import Price
+from minitrain.operations.collectives import describe
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
+from minitrain.tensors.index_sets import ranges, singleton
+from minitrain.tensors.kinds import altered, passage_of
+from minitrain.tensors.placed import (
+    ActivationGradShard,
+    ActivationShard,
+    OptStatePart,
+    PartialActivation,
+    PartialActivationGrad,
+    WeightGradPart,
+    WeightPart,
+    in_context,
+)
+from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.workloads.workload import NONE, USUAL, Context, PassMode
+
+if TYPE_CHECKING:
+    from minitrain.engine.state import RankState
+
+_ALL = frozenset([0])
+
+
+def load_part(
+    model: RankState, layer: int, shard: int, num_shards: int, part: int, num_parts: int
+) -> tuple[WeightPart, OptStatePart]:
+    """Load one shard of a part of a layer's weight, and make its optimizer state."""
+    price = model._runtime_predictor.load(1, num_shards, layer, num_parts)
+    fields = layer, model._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
+    model._record("load_weights", layer, price, frozenset())
+    return _sized(model, WeightPart(*fields)), _sized(model, OptStatePart(*fields))
+
+
+def input_shard(model: RankState, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
+    """Return the model's input for some samples and shards of the sequence."""
+    part = SequencePart(_require_shards(model, shards, num_shards), num_shards)
+    found = sample_laws.input_samples(model, samples)
+    return ActivationShard(0, model._num_layers, found, model._global_batch_size, part)
+
+
+def _require_shards(model: RankState, shards: Iterable[int], num_shards: Any) -> frozenset[int]:
+    """Return some shards of the sequence as a set; require that they exist and that all ranks can have as many."""
+    counts = isinstance(num_shards, int) and not isinstance(num_shards, bool) and num_shards >= 1
+    try:
+        found = frozenset(shards)
+    except TypeError:
+        found = NONE
+    whole = all(isinstance(shard, int) and not isinstance(shard, bool) for shard in found)
+    if not counts or not found or not whole or not 0 <= min(found) <= max(found) < num_shards:
+        raise broken(
+            model,
+            "get_input_shard",
+            f"shards must be some of 0..num_shards-1, got {shards!r:.80} of {num_shards!r:.80}; for example "
+            "shards=[model.rank], num_shards=model.world_size",
+            0,
+        )
+    if num_shards % len(found):
+        raise broken(
+            model,
+            "get_input_shard",
+            f"the ranks must have equal shares of the sequence, got {len(found)} shards of {num_shards}; give a rank "
+            "one shard of n, or two of 2n",
+            0,
+        )
+    _require_divisible(model, num_shards)
+    return found
+
+
+def _require_divisible(model: RankState, num_shards: int) -> None:
+    """Require a workload that knows sequences, of a length that divides; the default layers may be cut in any way.
+
+    Raises:
+        UsageError: the workload does not say which layers take tokens one by one, or the length does not divide.
+    """
+    workload = model._runtime_predictor.workload
+    if not hasattr(workload, "has_attention"):
+        raise UsageError(
+            f"{workload!r:.80} does not say which of its layers take tokens one by one, so its sequences cannot be "
+            "cut; train a transformer, or give the workload a method has_attention(layer)"
+        )
+    seq_len: int = getattr(workload, "seq_len", num_shards)
+    below = seq_len - seq_len % num_shards
+    if below != seq_len:
+        remedy = f"{below} or {below + num_shards}" if below else f"{num_shards}"
+        raise UsageError(
+            f"seq_len ({seq_len}) must be a multiple of num_shards ({num_shards}), so that all shards of the sequence "
+            f"are equal; use seq_len={remedy}",
+            seq_len=seq_len,
+            num_shards=num_shards,
+        )
+
+
+def mode_of_pass(recompute: Any, inp: Any, weight: Any, keys: frozenset[int] = NONE) -> PassMode:
+    """Return how an input goes through a layer, or through a step of it."""
+    context = Context(inp.sequence.shards, inp.sequence.num_shards, keys) if in_context(inp) else None
+    num_parts = 1 if weight is None else weight.num_parts
+    return _mode(mode_of(recompute).recompute, num_parts, passage_of(inp).gathered_from is not None, context)
+
+
+@lru_cache(maxsize=256)
+def _mode(recompute: Any, num_parts: int, sequence_parallel: bool, context: Context | None) -> PassMode:
+    """Return the mode: one object for equal passes, which are many."""
+    return PassMode(recompute, num_parts, sequence_parallel, context)
+
+
+def has_attention(model: RankState, layer: int) -> bool:
+    """Return whether tokens need one another in a layer."""
+    asked: Callable[[int], bool] | None = getattr(model._runtime_predictor.workload, "has_attention", None)
+    return asked is not None and asked(layer)  # a workload without attention need not have the method
+
+
+def _require_tokens_apart(model: RankState, op: str, layer: int, inp: Any, grad: Any = None) -> None:
+    """Require a layer that works on each token by itself, where the input is of some shards of the sequence."""
+    if grad is not None:
+        require_same_shards(model, op, layer, inp, grad)
+    if in_context(inp) and has_attention(model, layer):
+        way = "keys_values, attend and project" if op == "forward" else "the mirrors of its steps"
+        raise broken(
+            model,
+            op,
+            f"an attention needs the keys and values of the whole sequence, and inp is {describe(inp)}; take it in "
+            f"steps: {way} (see minitrain.tensors.placed)",
+            layer,
+            value=inp,
+        )
+
+
+def require_same_shards(model: RankState, op: str, layer: int, inp: Any, grad: Any) -> None:
+    """Require two tensors of the same shards of the sequence."""
+    if inp.sequence != grad.sequence:
+        raise broken(
+            model,
+            op,
+            f"all must be of the same shards of the sequence, got {describe(inp)} and {describe(grad)}",
+            layer,
+            value=grad,
+        )
+
+
+def forward_placed(model: RankState, layer: int, inp: Any, weight: Weight, recompute: Any) -> Any:
+    """Take an activation through a part of a layer, or some shards of a sequence through a layer."""
+    _require_tokens_apart(model, "forward", layer, inp)
+    mode = mode_of_pass(recompute, inp, weight, _every(inp.sequence.num_shards))
+    record_pass(model, "forward", layer, inp, mode)
+    out = output_of(model, layer, inp, weight)
+    keep(model, layer, inp, out, mode)
+    if mode.num_parts > 1 and not mode.sequence_parallel:
+        passage_of(out).kept_by = inp
+    return out
+
+
+def record_pass(model: RankState, typ: str, layer: int, inp: Any, mode: PassMode) -> None:
+    """Log a pass that is not the usual one."""
+    model.pass_modes[len(model._rows)] = mode
+    price = model._runtime_predictor.compute(typ, len(inp.samples), layer_of_price(model, layer), mode)
+    model._record(typ, layer, price, inp.samples)
+
+
+def output_of(model: RankState, layer: int, inp: Any, weight: Weight) -> Any:
+    """Return the output of a layer, or of a part of it, for an input."""
+    fields = layer + 1, model._num_layers, inp.samples, model._global_batch_size
+    if weight.num_parts == 1:
+        return _sized(model, ActivationShard(*fields, inp.sequence))
+    return _sized(model, PartialActivation(*fields, weight.parts, weight.num_parts, inp.sequence))
+
+
+def price_of_loss(model: RankState, inp: Activation) -> Price:
+    """Return the price of the loss, of which this rank may have some logits or some shards of the sequence."""
+    made_in: PassMode = passage_of(inp).made_in or USUAL
+    num_samples, layer = len(inp.samples), model._num_layers
+    if made_in.num_parts == 1 and not in_context(inp):
+        return model._runtime_predictor.compute("loss", num_samples, layer)
+    context = Context(inp.sequence.shards, inp.sequence.num_shards) if in_context(inp) else None
+    mode = PassMode("none", made_in.num_parts, sequence_parallel=False, context=context)
+    model.parts_of_loss = made_in.num_parts * (1 if context is None else context.degree)
+    model.pass_modes[len(model._rows)] = mode
+    return model._runtime_predictor.compute("loss", num_samples, layer_of_price(model, layer), mode)
+
+
+def backward_placed(
+    model: RankState, typ: str, layer: int, inp: Any, grad: ActivationGrad, weight: Any
+) -> tuple[WeightGradPart, Any]:
+    """Take a gradient back through a part of a layer, or for some shards of a sequence; half of it uses one result."""
+    _require_tokens_apart(model, typ, layer, inp, grad)
+    unknown = mode_of_pass("none" if model._is_uniform and in_context(inp) else "full", inp, weight)
+    price = price_of_backward(model, typ, layer, inp, unknown)
+    model._record(typ, layer, price, inp.samples)
+    return gradients_of(model, layer, inp, weight)
+
+
+def gradients_of(model: RankState, layer: int, inp: Any, weight: Any) -> tuple[WeightGradPart, Any]:
+    """Return the gradients of a layer's weight, which covers the input's part of the sequence, and of its input."""
+    parts, num_parts = (_ALL, 1) if weight is None else (weight.parts, weight.num_parts)
+    piece = passage_of(inp).gathered_from
+    covered = inp.sequence if piece is None else piece.sequence
+    fields = model._num_layers, inp.samples, model._global_batch_size
+    weight_grad = WeightGradPart(layer, *fields, _ALL, 1, parts, num_parts, covered)
+    if num_parts == 1:
+        grad_inp: Any = ActivationGradShard(layer - 1, *fields, inp.sequence)
+    else:
+        grad_inp = PartialActivationGrad(layer - 1, *fields, parts, num_parts, inp.sequence)
+    return _sized(model, weight_grad), _sized(model, grad_inp)
+
+
+def update_part(model: RankState, weight: WeightPart, weight_grad: Any, state: OptState) -> tuple[Any, Any]:
+    """Take an optimizer step on a part, or on the shards of it that this rank holds."""
+    price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, weight.layer, weight.num_parts)
+    model._record("update", weight.layer, price, weight_grad.samples)
+    return stepped(model, weight), stepped(model, state)
+
+
+def stepped(model: RankState, tensor: Any) -> Any:
+    """Return a weight, or its optimizer state, after one more update: of the same size."""
+    found = altered(tensor, step=tensor.step + 1)
+    found._units = model._account.units_of(tensor)
+    return found
+
+
+def _sized(model: RankState, tensor: Any) -> Any:
+    """Return a tensor that knows its size."""
+    model._account.size(tensor)
+    return tensor
+
+
+@lru_cache(maxsize=256)
+def _every(count: int) -> frozenset[int]:
+    """Return the set of all of so many, the same object each time."""
+    return frozenset(range(count))
+
+
+def missing(held: frozenset[int], needed: Iterable[int]) -> str:
+    """Return which shards of those that are needed are not held, in words."""
+    return ranges(set(needed) - held)
+
+
+def may_forward(model: RankState, layer: int, inp: Any, weight: Any) -> bool:
+    """Return whether a forward is the usual one of a part, for which the laws hold; others ask the laws."""
+    return bool(
+        weight.__class__ is WeightPart
+        and inp.__class__ is Activation
+        and weight.layer == layer == inp.layer
+        and len(weight.shards) == weight.num_shards
+        and getattr(weight, "_home", None) is model._account
+    )
+
+
+def may_backward(model: RankState, layer: int, inp: Any, grad: Any, weight: Any) -> bool:
+    """Return whether a backward is the usual one of a part, for which the laws hold; others ask the laws."""
+    account = model._account
+    return bool(
+        may_forward(model, layer, inp, weight)
+        and grad.__class__ is ActivationGrad
+        and grad.layer == layer
+        and (inp.samples is grad.samples or inp.samples == grad.samples)
+        and getattr(inp, "_home", None) is account
+        and getattr(grad, "_home", None) is account
+    )

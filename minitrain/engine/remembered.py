@@ -1,0 +1,64 @@
+"""What the ranks of a run remember of layers that are alike: the prices and sizes of their operations.
+
+The operations of `minitrain.engine.computation` are quick where one expression shows that a call is legal and one look
+into a table finds its price. Where layers differ the tables stay empty, so that every operation goes on to
+`minitrain.engine.general_case`, which fills them where it may. So an operation need not ask what kind of workload it is
+for: that is decided by whether its price is here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minitrain.machine.price import Predictor, Price
+
+
+class Remembered:
+    """Prices and sizes that layers share, as far as they were asked for. Ranks of one predictor share them too.
+
+    Args:
+        predictor: what computes the prices; kept, so that no other one has its identity.
+
+    Attributes:
+        may_be_shared: whether layers have one price, by their workload and by their predictor.
+        loads: price of a load, and units of the shard of a weight and of its optimizer state, by number of shards.
+        forwards: price of a forward, by number of samples.
+        backwards: price of a backward, and units of the weight's gradient, by number of samples.
+        backward_inputs: price of the first half of a backward, by number of samples.
+        backward_weights: price of the second half, and units of the weight's gradient, by number of samples.
+        updates: price of an update, by number of shards that are worked on and of all.
+    """
+
+    __slots__ = (
+        "backward_inputs",
+        "backward_weights",
+        "backwards",
+        "forwards",
+        "loads",
+        "may_be_shared",
+        "predictor",
+        "updates",
+    )
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+        self.may_be_shared = predictor.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
+        self.loads: dict[int, tuple[Price, int, int]] = {}
+        self.forwards: dict[int, Price] = {}
+        self.backwards: dict[int, tuple[Price, int]] = {}
+        self.backward_inputs: dict[int, Price] = {}
+        self.backward_weights: dict[int, tuple[Price, int]] = {}
+        self.updates: dict[tuple[int, int], Price] = {}
+
+
+def remembered_of(predictor: Predictor, shared: dict[int, Any]) -> Remembered:
+    """Return what all models of one predictor remember together.
+
+    Args:
+        predictor: that of a model.
+        shared: what models of the same process remember, by the identity of their predictor; one may be added.
+    """
+    found: Remembered | None = shared.get(id(predictor))
+    if found is None:
+        found = shared[id(predictor)] = Remembered(predictor)
+    return found

@@ -1,0 +1,350 @@
+"""The state of a rank: its stores, its clock, its log, and what prices its operations.
+
+The operations that change this state are in `minitrain.engine.computation` and `minitrain.engine.communication`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from minitrain.engine.memory_by_kind import KindAccount, KindStore
+from minitrain.engine.remembered import remembered_of
+from minitrain.engine.shares import SharesOfRun
+from minitrain.engine.stores import Account, JournalledStore, Store, logits_of
+from minitrain.engine.transport.dist import Dist
+from minitrain.engine.transport.groups import Group
+from minitrain.engine.transport.protocol import Transport
+from minitrain.errors import StrategyError, UsageError, require_count
+from minitrain.machine.predictor import RuntimePredictor
+from minitrain.machine.price import FREE, Predictor, Price
+from minitrain.operations import (
+    COLLECTIVES,
+    COMM,
+    COMMUNICATIONS,
+    NO_SAMPLES,
+    ON_COMPUTE,
+    RECV,
+    SEND,
+    STORES,
+    UNITS_PER_ELEMENT,
+    EventLog,
+    MemoryChange,
+    Stream,
+)
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.annotations import enable_annotations
+from minitrain.tensors.placed import ExpertWeight
+from minitrain.workloads.workload import PassMode, Recompute
+
+if TYPE_CHECKING:
+    from minitrain.engine.executors import Executor
+    from minitrain.engine.observers import Observer
+
+
+@lru_cache
+def _default_predictor(world_size: int) -> RuntimePredictor:
+    """Return the predictor that models of the same world share by default."""
+    return RuntimePredictor(world_size)
+
+
+def _for_reading(name: str, doc: str) -> Any:
+    """Return an attribute of a model that its strategy may read and not change; the engine keeps it as `_name`."""
+    return property(attrgetter(f"_{name}"), _refusing(name), _refusing(name), doc)
+
+
+def _of_this_machine(name: str, doc: str, change: Callable[..., None] | None = None) -> Any:
+    """Return an attribute likewise that tells how long operations take here; whoever asks for many machines is told."""
+    kept = attrgetter(f"_{name}")
+
+    def read(model: RankState) -> Any:
+        if model._looked_at is not None:
+            model._looked_at(name)
+        return kept(model)
+
+    return property(read, change or _refusing(name), _refusing(name), doc)
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    """Return what refuses to change an attribute."""
+
+    def refuse(model: RankState, *_: Any) -> NoReturn:
+        refuse_change(model, name)
+
+    return refuse
+
+
+def refuse_change(model: RankState, name: str) -> NoReturn:
+    """Raise the error for an attribute of a model that its strategy assigns or deletes."""
+    raise StrategyError(
+        f"model.{name} of rank {model._rank} is for reading; only the operations of a model change it",
+        rank=model._rank,
+    )
+
+
+class RankState:
+    """The state of one rank: the common root of what a `Model` can do.
+
+    Args and Attributes: see `minitrain.engine.model.Model`. Kinds of model that add to the operations are listed beside
+    it. One with hooks sets `follows_tensors`: see `minitrain.engine.watched`.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "_account",
+        "_chains",
+        "_dist",
+        "_global_batch_size",
+        "_in_flight",
+        "_is_uniform",
+        "_log",
+        "_max_shards",
+        "_meter",
+        "_num_layers",
+        "_rank",
+        "_recompute",
+        "_remembered",
+        "_rows",
+        "_runtime_predictor",
+        "_time",
+        "_transport",
+        "_whole_batches",
+        "_world",
+        "_world_size",
+        "activations",
+        "final_weights",
+        "grad_activations",
+        "grad_weights",
+        "launching",
+        "opt_states",
+        "pass_modes",
+        "recomputed_flop",
+        "weights",
+    )
+
+    follows_tensors = False
+    parts_of_loss = 1  # of which this rank has one: the logits are divided by vocabulary, or by tokens
+    _shares: SharesOfRun | None = None  # few runs have any
+    _observer: Observer | None = None  # what is told of all that the rank does
+    _executor: Executor | None = None  # what operations do beside what stands here
+    _looked_at: Callable[[str], None] | None = None  # is told when the strategy reads a clock or a price
+
+    rank: int = _for_reading("rank", "This rank.")
+    world_size: int = _for_reading("world_size", "Number of ranks.")
+    num_layers: int = _for_reading("num_layers", "Layers of the trained model.")
+    global_batch_size: int = _for_reading("global_batch_size", "Samples of one step, over all ranks.")
+    dist: Dist = _for_reading("dist", "The transport that all ranks share.")
+    runtime_predictor: Predictor = _of_this_machine("runtime_predictor", "What prices the operations.")
+    log: EventLog = _of_this_machine("log", "The events so far, a list to read.")
+    time: float = _of_this_machine(
+        "time",
+        "The clock: when the rank has finished its last operation, s.",
+        lambda model, clock: setattr(model, "_time", clock),
+    )
+
+    def __init__(
+        self,
+        rank: int = 1,
+        dist: Dist | None = None,
+        num_layers: int = 2,
+        global_batch_size: int = 1,
+        *,
+        runtime_predictor: Predictor | None = None,
+        memory_by_kind: bool = False,
+    ) -> None:
+        self._dist = Dist(1) if dist is None else dist
+        self._transport: Transport = self._dist  # all that operations use of it
+        self._world_size = self._transport.world_size
+        self._rank = require_count("rank", rank, 0)
+        if rank >= self._world_size > 1:
+            raise UsageError(f"rank must lie in 0..{self._world_size - 1}, got {rank}", rank=rank)
+        self._num_layers = require_count("num_layers", num_layers)
+        self._global_batch_size = require_count("global_batch_size", global_batch_size)
+        self._runtime_predictor = runtime_predictor or _default_predictor(self._world_size)
+        self._is_uniform = self._runtime_predictor.workload.is_uniform
+
+        self._time = 0.0
+        self._log = EventLog(rank)
+        self.final_weights: dict[int, Weight] = {}
+        self.final_experts: dict[int, Weight] = {}
+        tells_kinds = not (self._is_uniform or memory_by_kind)  # runs of layers that are alike report no kinds
+        self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
+        if memory_by_kind:
+            self._account.journal = []
+        self._meter = self._account  # what counts as this rank's memory: the stores and operations in flight
+        self.weights: Store[Weight] = self._store("weights")
+        self.opt_states: Store[OptState] = self._store("opt_states")
+        self.activations: Store[Activation] = self._store("activations")
+        self.grad_activations: Store[ActivationGrad] = self._store("grad_activations")
+        self.grad_weights: Store[WeightGrad] = self._store("grad_weights")
+
+        self.follows_tensors = self.follows_tensors  # every operation reads it, and it is found sooner on the object
+        if self.follows_tensors:
+            enable_annotations()
+        self._rows = self._log._rows
+        self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
+        self.launching = False  # while an operation is submitted by `launch`
+        self._chains: Any = None  # `Chains`, once an operation was given the result of a launched one
+        self._in_flight: dict[int, Any] = {}  # launched operations that nobody has awaited yet, by id
+        self._remembered = remembered_of(self._runtime_predictor, self._transport.remembered)
+        workload = self._runtime_predictor.workload
+        self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # 1: the laws look at each layer
+        self._world = Group(self._transport.world, rank)
+        self._recompute: Recompute = "none"  # the default of a forward
+        self.recomputed_flop = 0.0  # what backward computed again
+        self.routed_copies = self.dropped_copies = 0  # of tokens, for experts
+        self.pass_modes: dict[int, PassMode] = {}  # of passes that are not the usual ones, by their row of the log
+
+    def _store(self, name: str) -> Store[Any]:
+        """Make one of the five stores."""
+        if self._account.journal is not None:
+            return self._make_store(JournalledStore, name, self._account, name, self._log)
+        return self._make_store(KindStore if self._account.__class__ is KindAccount else Store, name, self._account)
+
+    def _make_store(self, kind: type[Store[Any]], name: str, *args: Any) -> Store[Any]:  # noqa: ARG002  (of watched ranks)
+        """Make a store of a kind."""
+        return kind(*args)
+
+    def _resize(self, tensor: Any, units: int) -> None:
+        """Give a tensor another size: that of all that it stands for from now on."""
+        change = self._account.resize(tensor, units)
+        if self._account.journal is not None and change:
+            stores = (name for name in STORES if any(held is tensor for held in getattr(self, name).values()))
+            self._account.journal.append((len(self._log), next(stores, "in_flight"), change))
+
+    def _mark_logits(self, tensor: Any, units: int) -> None:
+        """Count so many units of the head's input, which stands for all that the head keeps, as logits."""
+        journal, change = self._account.journal, units - logits_of(tensor)
+        self._account.mark_logits(tensor, units)
+        if journal is not None and change and getattr(tensor, "_home", None) is self._account:
+            place = len(self._log)
+            journal += [(place, "activations", -change), (place, "logits", change)]
+
+    def _borrow(self, units: int) -> None:
+        """Hold what backward computes again until it is done."""
+        self._meter.borrow(units)
+        if self._account.journal is not None and units:
+            place = len(self._log)
+            self._account.journal += [(place, "activations", units), (place, "activations", -units)]
+
+    def _final_of(self, weight: Weight) -> dict[int, Weight]:
+        """Return where a final weight is kept: experts apart from the rest of their layer."""
+        return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
+
+    def storage(
+        self,
+    ) -> tuple[Store[Weight], Store[OptState], Store[Activation], Store[ActivationGrad], Store[WeightGrad]]:
+        """Return the five stores: weights, opt_states, activations, grad_activations, grad_weights."""
+        return self.weights, self.opt_states, self.activations, self.grad_activations, self.grad_weights
+
+    def memory(self) -> float:
+        """Return the elements in the five stores (and in operations launched to overlap) now."""
+        return self._account.units / UNITS_PER_ELEMENT
+
+    @property
+    def peak_memory(self) -> float:
+        """The most elements ever held at once, also between events."""
+        return self._meter.high_water() / UNITS_PER_ELEMENT
+
+    @property
+    def peak_by_kind(self) -> dict[str, float] | None:
+        """What the rank held of each kind when it held most, in elements; None where stores did not tell kinds."""
+        account = self._meter
+        return account.peak_by_kind() if isinstance(account, KindAccount) else None
+
+    @property
+    def memory_journal(self) -> list[MemoryChange]:
+        """Every change of every store so far, in program order; empty unless it was asked for."""
+        changes = sorted(self._account.journal or (), key=itemgetter(0))
+        return [MemoryChange(place, kind, units / UNITS_PER_ELEMENT) for place, kind, units in changes]
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a tensor, or an equal one, is in one of the stores."""
+        return getattr(value, "_home", None) is self._account or any(
+            value in store.values() for store in self.storage()
+        )
+
+    def status(self) -> None:
+        """Print what the stores hold."""
+        for name in STORES:
+            print(f"rank {self._rank} {name}:")
+            for key, value in getattr(self, name).items():
+                print(f"  {key!r}: {value!r}")
+
+    def memory_by_store(self) -> dict[str, float]:
+        """Return the elements in each store now, and those of operations in flight."""
+        held = {name: sum(map(self._account.units_of, getattr(self, name).values())) for name in STORES}
+        held["in_flight"] = self._account.units - sum(held.values())
+        held |= self._meter.beside_stores()
+        return {name: units / UNITS_PER_ELEMENT for name, units in held.items()}
+
+    def log_event(
+        self,
+        typ: str,
+        layer: int | None = None,
+        samples: frozenset[int] = NO_SAMPLES,
+        input: Any = None,  # noqa: A002  (the specification's own name)
+        num_shards_on_device: int | None = None,
+        num_shards: int | None = None,
+    ) -> None:
+        """Price an event by its type, log it at the present clock, and move the clock to its end.
+
+        Args:
+            typ: type of the event; one without a price lasts 0.
+            layer: the layer it works on.
+            samples: the samples it works on.
+            input: the tensor that a communication carries.
+            num_shards_on_device: shards worked on, for load_weights and update.
+            num_shards: shards of the whole, for load_weights and update.
+        """
+        stream = Stream(COMM if typ in COLLECTIVES else typ) if typ in COMMUNICATIONS else ON_COMPUTE
+        price = self._price(typ, layer or 0, samples, input, num_shards_on_device, num_shards)
+        self._record(typ, layer, price, samples, stream)
+
+    def _price(
+        self, typ: str, layer: int, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None
+    ) -> Price:
+        """Return the price of an event of a type."""
+        predictor = self._runtime_predictor
+        if typ in ("forward", "backward", "backward_input", "backward_weight"):
+            return predictor.compute(typ, len(samples), layer)
+        if typ == "update":
+            return predictor.update(held or 1, num_shards or 1, layer)
+        if typ == "load_weights":
+            return predictor.load(held or 1, num_shards or 1, layer)
+        if value is None or typ not in COMMUNICATIONS:
+            return FREE
+        if typ in (SEND, RECV):
+            return predictor.p2p(typ, self.wire_bytes(value), self._rank, self._rank)
+        return predictor.collective(typ, self.wire_bytes(value), self._world.ranks)
+
+    def _record(
+        self, typ: str, layer: int | None, price: Price, samples: frozenset[int], stream: Stream = ON_COMPUTE
+    ) -> None:
+        """Log an event that waits for nobody, and move the clock to its end."""
+        time = self._time
+        self._rows.extend((typ, layer, time, price, self._account.units, samples, stream, None, time, None))
+        self._time = time + price.seconds
+
+    def held_bytes(self, value: Any) -> int:
+        """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.
+
+        By the specification a sharded tensor counts whole. That is right where all ranks work on all of it. Where some
+        ranks exchange one shard among themselves (hybrid sharding), each of them moves that shard alone.
+        """
+        if isinstance(value, list):
+            return sum(map(self.held_bytes, value))
+        size_bytes = self.wire_bytes(value)
+        if isinstance(value, Weight | WeightGrad):
+            return size_bytes * len(value.shards) // value.num_shards
+        return size_bytes
+
+    def wire_bytes(self, value: Any) -> int:
+        """Return the bytes that a tensor or a bucket puts on the wire."""
+        if value is None:
+            return 0
+        if isinstance(value, list):
+            return sum(self.wire_bytes(item) for item in value)
+        return self._runtime_predictor.workload.message_bytes(value)

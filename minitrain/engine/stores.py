@@ -1,0 +1,344 @@
+"""What a rank holds in memory: its stores, and the account of what they hold together.
+
+`Model.memory()` is the sum of `memory()` over all stored tensors. The account keeps that total up to date whenever an
+entry comes or goes. So an event costs O(1), and the true high-water mark is known also between events. The total is an
+integer number of units, of 2**-40 element each, so that rounding errors cannot add up.
+
+A launched operation holds memory too. A tensor that both a store and a launched operation use is counted once. A
+`JournalledStore` also writes down every change, for curves of memory by kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sized
+from typing import Any, TypeVar
+
+from minitrain.errors import TensorTypeError
+from minitrain.operations import UNITS_PER_ELEMENT
+
+_MISSING = object()
+V = TypeVar("V")
+
+
+class Account:
+    """The running total of one rank's memory.
+
+    Args:
+        measure: returns the elements that a tensor holds.
+        limit_units: the device's capacity in units.
+        on_overflow: called once, when the total first exceeds the limit.
+
+    Attributes:
+        units: the total now.
+        peak_units: the highest total since the last window was opened, or since the start if no window is open.
+        launched_tensors: the tensors that were in a store when an operation that uses them was launched, by identity.
+            The value is the number of units that count for the operation: 0 while a store holds the tensor, since it
+            counts there; its size otherwise.
+        journal: every change as (length of the log then, store, signed units), or None if nobody asked for it.
+    """
+
+    __slots__ = (
+        "_open_windows",
+        "_past_peaks",
+        "journal",
+        "launched_tensors",
+        "limit_units",
+        "measure",
+        "on_overflow",
+        "peak_units",
+        "units",
+    )
+
+    def __init__(
+        self,
+        measure: Callable[[Any], float],
+        limit_units: float = float("inf"),
+        on_overflow: Callable[[], None] | None = None,
+    ) -> None:
+        self.measure = measure
+        self.limit_units = limit_units
+        self.on_overflow = on_overflow
+        self.journal: list[tuple[int, str, int]] | None = None
+        self.launched_tensors: dict[int, int] = {}
+        self.units = 0
+        self.peak_units = 0
+        self._past_peaks: list[int] = []
+        self._open_windows = 0
+
+    def size(self, tensor: Any) -> int:
+        """Measure a tensor, let it know its size, and return it in units.
+
+        Raises:
+            TensorTypeError: it is no tensor.
+        """
+        try:
+            tensor._units = units = int(self.measure(tensor) * UNITS_PER_ELEMENT)
+        except AttributeError:
+            raise TensorTypeError(
+                f"only tensors can be held in a store, got {type(tensor).__name__} ({tensor!r:.80})", value=tensor
+            ) from None
+        return units
+
+    def units_of(self, tensor: Any) -> int:
+        """Return the size of a tensor in units: what it had when it was made or first stored."""
+        try:
+            return tensor._units  # type: ignore[no-any-return]
+        except AttributeError:
+            return self.size(tensor)
+
+    def grow(self, units: int) -> None:
+        """Add to the total and keep the high-water mark."""
+        self.units = total = self.units + units
+        if total > self.peak_units:
+            self.peak_units = total
+            if total > self.limit_units:
+                self.overflow()
+
+    def borrow(self, units: int) -> None:
+        """Hold something for a moment."""
+        self.grow(units)
+        self.units -= units
+
+    def mark_logits(self, tensor: Any, units: int) -> None:
+        """Note how many units of what an activation stands for are logits."""
+        tensor._passage.logits = units
+
+    def resize(self, tensor: Any, units: int) -> int:
+        """Give a tensor another size, wherever it counts now.
+
+        Returns:
+            By how many units the total changed.
+        """
+        before, change = self.units, units - self.units_of(tensor)
+        tensor._units = units
+        if getattr(tensor, "_home", None) is self:
+            self.grow(change)
+        elif self.launched_tensors.get(id(tensor)):
+            self.launched_tensors[id(tensor)] = units
+            self.grow(change)
+        return self.units - before
+
+    def recount_launched(self, value: Any, *, stored: bool) -> None:
+        """Count a tensor that a launched operation may use for that operation only while no store holds it."""
+        counted = self.launched_tensors.get(id(value))
+        if counted is not None:
+            wanted = 0 if stored else value._units
+            self.units += wanted - counted
+            self.launched_tensors[id(value)] = wanted
+
+    def high_water(self) -> int:
+        """Return the highest total ever."""
+        return max(self.peak_units, *self._past_peaks) if self._past_peaks else self.peak_units
+
+    def open_window(self) -> int:
+        """Begin to hold something whose size is not known yet.
+
+        Returns:
+            The window, which is what `backdate` needs once the size is known. Until then, peaks are kept apart for the
+            time before and after.
+        """
+        self._past_peaks.append(self.peak_units)
+        self.peak_units = self.units
+        self._open_windows += 1
+        return len(self._past_peaks)
+
+    def backdate(self, window: int, units: int) -> None:
+        """Add the size of something, now that it is known, to all totals and peaks since its window was opened."""
+        for place in range(window, len(self._past_peaks)):
+            self._past_peaks[place] += units
+        self.units += units
+        self.peak_units += units
+        self._open_windows -= 1
+        if not self._open_windows:
+            self.peak_units = self.high_water()
+            self._past_peaks.clear()
+        if self.high_water() > self.limit_units:
+            self.overflow()
+
+    def beside_stores(self) -> dict[str, int]:
+        """Return the units that count beside stores and operations in flight, by what they are: none here."""
+        return {}
+
+    def overflow(self) -> None:
+        """Report the first excess, once."""
+        self.limit_units = float("inf")
+        if self.on_overflow is not None:
+            self.on_overflow()
+
+
+def logits_of(tensor: Any) -> int:
+    """Return how many units of what a tensor stands for are logits: of the head's input, once the head has passed."""
+    passage = getattr(tensor, "_passage", None)
+    return 0 if passage is None else passage.logits
+
+
+_get = dict.get
+_keep = dict.setdefault
+_take = dict.pop
+_replace = dict.__setitem__
+
+
+class Store(dict[Any, V]):
+    """A dict of tensors that keeps its rank's account.
+
+    Storing and freeing are what a simulation does most often. For speed, the code of `_leave` is written out where a
+    tensor is freed, and the tensor keeps its size and the account that it belongs to in slots.
+    """
+
+    __slots__ = ("_account",)
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        account = self._account
+        try:
+            units = value._units  # type: ignore[attr-defined]  # the result of an operation knows its size
+        except AttributeError:
+            units = account.size(value)
+        before = _get(self, key, _MISSING)  # in less time than `in` takes, which looks the method up
+        if before is _MISSING:
+            _keep(self, key, value)  # does the same as `_replace` here, and is called in less time
+        else:
+            self._leave(before)
+            _replace(self, key, value)
+        value._home = account  # type: ignore[attr-defined]
+        if account.launched_tensors:
+            account.recount_launched(value, stored=True)
+        account.units = total = account.units + units
+        if total > account.peak_units:
+            account.peak_units = total
+            if total > account.limit_units:
+                account.overflow()
+
+    def __delitem__(self, key: Any) -> None:
+        value: Any = _take(self, key)
+        account = self._account
+        value._home = None
+        account.units -= value._units
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
+
+    def _leave(self, value: Any) -> None:
+        """Take a tensor's size off the account, as it is no longer stored."""
+        account = self._account
+        value._home = None
+        account.units -= value._units
+        if account.launched_tensors:
+            account.recount_launched(value, stored=False)
+
+    def pop(self, key: Any, default: Any = _MISSING) -> Any:
+        """Remove a key and return its value."""
+        if default is not _MISSING and key not in self:
+            return default
+        value = _take(self, key)
+        self._leave(value)
+        return value
+
+    def popitem(self) -> tuple[Any, V]:
+        """Remove and return the pair that came last."""
+        key, value = dict.popitem(self)
+        self._leave(value)
+        return key, value
+
+    def clear(self) -> None:
+        """Remove everything."""
+        for key in list(self):
+            del self[key]
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key, storing `default` first if there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Mapping[Any, V] | Iterable[tuple[Any, V]], **values: V) -> None:  # type: ignore[override]
+        """Store every pair of the others."""
+        for key, value in dict(*others, **values).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> Store[V]:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def copy(self) -> dict[Any, V]:
+        """Return a plain dict, which holds no memory of its own."""
+        return dict(self)
+
+    __copy__ = copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and deep-copy as a plain dict."""
+        return dict, (dict(self),)
+
+
+class JournalledStore(Store[V]):
+    """A store that also writes every change to its account's journal.
+
+    Args:
+        account: the rank's account.
+        name: which of the five stores it is.
+        log: the rank's log.
+    """
+
+    __slots__ = ("log", "name")
+
+    def __init__(self, account: Account, name: str, log: Sized) -> None:
+        super().__init__(account)
+        self.name = name
+        self.log = log
+
+    def _enter(self, before: int, change: int, logits: int = 0) -> None:
+        """Write down how the store changed.
+
+        The rest of the change of the total since `before` is of launched operations (see `Account.recount_launched`).
+
+        Args:
+            before: units of the account before the change.
+            change: units of the store.
+            logits: those of them that are logits.
+        """
+        journal = self._account.journal
+        if journal is not None:
+            place = len(self.log)
+            if logits:
+                journal.append((place, "logits", logits))
+            journal.append((place, self.name, change - logits))
+            if self._account.units - before != change:
+                journal.append((place, "in_flight", self._account.units - before - change))
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        before = self._account.units
+        replaced = self._size(self[key]) if key in self else (0, 0)
+        super().__setitem__(key, value)
+        units, logits = self._size(value)
+        self._enter(before, units - replaced[0], logits - replaced[1])
+
+    def _size(self, value: Any) -> tuple[int, int]:
+        """Return the size of a tensor, and how much of what it stands for is logits."""
+        return self._account.units_of(value), logits_of(value)
+
+    def _left(self, before: int, value: Any) -> None:
+        """Write down that a tensor has left."""
+        units, logits = self._size(value)
+        self._enter(before, -units, -logits)
+
+    def __delitem__(self, key: Any) -> None:
+        value, before = self[key], self._account.units
+        super().__delitem__(key)
+        self._left(before, value)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove a key and return its value."""
+        held, before = key in self, self._account.units
+        value = super().pop(key, *default)
+        if held:
+            self._left(before, value)
+        return value
+
+    def popitem(self) -> tuple[Any, V]:
+        """Remove and return the pair that came last."""
+        before = self._account.units
+        key, value = super().popitem()
+        self._left(before, value)
+        return key, value

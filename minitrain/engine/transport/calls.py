@@ -1,0 +1,171 @@
+"""One rank's part in an operation of the transport, and the wait for its result."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from asyncio import get_running_loop
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from minitrain.engine.transport.waiting import Waiter, Waiters, wake_soon
+from minitrain.tensors import clone
+
+
+class Call(ABC):
+    """What a rank asks of the transport: an operation, its value, and the clock at which the rank was ready.
+
+    The transport settles a call once, with its result or with an error. Tasks that await the call go on then.
+
+    Attributes:
+        op: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send or recv.
+        rank: who calls.
+        value: what it brings.
+        clock: when it was ready, s.
+        detail: what else must agree between the callers (the root of a broadcast, an algorithm), or None.
+        settled: whether the call has its result or an error.
+        outcome: its result, once it is settled.
+        error: why there is none, or None.
+        waiters: the futures on which tasks wait for the call.
+    """
+
+    __slots__ = ("clock", "detail", "error", "op", "outcome", "rank", "settled", "value", "waiters")
+
+    op: str
+    rank: int
+    value: Any
+    clock: float
+    detail: Any
+    settled: bool
+    outcome: Any
+    error: BaseException | None
+    waiters: Waiters
+
+    @staticmethod
+    @abstractmethod
+    def settle_all(
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],
+        start: float,
+        last: int,
+        largest_bytes: int,
+    ) -> None:
+        """Settle the calls of one collective whose ranks run in this process: all are of this class.
+
+        What a call needs to know of the other members is in the arguments, so that one call can be settled alone.
+        Several calls are settled at once for speed, and only because what they compute is the same for all of them.
+
+        Args:
+            calls: in rank order.
+            results: one for each call.
+            clocks: when each was ready, s.
+            start: when the last member of the group was ready, s.
+            last: the lowest rank of the group that was ready then.
+            largest_bytes: the most that a member sends in an exchange of different tensors (all_to_all), else 0.
+        """
+
+    @staticmethod
+    def latest(clocks: Sequence[float], ranks: Sequence[int]) -> tuple[float, int]:
+        """Return when the last member of a group was ready, s, and the lowest rank that was ready then.
+
+        Args:
+            clocks: when each member was ready, s.
+            ranks: the members.
+        """
+        start = max(clocks)
+        return start, ranks[clocks.index(start)]
+
+    @abstractmethod
+    def sent_bytes(self) -> int:
+        """Return the bytes that the call's value puts on the wire, 0 if the caller does not price it."""
+
+    @abstractmethod
+    def deliver(self, value: Any, sent: float) -> None:
+        """Take the message that was sent at `sent`, s, and wake those that wait for it."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return the operation in words, for error messages."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error."""
+        self.settled = True
+        self.error = error
+
+    def live_waiters(self) -> Iterator[Waiter]:
+        """Yield the futures on which tasks still wait for this call."""
+        if self.waiters is not None:
+            for waiter in self.waiters if isinstance(self.waiters, list) else (self.waiters,):
+                if not waiter.done():
+                    yield waiter
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a task waits for the call now."""
+        waiters = self.waiters
+        if isinstance(waiters, list):
+            return any(self.live_waiters())
+        return waiters is not None and not waiters.done()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody wants the outcome any more: tasks have awaited the call, and all of them were cancelled."""
+        return self.waiters is not None and not self.is_awaited
+
+    def add_waiter(self, waiter: Waiter) -> Waiter:
+        """Let one more task wait for the call, and return what it must yield at once."""
+        self.waiters = waiter if self.waiters is None else [*self.live_waiters(), waiter]
+        return waiter.offer()
+
+
+class RawCall(Call):
+    """A call made through `Dist` itself: its outcome is the result and the start time, unpriced."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, op: str, rank: int, value: Any, clock: float) -> None:
+        self.op = op
+        self.rank = rank
+        self.value = value
+        self.clock = self.start = clock
+        self.detail = None
+        self.settled = False
+        self.outcome = None
+        self.error = None
+        self.waiters = None
+
+    @staticmethod
+    def settle_all(
+        calls: Sequence[Any],
+        results: Sequence[Any],
+        clocks: Sequence[float],  # noqa: ARG004  (only priced calls need them)
+        start: float,
+        last: int,  # noqa: ARG004
+        largest_bytes: int,  # noqa: ARG004
+    ) -> None:
+        """Keep results and start."""
+        for call, result in zip(calls, results, strict=True):
+            call.outcome = result
+            call.start = start
+            call.settled = True
+
+    def describe(self) -> str:
+        """Return the operation's name."""
+        return self.op
+
+    def sent_bytes(self) -> int:
+        """Return 0: the call is not priced."""
+        return 0
+
+    def deliver(self, value: Any, sent: float) -> None:  # noqa: ARG002
+        """Keep the message."""
+        self.outcome = clone(value)
+        self.settled = True
+        wake_soon([self.waiters])
+
+    def __await__(self) -> Generator[Any, None, tuple[Any, float]]:
+        if not self.settled:
+            yield self.add_waiter(Waiter(loop=get_running_loop()))
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        return self.outcome, self.start

@@ -1,0 +1,429 @@
+"""What is simulated for a row: a strategy with its options, a model, a machine and a platform.
+
+Simulating a case: as many microbatches as the pipeline needs to become steady, and the rest by the steady rate.
+
+Beyond its start, a pipeline takes the same time for every further round of microbatches. So a step of many microbatches
+is simulated twice with few, and the difference is the time of a round. `tests/evidence/test_prediction.py` compares
+this with runs of all microbatches.
+
+Rows that do not say their microbatch: "quickest" in the column mbs.
+
+Authors who publish what a system reaches have chosen its best microbatch. So the simulated one is the power of two that
+is predicted to be quickest among those that fit into memory. The measured time has no part in the choice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, final
+
+from minitrain.errors import MinitrainError
+from minitrain.evidence.rows import (
+    Framework,
+    LackingError,
+    Layout,
+    Row,
+    balanced_layers,
+    framework_of,
+    layout_of,
+    machine_of,
+    model_of,
+    stage_layers,
+    unit_stages,
+    workload_of,
+)
+from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
+from minitrain.operations.event import COMPUTE
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
+
+if TYPE_CHECKING:
+    from minitrain.machine.config import SystemConfig
+    from minitrain.workloads.transformer import Transformer
+
+
+_GIB = 2.0**30
+_TP_OVERLAP = re.compile(r"tp overlap|tp-comm-overlap|userbuffers|ub\b")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measured run, ready to be simulated.
+
+    Args:
+        table: the table that it is from.
+        row_id: its row there.
+        measured_s: the measured step time, s; None where the table has memory alone.
+        measured_bytes: the measured peak memory of a device; None where the table has none.
+        memory_kind: what that counts: "allocated", "reserved" or "device" (as nvidia-smi does).
+        model: what is trained.
+        system: the machine.
+        layout: how ranks divide the model.
+        platform: what a framework adds to the price of kernels; None for components alone.
+        strategy: the name of a shipped strategy.
+        options: of the strategy, but for the microbatch's size.
+        assumed: what the row does not say, and was taken as the framework's default.
+        about: what tables call the row.
+    """
+
+    table: str
+    row_id: str
+    measured_s: float | None
+    measured_bytes: float | None
+    memory_kind: str
+    model: Transformer
+    system: SystemConfig
+    layout: Layout
+    platform: Platform | None
+    strategy: str
+    options: Mapping[str, Any] = field(hash=False)
+    assumed: tuple[str, ...] = ()
+    about: str = ""
+
+    @property
+    def group(self) -> str:
+        """Return the group of its table that the row is summed up in: by device, and FSDP apart from other layouts."""
+        device = self.system.name.split("_")[0].upper()
+        return f"{device}, FSDP" if self.layout.zero >= 2 else device
+
+    def bare(self) -> Case:
+        """Return the case without the fields that no step time depends on, so that equal steps compare equal."""
+        layout = replace(self.layout, num_microbatches=1, assumed=())
+        nothing = {"measured_s": None, "measured_bytes": None, "memory_kind": "", "assumed": (), "about": ""}
+        return replace(self, table="", row_id="", layout=layout, **nothing)  # type: ignore[arg-type]  # each of its kind
+
+    @property
+    def period(self) -> int:
+        """Return the microbatches of a round: with several chunks, a step grows by whole rounds through the stages."""
+        return self.layout.pp if self.layout.num_chunks > 1 else 1
+
+
+def case_of(row: Row, platform: str | Platform | None = None) -> Case:
+    """Return what is simulated for a row in the common columns.
+
+    Args:
+        row: the row.
+        platform: instead of the one that follows from framework and device; "components" for none.
+
+    Raises:
+        LackingError: the row lacks what the model needs.
+    """
+    status = row.text("status").lower()
+    if status and status != "ok":
+        raise LackingError(f"its status is {row.text('status')!r}, so that its figures are not those of a step")
+    framework = framework_of(row)
+    layout = layout_of(row, framework)
+    _require_supported(layout)
+    measured_s, measured_bytes = _measured_s(row, layout), row.number("mem_gib")
+    if measured_s is None and measured_bytes is None:
+        raise LackingError("it has neither step_time_s, tokens_per_s_per_gpu nor mem_gib to compare with")
+    model = model_of(row, framework, layout.tp)
+    strategy, options = _strategy(layout, framework, model, row)
+    kind = row.text("mem_kind").lower()
+    return Case(
+        table=row.table,
+        row_id=row.row_id,
+        measured_s=measured_s,
+        measured_bytes=None if measured_bytes is None else measured_bytes * _unit(kind),
+        memory_kind=_memory_kind(kind),
+        model=model,
+        system=machine_of(row),
+        layout=layout,
+        platform=_platform(row, framework, layout, platform),
+        strategy=strategy,
+        options=options,
+        assumed=layout.assumed,
+        about=_about(row, layout),
+    )
+
+
+def _measured_s(row: Row, layout: Layout) -> float | None:
+    """Return the step time of a row, or what its tokens a second make of a step; None without either."""
+    step_time_s, rate = row.number("step_time_s"), row.number("tokens_per_s_per_gpu")
+    if step_time_s is not None or not rate:
+        return step_time_s
+    return layout.global_batch_size * row.count("seq_len") / (rate * layout.world_size)
+
+
+def _require_supported(layout: Layout) -> None:
+    """Refuse layouts that no shipped strategy has.
+
+    Raises:
+        LackingError: it is such a layout.
+    """
+    if layout.ep > 1:
+        raise LackingError(f"ep is {layout.ep}: no strategy here divides experts beside tp and pp")
+    if layout.zero >= 2 and layout.pp > 1:
+        raise LackingError("weights or gradients are sharded beside pp, which no strategy here does")
+
+
+def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
+    """Return the strategy of a layout, and its options."""
+    common: dict[str, Any] = {"recompute": layout.recompute}
+    if layout.zero >= 2:
+        return "fsdp", common | {
+            "replicas": layout.dp // layout.shard_size,
+            "tp": layout.tp,
+            "sequence_parallel": layout.sequence_parallel,
+            "reshard_after_forward": layout.zero == 3,
+        }
+    num_stages = layout.pp * layout.num_chunks
+    if num_stages > model.num_layers:
+        raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")
+    return "megatron", common | {
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "num_chunks": layout.num_chunks,
+        "sequence_parallel": layout.sequence_parallel,
+        "zero": min(1, layout.zero) if layout.num_replicas > 1 else 0,
+        "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
+        "overlap_replicas": _overlaps(row, framework, layout),
+        "overlap_messages": _overlaps_messages(row, layout),
+        "batch_messages": framework.batches_messages,
+        "scatter_gather": "megatron" in row.text("framework").lower(),
+    }
+
+
+def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[int, ...]:
+    """Return how many transformer layers each stage has."""
+    if not framework.balances:
+        return stage_layers(model.num_layers, num_stages)
+    layer = (4 * model.num_heads * model.head_dim + 3 * model.ffn_hidden_size) * model.hidden_size
+    head = model.vocab_size * model.hidden_size
+    return balanced_layers([float(layer)] * model.num_layers + [float(head)], num_stages)
+
+
+def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
+    """Return whether what replicas exchange is hidden behind compute, as the row says or as the framework does."""
+    if "no dp overlap" in row.text("overlap").lower():
+        return False
+    return framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
+
+
+def _overlaps_messages(row: Row, layout: Layout) -> bool:
+    """Return whether messages between stages are hidden, as a row says; Megatron-LM does so with several chunks."""
+    text = row.text("overlap").lower()
+    says_so = ("p2p" in text and "overlap" in text and "no p2p overlap" not in text) or "pp overlap" in text
+    return says_so and "scatter/gather" not in text and layout.pp > 1
+
+
+def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Platform | None) -> Platform | None:
+    """Return the platform of a row, with the attention kernels and the overlap that it names."""
+    if wanted is not None:
+        return find_platform(wanted)
+    found = find_platform(framework.platform_of(row))
+    found = replace(
+        found,
+        attention=found.attention or _generation(row),
+        gradient_accesses=framework.gradient_accesses if _sums_whole_gradients(layout) else 0.0,
+    )
+    if layout.tp == 1:
+        return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
+    if _hides_in_gradients(row, framework):
+        return replace(found, parts_exposed=1.0, parts_overlap="gradients")
+    return found
+
+
+def _sums_whole_gradients(layout: Layout) -> bool:
+    """Return whether replicas keep gradients whole until these are summed; other software shards them as they come."""
+    return layout.num_replicas > 1 and layout.zero < 2
+
+
+def _hides_in_gradients(row: Row, framework: Framework) -> bool:
+    """Return whether tensor parallelism's collectives run beside gradients alone, as a row says or a framework does."""
+    text = row.text("overlap").lower()
+    if "no tp overlap" in text:
+        return bool(framework.platforms)
+    return framework.parts_overlap == "gradients" and not _TP_OVERLAP.search(text)
+
+
+def _generation(row: Row) -> str | None:
+    """Return which attention kernel a row names, or None."""
+    text = row.text("attention").lower()
+    if "cudnn" in text or "te)" in text or "fused (te" in text:
+        return "cudnn"
+    if "3" in text and "flash" in text:
+        return "flash3"
+    return None
+
+
+def _unit(kind: str) -> float:
+    """Return the bytes of the unit of a memory's figure."""
+    return 1e9 if "gb (1e9" in kind or "decimal" in kind else _GIB
+
+
+def _memory_kind(kind: str) -> str:
+    """Return what a memory's figure counts."""
+    if "nvidia-smi" in kind or "tool not stated" in kind:
+        return "device"
+    return "reserved" if "reserved" in kind else "allocated"  # where it may be either, the larger one
+
+
+def _about(row: Row, layout: Layout) -> str:
+    """Return what tables call a row: model, device, ranks and how they are divided."""
+    degrees = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp}
+    parts = [f"{name} {size}" for name, size in degrees.items() if size > 1]
+    device = row.text("gpu").split(" ")[0]
+    return ", ".join([row.text("model"), f"{layout.world_size} {device}", *parts, f"batch {layout.microbatch_size}"])
+
+
+TERMS = ("forward", "backward", "update", "communication", "waiting")
+"""What the time of the rank that computes longest is made of; communication is what no compute hides."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted time and memory of a case.
+
+    Args:
+        seconds: the step time, s.
+        terms: what it is made of on the rank that computes longest, s, by the names of `TERMS`.
+        memory: the bytes of the fullest device, by what they count: "allocated", "reserved" and "device".
+    """
+
+    seconds: float
+    terms: Mapping[str, float]
+    memory: Mapping[str, float]
+
+
+def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
+    """Simulate a case.
+
+    Args:
+        case: the case.
+        without: terms of the price to leave out, as for `simulate`.
+
+    Raises:
+        MinitrainError: it cannot be simulated.
+    """
+    num = case.layout.num_microbatches
+    few, more = _few(case)
+    bare, terms = case.bare(), tuple(without)
+    if num <= more:
+        return _step(bare, num, terms)
+    first, second = _step(bare, few, terms), _step(bare, more, terms)
+    rounds = (num - few) / (more - few)
+    return Prediction(
+        seconds=_extended(first.seconds, second.seconds, rounds),
+        terms={name: max(0.0, _extended(first.terms[name], second.terms[name], rounds)) for name in TERMS},
+        memory=second.memory,
+    )
+
+
+def _extended(first: float, second: float, rounds: float) -> float:
+    """Return the value after some rounds, of which one leads from the first to the second."""
+    return first + (second - first) * rounds
+
+
+def _few(case: Case) -> tuple[int, int]:
+    """Return two numbers of microbatches with which the pipeline is steady, one round apart."""
+    pp, rest = case.layout.pp, case.layout.num_microbatches % case.period
+    if pp == 1:
+        return 2, 3
+    if case.layout.num_chunks > 1 and case.measured_bytes is not None:
+        pp *= 2  # the time is steady before the memory is
+    return pp + rest, pp + rest + case.period
+
+
+@lru_cache(maxsize=64)
+def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Prediction:
+    """Simulate a step of a case with some microbatches; rows that differ in their number alone share steps."""
+    layout = case.layout
+    run = simulate(
+        case.strategy,
+        world_size=layout.world_size,
+        global_batch_size=layout.num_replicas * layout.microbatch_size * num_microbatches,
+        hardware=case.system,
+        workload=workload_of(case.model, layout.cp),
+        platform=case.platform or COMPONENTS,
+        without=without,
+        fold=layout.world_size > 1,
+        check=False,
+        microbatch_size=layout.microbatch_size,
+        **case.options,
+    )
+    return _predicted(run)
+
+
+def _predicted(run: Run) -> Prediction:
+    """Return the figures of a run."""
+    memory = run.device_memory
+    assert memory is not None  # a run that was just made has one
+    kinds = {
+        "allocated": memory.allocated_bytes,
+        "reserved": memory.reserved_bytes,
+        "device": memory.total_bytes,
+        "needed": memory.needed_bytes,
+    }
+    return Prediction(run.step_time, _terms(run), kinds)
+
+
+def _terms(run: Run) -> dict[str, float]:
+    """Return what the step time is made of on the rank that computes longest."""
+    breakdown = run.breakdown
+    busiest = int(breakdown.computing.argmax())
+    by_type = max(map(_compute_by_type, run.class_logs), key=lambda found: sum(found.values()))
+    forward, update = by_type.get("forward", 0.0), by_type.get("update", 0.0)
+    return {
+        "forward": forward,
+        "backward": sum(by_type.values()) - forward - update,
+        "update": update,
+        "communication": float(breakdown.exposed[busiest]),
+        "waiting": float(breakdown.waiting[busiest]),
+    }
+
+
+def _compute_by_type(log: Any) -> dict[str, float]:
+    """Return how long a rank computed, s, by type of operation."""
+    found: dict[str, float] = {}
+    for event in log:
+        if event.stream == COMPUTE:
+            found[event.typ] = found.get(event.typ, 0.0) + event.duration
+    return found
+
+
+QUICKEST = "quickest"
+
+
+def case_and_prediction(
+    row: Row, platform: str | Platform | None, without: Sequence[str] = ()
+) -> tuple[Case, Prediction]:
+    """Return what is simulated for a row, and what it is predicted to take.
+
+    Args:
+        row: the row.
+        platform: as for `case_of`.
+        without: terms of the price to leave out.
+
+    Raises:
+        LackingError: the row lacks what the model needs, or no microbatch fits the device.
+        MinitrainError: it cannot be simulated.
+    """
+    if row.text("mbs") != QUICKEST:
+        case = case_of(row, platform)
+        return case, predict(case, without)
+    tried = list(_tried(row, platform, without))
+    if not tried:
+        raise LackingError("mbs is not published, and no microbatch both divides its batch and fits the device")
+    case, found = min(tried, key=lambda pair: pair[1].seconds)
+    chosen = f"mbs not published: {case.layout.microbatch_size}, the quickest that fits"
+    return replace(case, assumed=(chosen, *case.assumed)), found
+
+
+def _tried(row: Row, platform: str | Platform | None, without: Sequence[str]) -> Iterator[tuple[Case, Prediction]]:
+    """Yield each microbatch that can be simulated and fits."""
+    size, most = 1, row.count("gbs") // row.count("dp")
+    while size <= most:
+        try:
+            case = case_of(Row(row.table, {**row.values, "mbs": str(size)}, row.line), platform)
+            found = predict(case, without)
+        except (LackingError, MinitrainError):
+            found = None
+        if found is not None and found.memory["needed"] <= case.system.mem_hbm.usable_bytes:
+            yield case, found
+        size *= 2

@@ -1,0 +1,269 @@
+"""How far predictions are off: one value a row, and a summary a table.
+
+The tables of measurements in the package: what each holds, and what was fitted on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from statistics import fmean, median
+from types import MappingProxyType
+from typing import Any, final
+
+from minitrain.errors import UsageError
+from minitrain.evidence.rows import Row, read_rows
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """A row, measured and predicted.
+
+    Args:
+        table: the table that it is from.
+        row_id: its row there.
+        about: what tables call it.
+        group: which figure of the table it belongs to: one table may hold several, such as step times by device.
+        device: the hardware config.
+        model: what is trained.
+        world_size: ranks.
+        measured_s: the measured time, s; None where the row has memory alone.
+        predicted_s: the predicted time, s.
+        measured_bytes: the measured peak memory of a device; None where the row has none.
+        predicted_bytes: the predicted one.
+        memory_kind: what the measured memory counts: "allocated", "reserved" or "device".
+        platform: the platform whose prices these are; None for components alone.
+        assumed: what the row does not say, and was taken as the framework's default.
+        terms: what the predicted time is made of, s.
+        kind: of its model; "" of parts of a step, and where layers were measured.
+        axes: sizes by name of the axes of its layout.
+    """
+
+    table: str
+    row_id: str
+    about: str
+    group: str
+    device: str
+    model: str
+    world_size: int
+    measured_s: float | None = None
+    predicted_s: float | None = None
+    measured_bytes: float | None = None
+    predicted_bytes: float | None = None
+    memory_kind: str = ""
+    platform: str | None = None
+    assumed: tuple[str, ...] = ()
+    terms: Mapping[str, float] = field(default_factory=dict, hash=False)
+    kind: str = ""
+    axes: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def error(self) -> float | None:
+        """Return predicted over measured time, less one; None without a time."""
+        return _error(self.predicted_s, self.measured_s)
+
+    @property
+    def memory_error(self) -> float | None:
+        """Return predicted over measured memory, less one; None without memory."""
+        return _error(self.predicted_bytes, self.measured_bytes)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row as plain values, as `validate --json` prints it."""
+        return {
+            "table": self.table,
+            "row_id": self.row_id,
+            "group": self.group,
+            "about": self.about,
+            "device": self.device,
+            "model": self.model,
+            "world_size": self.world_size,
+            "platform": self.platform,
+            "measured_s": self.measured_s,
+            "predicted_s": self.predicted_s,
+            "error": self.error,
+            "measured_bytes": self.measured_bytes,
+            "predicted_bytes": self.predicted_bytes,
+            "memory_error": self.memory_error,
+            "memory_kind": self.memory_kind or None,
+            "assumed": list(self.assumed),
+            "terms": dict(self.terms),
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that was not simulated, and why."""
+
+    table: str
+    row_id: str
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The errors of some rows.
+
+    Args:
+        num_runs: how many.
+        mean: of their absolute values.
+        median: of their absolute values.
+        p90: the absolute value that nine in ten do not exceed.
+        bias: the mean error; positive where predictions are too long.
+    """
+
+    num_runs: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableErrors:
+    """The errors of a table, or of one figure of it.
+
+    Args:
+        table: its name.
+        group: which figure; "" for all.
+        of: "time", or what memory counts.
+        errors: the summary.
+        fitted: what was fitted on it; "" for nothing.
+    """
+
+    table: str
+    group: str
+    of: str
+    errors: Summary
+    fitted: str
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {
+            "table": self.table,
+            "group": self.group or None,
+            "of": self.of,
+            "num_runs": self.errors.num_runs,
+            "mean": self.errors.mean,
+            "median": self.errors.median,
+            "p90": self.errors.p90,
+            "bias": self.errors.bias,
+            "fitted": self.fitted or None,
+        }
+
+
+def summarize(errors: Sequence[float]) -> Summary | None:
+    """Return the summary of some errors, or None for none.
+
+    Example:
+        >>> summarize([0.1, -0.3])
+        Summary(num_runs=2, mean=0.2, median=0.2, p90=0.3, bias=-0.1)
+    """
+    if not errors:
+        return None
+    sizes = sorted(map(abs, errors))
+    place = max(0, -(-len(sizes) * 9 // 10) - 1)
+    return Summary(len(sizes), fmean(sizes), median(sizes), sizes[place], round(fmean(errors), 12))
+
+
+def time_errors(rows: Iterable[RowResult]) -> list[float]:
+    """Return the errors of the rows that have a time."""
+    return [row.error for row in rows if row.error is not None]
+
+
+def memory_errors(rows: Iterable[RowResult], kind: str) -> list[float]:
+    """Return the errors of the rows that have memory of a kind."""
+    return [row.memory_error for row in rows if row.memory_error is not None and row.memory_kind == kind]
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    """Return a relative error."""
+    return None if predicted is None or measured is None else predicted / measured - 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table of measurements.
+
+    Args:
+        name: what it is called here.
+        about: what was measured.
+        fitted: what was fitted on it, in words; "" for nothing.
+        lacks: what it does not say, and was not guessed; "" for nothing.
+    """
+
+    name: str
+    about: str
+    fitted: str = ""
+    lacks: str = ""
+
+
+_ODD = "half of the rows"
+
+TABLES: Mapping[str, PublishedTable] = MappingProxyType(
+    {
+        table.name: table
+        for table in (
+            PublishedTable("c2", "one 22B layer, A100 (Korthikanti et al. 2022)"),
+            PublishedTable(
+                "e2", "stages of GPT, A100 (Qi et al. 2023)", f"platform zero-bubble, {_ODD}", "the attention's kernel"
+            ),
+            PublishedTable(
+                "b2",
+                "GPT 1.7B to 1T, A100 (Narayanan et al. 2021)",
+                lacks="microbatch sizes of January 2021; chunks of table 2",
+            ),
+            PublishedTable("b3", "GPT 1B to 8B, V100 and A100 (Megatron-LM, 2020)"),
+            PublishedTable(
+                "b1",
+                "GPT 1.7B to 462B, H100 (Megatron-Core)",
+                lacks="microbatch sizes (taken as the quickest that fits), chunks (as one layer each)",
+            ),
+            PublishedTable(
+                "a1", "MPT 125M to 70B, A100 and H100 (MosaicML)", f"platforms eager-a100, eager-h100, {_ODD}"
+            ),
+            PublishedTable("a2", "MPT 125M to 30B, A100, older (MosaicML)", f"platform eager-a100, {_ODD}"),
+            PublishedTable("j1", "Llama 1.3B to 8.9B, one H100 node (nanotron)", f"platform nanotron, {_ODD}"),
+            PublishedTable("j3", "Llama, GPT, Nemotron, H100 (NVIDIA DGX Cloud)", f"platform nemo-h100, {_ODD}"),
+            PublishedTable(
+                "d1",
+                "Llama 8B to 405B, A100, H100, H200 (torchtitan)",
+                f"platform torchtitan-h100, {_ODD}",
+                "checkpoints of every second layer; what selective ones compute again has no price",
+            ),
+            PublishedTable("m1", "GPT of 176B, A100 (BLOOM's prequel)", f"platform bloom, {_ODD}", "heads of 24 rows"),
+            PublishedTable("m2", "InternLM 7B, A100 (InternEvo)", f"platform internevo, {_ODD}"),
+            PublishedTable(
+                "m4", "GPT 5B and 175B, A100 (NeMo 23.04)", lacks="batch (that of the yaml), layout of 175B"
+            ),
+            PublishedTable("l1", "GPT 0.2B to 1.3B, one A100 node (vTrain)", lacks="whether timings are independent"),
+            PublishedTable("h1", "states by ZeRO's stage (Rajbhandari et al. 2020)"),
+            PublishedTable("n4", "OPT and GPT-Neo, GH200 and mixed nodes (Sailor)", "layers' times are measured (n1)"),
+        )
+    }
+)
+"""The tables by name, in the order of the report."""
+
+
+def tables_folder() -> Path:
+    """Return the folder of the package's tables."""
+    return Path(str(resources.files("minitrain.evidence").joinpath("tables")))
+
+
+def rows_of(names: Sequence[str] | None = None) -> list[Row]:
+    """Return the rows of some tables of the package, or of all.
+
+    Raises:
+        UsageError: there is no such table.
+    """
+    wanted = list(TABLES) if names is None else list(names)
+    for name in wanted:
+        if name not in TABLES:
+            raise UsageError(f"there is no table {name!r:.40}; use {', '.join(TABLES)}", table=name)
+    return [row for name in wanted for row in read_rows(tables_folder() / f"{name}.csv", name)]

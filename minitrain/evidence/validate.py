@@ -1,0 +1,253 @@
+"""`validate`: simulate measured runs and compare.
+
+From a row to its results: how it is predicted depends on the columns of its table.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from minitrain.errors import MinitrainError, UsageError
+from minitrain.evidence.cases import case_and_prediction
+from minitrain.evidence.cluster_tables import cluster_results, layer_results, stage_results, state_results
+from minitrain.evidence.errors_by_table import (
+    TABLES,
+    RowResult,
+    Skipped,
+    TableErrors,
+    memory_errors,
+    rows_of,
+    summarize,
+    time_errors,
+)
+from minitrain.evidence.rows import LackingError, Row, read_rows
+from minitrain.machine.platforms import Platform, find_platform
+from minitrain.machine.price import Pricing
+from minitrain.run.worker_processes import worker_pool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowToPredict:
+    """A row, and how it is to be predicted.
+
+    Args:
+        row: the row.
+        platform: instead of the one that follows from the row.
+        layers: a table of measured layers, for rows that need one; the package's if None.
+        without: terms of the price to leave out.
+    """
+
+    row: Row
+    platform: str | Platform | None = None
+    layers: str | None = None
+    without: tuple[str, ...] = ()
+
+
+def predict_row(task: RowToPredict) -> list[RowResult | Skipped]:
+    """Return the results of a row, or the reason why there are none."""
+    row = task.row
+    try:
+        return list(_kind_of(row)(task))
+    except (LackingError, MinitrainError) as error:
+        return [Skipped(row.table, row.row_id, _one_line(error))]
+
+
+def _kind_of(row: Row) -> Callable[[RowToPredict], Iterator[RowResult]]:
+    """Return the function that predicts a row, by its table's columns."""
+    if "fwd_ms" in row.values:
+        return lambda task: layer_results(task.row, task.platform, task.without)
+    if "T_F_ms" in row.values:
+        return lambda task: stage_results(task.row, task.platform, task.without)
+    if "zero_stage" in row.values:
+        return lambda task: state_results(task.row)
+    if "layers_by_stage" in row.values:
+        return lambda task: cluster_results(task.row, task.layers)
+    return _common_results
+
+
+def _common_results(task: RowToPredict) -> Iterator[RowResult]:
+    """Yield the result of a row in the common columns."""
+    case, found = case_and_prediction(task.row, task.platform, task.without)
+    has_memory = case.measured_bytes is not None
+    yield RowResult(
+        table=case.table,
+        row_id=case.row_id,
+        about=case.about,
+        group=case.group,
+        device=case.system.name,
+        model=case.model.name,
+        world_size=case.layout.world_size,
+        measured_s=case.measured_s,
+        predicted_s=None if case.measured_s is None else found.seconds,
+        measured_bytes=case.measured_bytes,
+        predicted_bytes=found.memory[case.memory_kind] if has_memory else None,
+        memory_kind=case.memory_kind if has_memory else "",
+        platform=case.platform.name if case.platform is not None and case.platform.numbers() else None,
+        assumed=case.assumed,
+        terms=found.terms,
+        kind=case.model.kind,
+        axes={"tp": case.layout.tp, "pp": case.layout.pp, "cp": case.layout.cp, "ep": case.layout.ep},
+    )
+
+
+def _one_line(error: Exception) -> str:
+    """Return the message of an error as one line."""
+    return " ".join(str(error).split())
+
+
+MEMORY_KINDS = ("states", "allocated", "reserved", "device")
+"""What a measured memory may count: states alone, what the allocator gave out, what it holds, what the driver shows."""
+
+_CHUNK = 4  # rows that a process takes at a time
+Progress = Callable[[int, int], None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Measured runs, and what they were predicted to take.
+
+    Args:
+        results: one a measured figure, in the order of the tables.
+        skipped: the rows that were not simulated, and why.
+        without: the terms of the price that were left out.
+    """
+
+    results: tuple[RowResult, ...]
+    skipped: tuple[Skipped, ...] = ()
+    without: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a plain value a measured figure, with at least table, row_id, measured_s, predicted_s and error."""
+        return [result.summary() for result in self.results]
+
+    @property
+    def tables(self) -> list[TableErrors]:
+        """Return the errors of each table, and below it of its groups if there are several."""
+        return [errors for name in self._names() for errors in self._of_table(name)]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return the errors by table as plain values."""
+        return [errors.summary() for errors in self.tables]
+
+    def worst(self, num: int = 10) -> list[RowResult]:
+        """Return the rows whose time is furthest off."""
+        timed = [result for result in self.results if result.error is not None]
+        return sorted(timed, key=lambda result: -abs(result.error or 0.0))[:num]
+
+    def write_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page with predicted against measured times, errors by table and the worst rows; return its path."""
+        from minitrain.evidence.page import write_validation_page  # noqa: PLC0415  (only when somebody looks)
+
+        return write_validation_page(
+            os.fspath(path), self.results, self.skipped, self.tables, self.worst(), self.without
+        )
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(result.table for result in self.results))
+
+    def _of_table(self, name: str) -> Iterator[TableErrors]:
+        """Yield the errors of a table."""
+        mine = [result for result in self.results if result.table == name]
+        fitted = TABLES[name].fitted if name in TABLES else ""
+        groups = list(dict.fromkeys(result.group for result in mine))
+        yield from _errors(name, "", mine, fitted)
+        if len(groups) > 1:
+            for group in groups:
+                yield from _errors(name, group, [result for result in mine if result.group == group], fitted)
+
+
+def _errors(name: str, group: str, results: Sequence[RowResult], fitted: str) -> Iterator[TableErrors]:
+    """Yield the errors of times, and of each kind of memory, of some rows."""
+    found = summarize(time_errors(results))
+    if found is not None:
+        yield TableErrors(name, group, "time", found, fitted)
+    for kind in MEMORY_KINDS:
+        found = summarize(memory_errors(results, kind))
+        if found is not None:
+            yield TableErrors(name, group, f"memory, {kind}", found, "")
+
+
+def validate(
+    tables: str | Sequence[str] | None = None,
+    csv: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    *,
+    platform: str | Platform | None = None,
+    layers: str | os.PathLike[str] | None = None,
+    without: Sequence[str] = (),
+    jobs: int | None = 1,
+    progress: Progress | None = None,
+) -> Validation:
+    """Simulate published runs with `fidelity="kernels"`, and compare with what was measured.
+
+    Args:
+        tables: names of the package's tables (see `minitrain.evidence.errors_by_table`); all of them if None and
+            no file is given.
+        csv: files of measured runs, in the common columns or in those of one of the package's tables.
+        platform: the platform for every row, instead of the one that follows from its framework and device;
+            "components" for none.
+        layers: a table of measured layers, for runs on clusters of several devices.
+        without: terms of the price to leave out, as for `simulate`.
+        jobs: processes; one a core if None.
+        progress: called with the number of rows done, and with that of all.
+
+    Returns:
+        The results; rows that lack what the model needs are in `skipped`, with their reason.
+
+    Raises:
+        UsageError: there is no such table, file, platform or term.
+    """
+    files = [csv] if isinstance(csv, str | os.PathLike) else list(csv)
+    names = [tables] if isinstance(tables, str) else tables
+    rows = rows_of(names) if names is not None or not files else []
+    rows += [row for file in files for row in read_rows(file)]
+    terms = Pricing("kernels", without=without).without
+    chosen = None if platform is None else find_platform(platform)
+    table = None if layers is None else os.fspath(layers)
+    if table is not None and not Path(table).is_file():  # even where no row is of a cluster, and none asks for it
+        raise UsageError(f"there is no table of measured layers {table}; give a CSV file")
+    tasks = [RowToPredict(row, chosen, table, tuple(terms)) for row in rows]
+    results: list[RowResult | Skipped] = []
+    for place, found in enumerate(_results(tasks, jobs), 1):
+        results += found
+        if progress is not None:
+            progress(place, len(tasks))
+    return Validation(
+        tuple(each for each in results if isinstance(each, RowResult)),
+        tuple(each for each in results if isinstance(each, Skipped)),
+        tuple(terms),
+    )
+
+
+def _results(tasks: Sequence[RowToPredict], jobs: int | None) -> Iterable[list[RowResult | Skipped]]:
+    """Return the results of each row, in the order of the rows, from some processes."""
+    num_jobs = jobs or os.cpu_count() or 1
+    if num_jobs == 1 or len(tasks) <= _CHUNK:
+        return map(predict_row, tasks)
+    return _in_processes(tasks, num_jobs)
+
+
+def _in_processes(tasks: Sequence[RowToPredict], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
+    """Yield the results of each row; the processes end at once if the caller stops iterating."""
+    others = set(multiprocessing.active_children())
+    with worker_pool(num_jobs) as pool:
+        chunks = [pool.submit(_results_here, tasks[i : i + _CHUNK]) for i in range(0, len(tasks), _CHUNK)]
+        try:
+            for chunk in chunks:
+                yield from chunk.result()
+        except BaseException:  # nothing is cancelled first: a pool does not survive losing its processes then
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+
+
+def _results_here(tasks: Sequence[RowToPredict]) -> list[list[RowResult | Skipped]]:
+    """Return the results of each row, made in this process."""
+    return list(map(predict_row, tasks))

@@ -1,7 +1,0 @@
-"""The shipped exercises: one folder each, with a statement, a starter, a reference solution and the cases to grade by.
-
-May import: nothing, since there is no code of minitrain here: starters and references are strategies for learners. Open
-the statement of a folder first. To add an exercise, copy such a folder and change its files; commands find it there.
-`grading/exercise.py` says what the files must hold, and hidden.json holds cases that learners do not see. Its notebook
-is written by `python -m minitrain.grading.notebook notebooks` (`grading/notebook.py` says what it draws).
-"""

@@ -1,0 +1,1 @@
+from minitrain.machine.heterogeneous import *  # noqa: F403

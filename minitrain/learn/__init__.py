@@ -1,0 +1,41 @@
+"""Grading: does a submitted strategy train, as one device does, within budgets of communication, time and memory?
+
+A submission runs in a process of its own, which may import neither the shipped strategies nor the references. All that
+comes back from there is a *program*: which operations each rank did, in which order, on which tensors. The grader runs
+that program itself, on its own engine, with strict accounting and real numbers, and judges this run alone. So nothing
+that a submission does to its own process (patching minitrain, leaving early, forging tensors) can earn a point: it can
+only choose which operations to ask for. The rest of the machine is protected by the kernel (`isolation`).
+
+May import: the rooms up to `proof`. Open `grader` first. The exercises that are shipped lie in `exercises`.
+
+| module | what it does |
+|---|---|
+| `exercise`, `budgets` | an exercise's files, and the limits that follow from its reference |
+| `sandbox` | runs a submission in a process of its own, with a `copied_package`; that process runs `worker` |
+| `isolation`, `readable`, `syscalls` | work out how that process is kept apart; `confinement` does it, in the process |
+| `recorder` | an observer that writes a program down |
+| `error_reports`, `wire`, `replay` | errors as plain data, what is sent to the grader, and running a program again |
+| `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
+| `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |
+| `submissions`, `classes`, `report` | find what was handed in, grade it on all cores, and write the grades down |
+| `picture`, `unfinished`, `solution` | are for learners: the run that failed, drawn; a reference as one file |
+| `verify`, `secret_sizes`, `package`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from minitrain.learn.exercise import Exercise, load_exercise, shipped_exercises
+from minitrain.learn.result import CheckResult
+
+if TYPE_CHECKING:
+    from minitrain.learn.grader import Grade, grade
+
+__all__ = ["CheckResult", "Exercise", "Grade", "grade", "load_exercise", "shipped_exercises"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the grader when it is first used, since it imports the simulator."""
+    if name not in ("Grade", "grade"):
+        raise AttributeError(f"module 'minitrain.learn' has no attribute {name!r}")
+    return getattr(import_module("minitrain.learn.grader"), name)

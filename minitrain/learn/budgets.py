@@ -1,0 +1,171 @@
+"""The budgets of a submission: communication, time and memory of the reference solution, with a margin.
+
+Two bounds have no margin, because the exercise's statement names them: the microbatches that a rank keeps, and, in
+exercises about whole or sharded tensors, how many tensors of a layer a rank may hold beside those that the reference
+holds (`memory_slack` of `exercise.json`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from minitrain.errors import UsageError
+from minitrain.learn.exercise import Case, Exercise, load_exercise
+from minitrain.learn.recorder import Recorder
+from minitrain.learn.replay import replayed
+from minitrain.learn.usage import ActivationMeter, communication_by_kind, kept_by_rank
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
+from minitrain.tensors import Activation, OptState, Weight, WeightGrad
+
+TIME_MARGIN = 1.02
+"""Other orders of the same work may wait a little longer."""
+
+_KINDS = ("weight", "grad", "opt_state")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a run may need.
+
+    Args:
+        communication_bytes: of all ranks, an all_reduce counted twice.
+        communication_by_kind: the same by operation.
+        step_time_s: with loading, since a submission may load when it pleases, s.
+        memory_bytes: the peak of any rank.
+        kept: inputs of layers that a rank may keep for its backward passes, by rank and sample by sample; empty if the
+            exercise does not limit them.
+        activation_bytes: the most activations that a rank may hold, by rank; empty if the exercise does not limit them.
+        reference_memory_bytes: the peak of the reference, which is less than the budget.
+    """
+
+    communication_bytes: float
+    communication_by_kind: Mapping[str, float]
+    step_time_s: float
+    memory_bytes: float
+    kept: Sequence[int] = ()
+    activation_bytes: Sequence[float] = ()
+    reference_memory_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, and what was measured beside it.
+
+    Args:
+        run: the run.
+        activation_bytes: the most activations that each rank held.
+    """
+
+    run: Run
+    activation_bytes: Sequence[float]
+
+
+def budget_of(measured: Measured, exercise: Exercise) -> Budget:
+    """Return the budget that a reference's run sets."""
+    run = measured.run
+    by_kind = communication_by_kind(run)
+    total, time_s = sum(by_kind.values()), run.last_clock * TIME_MARGIN
+    if exercise.memory_limit_bytes:
+        limit = exercise.memory_limit_bytes
+        return Budget(total, by_kind, time_s, limit, reference_memory_bytes=run.peak_memory_bytes)
+    slack = _layer_bytes(run, exercise.memory_slack)
+    activation = _activation_bytes(run)
+    return Budget(
+        total,
+        by_kind,
+        time_s,
+        run.peak_memory_bytes + slack,
+        [kept.most for kept in kept_by_rank(run)],
+        [held + activation for held in measured.activation_bytes],
+        run.peak_memory_bytes,
+    )
+
+
+def _layer_bytes(run: Run, times: Mapping[str, float]) -> float:
+    """Return the size of some tensors of the largest layer: room for temporaries.
+
+    Args:
+        run: of the reference.
+        times: how many of each kind, of "weight", "grad" and "opt_state".
+    """
+    num_layers, workload = run.num_layers, run.models[0].runtime_predictor.workload
+    nothing: frozenset[int] = frozenset()
+
+    def elements(layer: int) -> float:
+        tensors = (
+            Weight(layer, num_layers, 0),
+            WeightGrad(layer, num_layers, nothing, run.global_batch_size),
+            OptState(layer, num_layers, 0),
+        )
+        sizes = zip(_KINDS, tensors, strict=True)
+        return sum(times.get(kind, 0) * workload.memory_elements(tensor) for kind, tensor in sizes)
+
+    return run.bytes_per_element * max(map(elements, range(num_layers)))
+
+
+def _activation_bytes(run: Run) -> float:
+    """Return the size of the largest activation of a layer: room for one that comes or goes."""
+    workload = run.models[0].runtime_predictor.workload
+    forwards = {(event.layer or 0, event.samples) for log in run.logs for event in log if event.typ == "forward"}
+    return run.bytes_per_element * max(
+        workload.memory_elements(Activation(layer, run.num_layers, samples, run.global_batch_size))
+        for layer, samples in forwards
+    )
+
+
+def budget_for(exercise: Exercise, case: Case) -> Budget:
+    """Return the budget of a case: from the exercise's `budgets.json`, or else from its reference.
+
+    Raises:
+        UsageError: neither of them knows the case.
+    """
+    path = exercise.folder / "budgets.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if case.key in known:
+        return Budget(**known[case.key])
+    if not exercise.has_reference:
+        raise UsageError(
+            f"there is no budget for {case} in {path}, and no reference to compute it from; "
+            "write the package anew where the reference is"
+        )
+    return reference_budget(exercise, case)
+
+
+def reference_budget(exercise: Exercise, case: Case) -> Budget:
+    """Return the budget of a case that the reference sets; it is run once, until one of its files is written anew."""
+    texts = tuple((exercise.folder / name).read_text(encoding="utf-8") for name in ("exercise.json", "reference.py"))
+    return _from_reference(exercise.folder, texts, case.key)
+
+
+@lru_cache(maxsize=512)
+def _from_reference(folder: Path, _texts: tuple[str, ...], key: str) -> Budget:
+    """Return the budget of a case by running the reference of these texts."""
+    exercise = load_exercise(folder)
+    return budget_of(measure_reference(exercise, Case.of_key(key)), exercise)
+
+
+def budgets_json(exercise: Exercise, cases: Sequence[Case]) -> str:
+    """Return the budgets of some sizes as `budgets.json` has them, for where the reference is not there."""
+    return json.dumps({case.key: asdict(budget_for(exercise, case)) for case in cases}, indent=2)
+
+
+def measure_reference(exercise: Exercise, case: Case) -> Measured:
+    """Run the reference with some sizes, under strict accounting, and measure it as submissions are measured."""
+    recorder = Recorder()
+    run_reference(exercise, case, observers=[recorder])
+    meter = ActivationMeter()
+    strategy = replayed(recorder.programs, exercise.function, watch=meter)
+    run = simulate(strategy, strict=True, hardware=exercise.hardware, **case.sizes)
+    return Measured(run, meter.most_bytes(run))
+
+
+def run_reference(exercise: Exercise, case: Case, **more: Any) -> Run:
+    """Run the reference with some sizes, under strict accounting."""
+    options = {**case.options, **exercise.reference_options, **more}
+    return simulate(exercise.reference, strict=True, hardware=exercise.hardware, **case.sizes, **options)

@@ -1,0 +1,284 @@
+"""Judging one run of a submission by replaying its recorded programs."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minitrain import errors
+from minitrain.errors import LawError, MinitrainError, ProofError
+from minitrain.learn.budgets import budget_for
+from minitrain.learn.exercise import Case, Exercise
+from minitrain.learn.hints import hint_for
+from minitrain.learn.memory import Excess, Moment, excess_of
+from minitrain.learn.replay import Player, replayed
+from minitrain.learn.result import CheckResult, printable
+from minitrain.learn.usage import ActivationMeter, communication_by_kind
+from minitrain.learn.wire import MOST_STEPS
+from minitrain.proof.layers import problem_of
+from minitrain.proof.problem import Problem
+from minitrain.proof.proof import compare_with_reference
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
+
+LONGEST = 2000
+"""Characters of a message."""
+
+_KINDS = frozenset(
+    name
+    for module in (builtins, errors)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+)
+"""Classes of errors that a submission did not name."""
+
+Results = dict[str, CheckResult]
+
+
+class Judged(dict[str, CheckResult]):
+    """The results of one run by check, and the run itself where it came to its end."""
+
+    run: Run | None = None
+
+
+def prepare_judgement(exercise: Exercise, case: Case) -> None:
+    """Compute in advance what a transformer's judgement needs: its budgets and the result of a single device.
+
+    This takes long, and must not count as the submission's time.
+    """
+    if case.workload is not None:
+        budget_for(exercise, case)
+        from minitrain.proof.reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
+        from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415
+
+        problem: Any = problem_of(Problem(), find_workload(case.workload))
+        transformer_reference(problem, case.global_batch_size)
+
+
+def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: float = float("inf")) -> Judged:
+    """Judge what a submission did with some sizes.
+
+    Args:
+        exercise: what was asked.
+        case: the sizes.
+        found: programs and lines of the ranks, or an error.
+        seconds: real time that the grader's own run of the programs may take, s.
+
+    Returns:
+        A result for each check that was made.
+    """
+    try:
+        if "error" in found:
+            return _ended_early(exercise, case, found["error"])
+        programs, lines = _programs_of(found, case)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return _up_to("runs", failed(exercise, case, "runs", "what came back from its process makes no sense"))
+    problem = Problem()
+    replay = _Replay(exercise, case, programs, lines, seconds)
+    try:
+        replay.run = replay.again(replay.meter, numerics=problem)
+        judged = _passed("runs", "laws")
+        judged.run = replay.run
+        compare_with_reference(replay.run, problem)
+    except MinitrainError as error:
+        judged = _broken(exercise, case, error, lines)
+        judged.run = replay.run  # which came to its end if only its numbers are wrong
+        return judged
+    judged.update(_passed("numerics"))
+    judged.update(_budgets(exercise, case, replay, replay.run))
+    return judged
+
+
+@dataclass
+class _Replay:
+    """The recorded programs of a submission with some sizes, which run again here.
+
+    Args:
+        exercise: what was asked.
+        case: the sizes.
+        programs: the steps of the ranks.
+        lines: where in the submission they stand.
+        seconds: real time that one run of them may take, s.
+
+    Attributes:
+        meter: what was measured beside the run.
+        run: the run, once it came to its end.
+    """
+
+    exercise: Exercise
+    case: Case
+    programs: Sequence[Sequence[Any]]
+    lines: Sequence[Sequence[Any]]
+    seconds: float
+    meter: ActivationMeter = field(default_factory=ActivationMeter)
+    run: Run | None = field(init=False, default=None)
+
+    def again(self, watch: Callable[[Player, int], None], **more: Any) -> Run:
+        """Run the programs, watched by something, and return the run.
+
+        Raises:
+            MinitrainError: they do not run, or do not train.
+        """
+        strategy = replayed(self.programs, self.exercise.function, self.seconds, watch)
+        return simulate(strategy, strict=True, hardware=self.exercise.hardware, **self.case.sizes, **more)
+
+
+def _programs_of(found: Mapping[str, Any], case: Case) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Return the programs and lines that came back, which may be anything.
+
+    Raises:
+        ValueError: they are not one list a rank, or too long.
+    """
+    programs, lines = found["programs"], found["lines"]
+    for lists in (programs, lines):
+        if len(lists) != case.world_size or not all(isinstance(part, Sequence) for part in lists):
+            raise ValueError("there must be one list a rank")
+    if sum(map(len, programs)) > MOST_STEPS:
+        raise ValueError(f"there are more than {MOST_STEPS} steps")
+    return programs, lines
+
+
+def _passed(*names: str) -> Judged:
+    """Return that checks passed."""
+    return Judged({name: CheckResult(name, "passed") for name in names})
+
+
+def failed(
+    exercise: Exercise, case: Case | None, name: str, message: str, *, kind: str = "", **facts: Any
+) -> CheckResult:
+    """Return that a check failed, with the exercise's hint for it.
+
+    Args:
+        exercise: what was asked.
+        case: the sizes; None for no particular ones.
+        name: of the check.
+        message: what is wrong.
+        kind: the class of the error, where the submission may have had a say in the message.
+        facts: further fields of the result; `never_awaited` is for its hint (see `hint_for`).
+
+    Returns:
+        The result. That of a hidden size has neither numbers nor words that the submission could have chosen.
+    """
+    never_awaited = facts.pop("never_awaited", "")
+    if case is None or not case.hidden:
+        hint = hint_for(exercise, name, message, case=case, never_awaited=never_awaited)
+        shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
+        size = "" if case is None else str(case)
+        return CheckResult(name, "failed", printable(message)[:LONGEST], size=size, hint=hint, **shown)
+    if kind:
+        known = kind if kind in _KINDS else "an error of the submission's own"
+        message = f"{known}; its text is kept back, since it may tell the size: run it with sizes that are not public"
+    return CheckResult(name, "failed", message, size="a hidden size", hint=hint_for(exercise, name, message))
+
+
+def _shown(value: Any) -> Any:
+    """Return a field as it may be shown: text without control characters, and not too long."""
+    return printable(value)[:LONGEST] if isinstance(value, str) else value
+
+
+def _up_to(name: str, result: CheckResult) -> Judged:
+    """Return that a check failed and those before it passed."""
+    before = {"runs": (), "laws": ("runs",), "numerics": ("runs", "laws")}[name]
+    judged = _passed(*before)
+    judged[name] = result
+    return judged
+
+
+def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any]) -> Judged:
+    """Judge an error in the submission's process, which may say anything."""
+    kinds = [str(kind) for kind in error.get("kinds", [])]
+    name = "laws" if "LawError" in kinds else "runs"
+    message = str(error.get("message"))
+    if "MinitrainError" not in kinds and kinds:
+        message = f"{kinds[0]}: {message}"
+    facts: dict[str, Any] = {fact: _count(error.get(fact)) for fact in ("rank", "layer", "step")}
+    line = error.get("line")
+    facts["line"] = line if isinstance(line, str) else None
+    forgotten = error.get("never_awaited")
+    facts["never_awaited"] = _shown(forgotten) if isinstance(forgotten, str) else ""
+    return _up_to(name, failed(exercise, case, name, message, kind=kinds[0] if kinds else "Exception", **facts))
+
+
+def _count(value: Any) -> int | None:
+    """Return a small whole number, or None for anything else."""
+    return value if isinstance(value, int) and 0 <= value < 10**9 else None
+
+
+def _broken(exercise: Exercise, case: Case, error: MinitrainError, lines: Sequence[Sequence[Any]]) -> Judged:
+    """Judge an error of the run on this side."""
+    name = "numerics" if isinstance(error, ProofError) else "laws" if isinstance(error, LawError) else "runs"
+    facts: dict[str, Any] = {"rank": _count(error.rank), "layer": _count(error.layer)}
+    if error.place is not None:
+        rank, number, facts["step"] = error.place
+        facts.update(rank=rank, line=_line(lines, rank, number))
+    if name == "numerics":
+        facts.update(expected="the numbers of a single device", got=_difference(error))
+    message = str(error).split("\n")[0]
+    return _up_to(name, failed(exercise, case, name, message, kind=type(error).__name__, **facts))
+
+
+def _line(lines: Sequence[Sequence[Any]], rank: int, number: int) -> str | None:
+    """Return where a step stands in the submission, as it says."""
+    try:
+        known = lines[rank][number]
+    except (LookupError, ValueError):
+        return None
+    return known if isinstance(known, str) else None
+
+
+def _difference(error: MinitrainError) -> str:
+    """Return by how much the numbers differ, in words."""
+    found = re.search(r"Mismatched elements: [^\n]*", str(error))
+    return f"differences up to {error.difference:.3g}" + (f" ({found.group(0)})" if found else "")
+
+
+def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Results:
+    """Compare a run that trains with its budgets."""
+    budget = budget_for(exercise, case)
+    moved = communication_by_kind(run)
+    results: Results = dict(_passed("communication", "time", "memory"))
+    if sum(moved.values()) > budget.communication_bytes * (1 + 1e-9):
+        results["communication"] = failed(
+            exercise,
+            case,
+            "communication",
+            "the ranks communicate more than the budget",
+            expected=f"at most {_by_kind(budget.communication_by_kind)}",
+            got=_by_kind(moved),
+        )
+    if run.last_clock > budget.step_time_s:
+        results["time"] = failed(
+            exercise,
+            case,
+            "time",
+            "the step takes longer than the budget",
+            expected=f"at most {budget.step_time_s * 1e3:.3f} ms",
+            got=f"{run.last_clock * 1e3:.3f} ms",
+        )
+    excess = excess_of(run, replay.meter.most_bytes(run), budget)
+    if excess is not None:
+        results["memory"] = _too_much(exercise, case, replay, excess)
+    return results
+
+
+def _too_much(exercise: Exercise, case: Case, replay: _Replay, excess: Excess) -> CheckResult:
+    """Return that a rank holds too much, with what it held then where the learner may see the size."""
+    facts: dict[str, Any] = {"rank": excess.rank, "expected": excess.expected, "got": excess.got}
+    if not case.hidden:
+        moment = Moment(excess, replay.lines)
+        with contextlib.suppress(MinitrainError):  # the time that is left may not be enough
+            replay.again(moment)
+        facts["held"] = tuple(map(_shown, moment.text))
+    return failed(exercise, case, "memory", excess.message, **facts)
+
+
+def _by_kind(moved: Mapping[str, float]) -> str:
+    """Return bytes by kind in words."""
+    total = sum(moved.values())
+    unit, name = (2**20, "MiB") if total >= 2**23 or not total else (2**10, "KiB")  # of small models
+    kinds = ", ".join(f"{kind} {size / unit:.0f}" for kind, size in moved.items())
+    return f"{total / unit:.0f} {name} over all ranks" + (f" ({kinds})" if kinds else "")

@@ -1,0 +1,236 @@
+"""Exercises: each is a folder with statement, starter, reference, sizes and hints.
+
+| file | what it holds |
+|---|---|
+| `exercise.json` | title, function, public sizes, three hints of growing directness, hints by check, workload |
+| `hidden.json` | further sizes; learners of a teacher's own exercises do not get it |
+| `statement.md`, `starter.py` | what the learner reads, and begins with |
+| `reference.py` | the solution, which sets the budgets |
+| `budgets.json` | the budgets, where the reference is not there |
+| `wrong/*.py` | wrong solutions; the first line of each says which check must fail: `# fails: numerics` |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from minitrain.errors import UsageError
+from minitrain.machine.config import SPECIFIED
+
+SHIPPED = Path(__file__).parent / "exercises"
+
+
+ONE_LAYER: Mapping[str, float] = {"weight": 1, "grad": 1, "opt_state": 1}
+"""Room for temporaries: a weight, a gradient and an optimizer state of one layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sizes that a submission is run with.
+
+    Args:
+        world_size: number of ranks.
+        num_layers: layers of the trained model.
+        global_batch_size: samples of the step.
+        options: of the strategy.
+        hidden: whether learners do not see it.
+        workload: name of the transformer that is trained, which has `num_layers` units; None for the usual layers.
+    """
+
+    world_size: int
+    num_layers: int
+    global_batch_size: int
+    options: Mapping[str, Any]
+    hidden: bool = False
+    workload: str | None = None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The sizes that are numbers."""
+        return {
+            "world_size": self.world_size,
+            "num_layers": self.num_layers,
+            "global_batch_size": self.global_batch_size,
+        }
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes, as `simulate` takes them: a transformer has its own number of layers."""
+        if self.workload is None:
+            return self.numbers
+        others = {name: number for name, number in self.numbers.items() if name != "num_layers"}
+        return {**others, "workload": self.workload}
+
+    @property
+    def key(self) -> str:
+        """The case as text, the same for equal cases."""
+        workload = [] if self.workload is None else [self.workload]
+        return json.dumps([*self.numbers.values(), dict(self.options), *workload], sort_keys=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the case as `exercise.json` has it."""
+        return {**self.numbers, "options": dict(self.options)}
+
+    @classmethod
+    def of_key(cls, key: str) -> Case:
+        """Return the case that a key stands for."""
+        world_size, num_layers, global_batch_size, options, *workload = json.loads(key)
+        return cls(world_size, num_layers, global_batch_size, options, workload=workload[0] if workload else None)
+
+    def __str__(self) -> str:
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        options = "".join(f", {name} {value}" for name, value in self.options.items())
+        layers = f"{self.num_layers} layers" if self.workload is None else f"{self.num_layers} units of {self.workload}"
+        return f"{ranks}, {layers}, batch {self.global_batch_size}{options}"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise.
+
+    Args:
+        folder: where its files are.
+        title: what it is about, in a few words.
+        function: name of the coroutine function to write.
+        public: sizes that learners see.
+        hidden: sizes that they do not.
+        hints: of growing directness.
+        hints_by_check: what to say when a check fails.
+        hardware: config that it is priced on.
+        memory_limit_bytes: the device's memory, where it is part of the task instead of a budget; else None.
+        memory_slack: how many of a layer's tensors a rank may hold beside what the reference holds, by kind.
+        reference_options: options that budgets give to the reference beside those of the sizes.
+    """
+
+    folder: Path
+    title: str
+    function: str
+    public: Sequence[Case]
+    hidden: Sequence[Case]
+    hints: Sequence[str]
+    hints_by_check: Mapping[str, str]
+    hardware: str = SPECIFIED
+    memory_limit_bytes: float | None = None
+    memory_slack: Mapping[str, float] = field(default_factory=lambda: dict(ONE_LAYER))
+    reference_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The folder's name, such as `02_ddp`."""
+        return self.folder.name
+
+    @property
+    def number(self) -> str:
+        """What the name begins with, such as `02`."""
+        return self.name.partition("_")[0]
+
+    @cached_property
+    def statement(self) -> str:
+        """What the learner reads."""
+        return (self.folder / "statement.md").read_text(encoding="utf-8")
+
+    @property
+    def page(self) -> str:
+        """The statement, and the card of operations with the rule of the stores, which all exercises share."""
+        card = (SHIPPED / "operations.md").read_text(encoding="utf-8")
+        return f"{self.statement.strip()}\n\n{card}"
+
+    @cached_property
+    def starter(self) -> str:
+        """What the learner begins with."""
+        return (self.folder / "starter.py").read_text(encoding="utf-8")
+
+    @property
+    def reference(self) -> str:
+        """The reference solution, as `simulate` takes it."""
+        return f"{self.folder / 'reference.py'}:{self.function}"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the reference solution is there; students may have the exercise without it."""
+        return (self.folder / "reference.py").is_file()
+
+    @property
+    def wrong(self) -> list[tuple[Path, str]]:
+        """The listed wrong solutions, each with the check that must fail."""
+        found = []
+        for path in sorted((self.folder / "wrong").glob("*.py")):
+            match = re.match(r"# fails: (\w+)", path.read_text(encoding="utf-8"))
+            found.append((path, match.group(1) if match else ""))
+        return found
+
+
+def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
+    """Return an exercise.
+
+    Args:
+        name: its folder, its number ("2", "02") or its name ("02_ddp", "ddp").
+        folder: where to look for names; the shipped exercises if None.
+
+    Raises:
+        UsageError: there is none, or its files are not as they must be.
+    """
+    path = Path(name)
+    if not (path / "exercise.json").is_file():
+        path = _find(str(name), folder or SHIPPED)
+    try:
+        data = json.loads((path / "exercise.json").read_text(encoding="utf-8"))
+        hidden = path / "hidden.json"
+        workload = data.get("workload")
+        return Exercise(
+            folder=path,
+            title=data["title"],
+            function=data["function"],
+            public=[_case(case, workload, hidden=False) for case in data["public"]],
+            hidden=[_case(case, workload, hidden=True) for case in json.loads(hidden.read_text())]
+            if hidden.is_file()
+            else [],
+            hints=data.get("hints", ()),
+            hints_by_check=data.get("hints_by_check", {}),
+            hardware=data.get("hardware", SPECIFIED),
+            memory_limit_bytes=data["memory_limit_gib"] * 2**30 if "memory_limit_gib" in data else None,
+            memory_slack=_slack(data.get("memory_slack", ONE_LAYER)),
+            reference_options=dict(data.get("reference_options", {})),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the exercise {path} is not as it must be: {error!r}; see docs/teach.md") from error
+
+
+def _slack(data: Mapping[str, float]) -> dict[str, float]:
+    """Return how many of a layer's tensors may be held beside the reference's.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    unknown = sorted(set(data) - set(ONE_LAYER))
+    if unknown:
+        raise ValueError(f"memory_slack may name {', '.join(ONE_LAYER)}, got {', '.join(unknown)}")
+    return {kind: float(times) for kind, times in data.items()}
+
+
+def _case(data: Mapping[str, Any], workload: str | None, *, hidden: bool) -> Case:
+    """Return a case from its JSON form."""
+    sizes = {name: data[name] for name in ("world_size", "num_layers", "global_batch_size")}
+    return Case(**sizes, options=data.get("options", {}), hidden=hidden, workload=workload)
+
+
+def shipped_exercises(folder: Path | None = None) -> list[Exercise]:
+    """Return all exercises of a folder (the shipped ones by default), in order."""
+    root = folder or SHIPPED
+    return [load_exercise(path) for path in sorted(root.iterdir()) if (path / "exercise.json").is_file()]
+
+
+def _find(name: str, folder: Path) -> Path:
+    """Return the folder of an exercise by number or name."""
+    names = [path.name for path in sorted(folder.iterdir()) if (path / "exercise.json").is_file()]
+    for found in names:
+        number, _, rest = found.partition("_")
+        if name in (found, rest) or (name.isdigit() and number.isdigit() and int(name) == int(number)):
+            return folder / found
+    raise UsageError(f"there is no exercise {name!r}; use one of {', '.join(names) or '(none are there)'}")

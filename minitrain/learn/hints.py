@@ -1,0 +1,248 @@
+"""Hints for what went wrong: by the law that was broken or the mistake behind an error, else by the check.
+
+The submission's process sends nothing but an error's text, so a mistake is recognised by that text. An exercise may
+have hints of its own, in `hints_by_check` of its `exercise.json`: under the name of a check, for the mistakes that the
+exercise is about (missing samples, deadlocks, and what has no name here), or under a name of `NAMES`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minitrain.learn.exercise import Case, Exercise
+
+HINTS: Mapping[str, str] = {
+    "runs": "run it alone and read where it ends: {command}",
+    "laws": "the message names the law; print(model.rank, tensor) just before that line shows what you really have",
+    "numerics": "a sample is missing, counted twice, or summed over the wrong ranks: which rank brings which samples?",
+    "communication": "count by hand what each rank must send in one step, and compare it with the kinds above",
+    "time": "which rank waits, and for whom? its picture shows it: {command}",
+    "memory": "which tensor lives longer than its last use, or is whole where a shard would do?",
+}
+"""By check, where nothing more is known."""
+
+_NO_SIZES = "`minitrain run`, with sizes of your own"
+"""The command where sizes are not to be shown."""
+
+FILE = "FILE.py"
+"""What stands for the submission in a hint, until somebody knows its name."""
+
+_PENDING = r"(?:coroutine|(?:Recorded)?Operation|(?:Strict)?Launched|Future|Task)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Mistake:
+    """A mistake that an error's text gives away.
+
+    Args:
+        name: under which an exercise may have a hint of its own.
+        pattern: a regular expression that finds it.
+        hint: how to go on.
+        of_exercise: whether the exercise's hint for the check comes first.
+    """
+
+    name: str
+    pattern: str
+    hint: str
+    of_exercise: bool = False
+
+
+_MISTAKES = (
+    _Mistake(
+        "await", rf"got {_PENDING}\b|'{_PENDING}' (?:object|and)|and '{_PENDING}'|<coroutine object",
+        "a communication gives its result when it is awaited: write `await` before the call, as in "
+        "`grad = await model.all_reduce(grad, layer)`",
+    ),
+    _Mistake(
+        "no_await", r"can't be used in 'await' expression",
+        "only communication is awaited (all_reduce, send, receive, ...); load_weights, forward, loss, backward and "
+        "update are plain calls",
+    ),
+    _Mistake(
+        "scale", r"unsupported operand type\(s\) for [*/]",
+        "there is nothing to divide: all_reduce sums, and the loss is the mean over the global batch already",
+    ),
+    _Mistake(
+        "stored", r"must be in one of the rank's stores",
+        "a tensor must lie in a store until the call that uses it returns: pass `activations[layer]` and "
+        "`del activations[layer]` afterwards; `activations.pop(layer)` in the call takes it out before, and a variable "
+        "is no store",
+    ),
+    _Mistake(
+        "kind", r"only tensors can be held in a store|must be an? \w+, got",
+        "the card of operations in the statement says what each of them takes and returns, and in which order",
+    ),
+    _Mistake(
+        "samples", r"must cover all \d+ samples",
+        "the gradient must be summed over all microbatches and over all ranks that have other samples", True,
+    ),
+    _Mistake(
+        "twice", r"counted twice|comes twice",
+        "each sample belongs to one rank and one microbatch, and its gradient is added once: which samples does "
+        "each rank take?",
+    ),
+    _Mistake(
+        "updated", r"was updated already|must have seen exactly one update|must have seen the same steps",
+        "each weight takes one update a step; hand in what `update` returned",
+    ),
+    _Mistake(
+        "final", r"has no final weight|final weight of layer \d+ is incomplete|final weights .* cut alike",
+        "after the last update of a layer, `model.set_final_weight(layer, weights[layer])`, on every rank that has it",
+    ),
+    _Mistake(
+        "overwritten", r"was overwritten by",
+        "update and the reductions work in place, so that what they were given is gone: keep the result, as in "
+        "`grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)`",
+    ),
+    _Mistake(
+        "weights_of_step", r"weights of (?:the same )?step",
+        "finish all forwards and backwards of a layer before you update it",
+    ),
+    _Mistake(
+        "layer", r"must be of layer \d+|layer must lie in",
+        "activations[k] is the input of layer k: forward(k, activations[k], ...) makes activations[k + 1], and "
+        "backward goes from the last layer to the first, each with the gradient that the one before returned",
+    ),
+    _Mistake(
+        "same_samples", r"must be of the same samples|samples must lie in",
+        "the input and the gradient of a backward belong to one microbatch: are they stored under one key?",
+    ),
+    _Mistake(
+        "partial", r"must be a complete sum|has all parts",
+        "what one part makes is a partial sum: `await model.all_reduce(partial, layer, group=parts)` before anything "
+        "else takes it, in both passes",
+    ),
+    _Mistake(
+        "sequence", r"must hold the whole sequence",
+        "a layer computes on whole sequences: all_gather the shards over the ranks of the parts, for the pass alone",
+    ),
+    _Mistake(
+        "attention", r"an attention needs the keys and values of the whole sequence",
+        "forward takes a shard of the sequence through all layers but attention; ask `model.has_attention(layer)`, and "
+        "take those in steps",
+    ),
+    _Mistake(
+        "keys", r"lacks keys of",
+        "the queries have not seen every block: how many times must blocks go on until each was on every rank?",
+    ),
+    _Mistake(
+        "queries", r"lacks queries of",
+        "the gradient of your block must come home with what all ranks have added to it",
+    ),
+    _Mistake(
+        "twice", r"sums over (keys|queries): shard .* is in both",
+        "a block was used twice: which one is here now, and which one came in?",
+    ),
+    _Mistake(
+        "cut", r"the gradient of layer \d+ must cover the whole sequence",
+        "each rank has seen some tokens of its samples: before the update, sum a layer's gradient over all ranks",
+    ),
+    _Mistake(
+        "norms", r"\(norms, biases\) must cover the whole sequence",
+        "norms and biases are on every rank and each has seen its shard of the sequence: before the update, all_reduce "
+        "a layer's gradient over the ranks of the parts",
+    ),
+    _Mistake(
+        "tokens_there", r"must be the copies for the weight's part|experts must be given copies",
+        "tokens go to the experts before these take them: `await model.all_to_all(tokens, layer, group=parts)` after "
+        "route, in the group of ranks that hold the parts",
+    ),
+    _Mistake(
+        "tokens_back", r"must come from all parts of the experts",
+        "what the experts made goes back to the ranks whose tokens it is: a second all_to_all, in both passes",
+    ),
+    _Mistake(
+        "experts_over_parts", r"must bring gradients of one part of the experts",
+        "other ranks of a group hold other experts: sum a part's gradient over the ranks that hold the same part",
+    ),
+    _Mistake(
+        "complete", r"must be complete",
+        "a shard cannot compute: `weights['full'] = await model.all_gather(weights[layer], layer)` first",
+    ),
+    _Mistake(
+        "shards", r"must hold the weight's shards|exactly the weight's shards",
+        "weight, gradient and optimizer state of an update are of the same shard: `.shard(model.rank, "
+        "model.world_size)` cuts it, reduce_scatter returns it",
+    ),
+    _Mistake(
+        "made", r"was made by hand|is a copy made|dataclasses\.replace|was altered|belongs to rank",
+        "tensors come out of the model's operations, and are neither made, copied nor changed",
+    ),
+    _Mistake(
+        "order", r"same collectives in the same order|must bring",
+        "all ranks of a group call the same collectives in the same order, with the same kind of tensor: is one of "
+        "them in an `if model.rank ...`?",
+    ),
+    _Mistake(
+        "adds", r"needs values that add",
+        "only gradients are summed; weights are equal on all ranks, or shards that all_gather puts together",
+    ),
+    _Mistake(
+        "deadlock", r"(?i)deadlock",
+        "the message says who waits for whom: every receive needs a send of the other rank with the same tag, and "
+        "every collective all ranks of its group", True,
+    ),
+    _Mistake(
+        "received", r"never received",
+        "every send needs a receive on the other side, with the same tag",
+    ),
+    _Mistake(
+        "returned", r"must return the model",
+        "the last line of the function is `return model`, outside of all loops",
+    ),
+    _Mistake(
+        "async", r"must be an async function",
+        "the function begins with `async def`, so that it can await",
+    ),
+    _Mistake(
+        "key", r"^KeyError",
+        "nothing is stored under this key: print(list(activations)), or the store in question, just before that line",
+    ),
+    _Mistake(
+        "call", r"has no attribute|required positional argument|unexpected keyword|positional arguments? but",
+        "the card of operations in the statement says what each of them is called and takes",
+    ),
+    _Mistake(
+        "endless", r"loop that never ends|does it wait or loop for ever",
+        "what is to end the loop at that line? `print` what its condition looks at",
+    ),
+)  # fmt: skip
+
+NAMES = frozenset(mistake.name for mistake in _MISTAKES)
+"""What an exercise may have hints of its own for, beside the checks."""
+
+
+def hint_for(exercise: Exercise, check: str, message: str, *, case: Case | None = None, never_awaited: str = "") -> str:
+    """Return the hint for a check that failed.
+
+    Args:
+        exercise: what was asked.
+        check: the check's name.
+        message: of the error, or of the budget.
+        case: the sizes, for a command to try; None where they are not to be shown.
+        never_awaited: the call that the submission forgot to await, such as "ddp.py:12 calls all_reduce".
+    """
+    if never_awaited:
+        return f"{never_awaited} without `await`, so that it never happens; write `await` before it"
+    own = exercise.hints_by_check
+    found = next((mistake for mistake in _MISTAKES if re.search(mistake.pattern, message)), None)
+    if found is None:
+        return own.get(check) or HINTS[check].format(command=command_for(exercise, case) if case else _NO_SIZES)
+    of_exercise = own.get(check) if found.of_exercise else None
+    return own.get(found.name) or of_exercise or found.hint
+
+
+def command_for(exercise: Exercise, case: Case) -> str:
+    """Return the command that simulates a submission, `FILE`, with some sizes."""
+    options: dict[str, Any] = {
+        "--world-size": case.world_size,
+        **({"--layers": case.num_layers} if case.workload is None else {"--model": case.workload}),
+        "--batch": case.global_batch_size,
+        "--hw": exercise.hardware,
+    }
+    words = [f"{name} {value}" for name, value in options.items()]
+    words += [f"-o {name}={value}" for name, value in case.options.items()]
+    return f"`minitrain run {FILE}:{exercise.function} {' '.join(words)}`"

@@ -1,0 +1,139 @@
+"""Notebooks, one an exercise, generated from the exercise's own files: `python -m minitrain.learn.notebook DIR`.
+
+They run from top to bottom, in Jupyter and in Colab, also before anything is solved: a failed check is printed, not
+raised. With `--install REQUIREMENT` their first cell installs minitrain where it is missing: from a repository, such as
+`git+https://host/owner/minitrain`, or from a wheel's address. Without, it says that something is to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from minitrain.errors import UsageError
+from minitrain.learn.exercise import Exercise, shipped_exercises
+
+_SETUP = """try:
+    import minitrain as mt
+except ImportError as error:  # in Colab
+    raise ImportError("run `%pip install` with minitrain's wheel or repository in a cell above") from error"""
+
+_SETUP_FROM = """try:
+    import minitrain as mt
+except ImportError:  # in Colab
+    %pip install -q "{requirement}"
+    import minitrain as mt"""
+
+_SEE = """# What the reference does with the first of the sizes that are graded.
+run = mt.simulate(
+    {reference!r},
+    {sizes},
+)
+print(f"{{run.step_time * 1e3:.3f}} ms, {{run.peak_memory_bytes / 2**30:.3f}} GiB, MFU {{run.mfu:.1%}}")
+run.figure()"""
+
+_GRADE = 'print(mt.grade({function}, "{name}"))'
+
+SHOWN = {
+    "00": "single", "01": "single", "02": "ddp", "03": "zero1", "04": "zero2", "05": "zero3", "06": "gpipe",
+    "07": "gpipe", "08": "1f1b", "09": "zero3_prefetch", "10": "pp_dp", "11": "interleaved_1f1b", "12": "zero3",
+    "13": "megatron", "14": "megatron", "15": "ring_attention", "16": "moe",
+}  # fmt: skip
+"""Which shipped strategy an exercise's notebook draws, by the exercise's number; that of another draws none."""
+
+
+def _shown(exercise: Exercise) -> list[str]:
+    """Return the strategy that a notebook draws, if there is one."""
+    return [SHOWN[exercise.number]] if exercise.number in SHOWN else []
+
+
+def notebook_of(exercise: Exercise, requirement: str | None = None) -> dict[str, Any]:
+    """Return an exercise's notebook, as nbformat 4.5 has it.
+
+    Args:
+        exercise: the exercise.
+        requirement: what its first cell installs where minitrain is missing; None to install nothing.
+    """
+    case = exercise.public[0]
+    options: dict[str, Any] = dict(case.options)
+    if exercise.number == "06":
+        options["microbatch_size"] = case.global_batch_size
+    sizes = ", ".join(f"{name}={value!r}" for name, value in {**case.sizes, **options}.items())
+    cells = [
+        ("markdown", exercise.page.strip()),
+        ("code", _SETUP_FROM.format(requirement=requirement) if requirement else _SETUP),
+        *(("code", _SEE.format(reference=shown, sizes=sizes)) for shown in _shown(exercise)),
+        ("markdown", "## Your turn\n\nWrite it here; run the cell, and the next one, as often as you like."),
+        ("code", exercise.starter.strip().replace(f"see {exercise.name}.md", "see above")),
+        ("code", _GRADE.format(function=exercise.function, name=exercise.name)),
+        *(("markdown", _folded(number, hint)) for number, hint in enumerate(exercise.hints, 1)),
+    ]
+    return {
+        "cells": [_cell(f"{exercise.number}-{place}", kind, text) for place, (kind, text) in enumerate(cells)],
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def _folded(number: int, hint: str) -> str:
+    """Return a hint that opens on a click."""
+    return f"<details><summary>Hint {number}</summary>\n\n{hint}\n\n</details>"
+
+
+def _cell(name: str, kind: str, text: str) -> dict[str, Any]:
+    """Return a cell."""
+    cell: dict[str, Any] = {
+        "cell_type": kind,
+        "id": f"cell-{name}",
+        "metadata": {},
+        "source": text.splitlines(keepends=True),
+    }
+    return cell | {"execution_count": None, "outputs": []} if kind == "code" else cell
+
+
+def as_text(notebook: dict[str, Any]) -> str:
+    """Return a notebook as its file has it."""
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def write_notebooks(
+    folder: Path, exercises: Iterable[Exercise] | None = None, requirement: str | None = None
+) -> list[Path]:
+    """Write one notebook an exercise, and return their paths.
+
+    Args:
+        folder: where to write them.
+        exercises: the shipped ones if None.
+        requirement: what their first cell installs where minitrain is missing.
+
+    Raises:
+        UsageError: the requirement has characters that would end the command.
+    """
+    if (requirement is not None and not requirement.isprintable()) or set(requirement or "") & set("\"'`$\\"):
+        raise UsageError(f"a requirement is an address, a path or a name, got {requirement!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for exercise in exercises or shipped_exercises():
+        paths.append(folder / f"{exercise.name}.ipynb")
+        paths[-1].write_text(as_text(notebook_of(exercise, requirement)), encoding="utf-8")
+    return paths
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the notebooks that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m minitrain.learn.notebook", description="Write the notebooks.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--install", metavar="REQUIREMENT", help="a repository or a wheel, for pip")
+    given = parser.parse_args(arguments)
+    write_notebooks(given.folder, requirement=given.install)
+
+
+if __name__ == "__main__":  # pragma: no cover
+    main()

@@ -1,0 +1,227 @@
+"""Replaying a recorded program on the grader's own engine, through the public operations of its models.
+
+A program comes from a submission's process and may hold anything. A step of another form, or one that names a tensor
+that does not exist, is an error of the submission. Laws, numbers, clocks and memory are those of the replay. Its real
+time and the number of its tensors are limited.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from minitrain import tensors
+from minitrain.engine.model import Model
+from minitrain.errors import MinitrainError, StrategyError
+from minitrain.learn.recorder import Step, leaves
+from minitrain.operations import COLLECTIVES, STORES
+from minitrain.operations.computations import COMPUTATIONS, names_of
+
+KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
+_COMPUTED = frozenset(COMPUTATIONS) - {"combine", "set_final_weight"} | {"combine_outputs"}  # tensors combine too
+_INPUTS = frozenset(names_of("input"))
+
+MOST_TENSORS = 100_000
+"""Tensors that all ranks together may have at once; those of the shipped runs have some hundreds each."""
+
+
+def replayed(
+    programs: Sequence[Sequence[Step]],
+    name: str,
+    seconds: float = float("inf"),
+    watch: Callable[[Player, int], None] | None = None,
+) -> Callable[[Model], Awaitable[Model]]:
+    """Return a strategy in which each rank replays its program.
+
+    Args:
+        programs: steps of the ranks.
+        name: of the strategy.
+        seconds: real time that all ranks together may take, s.
+        watch: called after each step with the rank's player and the number of the step.
+    """
+    end = time.monotonic() + seconds
+
+    async def strategy(model: Model) -> Model:
+        player = Player(model)
+        steps = programs[model.rank]
+        for number in range(len(steps)):
+            _require_within(model, number, len(steps), end, seconds)
+            try:
+                await player.play(number, steps[number])
+                if watch is not None:
+                    watch(player, number)
+            except MinitrainError as error:
+                error.place = model.rank, number, len(model.log)  # type: ignore[attr-defined]  # for who knows its line
+                raise
+            except Exception as error:  # whatever it is, it is the program's
+                raise StrategyError(f"step {number} of rank {model.rank} makes no sense: {error!r:.200}") from error
+        return model
+
+    strategy.__name__ = strategy.__qualname__ = name
+    return strategy
+
+
+def _require_within(model: Model, number: int, steps: int, end: float, seconds: float) -> None:
+    """Require that the grader's run of a program has time left."""
+    if time.monotonic() > end:
+        raise StrategyError(
+            f"the grader's own run of it was stopped after {seconds:.3g} s, at step {number} of {steps} of rank "
+            f"{model.rank}; let it do fewer operations",
+            rank=model.rank,
+        )
+
+
+class Player:
+    """The tensors and pending operations of one rank, by the steps that made them.
+
+    Attributes:
+        values: the tensors that the strategy can reach, by step and place among its results.
+        works: its communications, by step.
+        activation_units: what the activations among the tensors take, in units of the account of memory.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.values: dict[tuple[int, int], Any] = {}
+        self.works: dict[int, Any] = {}
+        self.activation_units = 0
+        self.special: Mapping[str, Callable[..., None]] = {
+            "put": self.put,
+            "drop": self.drop,
+            "add": self.add,
+            "combine": self.combine,
+            "shard": self.shard,
+            "free": self.free,
+            "set_final_weight": self.set_final_weight,
+        }
+
+    async def play(self, number: int, step: Step) -> None:
+        """Do one step."""
+        kind, *what = step
+        if kind == "await":
+            await self.wait(*what)
+        elif kind in COLLECTIVES:
+            self.collective(number, kind, *what)
+        elif kind in ("send", "receive"):
+            self.message(number, kind, *what)
+        elif kind in self.special:
+            self.special[kind](*([number, *what] if kind in ("add", "combine", "shard") else what))
+        else:
+            self.compute(number, kind, *what)
+
+    def value(self, name: Any) -> Any:
+        """Return the tensor, bucket or other value that a step names."""
+        if isinstance(name, list):
+            return self.values[name[0], name[1]]
+        if "launched" in name:
+            return self.works[name["launched"]]
+        if "bucket" in name:
+            return [self.value(item) for item in name["bucket"]]
+        if "made" in name:
+            fields = {
+                key: frozenset(field) if isinstance(field, list) else field for key, field in name["fields"].items()
+            }
+            return KINDS[name["made"]](**fields)
+        return None if name["alien"] == "None" else name["alien"]
+
+    def keep(self, number: int, result: Any) -> None:
+        """Name the results of a step."""
+        if len(self.values) * self.model.world_size >= MOST_TENSORS:
+            raise ValueError(f"a rank has {len(self.values)} tensors at once; let go of those that it needs no more")
+        for place, tensor in enumerate(result if isinstance(result, tuple) else (result,)):
+            self.name((number, place), tensor)
+
+    def name(self, name: tuple[int, int], tensor: Any) -> None:
+        """Name a tensor, which the strategy can reach from now on."""
+        self._count(self.values.get(name), -1)
+        self.values[name] = tensor
+        self._count(tensor, 1)
+
+    def _count(self, tensor: Any, sign: int) -> None:
+        """Count an activation in or out."""
+        if isinstance(tensor, tensors.Activation):
+            self.activation_units += sign * self.model._account.units_of(tensor)
+
+    def compute(self, number: int, kind: str, *what: Any) -> None:
+        """Do an operation of the rank alone."""
+        if kind not in _COMPUTED:
+            raise ValueError(f"there is no step {kind!r}")
+        operation = getattr(self.model, "combine" if kind == "combine_outputs" else kind)
+        named: dict[str, Any] = {}
+        if what and isinstance(what[-1], dict) and "named" in what[-1]:
+            *what, last = what  # type: ignore[assignment]  # any sequence
+            named = last["named"]
+        if kind not in _INPUTS:  # whose lists are of numbers
+            what = tuple(self.value(item) if isinstance(item, list | dict) else item for item in what)
+        self.keep(number, operation(*what, **named))
+
+    def put(self, store: str, key: int, name: Any) -> None:
+        """Put a tensor into a store."""
+        self.store(store)[key] = self.value(name)
+
+    def drop(self, store: str, key: int) -> None:
+        """Take a tensor out of a store."""
+        del self.store(store)[key]
+
+    def store(self, name: str) -> Any:
+        """Return a store."""
+        if name not in STORES:
+            raise ValueError(f"there is no store {name!r}")
+        return getattr(self.model, name)
+
+    def add(self, number: int, left: Any, right: Any) -> None:
+        """Add two gradients."""
+        self.keep(number, self.value(left) + self.value(right))
+
+    def combine(self, number: int, left: Any, right: Any) -> None:
+        """Combine two tensors."""
+        self.keep(number, self.value(left).combine(self.value(right)))
+
+    def shard(self, number: int, whole: Any, shard: int, num_shards: int) -> None:
+        """Cut a shard."""
+        self.keep(number, self.value(whole).shard(shard, num_shards))
+
+    def free(self, name: Any) -> None:
+        """Drop the reference to a tensor, which the strategy dropped too."""
+        self._count(self.values.pop((name[0], name[1]), None), -1)
+
+    def set_final_weight(self, layer: int, name: Any) -> None:
+        """Set a final weight."""
+        self.model.set_final_weight(layer, self.value(name))
+
+    def collective(
+        self, number: int, kind: str, name: Any, layer: int | None, ranks: Sequence[int], detail: Any, launched: bool
+    ) -> None:
+        """Submit a collective, launched or not."""
+        if launched:
+            self.works[number] = self.model.launch(self.coroutine(kind, self.value(name), layer, ranks, detail))
+        else:
+            self.works[number] = self.model._collective(kind, self.value(name), layer, ranks, detail)
+
+    def coroutine(self, kind: str, value: Any, layer: Any, ranks: Sequence[int], detail: Any) -> Any:
+        """Return the coroutine of a collective, for `Model.launch`."""
+        model = self.model
+        if kind == "barrier":
+            return model.barrier(group=ranks)
+        if kind == "broadcast":
+            return model.broadcast(value, detail, layer, group=ranks)
+        asked = {} if detail is None else {"algorithm": detail}
+        return getattr(model, kind)(value, layer, group=ranks, **asked)
+
+    def message(self, number: int, kind: str, *what: Any) -> None:
+        """Submit a send or a receive."""
+        model = self.model
+        *names, peer, tag, launched = what
+        if kind == "send":
+            value, dest = self.value(names[0]), peer
+            work = model.launch(model.send(dest, value, tag=tag)) if launched else model._send(dest, value, tag)
+        else:
+            source = peer
+            work = model.launch(model.receive(source, tag=tag)) if launched else model._receive(source, tag)
+        self.works[number] = work
+
+    async def wait(self, number: int, names: Sequence[Any]) -> None:
+        """Await an operation and name its results."""
+        for name, leaf in zip(names, leaves(await self.works[number]), strict=True):
+            self.name((name[0], name[1]), leaf)

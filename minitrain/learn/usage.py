@@ -1,0 +1,104 @@
+"""What a run needed: communication, time and memory, and what each rank kept for its backward passes.
+
+Peak memory alone tells little about a schedule: most of it are weights, gradients and optimizer states, beside which
+one microbatch more hardly shows. So two further figures are taken for each rank, which count activations alone:
+
+- How many inputs of layers it kept, sample by sample: those that its forwards have used and its backwards have not.
+  This is a property of the order of the operations, whatever a strategy stores where.
+- The most bytes of activations that were alive, wherever they were held.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from minitrain.learn.replay import Player
+from minitrain.operations import COMMUNICATIONS, UNITS_PER_ELEMENT, Event
+from minitrain.run.result import Run
+from minitrain.tensors.index_sets import ranges
+
+_WEIGHTS: Mapping[str, int] = {"all_reduce": 2, "recv": 0, "barrier": 0}
+"""How often what an operation carries crosses the wire; once if it is not here. A receive is its send's other end."""
+
+_BACK = frozenset({"backward", "backward_weight"})
+
+
+def communication_by_kind(run: Run) -> dict[str, float]:
+    """Return the bytes of all ranks' communication by kind."""
+    moved: dict[str, float] = defaultdict(float)
+    for log in run.logs:
+        for event in log:
+            if event.typ in COMMUNICATIONS and (weight := _WEIGHTS.get(event.typ, 1)):
+                moved[event.typ] += weight * event.size_bytes
+    return {kind: moved[kind] for kind in sorted(moved) if moved[kind]}
+
+
+class ActivationMeter:
+    """Watches a replay, and keeps the most activations that each rank held.
+
+    Attributes:
+        most_units: by rank.
+    """
+
+    def __init__(self) -> None:
+        self.most_units: dict[int, int] = defaultdict(int)
+
+    def __call__(self, player: Player, number: int) -> None:  # noqa: ARG002  (of every watcher)
+        """Look at a rank after one of its steps."""
+        rank = player.model.rank
+        self.most_units[rank] = max(self.most_units[rank], player.activation_units)
+
+    def most_bytes(self, run: Run) -> list[float]:
+        """Return the most bytes of each rank."""
+        scale = run.bytes_per_element / UNITS_PER_ELEMENT
+        return [self.most_units[rank] * scale for rank in range(run.world_size)]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The inputs of layers that a rank kept for its backward passes at the moment when it kept most.
+
+    Args:
+        most: pairs of layer and sample.
+        samples: those samples.
+        layers: those layers.
+        event: the event of the rank's log with which they became so many.
+    """
+
+    most: int = 0
+    samples: frozenset[int] = field(default_factory=frozenset)
+    layers: frozenset[int] = field(default_factory=frozenset)
+    event: int = 0
+
+    def __str__(self) -> str:
+        if not self.most:
+            return "none"
+        return f"{self.most} ({named('sample', self.samples)}; {named('layer', self.layers)})"
+
+
+def named(what: str, numbers: Collection[int]) -> str:
+    """Return "sample 3" or "samples 0-3"."""
+    return f"{what}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+
+
+def kept_of(log: Iterable[Event]) -> Kept:
+    """Return the most that a rank kept at any moment, from its log."""
+    kept: set[tuple[int, int]] = set()
+    most = Kept()
+    for place, event in enumerate(log):
+        pairs = {(event.layer or 0, sample) for sample in event.samples}
+        if event.typ == "forward":
+            kept |= pairs
+            if len(kept) > most.most:
+                layers, samples = (frozenset(numbers) for numbers in zip(*kept, strict=True))
+                most = Kept(len(kept), samples, layers, place)
+        elif event.typ in _BACK:
+            kept -= pairs
+    return most
+
+
+def kept_by_rank(run: Run) -> Sequence[Kept]:
+    """Return what each rank of a run kept."""
+    return [kept_of(log) for log in run.logs]

@@ -1,0 +1,131 @@
+"""A wheel of the minitrain that runs here, without what students should not read: references, hidden sizes, strategies.
+
+The wheel is put together from the files of this installation, be it a checkout or a wheel, so that it needs neither a
+build tool nor an index. It is pure Python, so that a wheel is a zip of these files with three more that describe them
+(PEP 427). Its version says for whom it is, such as 0.1.0+students.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import re
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import distribution
+from pathlib import Path
+
+from minitrain.errors import UsageError
+from minitrain.learn.budgets import budgets_json
+from minitrain.learn.exercise import SHIPPED, Exercise
+
+_PACKAGE = Path(__file__).parent.parent
+_NO_STRATEGIES = (
+    '"""The shipped strategies, which solve the exercises, are not in this wheel."""\n\n__all__: list[str] = []\n'
+)
+_FOR_LEARNERS = ("exercise.json", "statement.md", "starter.py")
+_LIKE_SOURCES = (".py", ".pyi", ".md", ".json", ".typed")
+_BEGINNING = (2020, 1, 1, 0, 0, 0)  # the same files give the same wheel
+
+
+def students_wheel(exercises: Sequence[Exercise], folder: Path) -> Path:
+    """Write a wheel for students, and return its path.
+
+    Args:
+        exercises: those that are in it, with the budgets of their public sizes.
+        folder: where to write it.
+
+    Raises:
+        UsageError: minitrain is not installed here, not even from a checkout.
+    """
+    text, version = _metadata()
+    name = f"minitrain-{version}"
+    files = {**_sources(), **_exercise_files(exercises), "minitrain/strategies/__init__.py": _NO_STRATEGIES.encode()}
+    files[f"{name}.dist-info/METADATA"] = text.encode()
+    files[f"{name}.dist-info/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: minitrain\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    files[f"{name}.dist-info/entry_points.txt"] = b"[console_scripts]\nminitrain = minitrain.cli:main\n"
+    record = f"{name}.dist-info/RECORD"
+    files[record] = _record(files, record).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-py3-none-any.whl"
+    write_zip(path, files)
+    return path
+
+
+def write_zip(path: Path, files: dict[str, bytes], *, programs: Sequence[str] = ()) -> None:
+    """Write a zip, the same for the same files.
+
+    Args:
+        path: of the zip.
+        files: by name.
+        programs: those that may be executed.
+    """
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            info = zipfile.ZipInfo(name, _BEGINNING)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = (0o755 if name in programs else 0o644) << 16
+            archive.writestr(info, data)
+
+
+def _metadata() -> tuple[str, str]:
+    """Return the metadata of the wheel and its version, from those of this installation.
+
+    Raises:
+        UsageError: there are none.
+    """
+    try:
+        found = distribution("minitrain")
+        text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+    except ImportError as error:
+        raise UsageError("minitrain is not installed here; `pip install -e .` in the checkout makes it so") from error
+    version = f"{found.version}+students"
+    return re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1), version
+
+
+def _sources() -> dict[str, bytes]:
+    """Return the files of minitrain but for strategies and exercises, by their names in the wheel."""
+    left_out = ("strategies/", "learn/exercises/", "hw_configs/")
+    files = {f"minitrain/{name}": data for name, data in _files_below(_PACKAGE, left_out)}
+    configs = Path(importlib.import_module("minitrain.hw_configs").__path__[0])
+    files |= {f"minitrain/hw_configs/{name}": data for name, data in _files_below(configs)}
+    for name in ("__init__.py", "operations.md"):
+        files[f"minitrain/learn/exercises/{name}"] = (SHIPPED / name).read_bytes()
+    return files
+
+
+def _files_below(folder: Path, left_out: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a folder by their paths there, but for some of its entries and what Python leaves."""
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        name = "/".join(parts)
+        if (
+            path.is_file()
+            and path.suffix in _LIKE_SOURCES
+            and not name.startswith(left_out)
+            and "__pycache__" not in parts
+        ):
+            yield name, path.read_bytes()
+
+
+def _exercise_files(exercises: Sequence[Exercise]) -> dict[str, bytes]:
+    """Return what learners may read of some exercises, with the budgets of the public sizes."""
+    files = {}
+    for exercise in exercises:
+        folder = f"minitrain/learn/exercises/{exercise.name}"
+        for name in _FOR_LEARNERS:
+            files[f"{folder}/{name}"] = (exercise.folder / name).read_bytes()
+        files[f"{folder}/budgets.json"] = budgets_json(exercise, exercise.public).encode()
+    return files
+
+
+def _record(files: dict[str, bytes], own: str) -> str:
+    """Return the list of a wheel's files, with their hashes and sizes."""
+    lines = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}")
+    return "\n".join([*lines, f"{own},,"]) + "\n"

@@ -1,0 +1,45 @@
+"""What a machine costs: how long it computes, reads memory and communicates. Numbers go in, seconds come out.
+
+May import: `errors`, `files`, `tensors`, `operations`, `workloads`. Nothing here knows of strategies or of the state of
+ranks.
+
+Open `predictor` first: it makes the price of an operation out of a workload, a device and a network. `price` says what
+a price is, and what every predictor answers. The other files, by what a reader looks for:
+
+| what | files |
+|---|---|
+| the predictor of a run | `predictor`: by the roofline, by kernels, or by measured layers |
+| a device | `device` (roofline, and rates of kernels); `kernel_device` (single kernels) |
+| a network | `network` (one tier), `topology` (which carries what), `measured_topology` |
+| times that are given | `fixed_durations`; `measured_layers` |
+| times from a profiler | `profiler_traces` |
+| what a framework adds | `platforms` |
+| many machines at once | the same formulas, with `columns` in the place of numbers |
+| the description of a machine | `config`, with its `data_sheet`; `config_variation` changes figures |
+| its file | `config_files` and `profile_files` read it; `config_schema` and `config_leaves` are its rules |
+| what `minitrain hw` shows of it | `overview` |
+
+`clusters` has clusters of unlike devices. `devices` prices programs on single devices, `solver` inferences of models on
+systems, with units. `platform` simulates tasks that share devices and links, `heterogeneous` computes on devices of
+many kinds. Users import these four as `minitrain.devices`, and so on.
+"""
+
+from minitrain.machine.config import SystemConfig, load_config, shipped_configs
+from minitrain.machine.device import Memory, Processor, Rate
+from minitrain.machine.network import Network, select_tier
+from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
+
+__all__ = [
+    "FlatTopology",
+    "HierarchicalTopology",
+    "Memory",
+    "Network",
+    "Processor",
+    "Rate",
+    "SystemConfig",
+    "Topology",
+    "Transfer",
+    "load_config",
+    "select_tier",
+    "shipped_configs",
+]

@@ -1,0 +1,385 @@
+"""The config file format, as pydantic models: what each key holds, and how faults are reported.
+
+pydantic walks the structure and finds every fault; each leaf is validated by a function of
+`minitrain.machine.config_leaves`, so that a fault can say in words what was expected. Import it only when a config is
+validated: pydantic is heavy.
+
+Keys that the format does not know are ignored, so that files written for other tools load unchanged.
+
+The optional keys of a hardware config, as pydantic models; `hardware.data_sheet` says what they mean.
+
+Import it only when a config is validated: pydantic is heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic_core import ErrorDetails
+
+from minitrain.machine.config_files import key_path, shown
+from minitrain.machine.config_leaves import (
+    BandwidthRows,
+    Efficiency,
+    Flag,
+    Mode,
+    NonNegative,
+    OpRow,
+    Positive,
+    RowList,
+    Usage,
+    Whole,
+    filled,
+    number_leaf,
+    one_of,
+    refuse_leaf,
+)
+from minitrain.machine.data_sheet import CLASSES, Cache, DataSheet, Power, SheetLink, UnitLimits
+
+_TEXT = "a text of 1 to 200 characters"
+_FEATURE = "true or false, a number, a text, or a list of numbers"
+_LONGEST_TEXT = 200
+
+EXPECTED_OF_DATA_SHEET = {
+    "class": '"gpu", "tpu", "cpu", "asic" or "mcu"',
+    "vendor": _TEXT,
+    "clock_Hz": "a number > 0",
+    "caches": "a list of caches",
+    "level": "a whole number >= 1",
+    "bytes": "a whole number >= 1",
+    "bytes_per_s": "a number > 0",
+    "scope": '"unit" or "device"',
+    "limits": "an object with warps, blocks, registers and smem_bytes",
+    "warps": "a whole number >= 1",
+    "blocks": "a whole number >= 1",
+    "registers": "a whole number >= 1",
+    "smem_bytes": "a whole number >= 1",
+    "dispatch_s": "a number >= 0",
+    "power": "an object with tdp_W and idle_W",
+    "tdp_W": "a number > 0",
+    "idle_W": "a number >= 0",
+    "price_usd_per_hour": "a number >= 0",
+    "features": "an object of features by name",
+    "links": "a list of links",
+    "link_id": _TEXT,
+    "source_id": _TEXT,
+    "dest_id": _TEXT,
+    "latency_s": "a number >= 0",
+    "bidirectional": "true or false",
+}
+"""What to say where one of these keys is missing or holds the wrong kind of container."""
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_TEXT:
+        refuse_leaf(_TEXT)
+    return value
+
+
+def _feature(value: Any) -> bool | float | str | tuple[float, ...]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, list | tuple):
+        return tuple(number_leaf(item, _FEATURE) for item in value)
+    return number_leaf(value, _FEATURE)
+
+
+Text = Annotated[str, PlainValidator(_text)]
+Scope = Annotated[Any, PlainValidator(one_of("unit", "device"))]
+
+
+def _levels(caches: list[CacheModel]) -> list[CacheModel]:
+    """Require that each level comes once, from the units outwards."""
+    levels = [cache.level for cache in caches]
+    if levels != sorted(set(levels)):
+        refuse_leaf("caches by rising level, each level once", found=f"levels {', '.join(map(str, levels))}")
+    return caches
+
+
+class CacheModel(BaseModel):
+    """One level of caches."""
+
+    level: Whole
+    bytes: Whole
+    scope: Scope
+    bytes_per_s: Positive | None = None
+
+    def value(self) -> Cache:
+        """Return the cache."""
+        return Cache(self.level, self.bytes, self.scope, self.bytes_per_s)
+
+
+class LimitsModel(BaseModel):
+    """What one unit can hold."""
+
+    warps: Whole
+    blocks: Whole
+    registers: Whole
+    smem_bytes: Whole
+
+
+class PowerModel(BaseModel):
+    """What a device draws."""
+
+    tdp_W: Positive  # noqa: N815 - a unit
+    idle_W: NonNegative | None = None  # noqa: N815 - a unit
+
+
+class LinkModel(BaseModel):
+    """A connection."""
+
+    link_id: Text
+    source_id: Text
+    dest_id: Text
+    bytes_per_s: Positive
+    latency_s: NonNegative = 0.0
+    bidirectional: Flag = True
+
+
+class DataSheetModel(BaseModel):
+    """The optional keys."""
+
+    device_class: Annotated[str | None, PlainValidator(one_of(*CLASSES)), Field(alias="class")] = None
+    vendor: Text | None = None
+    units: Whole | None = None
+    clock_Hz: Positive | None = None  # noqa: N815 - a unit
+    caches: Annotated[list[CacheModel], AfterValidator(_levels)] = []
+    limits: LimitsModel | None = None
+    dispatch_s: NonNegative | None = None
+    power: PowerModel | None = None
+    price_usd_per_hour: NonNegative | None = None
+    features: dict[str, Annotated[Any, PlainValidator(_feature)]] = {}
+    links: list[LinkModel] = []
+
+    def data_sheet(self, kernel_units: int | None) -> DataSheet:
+        """Return the values; the units are those of `kernels` where the config gives them there."""
+        return DataSheet(
+            device_class=self.device_class,
+            vendor=self.vendor,
+            num_units=self.units or kernel_units,
+            clock_Hz=self.clock_Hz,
+            caches=tuple(cache.value() for cache in self.caches),
+            limits=None if self.limits is None else UnitLimits(**self.limits.model_dump()),
+            dispatch_s=self.dispatch_s,
+            power=None if self.power is None else Power(self.power.tdp_W, self.power.idle_W),
+            price_usd_per_hour=self.price_usd_per_hour,
+            features=self.features,
+            links=tuple(SheetLink(**link.model_dump()) for link in self.links),
+        )
+
+
+def require_consistent(model: DataSheetModel, kernel_units: int | None) -> list[str]:
+    """Return the faults between keys that are each right by themselves."""
+    faults = []
+    if model.units is not None and kernel_units is not None and model.units != kernel_units:
+        faults.append(f"units: expected the same as kernels.units ({kernel_units}), found {model.units}; leave it out")
+    if model.power is not None and (model.power.idle_W or 0) > model.power.tdp_W:
+        faults.append(
+            f"power.idle_W: expected no more than power.tdp_W ({model.power.tdp_W:g}), found {model.power.idle_W:g}"
+        )
+    return faults
+
+
+# What to say where a key is missing or holds the wrong kind of container.
+_EXPECTED = {
+    "matrix": "an object of datatypes",
+    "vector": "an object of datatypes",
+    "tflops": "a number > 0",
+    "gflops_efficiency": "a list of rows [lower bound, efficiency]",
+    "mem1": "an object with GiB, GBps and MB_efficiency",
+    "mem2": "an object with GiB, GBps and MB_efficiency",
+    "GiB": "a number > 0",
+    "GBps": "a number > 0",
+    "MB_efficiency": "a list of rows [lower bound, efficiency]",
+    "processing_mode": '"roofline" or "no_overlap"',
+    "networks": "a list of at least one tier",
+    "bandwidth": "a number > 0",
+    "efficiency": "a number in (0, 1]",
+    "size": "a whole number >= 1",
+    "latency": "a number >= 0",
+    "ops": "an object of rows [scalar, offset]",
+    "must_be_filled": "true or false",
+    "processor_usage": "a number in [0, 1)",
+    "nics": "a whole number >= 1",
+    "curves": "an object of operations",
+    "half_MB": "a number >= 0",
+    "ranks_GBps": "a list of rows [lower bound, GB/s]",
+    "exponent": "a number > 0",
+    "latency_per_rank": "a number >= 0",
+    "kernels": "an object with units, GBps, launch, graph_launch, matmul and attention",
+    "units": "a whole number >= 1",
+    "launch": "a number >= 0",
+    "graph_launch": "a number >= 0",
+    "matmul": "an object of datatypes",
+    "attention": "an object of generations",
+    "prologue": "a number >= 0",
+    "forward": "an object with efficiency, tail and head_efficiency",
+    "backward": "an object with efficiency, tail and head_efficiency",
+    "tail": "a number >= 0",
+    "head_efficiency": "a list of rows [lower bound, efficiency]",
+    **EXPECTED_OF_DATA_SHEET,
+}
+
+# What to say where an entry of one of these objects, named by the file, holds the wrong kind of container.
+_ENTRIES = {
+    "matrix": "an object with tflops and gflops_efficiency",
+    "vector": "an object with tflops and gflops_efficiency",
+    "matmul": "an object with tflops and prologue",
+    "attention": "an object with forward and backward",
+    "curves": "an object with latency, and ranks_GBps or efficiency",
+    "caches": "an object with level, bytes and scope",
+    "links": "an object with link_id, source_id, dest_id, bytes_per_s and latency_s",
+}
+
+_KEYS_SHOWN = 5  # of an object that is no config
+
+
+def _some(tiers: list[Any]) -> list[Any]:
+    if not tiers:
+        refuse_leaf(_EXPECTED["networks"])
+    return tiers
+
+
+class RateModel(BaseModel):
+    """One datatype of a unit."""
+
+    tflops: Positive
+    gflops_efficiency: RowList
+
+
+class MemoryModel(BaseModel):
+    """One memory."""
+
+    GiB: Positive
+    GBps: Positive
+    MB_efficiency: RowList
+    usable_GiB: Positive | None = None  # noqa: N815 - a unit
+
+
+class OpsModel(BaseModel):
+    """The rows of a tier: the four that the format asks for, and any more."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, OpRow]
+
+    p2p: OpRow
+    reduce_scatter: OpRow
+    all_gather: OpRow
+    all_reduce: OpRow
+
+
+class CurveModel(BaseModel):
+    """The price by size of one operation on a tier."""
+
+    latency: NonNegative
+    latency_per_rank: NonNegative = 0.0
+    ranks_GBps: BandwidthRows | None = None  # noqa: N815 - a unit
+    efficiency: Efficiency = 1.0
+    half_MB: NonNegative = 0.0  # noqa: N815 - a unit
+    exponent: Positive = 1.0
+
+
+class NetworkModel(BaseModel):
+    """One tier of the network."""
+
+    bandwidth: Positive
+    efficiency: Efficiency
+    size: Whole
+    latency: NonNegative
+    ops: OpsModel
+    must_be_filled: Flag
+    processor_usage: Usage
+    nics: Whole | None = None
+    curves: dict[str, CurveModel] | None = None
+
+
+class MatmulModel(BaseModel):
+    """One datatype's matrix multiplications."""
+
+    tflops: Positive
+    prologue: NonNegative
+
+
+class AttentionPassModel(BaseModel):
+    """One direction of attention kernels."""
+
+    efficiency: Efficiency
+    tail: NonNegative
+    head_efficiency: RowList
+
+
+class AttentionModel(BaseModel):
+    """One generation of attention kernels."""
+
+    forward: AttentionPassModel
+    backward: AttentionPassModel
+
+
+class KernelsModel(BaseModel):
+    """What kernels reach."""
+
+    units: Whole
+    GBps: Positive
+    launch: NonNegative
+    graph_launch: NonNegative
+    matmul: Annotated[dict[str, MatmulModel], AfterValidator(filled)]
+    attention: dict[str, AttentionModel]
+
+
+class ConfigModel(DataSheetModel):
+    """The whole file."""
+
+    matrix: Annotated[dict[str, RateModel], AfterValidator(filled)]
+    vector: dict[str, RateModel]
+    mem1: MemoryModel
+    mem2: MemoryModel
+    processing_mode: Mode
+    networks: Annotated[list[NetworkModel], AfterValidator(_some)]
+    kernels: KernelsModel | None = None
+
+
+def validate(data: Mapping[str, Any]) -> tuple[ConfigModel | None, list[str]]:
+    """Return the model of a config, or None and every fault as `path: expected ..., found ...`; one of what is none."""
+    required = [key for key, field in ConfigModel.model_fields.items() if field.is_required()]
+    if data and not any(key in data for key in required):
+        return None, [
+            f"expected a hardware config, an object with {', '.join(required)}; found one with "
+            f"{', '.join(shown(key) for key in list(data)[:_KEYS_SHOWN])}; `minitrain hw show h100_80g_nvl8 --json` "
+            "prints a config"
+        ]
+    try:
+        model = ConfigModel.model_validate(data)
+    except ValidationError as error:
+        return None, [_fault(details) for details in error.errors(include_url=False)]
+    faults = require_consistent(model, None if model.kernels is None else model.kernels.units)
+    return (None if faults else model), faults
+
+
+def _fault(details: ErrorDetails) -> str:
+    """Say one fault: where, what was expected, what was found."""
+    found = "nothing" if details["type"] == "missing" else shown(details["input"])
+    found = details.get("ctx", {}).get("found", found)
+    return f"{key_path(details['loc'])}: expected {_expectation(details)}, found {found}"
+
+
+def _expectation(details: ErrorDetails) -> str:
+    """Return what a fault's place should hold."""
+    if "expected" in details.get("ctx", {}):
+        return str(details["ctx"]["expected"])
+    last = details["loc"][-1]
+    if last == "[key]":
+        return "a string as key"
+    parent = details["loc"][-2] if len(details["loc"]) > 1 else None
+    if parent == "networks":
+        return "an object, one tier"
+    if parent in _ENTRIES:
+        return _ENTRIES[parent]
+    if isinstance(last, str) and parent != "ops":
+        return _EXPECTED[last]
+    if details["type"] == "missing" and isinstance(last, int):
+        return "a second value in the row" if last else "two values in the row"
+    return "a row [scalar, offset]" if isinstance(last, str) else "a row [lower bound, efficiency]"

@@ -1,0 +1,436 @@
+"""A device: its compute units and memories, how long work takes on it, and how much it can hold.
+
+`Device` is the interface to predictors. `RooflineDevice` is the specified model: an operation takes as long as the
+slower of its arithmetic at the processor's throughput and its traffic at the memory's (Williams, Waterman and
+Patterson, "Roofline", CACM 52(4), 2009).
+
+A throughput is a peak times an efficiency that depends on the size of the operation, since small operations reach less
+of a peak than large ones. The efficiency is a step function, as the config format writes it: rows `(lower bound,
+efficiency)` in strictly descending order of bounds, the last bound 0. An operation gets the efficiency of the first row
+whose bound it reaches. There is no interpolation between rows.
+
+Left out: what kernels cost to launch, overlap of one operation with the next, clocks, power, caches, the latency of
+memory, the difference between reads and writes, and the shape of a matrix multiplication. What they cost belongs in the
+efficiency rows of the config.
+
+What one device reaches in kernels: the `kernels` key of a hardware config, as values.
+
+The rates are measured, not the data sheet's: those of a matrix multiplication that fills the device, of a copy that is
+larger than all caches, of attention kernels by generation. `hardware.kernel_device` says how they make seconds.
+`docs/accuracy.md` says what each was fitted on, and `hw_configs/SOURCES.md` gives the source of every figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, final
+
+from minitrain.errors import HardwareConfigError, UsageError
+from minitrain.machine.columns import larger, least, whole
+
+if TYPE_CHECKING:
+    from minitrain.workloads.workload import Cost
+
+
+Rows = tuple[tuple[float, float], ...]
+Unit = Literal["matrix", "vector"]
+
+
+def efficiency_at(rows: Rows, amount: float, unit: float) -> float:
+    """Return the efficiency of an operation of the given size.
+
+    Args:
+        rows: `(lower bound, efficiency)`, bounds in multiples of `unit`, strictly descending, the last one 0.
+        amount: size of the operation, in FLOP or bytes, at least 0.
+        unit: what the bounds count (1e9 FLOP or 1e6 bytes).
+
+    Returns:
+        A share of the peak, in (0, 1].
+
+    Raises:
+        UsageError: the amount is negative or not a number.
+    """
+    for bound, efficiency in rows:
+        if amount >= bound * unit:
+            return efficiency
+    raise UsageError(
+        f"the size of an operation must be a number >= 0, not {amount}; check the FLOP or bytes given",
+        amount=amount,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The speed of one unit for one datatype.
+
+    Args:
+        tflops: peak, in 1e12 FLOP/s.
+        gflops_efficiency: rows `(lower bound in 1e9 FLOP, share of the peak)`, bounds strictly descending
+            to 0.
+    """
+
+    tflops: float
+    gflops_efficiency: Rows
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """Return the peak in FLOP/s."""
+        return self.tflops * 1e12
+
+    def throughput(self, flops: float) -> float:
+        """Return the speed, in FLOP/s, that an operation of `flops` FLOP reaches."""
+        return self.peak_flop_per_s * efficiency_at(self.gflops_efficiency, flops, 1e9)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The two compute units of one device.
+
+    Args:
+        matrix: rate by datatype of the unit that multiplies matrices.
+        vector: rate by datatype of the unit for everything else.
+    """
+
+    matrix: Mapping[str, Rate] = field(hash=False)
+    vector: Mapping[str, Rate] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        """Keep read-only copies, so that a frozen value cannot be changed through its mappings."""
+        object.__setattr__(self, "matrix", MappingProxyType(dict(self.matrix)))
+        object.__setattr__(self, "vector", MappingProxyType(dict(self.vector)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
+        return Processor, (dict(self.matrix), dict(self.vector))
+
+    def throughput(self, datatype: str, flops: float, *, unit: Unit = "matrix") -> float:
+        """Return the speed an operation reaches.
+
+        Args:
+            datatype: key of the config's entry, such as "float16".
+            flops: size of the operation, in FLOP.
+            unit: "matrix" or "vector".
+
+        Returns:
+            FLOP/s: peak times the efficiency of the first row whose bound the operation reaches.
+
+        Raises:
+            HardwareConfigError: the config has no entry for this datatype.
+            UsageError: `flops` is negative or not a number.
+        """
+        return self.rate(datatype, unit).throughput(flops)
+
+    def peak(self, datatype: str, *, unit: Unit = "matrix") -> float:
+        """Return the peak in FLOP/s of a datatype (what MFU divides by); errors as for `throughput`."""
+        return self.rate(datatype, unit).peak_flop_per_s
+
+    def rate(self, datatype: str, unit: Unit = "matrix") -> Rate:
+        """Return the entry of a datatype; errors as for `throughput`."""
+        rates = self.vector if unit == "vector" else self.matrix
+        try:
+            return rates[datatype]
+        except KeyError:
+            known = ", ".join(rates) or "nothing"
+            raise HardwareConfigError(
+                f"the config must give a rate for each datatype used: {unit}.{datatype} is missing "
+                f"(it has {known}); add {unit}.{datatype} with tflops and gflops_efficiency",
+                datatype=datatype,
+                unit=unit,
+            ) from None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One memory of a device; the fields are the config's keys.
+
+    Args:
+        GiB: capacity, in 2^30 bytes.
+        GBps: peak bandwidth, in 1e9 bytes/s.
+        MB_efficiency: rows `(lower bound in 1e6 bytes, share of the peak)`, bounds strictly descending to 0.
+        usable_GiB: what the driver leaves to a process, in 2^30 bytes; all of it if None.
+    """
+
+    GiB: float
+    GBps: float
+    MB_efficiency: Rows
+    usable_GiB: float | None = None  # noqa: N815 - a unit
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Return the capacity in bytes."""
+        return whole(self.GiB * 2**30)  # type: ignore[no-any-return]  # a number
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return what the driver leaves to a process, in bytes: no more than there is, where a test makes it less."""
+        usable = self.GiB if self.usable_GiB is None else least([self.usable_GiB, self.GiB])
+        return whole(usable * 2**30)  # type: ignore[no-any-return]  # a number
+
+    def throughput(self, size_bytes: float) -> float:
+        """Return the speed an operation reaches.
+
+        Args:
+            size_bytes: bytes read and written by the operation.
+
+        Returns:
+            Bytes/s: peak times the efficiency of the first row whose bound the operation reaches.
+
+        Raises:
+            UsageError: `size_bytes` is negative or not a number.
+        """
+        return self.GBps * 1e9 * efficiency_at(self.MB_efficiency, size_bytes, 1e6)
+
+
+class Device(Protocol):
+    """The device that a rank runs on, as a predictor sees it."""
+
+    @property
+    def capacity_bytes(self) -> float:
+        """The main memory."""
+        ...
+
+    def peak_flop_per_s(self, datatype: str) -> float:
+        """Return the peak rate for a datatype, FLOP/s."""
+        ...
+
+    def seconds(self, cost: Cost, datatype: str) -> float:
+        """Return how long an operation of a cost takes, s, of which the operation pays `cost.share`."""
+        ...
+
+    def load_seconds(self, size_bytes: float) -> float:
+        """Return how long it takes to load weights from the host, s."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RooflineDevice:
+    """A processor with its own memory, beside a host.
+
+    Args:
+        processor: matrix and vector units.
+        memory: the device's own memory (HBM).
+        host_memory: the host's, from which weights are loaded.
+    """
+
+    processor: Processor
+    memory: Memory
+    host_memory: Memory
+
+    @property
+    def capacity_bytes(self) -> float:
+        """The device's own memory."""
+        return self.memory.capacity_bytes
+
+    @property
+    def usable_bytes(self) -> float:
+        """What the driver leaves of it to a process."""
+        return self.memory.usable_bytes
+
+    @property
+    def host_capacity_bytes(self) -> float:
+        """The host's memory."""
+        return self.host_memory.capacity_bytes
+
+    def peak_flop_per_s(self, datatype: str) -> float:
+        """Return the matrix unit's peak rate, FLOP/s."""
+        return self.processor.peak(datatype)
+
+    def seconds(self, cost: Cost, datatype: str) -> float:
+        """Return the slower of arithmetic and memory traffic, s."""
+        arithmetic = self.arithmetic_seconds(cost.work_flop, datatype)
+        return larger(arithmetic, self.traffic_seconds(cost.traffic_bytes))  # type: ignore[no-any-return]  # a number
+
+    def arithmetic_seconds(self, work_flop: float, datatype: str) -> float:
+        """Return the time of pure computation, s."""
+        return work_flop / self.processor.throughput(datatype, work_flop) if work_flop else 0.0
+
+    def traffic_seconds(self, size_bytes: float) -> float:
+        """Return the time of reading and writing the device's memory, s."""
+        return size_bytes / self.memory.throughput(size_bytes) if size_bytes else 0.0
+
+    def load_seconds(self, size_bytes: float) -> float:
+        """Return the time of reading the host's memory, s."""
+        return size_bytes / self.host_memory.throughput(size_bytes) if size_bytes else 0.0
+
+
+_Entry = TypeVar("_Entry")
+
+TERMS = ("waves", "prologue", "split_k", "alignment", "weight_gradient", "tails", "starts", "launches")
+"""The terms of the model that an ablation may leave out."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MatmulRate:
+    """How fast matrices of one datatype are multiplied.
+
+    Args:
+        tflops: rate of a kernel whose tiles fill the device again and again, in 1e12 FLOP/s.
+        prologue: steps along k that a tile pays beside its own, for filling its pipeline and writing its result.
+    """
+
+    tflops: float
+    prologue: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AttentionRate:
+    """How fast one generation of attention kernels is on a device, forward or backward.
+
+    Args:
+        efficiency: share of the datatype's dense peak, where the device is full.
+        tail: share of the longest block's time for which the device is not full at the end.
+        head_efficiency: rows `(lower bound of the head size, factor)`, bounds strictly descending to 0.
+    """
+
+    efficiency: float
+    tail: float
+    head_efficiency: Rows
+
+    def share(self, head_dim: int) -> float:
+        """Return the share of the peak for a head size."""
+        return self.efficiency * efficiency_at(self.head_efficiency, head_dim, 1)
+
+    def scaled(self, factor: float) -> AttentionRate:
+        """Return the same kernels at another clock."""
+        return replace(self, efficiency=self.efficiency * factor)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelRates:
+    """What a device reaches in kernels.
+
+    Args:
+        num_units: multiprocessors, each of which works on one tile at a time.
+        GBps: achieved by a copy, read and written together, in 1e9 bytes/s.
+        launch_s: time between two launches of small kernels, s: nothing runs faster than it is launched.
+        graph_launch_s: the same within a captured graph, s.
+        matmul: rates by datatype.
+        attention: rates by generation, each as (forward, backward).
+        tile_efficiency: rows `(lower bound of a tile's elements, share of the rate)`, bounds descending to 0.
+        matmul_bandwidth: share of `GBps` that a matrix multiplication reaches.
+        splits: ways to cut k between units, whose partial sums are then added up.
+        unaligned: factor on the rate where a row in memory is no multiple of 16 bytes.
+        weight_gradient: factor on the time of a weight gradient, whose operands are both transposed.
+        matmul_start_s: what a matrix multiplication costs beside its work, s.
+        memory_start_s: the same for a pass over memory, s.
+        attention_start_s: the same for attention, forward and backward, s.
+        attention_block: queries that one unit of attention works on.
+    """
+
+    num_units: int
+    GBps: float
+    launch_s: float
+    graph_launch_s: float
+    matmul: Mapping[str, MatmulRate] = field(hash=False)
+    attention: Mapping[str, tuple[AttentionRate, AttentionRate]] = field(hash=False)
+    tile_efficiency: Rows = ((32768.0, 1.0), (16384.0, 0.838), (0.0, 0.692))
+    matmul_bandwidth: float = 0.96
+    splits: tuple[int, ...] = (1, 2, 4)
+    unaligned: float = 0.685
+    weight_gradient: float = 1.03
+    matmul_start_s: float = 1.75e-6
+    memory_start_s: float = 1.5e-6
+    attention_start_s: tuple[float, float] = (5e-6, 10e-6)
+    attention_block: int = 128
+
+    def __post_init__(self) -> None:
+        """Keep read-only copies, so that a frozen value cannot be changed through its mappings."""
+        object.__setattr__(self, "matmul", MappingProxyType(dict(self.matmul)))
+        object.__setattr__(self, "attention", MappingProxyType(dict(self.attention)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return _rebuilt, (values | {"matmul": dict(self.matmul), "attention": dict(self.attention)},)
+
+    def matmul_rate(self, datatype: str) -> MatmulRate:
+        """Return the rates of a datatype.
+
+        Raises:
+            HardwareConfigError: the config has none for it.
+        """
+        return _known(self.matmul, datatype, "kernels.matmul", "a rate for each datatype used")
+
+    def attention_rate(self, generation: str, *, is_backward: bool) -> AttentionRate:
+        """Return the rates of a generation of attention kernels.
+
+        Raises:
+            HardwareConfigError: the config has none for it.
+        """
+        return _known(self.attention, generation, "kernels.attention", "each generation of kernels used")[is_backward]
+
+    @property
+    def usual_attention(self) -> str:
+        """Return the generation that is meant where nobody says: "flash2", or the first that the config has."""
+        return "flash2" if "flash2" in self.attention else next(iter(self.attention), "flash2")
+
+    def scaled(self, factor: float, attention: float = 1.0) -> KernelRates:
+        """Return the same device at another clock: arithmetic `factor` times as fast, the memory as it is.
+
+        Args:
+            factor: of all arithmetic.
+            attention: of attention's kernels beside that.
+        """
+        matmul = {key: replace(rate, tflops=rate.tflops * factor) for key, rate in self.matmul.items()}
+        both = factor * attention
+        flash = {key: (ahead.scaled(both), back.scaled(both)) for key, (ahead, back) in self.attention.items()}
+        return replace(self, matmul=matmul, attention=flash)
+
+    def without(self, *terms: str) -> KernelRates:
+        """Return the rates with some terms of the model left out, for an ablation.
+
+        Args:
+            terms: of `TERMS`. Without "waves" tiles spread evenly; without "launches" and "starts" kernels begin at
+                once.
+
+        Raises:
+            UsageError: there is no such term.
+        """
+        rates = self
+        for term in terms:
+            if term not in TERMS:
+                raise UsageError(f"a kernel's price has no term {term!r}; use {', '.join(TERMS)}", term=term)
+            rates = replace(rates, **_NEUTRAL[term](rates))
+        return rates
+
+
+_NEUTRAL: Mapping[str, Any] = MappingProxyType(
+    {
+        "waves": lambda _: {"num_units": 1},
+        "prologue": lambda rates: {"matmul": {k: replace(rate, prologue=0.0) for k, rate in rates.matmul.items()}},
+        "split_k": lambda _: {"splits": (1,)},
+        "alignment": lambda _: {"unaligned": 1.0},
+        "weight_gradient": lambda _: {"weight_gradient": 1.0},
+        "tails": lambda rates: {
+            "attention": {k: (replace(a, tail=0.0), replace(b, tail=0.0)) for k, (a, b) in rates.attention.items()}
+        },
+        "starts": lambda _: {"matmul_start_s": 0.0, "memory_start_s": 0.0, "attention_start_s": (0.0, 0.0)},
+        "launches": lambda _: {"launch_s": 0.0, "graph_launch_s": 0.0},
+    }
+)
+
+
+def _rebuilt(values: Mapping[str, Any]) -> KernelRates:
+    """Make the value again when it is unpickled."""
+    return KernelRates(**values)
+
+
+def _known(table: Mapping[str, _Entry], key: str, path: str, rule: str) -> _Entry:
+    """Return an entry, or say which there are."""
+    try:
+        return table[key]
+    except KeyError:
+        known = ", ".join(table) or "nothing"
+        raise HardwareConfigError(
+            f"the config must give {rule}: {path}.{key} is missing (it has {known}); use one of these, or add it",
+            key=key,
+        ) from None

@@ -1,0 +1,618 @@
+"""The multi-device orchestrator: a workload's operations on several devices, with real arithmetic, moves and failures.
+
+Operations are computed in the workload's order, each by the backend of its device. What one reads is moved there first,
+once, as the data movement plan says. Moved bytes are those of real arrays.
+
+When a device dies, what only it held is lost. The operations that are needed again, and those still to be done, go to
+the devices that are left, by a list schedule, and the run goes on. Since each operation computes the same on every
+backend of one kind, the numbers are those of a run without failure.
+
+How long all this takes is simulated afterwards, in a timeline of the steps that happened. An operation lasts as long as
+its price on its device, and begins when its operands have come, its device is free, and the power budget allows it.
+Moves share the links of the devices fairly (`minitrain.platform`). The speed of the machine that computes does
+not matter, so that the timeline is the same every time.
+
+Each device draws its rated power while it computes and its idle power otherwise, as for the energy of runs. Under a
+budget an operation waits until its power is available. Left out: clocks that fall instead, the power of links and
+hosts, and the time until a death is noticed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minitrain.errors import OutOfMemoryError, UsageError
+from minitrain.machine.heterogeneous.abstraction_layer import (
+    DeviceFailure,
+    Execution,
+    HardwareAbstractionLayer,
+    Placed,
+)
+from minitrain.machine.heterogeneous.taxonomy import (
+    GivenDevices,
+    HardwareCapabilityProfile,
+    HardwareClass,
+    Key,
+    class_named,
+    profiles_of,
+)
+from minitrain.machine.heterogeneous.workload_manager import (
+    HOST,
+    DataMovementOptimizer,
+    DataMovementPlan,
+    HardwareAwareWorkloadManager,
+    ListScheduler,
+    SynchronizationManager,
+)
+from minitrain.machine.heterogeneous.workloads import (
+    ArraySpec,
+    DeviceMapping,
+    EnhancedTestTask,
+    WorkloadOperation,
+    WorkloadProfile,
+)
+from minitrain.machine.platform.fair_sharing import FairSharing, Flow
+from minitrain.machine.platform.links import Lane
+
+if TYPE_CHECKING:
+    from simpy import Event
+
+StepKind = Literal["compute", "move", "failure"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that happened in an orchestrated workload.
+
+    Args:
+        kind: "compute", "move" or "failure".
+        name: of the operation, or the array that moved; at a failure, of the operation that found it out.
+        device: which computed or died; where a move went.
+        after: the steps that it needs, by number.
+        source: where a move came from.
+        num_bytes: what it moved.
+        seconds: what it takes where it need not share, s.
+    """
+
+    kind: StepKind
+    name: str
+    device: str
+    after: tuple[int, ...] = ()
+    source: str = ""
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step, and when it happened.
+
+    Args:
+        step: what happened.
+        start_s: when it began, s.
+        end_s: when it had ended, s.
+    """
+
+    step: Step
+    start_s: float
+    end_s: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepTimeline:
+    """When the steps of an orchestrated workload happened.
+
+    Args:
+        steps: in the order of the run.
+        seconds: when the last ended, s.
+        energy_joules: of all devices until then, J; None where a config does not say what its device draws.
+        peak_watts: the most that all devices drew together, W; None likewise.
+    """
+
+    steps: tuple[TimedStep, ...]
+    seconds: float
+    energy_joules: float | None
+    peak_watts: float | None
+
+    def busy_s(self, device: str) -> float:
+        """Return how long a device computed, s."""
+        worked = (each for each in self.steps if each.step.kind == "compute" and each.step.device == device)
+        return sum(each.end_s - each.start_s for each in worked)
+
+
+def timeline(
+    steps: Sequence[Step],
+    devices: Sequence[HardwareCapabilityProfile],
+    power_budget_W: float | None = None,  # noqa: N803
+) -> StepTimeline:
+    """Return when each step happens.
+
+    Args:
+        steps: each needs only such before it.
+        devices: all that take part, also those that died.
+        power_budget_W: what they may draw together, W; None for no limit.
+
+    Raises:
+        UsageError: a config does not say what its device draws, and there is a budget; or it is too small for the
+            idle devices together with the working one that draws most.
+    """
+    run = _TimelineSimulation(steps, devices, _power_left_mW(steps, devices, power_budget_W))
+    for number in range(len(steps)):
+        run.env.process(run.step(number))
+    run.env.run()
+    timed = tuple(TimedStep(step, *run.times[number]) for number, step in enumerate(steps))
+    found = StepTimeline(timed, max((each.end_s for each in timed), default=0.0), None, None)
+    if any(device.tdp_W is None for device in devices):
+        return found
+    rest = sum(device.idle_W or 0.0 for device in devices)
+    worked = sum(_more_mW(device) / 1e3 * found.busy_s(device.name) for device in devices)
+    return replace(found, energy_joules=rest * found.seconds + worked, peak_watts=rest + run.peak_mW / 1e3)
+
+
+def _more_mW(device: HardwareCapabilityProfile) -> int:  # noqa: N802 - a unit
+    """Return what a device draws more when it computes, mW; whole numbers add up without rounding."""
+    return round(1e3 * ((device.tdp_W or 0.0) - (device.idle_W or 0.0)))
+
+
+def _power_left_mW(  # noqa: N802 - a unit
+    steps: Sequence[Step],
+    devices: Sequence[HardwareCapabilityProfile],
+    budget_W: float | None,  # noqa: N803
+) -> int:
+    """Return what a budget leaves beside the devices at rest, mW; what all need together without a budget.
+
+    Raises:
+        UsageError: it does not let each device compute while the others idle, or a config does not say what its device
+            draws.
+    """
+    if budget_W is None:
+        return sum(map(_more_mW, devices))
+    silent = [device.name for device in devices if device.tdp_W is None]
+    if silent:
+        raise UsageError(
+            f"a power budget needs what devices draw, and the config of {silent[0]} has no power; add "
+            "power: {tdp_W, idle_W}, or leave out the budget",
+            device=silent[0],
+        )
+    working = {step.device for step in steps if step.kind == "compute"}
+    rest = sum(device.idle_W or 0.0 for device in devices)
+    more, hungriest = max(
+        ((_more_mW(each), each.name) for each in devices if each.name in working), default=(0, "nobody")
+    )
+    left = round(1e3 * (budget_W - rest))
+    if more > left:
+        raise UsageError(
+            f"power_budget_W ({budget_W:g}) must let {hungriest} work beside the others at rest, which takes "
+            f"{rest + more / 1e3:g} W; raise it, or leave a device out",
+            power_budget_W=budget_W,
+        )
+    return left
+
+
+@final
+class _TimelineSimulation:
+    """A timeline under way.
+
+    Args:
+        steps: what happens.
+        devices: all that take part.
+        power_mW: what they may draw beyond their rest, mW.
+
+    Attributes:
+        times: when each step begins and ends, s, by number.
+        peak_mW: the most that they drew beyond their rest, mW.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        devices: Sequence[HardwareCapabilityProfile],
+        power_mW: int,  # noqa: N803
+    ) -> None:
+        import simpy  # noqa: PLC0415 - where a timeline is made, it is loaded
+
+        self.env = simpy.Environment()
+        self.steps = steps
+        self.times: dict[int, tuple[float, float]] = {}
+        self.ended = [self.env.event() for _ in steps]
+        self.more = {device.name: _more_mW(device) for device in devices}
+        self.power_mW = power_mW
+        self.power = simpy.Container(self.env, init=power_mW)
+        self.peak_mW = 0
+        self.sharing = FairSharing(self.env)
+        self.lanes: dict[tuple[str, str], Lane] = {}
+        for device in devices:
+            link = device.device.mem_pcie
+            rate = link.GBps * 1e9 * max(share for _, share in link.MB_efficiency)
+            for way in ("to", "from"):
+                self.lanes[way, device.name] = Lane(f"{device.name} {way} host", rate)
+
+    def step(self, number: int) -> Generator[Event, None, None]:
+        """Simulate one step."""
+        step = self.steps[number]
+        yield self.env.all_of([self.ended[other] for other in step.after])
+        start = self.env.now
+        if step.kind == "move":
+            yield self._moved(step)
+        elif step.kind == "compute":
+            more = self.more[step.device]
+            if more:
+                yield self.power.get(more)
+            start = self.env.now
+            self.peak_mW = max(self.peak_mW, self.power_mW - int(self.power.level))
+            yield self.env.timeout(step.seconds)
+            if more:
+                self.power.put(more)
+        self.times[number] = start, self.env.now
+        self.ended[number].succeed()
+
+    def _moved(self, step: Step) -> Event:
+        """Return an event that happens when an array has come."""
+        arrived = self.env.event()
+        ways = [("from", step.source)] * (step.source != HOST) + [("to", step.device)] * (step.device != HOST)
+        if not ways or not step.num_bytes:
+            return arrived.succeed()
+        lanes = Counter(self.lanes[way] for way in ways)
+        rate = step.num_bytes / step.seconds
+        end = self.env.now + step.seconds
+        done: Any = arrived.succeed  # what it returns is of no use to a flow
+        self.sharing.begin(Flow(step.name, lanes, step.num_bytes, rate, done, end))
+        return arrived
+
+
+class DeviceCoordinator(Protocol):
+    """How devices of a class compute an operation."""
+
+    def compute(
+        self, hal: HardwareAbstractionLayer, key: Key, operation: WorkloadOperation, inputs: Mapping[str, Any]
+    ) -> Execution:
+        """Compute an operation on the backend under a key.
+
+        Raises:
+            DeviceFailure: the device has died.
+        """
+        ...
+
+
+@final
+class LayerCoordinator:
+    """Asks the abstraction layer, for one backend and no other."""
+
+    def compute(
+        self, hal: HardwareAbstractionLayer, key: Key, operation: WorkloadOperation, inputs: Mapping[str, Any]
+    ) -> Execution:
+        """Compute an operation."""
+        return hal.execute_on(key, operation.op_type, inputs)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was done after a device died.
+
+    Args:
+        device: the one that died.
+        found_by: the operation that could not be computed, or whose operand could not be fetched.
+        lost: arrays that only it held and that were still needed.
+        again: operations that were computed a second time to make these.
+        moved_to: by device, the operations that it took over.
+    """
+
+    device: str
+    found_by: str
+    lost: tuple[str, ...]
+    again: tuple[str, ...]
+    moved_to: Mapping[str, tuple[str, ...]]
+
+
+@final
+@dataclass(slots=True)
+class _Copy:
+    """A copy of an array on a device, or on the host: what it is, and the step that brought it there, if any."""
+
+    array: Any
+    steps: tuple[int, ...] = ()
+
+
+@final
+class WorkloadExecution:
+    """A workload that is being computed.
+
+    Args:
+        orchestrator: says what computes, and how long moves take.
+        workload: its inputs are arrays.
+        device_mapping: the device of each operation.
+        devices: those and the spares, by name.
+
+    Attributes:
+        steps: what has happened so far.
+        recoveries: what was done after devices had died.
+        peak_bytes: the most that each device held at a time.
+    """
+
+    def __init__(
+        self,
+        orchestrator: MultiDeviceOrchestrator,
+        workload: WorkloadProfile,
+        device_mapping: DeviceMapping,
+        devices: Mapping[str, HardwareCapabilityProfile],
+    ) -> None:
+        self.hal = orchestrator.workload_manager.hal
+        self.coordinators = orchestrator.device_coordinators
+        self.movement = orchestrator.data_movement_optimizer
+        self.workload = workload
+        self.mapping = dict(device_mapping)
+        self.alive = dict(devices)
+        self.keys = {name: self.hal.key_of(device) for name, device in devices.items()}
+        self.steps: list[Step] = []
+        self.recoveries: list[Recovery] = []
+        self.pending = list(workload.by_name)
+        self.copies = {name: {HOST: _Copy(array)} for name, array in workload.inputs.items()}
+        self.peak_bytes = dict.fromkeys(devices, 0)
+        self._last_on: dict[str, tuple[int, ...]] = {}
+        self._last_death: tuple[int, ...] = ()
+
+    def compute(self) -> dict[str, NDArray[Any]]:
+        """Compute all operations, and return what is wanted on the host.
+
+        Raises:
+            DeviceFailure: the last device has died.
+            OutOfMemoryError: a device would have to hold more than its memory.
+            NoBackendError: a backend cannot compute an operation.
+        """
+        while True:
+            name = self.pending[0] if self.pending else ""
+            try:
+                if not name:
+                    return {wanted: np.asarray(self._on(wanted, HOST).array) for wanted in self.workload.wanted}
+                self._compute(name)
+                self.pending.pop(0)
+            except DeviceFailure as failure:
+                self._recover(str(failure.device), name)
+
+    def _happened(self, kind: StepKind, name: str, device: str, after: Sequence[int] = (), **more: Any) -> int:
+        """Note a step that needs some others, and return its number.
+
+        It comes after the last death, and where it is no move after the last step of its device.
+        """
+        own = () if kind == "move" else self._last_on.get(device, ())
+        self.steps.append(Step(kind, name, device, (*after, *self._last_death, *own), **more))
+        number = len(self.steps) - 1
+        if kind != "move":
+            self._last_on[device] = (number,)
+        return number
+
+    def _compute(self, name: str) -> None:
+        """Compute one operation on its device."""
+        operation, device = self.workload.by_name[name], self.mapping[name]
+        arrays = {read: self._on(read, device.name) for read in operation.reads()}
+        inputs = operation.with_arrays({read: copy.array for read, copy in arrays.items()})
+        coordinator = self.coordinators.get(device.hardware_class) or LayerCoordinator()
+        try:
+            done = coordinator.compute(self.hal, self.keys[device.name], operation, inputs)
+        except DeviceFailure as failure:
+            raise DeviceFailure(str(failure), device=device.name) from failure
+        after = [step for copy in arrays.values() for step in copy.steps]
+        seconds = device.simulator.predict(self.workload.costs[name])
+        number = self._happened("compute", name, device.name, after, seconds=seconds)
+        self.copies[name] = {device.name: _Copy(done.result, (number,))}
+        self._count_bytes(device)
+        self._free(name)
+
+    def _on(self, name: str, dest: str) -> _Copy:
+        """Return an array's copy on a device, or on the host, moved there if need be.
+
+        Raises:
+            DeviceFailure: the device that it would come from has died.
+        """
+        copies = self.copies[name]
+        if dest not in copies:
+            seconds, source = self.movement.soonest(self.workload.num_bytes(name), copies, dest, self.alive)
+            array = copies[source].array
+            if isinstance(array, Placed):
+                try:
+                    array = array.numpy()
+                except DeviceFailure as failure:
+                    raise DeviceFailure(str(failure), device=source) from failure
+            size = int(array.nbytes)
+            number = self._happened(
+                "move", name, dest, copies[source].steps, source=source, num_bytes=size, seconds=seconds
+            )
+            copies[dest] = _Copy(array if dest == HOST else self.hal.put(array, self.keys[dest]), (number,))
+        return copies[dest]
+
+    def _count_bytes(self, device: HardwareCapabilityProfile) -> None:
+        """Note what a device holds, and require that it has room."""
+        held = self.workload.num_bytes(*(name for name, copies in self.copies.items() if device.name in copies))
+        self.peak_bytes[device.name] = max(self.peak_bytes[device.name], held)
+        if held > device.memory_bytes:
+            raise OutOfMemoryError(
+                f"{device.name} would hold {held:,} bytes of {self.workload.workload_id}, and has "
+                f"{device.memory_bytes:,}; divide it over more devices, or use a smaller batch",
+                device=device.name,
+            )
+
+    def _free(self, done: str) -> None:
+        """Drop arrays that no later operation reads, unless they are wanted results; inputs stay on the host."""
+        needed = {read for name in self.pending if name != done for read in self.workload.by_name[name].reads()}
+        for name in {*self.workload.by_name[done].reads(), done} - needed - set(self.workload.wanted):
+            self.copies[name] = {place: copy for place, copy in self.copies[name].items() if place == HOST}
+
+    def _recover(self, dead: str, found_by: str) -> None:
+        """Go on without a device.
+
+        Raises:
+            DeviceFailure: it was the last one.
+        """
+        del self.alive[dead]
+        last = tuple(number for number, step in enumerate(self.steps) if dead in (step.device, step.source))[-1:]
+        self._last_death = (self._happened("failure", found_by, dead, last),)
+        for copies in self.copies.values():
+            copies.pop(dead, None)
+        if not self.alive:
+            raise DeviceFailure(
+                f"all devices have died, {dead} as the last, at {found_by or 'the end'} of "
+                f"{self.workload.workload_id}; give spares",
+                device=dead,
+            )
+        lost, again = self._lost()
+        self.pending = [name for name in self.workload.by_name if name in {*again, *self.pending}]
+        orphans = [name for name in self.pending if self.mapping[name].name == dead]
+        holders = {name: tuple(copies) for name, copies in self.copies.items() if copies}
+        devices = list(self.alive.values())
+        self.mapping |= ListScheduler(self.workload, devices, self.pending, holders).schedule().device_mapping
+        moved_to: dict[str, tuple[str, ...]] = {}
+        for name in orphans:
+            taker = self.mapping[name].name
+            moved_to[taker] = (*moved_to.get(taker, ()), name)
+        self.recoveries.append(Recovery(dead, found_by, lost, again, moved_to))
+
+    def _lost(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the arrays that are needed and that no device holds, and the operations that make them again."""
+        operations, pending = self.workload.by_name, set(self.pending)
+
+        def gone(names: Iterable[str]) -> set[str]:
+            return {name for name in names if name not in pending and not self.copies.get(name)}
+
+        lost = gone([*self.workload.wanted, *(read for name in pending for read in operations[name].reads())])
+        again = set(lost)
+        for name in reversed(operations):
+            if name in again:
+                again |= gone(operations[name].reads())
+        return tuple(name for name in operations if name in lost), tuple(name for name in operations if name in again)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class OrchestratedRun:
+    """A workload that was computed on several devices.
+
+    Args:
+        outputs: the results that are wanted, by name.
+        plan: the moves that were planned at first.
+        steps: what happened.
+        timeline: when, by prices.
+        waits: which operations of other devices each operation waited for, as planned at first.
+        recoveries: what was done after devices died.
+        peak_bytes: the most that each device held at a time.
+    """
+
+    outputs: Mapping[str, NDArray[Any]]
+    plan: DataMovementPlan
+    steps: tuple[Step, ...]
+    timeline: StepTimeline
+    waits: Mapping[str, tuple[str, ...]]
+    recoveries: tuple[Recovery, ...]
+    peak_bytes: Mapping[str, int]
+
+    @property
+    def moved_bytes(self) -> int:
+        """All bytes that moved; the planned ones, where no device died."""
+        return sum(step.num_bytes for step in self.steps if step.kind == "move")
+
+    @property
+    def seconds(self) -> float:
+        """When the last result reached the host, by prices, s."""
+        return self.timeline.seconds
+
+
+class MultiDeviceOrchestrator:
+    """Computes workloads on several devices.
+
+    Args:
+        workload_manager: divides them.
+
+    Attributes:
+        device_coordinators: by class of hardware, how its devices compute; others use the abstraction layer.
+        data_movement_optimizer: plans moves.
+        sync_manager: plans waits.
+    """
+
+    def __init__(self, workload_manager: HardwareAwareWorkloadManager) -> None:
+        self.workload_manager = workload_manager
+        self.device_coordinators: dict[HardwareClass, DeviceCoordinator] = {}
+        self.data_movement_optimizer = DataMovementOptimizer()
+        self.sync_manager = SynchronizationManager()
+
+    def register_device_coordinator(self, hardware_class: Key, coordinator: DeviceCoordinator) -> None:
+        """Make the devices of a class compute through a coordinator.
+
+        Raises:
+            UsageError: it cannot compute.
+        """
+        if not callable(getattr(coordinator, "compute", None)):
+            raise UsageError(
+                f"a coordinator needs a method compute(hal, key, operation, inputs), and "
+                f"{type(coordinator).__name__} has none; see DeviceCoordinator"
+            )
+        self.device_coordinators[class_named(hardware_class)] = coordinator
+
+    def optimize_data_movement(
+        self, operation_graph: WorkloadProfile, device_mapping: DeviceMapping
+    ) -> DataMovementPlan:
+        """Return the moves that a mapping needs: each array to each device once."""
+        return self.data_movement_optimizer.plan(operation_graph, device_mapping)
+
+    def execute_multi_device_workload(
+        self,
+        workload: WorkloadProfile,
+        device_mapping: DeviceMapping | GivenDevices,
+        *,
+        spares: GivenDevices = (),
+        power_budget_W: float | None = None,  # noqa: N803 - a unit
+    ) -> OrchestratedRun:
+        """Compute a workload on several devices, and price it.
+
+        Args:
+            workload: its inputs are arrays.
+            device_mapping: the device of each operation; or devices, over which the manager divides it.
+            spares: devices that are used when another dies.
+            power_budget_W: what the devices may draw together, W; None for no limit.
+
+        Raises:
+            UsageError: an input has no numbers, an operation no device, or the power budget is too small.
+            OutOfMemoryError: a device would have to hold more than its memory.
+            NoBackendError: a device has no backend, or cannot compute an operation.
+            DeviceFailure: the last device has died.
+        """
+        for name, given in workload.inputs.items():
+            if isinstance(given, ArraySpec):
+                raise UsageError(
+                    f"{workload.workload_id} is computed with real numbers, and {name} is an ArraySpec without; give "
+                    "an array, or use decompose_workload for prices alone",
+                    name=name,
+                )
+        mapping: DeviceMapping
+        if isinstance(device_mapping, Mapping):
+            mapping = device_mapping
+        else:
+            mapping = self.workload_manager.decompose_workload(workload, device_mapping)["device_mapping"]
+        plan, waits = self.optimize_data_movement(workload, mapping), self.sync_manager.plan(workload, mapping)
+        devices: dict[str, HardwareCapabilityProfile] = {}
+        for device in [*mapping.values(), *(profiles_of(spares) if spares else ())]:
+            if devices.setdefault(device.name, device) != device:
+                raise UsageError(
+                    f"two devices are called {device.name!r}; give each a name of its own, as profiles_of does",
+                    name=device.name,
+                )
+        run = WorkloadExecution(self, workload, mapping, devices)
+        outputs = run.compute()
+        times = timeline(run.steps, list(devices.values()), power_budget_W)
+        return OrchestratedRun(outputs, plan, tuple(run.steps), times, waits, tuple(run.recoveries), run.peak_bytes)
+
+    def execute_task(self, task: EnhancedTestTask, devices: GivenDevices) -> OrchestratedRun:
+        """Compute a task's workload within its power budget, and fill in its plans."""
+        run = self.execute_multi_device_workload(task.workload, devices, power_budget_W=task.power_budget)
+        mapping = {step.name: step.device for step in run.steps if step.kind == "compute"}
+        task.execution_plan = {"device_mapping": mapping, "seconds": run.seconds}
+        task.data_movement_plan = {"moves": run.plan.moves, "total_bytes": run.plan.total_bytes}
+        return run

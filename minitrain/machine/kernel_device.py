@@ -1,0 +1,293 @@
+"""The time of single kernels on a device: tiles and waves, attention by generation, achieved bandwidth, launch floor.
+
+A matrix multiplication (m, n, k), `b` of them, is cut into tiles of tm x tn, which the device's multiprocessors
+("units") work off in waves. Its time is the least over all tiles, and over 1, 2 and 4 ways to split k, of
+
+    waves = ceil(b ceil(m/tm) ceil(n/tn) split / units)
+    start + max(waves 2 tm tn (k/split + prologue) / (rate / units x e(tile)), traffic)
+
+where `traffic` is the bytes of operands and result at the achieved bandwidth; the partial sums of a split are written
+beside that, in single precision. Unlike a peak times an efficiency this knows that 109 tiles on 108 units take as long
+as 216 (wave quantisation), that narrow results use narrow and less efficient tiles, and that short sums pay for the
+pipeline.
+
+Flash attention takes its FLOPs at the generation's share of the peak, and a share of its longest block at the end, when
+units run dry. A pass over memory takes its bytes at the achieved bandwidth. A pass through a layer takes no less time
+than its kernels need to be launched.
+
+Left out: caches and their hit rates, clocks that fall under power, kernels that run beside each other. Sources: the
+model's constants are `KernelRates`; wave and tile quantisation are described in NVIDIA's "Matrix multiplication
+background" user's guide (2023), FlashAttention's work in Dao et al. (2022) and Dao (2023).
+
+The rates of kernels on a device where none were measured: an estimate from its data sheet.
+
+A hardware config without the key `kernels` is priced by these, if its data sheet says how many multiprocessors it has
+(the key `units`). Each constant is that of devices which were measured, as a share of their peaks:
+
+| rate | estimate | where it comes from |
+|---|---|---|
+| copy | 0.87 of the memory's peak | V100 0.90, A100 0.85 and 0.89, H100 0.89, H200 0.81 |
+| matrix multiplication | 0.78 of the peak, prologue 146 steps | A100 0.835, H100 0.76, H200 0.77, V100 0.77 |
+| attention | flash2 at 0.5 and 0.4 of the peak; flash1 half | between A100 0.67 / 0.52 and H100 0.35 / 0.30 |
+| launches | 2.6 us, in graphs 1.3 us | V100, A100 and H100 |
+
+An estimate is good for comparing layouts on one device, and may miss a step by a quarter.
+
+Multiplications in single precision, for which configs give no measured rate, run on the vector units of any device: at
+0.93 of the data sheet's rate, which is what layers of OPT-30B reach on A100 (18.2 of 19.5 TFLOP/s; on V100-16 12.5 of
+15.7, or of 14.0 on the PCIe card; Strati et al. 2025). A framework that lets matrix units round to TF32 is quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+from typing import TYPE_CHECKING, Any, final
+
+from minitrain.errors import HardwareConfigError
+from minitrain.machine.columns import ceiling, chosen, larger, least
+from minitrain.machine.device import AttentionRate, KernelRates, MatmulRate, efficiency_at
+
+if TYPE_CHECKING:
+    from minitrain.machine.config import SystemConfig
+    from minitrain.workloads.kernels import FlashAttention, Kernel, KernelList, Matmul
+    from minitrain.workloads.workload import Cost
+
+
+TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
+"""The tiles that a library chooses from: rows and columns of the result."""
+
+RANDOM_OPERATIONS = 6
+"""Integer operations of a random number of dropout: ten rounds of Philox-4x32 (Salmon et al. 2011), each of two wide
+multiplications and four exclusive ors, make sixteen bytes, of which an element takes one; then comparison and
+selection."""
+
+INTEGER_SHARE = 0.25
+"""Integer operations over the data sheet's float32 FLOPs: half of the lanes do them, and an FMA counts as two."""
+
+_ALIGNED_BYTES = 16  # what a tensor core's loads take at a time (NVIDIA, "Matrix multiplication background")
+_PARTIAL_BYTES = 4  # a partial sum is written in single precision, and read again while it is in the cache
+_MOST_REMEMBERED = 1 << 14
+
+
+@final
+class KernelDevice:
+    """Price kernels on a device.
+
+    Args:
+        system: a hardware config with the key `kernels`.
+        rates: what its kernels reach; the config's own if None.
+        launch_s: time between two launches, s; the device's own if None. A framework that dispatches from Python is
+            limited by the host: give its figure. 0 means captured graphs that never wait for a launch.
+
+    Raises:
+        HardwareConfigError: the config has no key `kernels`.
+
+    Example:
+        >>> from minitrain.machine import load_config
+        >>> from minitrain.workloads.kernels import Matmul
+        >>> device = KernelDevice(load_config("a100_80g"))
+        >>> round(device.kernel_seconds(Matmul(4096, 4096, 4096)) * 1e6)
+        578
+    """
+
+    def __init__(
+        self,
+        system: SystemConfig,
+        rates: KernelRates | None = None,
+        *,
+        launch_s: float | None = None,
+    ) -> None:
+        found = system.kernels if rates is None else rates
+        if found is None:
+            raise _without_kernels(system)
+        self.system = system
+        self.rates = found
+        self.launch_s = found.launch_s if launch_s is None else launch_s
+        self.kernel_seconds = lru_cache(_MOST_REMEMBERED)(self._kernel_seconds)
+        self.pass_seconds = lru_cache(_MOST_REMEMBERED)(self._pass_seconds)
+
+    def __reduce__(self) -> tuple[Callable[..., KernelDevice], tuple[SystemConfig, KernelRates, float]]:
+        """Pickle and copy without what is remembered."""
+        return _device, (self.system, self.rates, self.launch_s)
+
+    @property
+    def capacity_bytes(self) -> float:
+        """The device's own memory."""
+        return self.system.mem_hbm.capacity_bytes
+
+    @property
+    def usable_bytes(self) -> float:
+        """What the driver leaves of it to a process."""
+        return self.system.mem_hbm.usable_bytes
+
+    @property
+    def host_capacity_bytes(self) -> float:
+        """The host's memory."""
+        return self.system.mem_pcie.capacity_bytes
+
+    def peak_flop_per_s(self, datatype: str) -> float:
+        """Return the peak rate, FLOP/s, as the data sheet has it: what MFU divides by.
+
+        It is the matrix unit's, or the vector unit's where the matrix unit has none in single precision.
+        """
+        vector = self.system.vector.get(datatype)
+        if datatype == "float32" and vector is not None and datatype not in self.system.matrix:
+            return vector.tflops * 1e12
+        return self.system.processor.peak(datatype)
+
+    def load_seconds(self, size_bytes: float) -> float:
+        """Return the time of reading the host's memory, s."""
+        return size_bytes / self.system.mem_pcie.throughput(size_bytes) if size_bytes else 0.0
+
+    def seconds(self, cost: Cost, datatype: str) -> float:
+        """Return the time of an operation of which only FLOPs and bytes are known, s: the slower of the two."""
+        arithmetic = cost.work_flop / (self.rates.matmul_rate(datatype).tflops * 1e12) if cost.work_flop else 0.0
+        return larger(arithmetic, cost.traffic_bytes / (self.rates.GBps * 1e9))  # type: ignore[no-any-return]  # a number
+
+    def _pass_seconds(self, work: KernelList) -> float:
+        """Return how long a pass takes, s: its kernels one after another, and no less than it takes to launch them."""
+        seconds: float = larger(self.busy_seconds(work.kernels), work.num_launches * self.launch_s)
+        return seconds
+
+    def busy_seconds(self, kernels: Iterable[Kernel]) -> float:
+        """Return how long some kernels keep the device busy, s, one after another."""
+        return sum(map(self.kernel_seconds, kernels))
+
+    def _kernel_seconds(self, kernel: Kernel) -> float:
+        """Return how long one kernel takes, s."""
+        from minitrain.workloads.kernels import FlashAttention, Matmul  # noqa: PLC0415 - only where kernels are priced
+
+        if isinstance(kernel, Matmul):
+            return self._matmul_seconds(kernel)
+        if isinstance(kernel, FlashAttention):
+            return self._attention_seconds(kernel)
+        if not kernel.traffic_bytes:
+            return 0.0
+        return self.rates.memory_start_s + kernel.traffic_bytes / (self.rates.GBps * 1e9)
+
+    def _matmul_seconds(self, kernel: Matmul) -> float:
+        """Return the least time over tiles and splits."""
+        if not kernel.work_flop:
+            return 0.0
+        rates, rate = self.rates, self.rates.matmul_rate(kernel.datatype)
+        ways = (self._tiled_seconds(kernel, rate, tile, split) for tile in TILES for split in rates.splits)
+        factor = rates.weight_gradient if kernel.kind == "weight_gradient" else 1.0
+        seconds: float = rates.matmul_start_s + factor * least(ways)
+        return seconds
+
+    def _tiled_seconds(self, kernel: Matmul, rate: MatmulRate, tile: tuple[int, int], split: int) -> float:
+        """Return the time with one tile and one split of k: the slower of waves and traffic, and adding up partials."""
+        rates, (rows, columns) = self.rates, tile
+        num_tiles = kernel.batch * ceil(kernel.m / rows) * ceil(kernel.n / columns) * split
+        num_waves = ceiling(num_tiles / rates.num_units)
+        flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
+        unit_flop_per_s = rate.tflops * 1e12 / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
+        if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
+            unit_flop_per_s *= rates.unaligned
+        bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
+        partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
+        busiest: float = larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
+        return busiest + partial_bytes / bytes_per_s
+
+    def _attention_seconds(self, kernel: FlashAttention) -> float:
+        """Return the time of all blocks, and of the longest one's tail; no less than that of the traffic."""
+        if not kernel.work_flop:
+            return 0.0
+        rates, rate = self.rates, self.rates.attention_rate(kernel.generation, is_backward=kernel.is_backward)
+        flop_per_s = self.peak_flop_per_s(kernel.datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
+        longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)
+        busy = kernel.work_flop / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
+        slower: float = larger(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
+        return rates.attention_start_s[kernel.is_backward] + slower
+
+    def _random_seconds(self, kernel: FlashAttention) -> float:
+        """Return the time of dropout's random numbers, which no matrix unit can make."""
+        vector = self.system.vector.get("float32")
+        if not kernel.num_random or vector is None:
+            return 0.0
+        return RANDOM_OPERATIONS * kernel.num_random / (vector.tflops * 1e12 * INTEGER_SHARE)
+
+
+def _without_kernels(system: SystemConfig) -> HardwareConfigError:
+    """Return the error for a config that does not say what kernels reach."""
+    from minitrain.machine.config import load_config, shipped_configs  # noqa: PLC0415 - needed only for this message
+
+    known = ", ".join(name for name in shipped_configs() if load_config(name).kernels is not None)
+    return HardwareConfigError(
+        f"prices of kernels need what kernels reach on the device, but config {system.name} has no key kernels; "
+        f'use fidelity="roofline", or one of {known}',
+        path=system.name,
+    )
+
+
+def _device(system: SystemConfig, rates: KernelRates, launch_s: float) -> KernelDevice:
+    """Make a device again when it is unpickled."""
+    return KernelDevice(system, rates, launch_s=launch_s)
+
+
+SINGLE_SHARE = 0.93
+COPY_SHARE, MATMUL_SHARE, PROLOGUE = 0.87, 0.78, 146.0
+LAUNCH_S, GRAPH_LAUNCH_S = 2.6e-6, 1.3e-6
+_FLASH2 = AttentionRate(0.5, 0.2, ((0.0, 1.0),)), AttentionRate(0.4, 0.2, ((0.0, 1.0),))
+
+
+def rates_of(system: SystemConfig) -> KernelRates:
+    """Return what kernels reach on a device: what its config says, or an estimate; single precision by its data sheet.
+
+    Raises:
+        HardwareConfigError: the config has neither the key `kernels` nor the key `units`.
+    """
+    try:
+        return _rates_of(system)
+    except (TypeError, ValueError):  # columns of many machines, which no table can tell apart
+        return _rates_of.__wrapped__(system)
+
+
+@lru_cache(maxsize=64)
+def _rates_of(system: SystemConfig) -> KernelRates:
+    """Return what `rates_of` does."""
+    rates = system.kernels or _derived(system)
+    vector = system.vector.get("float32")
+    if vector is None or "float32" in rates.matmul:
+        return rates
+    tflops = SINGLE_SHARE * vector.tflops
+    fastest, *others = rates.matmul.values()
+    for rate in others:
+        prologue = chosen(rate.tflops > fastest.tflops, rate.prologue, fastest.prologue)
+        fastest = MatmulRate(larger(fastest.tflops, rate.tflops), prologue)
+    prologue = fastest.prologue * tflops / fastest.tflops  # as many seconds, hence fewer of the longer steps
+    return replace(rates, matmul={**rates.matmul, "float32": MatmulRate(tflops, prologue)})
+
+
+def why_no_kernels(system: SystemConfig, workload: Any) -> str:
+    """Return why kernels of a transformer have no price on a device; "" where they have one.
+
+    A datatype that the device lacks is no reason: it has no price by the roofline either.
+    """
+    if system.kernels is None and system.sheet.num_units is None:
+        return f"{system.name} has no figures of kernels"
+    precision = getattr(getattr(workload, "model", None), "precision", None)
+    wanted = {workload.datatype, getattr(precision, "weight_datatype", None) or workload.datatype}
+    lacking = sorted(name for name in wanted if name in system.matrix and name not in rates_of(system).matmul)
+    return f"{system.name} has no figures of kernels in {lacking[0]}" if lacking else ""
+
+
+def _derived(system: SystemConfig) -> KernelRates:
+    """Return the estimate."""
+    if system.sheet.num_units is None:
+        raise HardwareConfigError(
+            f"prices of kernels need what kernels reach on the device, but config {system.name} has no key kernels, "
+            f"and no key units from which to estimate it; add one of them, or use a config that has it",
+            path=system.name,
+        )
+    return KernelRates(
+        num_units=system.sheet.num_units,
+        GBps=COPY_SHARE * system.mem_hbm.GBps,
+        launch_s=LAUNCH_S,
+        graph_launch_s=GRAPH_LAUNCH_S,
+        matmul={key: MatmulRate(MATMUL_SHARE * rate.tflops, PROLOGUE) for key, rate in system.matrix.items()},
+        attention={"flash2": _FLASH2, "flash1": (_FLASH2[0].scaled(0.5), _FLASH2[1].scaled(0.5))},
+    )

@@ -1,0 +1,464 @@
+"""What moves over links: flows that share lanes fairly, transfers that put flows on them, and collectives step by step.
+
+**Fairness** is max-min: no flow could be faster without slowing one that is not faster than it. A flow is a transfer
+with a full rate, which it has where it is alone. Where the flows of a lane ask for more than it carries, rates are
+raised together until a lane is full. The rates of that lane's flows are then final, and the others rise on (progressive
+filling: Bertsekas and Gallager, "Data Networks", 2nd edition, section 6.5.2). A flow that passes several lanes has one
+rate on all of them. A flow that never had less than its full rate ends at its beginning plus its price, to the last
+float. When a flow begins or ends, rates change only for flows that share a crowded lane with it, directly or through
+others.
+
+**Collectives** send what the specification says: sizes are what each participant brings (`size_bytes`), so that an
+all_gather moves n - 1 times as much. Rings: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+Operations in MPICH", IJHPCA 19(1), 2005. Trees are binomial: ranks that have something pass it on to as many others,
+which doubles them each step.
+
+**Moments** are exact. `env.timeout(delay)` happens at `env.now + delay`. Where the moment is known and not the delay,
+both the difference and the sum are rounded, so that the event is off in the last digit. A timeout that is no longer
+wanted stays in the queue, so that `env.run()` ends too late. `at` and `Timer` avoid both; nothing else here touches
+SimPy's queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from heapq import heapify, heappop, heappush
+from itertools import count, pairwise
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from minitrain.errors import UsageError
+from minitrain.workloads.field_faults import closest
+
+if TYPE_CHECKING:
+    from simpy import Environment, Event
+
+    from minitrain.machine.platform.links import Lane, Routes
+
+_NORMAL = 1
+"""SimPy's priority of events that are not urgent."""
+
+
+def at(env: Environment, time: float, happen: Callable[[Any], None]) -> Event:
+    """Call a function at a moment.
+
+    Args:
+        env: whose clock counts.
+        time: when, s; not before `env.now`.
+        happen: called with the event then.
+
+    Returns:
+        The event.
+    """
+    event = env.event()
+    event._ok, event._value = True, None
+    event.callbacks.append(happen)
+    queue: list[Any] = env._queue
+    heappush(queue, (time, _NORMAL, next(env._eid), event))
+    return event
+
+
+@final
+@dataclass(slots=True)
+class Timer:
+    """Calls a function once, at a moment that may be moved.
+
+    Args:
+        env: whose clock counts.
+        happen: called when the moment comes.
+    """
+
+    env: Environment
+    happen: Callable[[], None]
+    _entry: Event | None = None
+    _time: float = 0.0
+
+    def set(self, time: float) -> None:
+        """Set the moment, in place of one that was set before."""
+        if self._entry is not None:
+            if self._time == time:
+                return
+            self.cancel()
+        self._entry, self._time = at(self.env, time, self._expire), time
+
+    def cancel(self) -> None:
+        """Cancel the call, if one is set."""
+        if self._entry is None:
+            return
+        queue = self.env._queue
+        queue.remove(next(item for item in queue if item[3] is self._entry))
+        heapify(queue)
+        self._entry = None
+
+    def _expire(self, _: Event) -> None:
+        self._entry = None
+        self.happen()
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One transfer under way.
+
+    Args:
+        name: what logs call it.
+        lanes: what it passes, and how often.
+        left_bytes: what it moves; less as it goes on.
+        full_rate: what it moves in a second where it is alone, bytes/s.
+        ended: called when it has ended.
+        unshared_end: when it ends if it never has less than its full rate, s; its beginning plus size over rate if
+            None.
+
+    Attributes:
+        rate: what it moves in a second now, bytes/s.
+        begun: when it began, s.
+        since: when its rate changed last, s.
+        was_slowed: whether it ever had less than its full rate.
+        slowed_by: the lane that kept it below its full rate last, and whom it shared that lane with.
+        version: how often its end was found anew.
+    """
+
+    name: str
+    lanes: Mapping[Lane, float]
+    left_bytes: float
+    full_rate: float
+    ended: Callable[[], None]
+    unshared_end: float | None = None
+    rate: float = 0.0
+    begun: float = 0.0
+    since: float = 0.0
+    was_slowed: bool = False
+    slowed_by: tuple[Lane, tuple[str, ...]] | None = None
+    version: int = 0
+
+    def end(self) -> float:
+        """Return when it ends if its rate stays, s."""
+        if not self.was_slowed:
+            return self.begun + self.left_bytes / self.full_rate if self.unshared_end is None else self.unshared_end
+        return self.since + max(self.left_bytes, 0.0) / self.rate
+
+
+@final
+class FairSharing:
+    """All flows of a platform.
+
+    Args:
+        env: whose clock counts.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self.env = env
+        self._ends: list[tuple[float, int, int, Flow]] = []
+        self._order = count()
+        self._timer = Timer(env, self._end_flows)
+
+    def begin(self, flow: Flow) -> None:
+        """Let a flow begin now."""
+        flow.begun = flow.since = self.env.now
+        for lane, times in flow.lanes.items():
+            lane.flows[flow] = times
+            lane.demand += flow.full_rate * times
+        crowded = [lane for lane in flow.lanes if lane.is_crowded]
+        if crowded:
+            self._rate_again(crowded)
+        else:
+            self._set_rate(flow, flow.full_rate)
+        self._expect()
+
+    def _end_flows(self) -> None:
+        """End all flows that end now, then set the rates of those that shared lanes with them."""
+        now, ended = self.env.now, []
+        while self._ends and self._ends[0][0] <= now:
+            _, _, version, flow = heappop(self._ends)
+            if flow.version == version:
+                flow.version += 1
+                ended.append(flow)
+        was_crowded = dict.fromkeys(lane for flow in ended if flow.was_slowed for lane in flow.lanes if lane.is_crowded)
+        for flow in ended:
+            for lane, times in flow.lanes.items():
+                del lane.flows[flow]
+                lane.demand = lane.demand - flow.full_rate * times if lane.flows else 0.0
+                lane.change_load(now, -flow.rate * times)
+        if was_crowded:
+            self._rate_again(was_crowded)
+        self._expect()
+        for flow in ended:
+            flow.ended()
+
+    def _rate_again(self, crowded: Iterable[Lane]) -> None:
+        """Give the flows that depend on some lanes their fair rates."""
+        lanes, flows = _dependent(crowded)
+        rates = fair_rates(lanes, flows)
+        for flow in flows:
+            self._set_rate(flow, rates[flow])
+        for lane in lanes:
+            names = tuple(flow.name for flow in lane.flows)
+            for flow in lane.flows:
+                if flow.rate < flow.full_rate and (flow.slowed_by is None or len(names) > 1):
+                    flow.slowed_by = lane, names
+
+    def _set_rate(self, flow: Flow, rate: float) -> None:
+        """Let a flow go on at another rate."""
+        now, change = self.env.now, rate - flow.rate
+        if not change:
+            return
+        if now > flow.since:
+            flow.left_bytes -= (now - flow.since) * flow.rate
+            flow.since = now
+        flow.rate = rate
+        flow.was_slowed |= rate != flow.full_rate
+        flow.version += 1
+        heappush(self._ends, (max(flow.end(), now), next(self._order), flow.version, flow))
+        for lane, times in flow.lanes.items():
+            lane.change_load(now, change * times)
+
+    def _expect(self) -> None:
+        """Set the timer to the next end."""
+        ends = self._ends
+        while ends and ends[0][3].version != ends[0][2]:
+            heappop(ends)
+        if ends:
+            self._timer.set(ends[0][0])
+        else:
+            self._timer.cancel()
+
+
+def _dependent(crowded: Iterable[Lane]) -> tuple[list[Lane], list[Flow]]:
+    """Return the lanes and flows whose rates depend on one another, through crowded lanes alone."""
+    lanes = dict.fromkeys(crowded)
+    flows: dict[Flow, None] = {}
+    waiting = list(lanes)
+    while waiting:
+        for flow in waiting.pop().flows:
+            if flow in flows:
+                continue
+            flows[flow] = None
+            others = [lane for lane in flow.lanes if lane not in lanes and lane.is_crowded]
+            lanes.update(dict.fromkeys(others))
+            waiting += others
+    return list(lanes), list(flows)
+
+
+def fair_rates(lanes: Iterable[Lane], flows: Iterable[Flow]) -> dict[Flow, float]:
+    """Return the max-min fair rates of flows, bytes/s.
+
+    Args:
+        lanes: those that may be full; what passes them is among `flows`.
+        flows: the flows.
+    """
+    rates: dict[Flow, float] = {}
+    active = {lane: dict(lane.flows) for lane in lanes}
+    left = {lane: lane.bytes_per_s for lane in active}
+    open_flows = dict.fromkeys(flows)
+    while open_flows:
+        levels = {lane: left[lane] / sum(times.values()) for lane, times in active.items() if times}
+        level = min(*(flow.full_rate for flow in open_flows), *levels.values(), math.inf)
+        done = [flow for flow in open_flows if flow.full_rate <= level]
+        if not done:
+            full = [lane for lane, reached in levels.items() if reached <= level]
+            done = list(dict.fromkeys(flow for lane in full for flow in active[lane]))
+        for flow in done:
+            del open_flows[flow]
+            rates[flow] = level
+            for lane in flow.lanes:
+                if lane in active:
+                    left[lane] = max(left[lane] - level * active[lane].pop(flow), 0.0)
+    return rates
+
+
+Algorithm = Literal["ring", "tree"]
+Step = list[tuple[int, int, float]]
+"""Messages that go at the same time: the sender's place, the receiver's, and bytes."""
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+
+
+def op_of(name: str) -> str:
+    """Return an operation by one of its spellings ("AllReduce", "all_reduce").
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    found = {op.replace("_", ""): op for op in OPS}.get(name.lower().replace("-", "").replace("_", ""))
+    if found is None:
+        raise UsageError(f"there is no collective {name!r} {closest(name, OPS)}; use one of {', '.join(OPS)}", op=name)
+    return found
+
+
+def steps_of(op: str, num_ranks: int, size_bytes: float, algorithm: Algorithm = "ring") -> Iterator[Step]:
+    """Yield the steps of a collective.
+
+    Args:
+        op: one of `OPS`.
+        num_ranks: how many take part.
+        size_bytes: what each of them brings; of a broadcast, what the first has.
+        algorithm: "ring" or "tree"; trees are for all_reduce and broadcast.
+
+    Raises:
+        UsageError: the algorithm is not one for the operation.
+    """
+    if num_ranks == 1:
+        return
+    if algorithm == "tree":
+        yield from _tree(op, num_ranks, size_bytes)
+    elif op == "broadcast":
+        yield from ([(source, dest, size_bytes)] for source, dest in pairwise(range(num_ranks)))
+    else:
+        num_steps, chunk = shape_of(op, num_ranks, size_bytes)
+        for step in range(num_steps):
+            shift = step + 1 if op == "all_to_all" else 1
+            yield [(rank, (rank + shift) % num_ranks, chunk) for rank in range(num_ranks)]
+
+
+def _tree(op: str, num_ranks: int, size_bytes: float) -> Iterator[Step]:
+    if op not in ("all_reduce", "broadcast"):
+        raise UsageError(f'algorithm="tree" is for all_reduce and broadcast, not {op}; use "ring"', op=op)
+    spread: list[Step] = []
+    reached = 1
+    while reached < num_ranks:
+        spread.append([(rank, rank + reached, size_bytes) for rank in range(min(reached, num_ranks - reached))])
+        reached *= 2
+    if op == "all_reduce":
+        yield from ([(dest, source, size) for source, dest, size in step] for step in reversed(spread))
+    yield from spread
+
+
+def shape_of(op: str, num_ranks: int, size_bytes: float, algorithm: Algorithm = "ring") -> tuple[int, float]:
+    """Return how many steps a collective has, and the bytes of a message; arguments as for `steps_of`.
+
+    Where no link is shared it takes that many times `message_s`. So a ring's all_reduce takes 2 (n - 1) x (size / n /
+    bandwidth + latency).
+    """
+    if algorithm == "tree":
+        return sum(1 for _ in steps_of(op, num_ranks, size_bytes, algorithm)), size_bytes
+    num_steps = (num_ranks - 1) * (2 if op == "all_reduce" else 1)
+    return num_steps, size_bytes if op in ("all_gather", "broadcast") else size_bytes / num_ranks
+
+
+def message_s(size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
+    """Return how long a message takes that shares no link, s; rounded once."""
+    return (size_bytes + latency_s * bytes_per_s) / bytes_per_s
+
+
+@final
+@dataclass(slots=True)
+class _Way:
+    """The lanes that a message passes, and how often, with what it takes where it is alone."""
+
+    lanes: Counter[Lane]
+    size_bytes: float
+    latency_s: float
+    rate: float = field(init=False)
+    seconds: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """A message without lanes has arrived."""
+        self.rate = min((lane.bytes_per_s / times for lane, times in self.lanes.items()), default=math.inf)
+        self.seconds = message_s(self.size_bytes, self.rate, self.latency_s) if self.lanes else 0.0
+
+
+Slowed = Generator["Event", Any, Flow | None]
+"""What a process goes through until a transfer has ended; returns a flow of it that was slowed last, or None."""
+
+
+@final
+class Transfers:
+    """What moves over the links of a platform.
+
+    Args:
+        env: whose clock counts.
+        routes: the routes between endpoints.
+    """
+
+    def __init__(self, env: Environment, routes: Routes) -> None:
+        self.env = env
+        self.routes = routes
+        self.sharing = FairSharing(env)
+
+    def _way(self, source: str, dest: str, size_bytes: float) -> _Way:
+        route = self.routes.route(source, dest)
+        return _Way(Counter(route), size_bytes, sum(lane.latency_s for lane in route))
+
+    def _flow(self, name: str, way: _Way, end: float | None = None) -> Event:
+        """Let a flow begin after its latency, and return the event of its arrival, whose value is the flow.
+
+        It arrives at `end`, if it shares no link.
+        """
+        now, arrived = self.env.now, self.env.event()
+        if not way.lanes:
+            return arrived.succeed()
+        end = now + way.seconds if end is None else end
+        flow = Flow(name, way.lanes, way.size_bytes, way.rate, lambda: _succeed(arrived, flow), end)
+        at(self.env, min(now + way.latency_s, end), lambda _: self.sharing.begin(flow))
+        return arrived
+
+    def send(self, name: str, source: str, dest: str, size_bytes: float) -> Slowed:
+        """Move bytes from one endpoint to another, after the latency of the route.
+
+        Args:
+            name: what logs call it.
+            source: the endpoint that has them.
+            dest: the endpoint that gets them.
+            size_bytes: how many.
+        """
+        flow: Flow | None = yield self._flow(name, self._way(source, dest, size_bytes))
+        return flow
+
+    def all_together(
+        self, name: str, endpoints: Sequence[str], op: str, size_bytes: float, algorithm: Algorithm
+    ) -> Slowed:
+        """Run a collective as one flow over all of its links: `medium` level of detail.
+
+        Where it shares no link, it takes the closed form of its slowest pair of ranks (see `shape_of`).
+        """
+        num_steps, chunk = shape_of(op, len(endpoints), size_bytes, algorithm)
+        steps = steps_of(op, len(endpoints), size_bytes, algorithm)
+        pairs = dict.fromkeys(tuple((source, dest) for source, dest, _ in step) for step in steps)
+        lanes: Counter[Lane] = Counter()
+        latency_s = 0.0
+        for step in pairs:  # a lane carries as many messages at once as pass it in one step
+            ways = [self._way(endpoints[source], endpoints[dest], chunk) for source, dest in step]
+            lanes |= Counter(lane for way in ways for lane in way.lanes.elements())
+            latency_s = max(latency_s, *(way.latency_s for way in ways))
+        message = _Way(lanes, chunk, latency_s)
+        whole = _Way(lanes, num_steps * chunk, num_steps * latency_s)
+        flow: Flow | None = yield self._flow(name, whole, self.env.now + num_steps * message.seconds)
+        return flow
+
+    def step_by_step(
+        self, name: str, endpoints: Sequence[str], op: str, size_bytes: float, algorithm: Algorithm
+    ) -> Slowed:
+        """Run a collective message by message: `high` level of detail. A step begins when the one before has ended.
+
+        As long as no message was slowed and all steps are alike, moments are counted from the first step, so that
+        rounding errors do not add up.
+        """
+        way_of = cache(
+            lambda source, dest, size: self._way(endpoints[source], endpoints[dest], size)
+        )  # steps are alike
+        slowed: Flow | None = None
+        arrived: list[Flow | None] = []
+        base, num_alike, seconds = self.env.now, 0, 0.0
+        for step in steps_of(op, len(endpoints), size_bytes, algorithm):
+            ways = [way_of(*message) for message in step]
+            longest = max(way.seconds for way in ways)
+            if longest != seconds:
+                base, num_alike, seconds = self.env.now, 0, longest
+            num_alike += 1
+            end = base + num_alike * longest
+            messages = [self._flow(name, way, end if way.seconds == longest else None) for way in ways]
+            arrived.clear()
+            for message in messages:
+                message.callbacks.append(lambda event: arrived.append(event.value))
+            yield self.env.all_of(messages)
+            late = [flow for flow in arrived if flow is not None and flow.was_slowed]
+            if late:
+                slowed, seconds = late[-1], 0.0
+        return slowed
+
+
+def _succeed(event: Event, flow: Flow) -> None:
+    event.succeed(flow)

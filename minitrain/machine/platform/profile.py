@@ -1,0 +1,432 @@
+"""What a platform consists of and what it is asked to do, as values: devices, memories, models, tasks, results.
+
+Values are made by hand, or of mappings as YAML and JSON files hold them. A database of models says what they need of a
+device:
+
+    {"my-7b": {"parameters": 7e9, "flops_per_token": 14e9, "num_layers": 32, "bytes_per_parameter": 2}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from math import fsum
+from os import PathLike, fspath
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, cast, final
+
+from minitrain.errors import UsageError
+from minitrain.machine.config import SystemConfig, load_config
+from minitrain.machine.config_files import parse, read_file
+from minitrain.machine.platform.links import GIGA, ClusterLinks, VirtualNetworkLink, links_of, require_known
+from minitrain.workloads.field_faults import closest, is_count, refuse, shown
+
+KEY = "hardware_profile"
+TERA = 1e12
+Bound = Literal["compute", "memory"]
+_FLOPS = "flops_required_"
+_TASK_KEYS = (
+    "task_id",
+    "flops_required_fp16",
+    "memory_read_bytes",
+    "memory_write_bytes",
+    "num_processing_units_requested",
+    "is_memory_bound_hint",
+    "layers",
+)
+_SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number >= 0; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def object_of(source: Mapping[str, Any] | str | PathLike[str], rule: str, key: str | None = None) -> Mapping[str, Any]:
+    """Return the object that a YAML or JSON file holds, or that is given; the one under `key`, if there is one.
+
+    Raises:
+        HardwareConfigError: the file cannot be found or read.
+        UsageError: it holds something else; the message begins with `rule`.
+    """
+    found: Any = source
+    if not isinstance(source, Mapping):
+        path = Path(fspath(source))
+        found = parse(read_file(str(path)), path.name)
+    if isinstance(found, Mapping) and key in found:
+        found = found[key]
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{rule}, found {shown(found)}")
+    return found
+
+
+def _made(kind: Any, item: Any, subject: str = "") -> Any:
+    """Return a value of a dataclass by the mapping of its fields; messages begin with `subject`."""
+    known = {field.name: field for field in fields(kind)}
+    if not isinstance(item, Mapping):
+        listed = f" with {', '.join(known)}" if subject else ""
+        raise UsageError(f"{subject}expected an object{listed}, found {shown(item)}")
+    require_known(f"{subject}no key", item, known)
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in item]
+    if missing:
+        raise UsageError(f"{subject}{', '.join(missing)} missing")
+    return kind(**item)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class VirtualComputeDevice:
+    """What a profile says of a device that computes.
+
+    Args:
+        device_id: its name, an endpoint of links.
+        peak_tflops: 1e12 FLOP/s by precision: {"fp16": 312, "int8": 624}.
+        memory_capacity_bytes: of its memory.
+        memory_gbps: bandwidth of its memory, 1e9 bytes/s.
+        processing_units: what tasks share, such as multiprocessors.
+        device_type: "GPU", "CPU" ...; shown, not priced.
+
+    Raises:
+        UsageError: a figure is not above 0.
+    """
+
+    device_id: str
+    peak_tflops: Mapping[str, float]
+    memory_capacity_bytes: float
+    memory_gbps: float
+    processing_units: int = 1
+    device_type: str = "GPU"
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no device has."""
+        object.__setattr__(self, "peak_tflops", MappingProxyType(dict(self.peak_tflops)))
+        figures = {name: getattr(self, name) for name in ("memory_capacity_bytes", "memory_gbps", "processing_units")}
+        figures |= {f"peak_tflops.{name}": value for name, value in self.peak_tflops.items()}
+        for name, value in figures.items():
+            if not is_number(value) or not value:
+                raise UsageError(
+                    f"device {self.device_id}: {name} must be a number above 0, got {value!r}; check the profile",
+                    device_id=self.device_id,
+                )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, of plain types."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**found, "peak_tflops": dict(self.peak_tflops)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
+        return VirtualComputeDevice, tuple(self.as_dict().values())
+
+    def peak_flop_per_s(self, precision: str) -> float:
+        """Return the peak rate for a precision, FLOP/s.
+
+        Raises:
+            UsageError: the profile has no rate for it.
+        """
+        if precision not in self.peak_tflops:
+            raise UsageError(
+                f"device {self.device_id} has no rate for {precision}; it has {', '.join(self.peak_tflops)} "
+                f"{closest(precision, self.peak_tflops)}".rstrip(),
+                device_id=self.device_id,
+            )
+        return self.peak_tflops[precision] * TERA
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """Return the bandwidth of its memory, bytes/s."""
+        return self.memory_gbps * GIGA
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class VirtualMemoryDevice:
+    """A memory that belongs to no single device, such as a host's.
+
+    Args:
+        memory_id: its name, an endpoint of links.
+        capacity_bytes: how much it holds.
+    """
+
+    memory_id: str
+    capacity_bytes: float
+
+
+@final
+@dataclass(frozen=True)
+class HardwareResourceProfile:
+    """The devices, memories and links of a platform.
+
+    Args:
+        compute_devices: devices, or mappings with their fields.
+        memory_devices: memories that belong to no single device, likewise.
+        network_links: links, likewise, and lines that make several (see `minitrain.platform.links`).
+
+    Raises:
+        UsageError: a field is missing, unknown or wrong, or two things have one name; all faults at once.
+    """
+
+    compute_devices: Sequence[VirtualComputeDevice] = ()
+    memory_devices: Sequence[VirtualMemoryDevice] = ()
+    network_links: Sequence[VirtualNetworkLink] = ()
+
+    def __post_init__(self) -> None:
+        """Make values of mappings."""
+        faults: list[str] = []
+        kinds = (VirtualComputeDevice, VirtualMemoryDevice, VirtualNetworkLink)
+        for name, kind in zip(self.__dataclass_fields__, kinds, strict=True):
+            found: list[Any] = []
+            for place, item in enumerate(getattr(self, name) or ()):
+                try:
+                    is_line = kind is VirtualNetworkLink and isinstance(item, Mapping) and "topology" in item
+                    made = links_of(item) if is_line else [item if isinstance(item, kind) else _made(kind, item)]
+                    found += made
+                except UsageError as error:
+                    faults.append(f"{name}[{place}]: {error}")
+            object.__setattr__(self, name, tuple(found))
+        if not faults:
+            names = [device.device_id for device in self.compute_devices]
+            names += [memory.memory_id for memory in self.memory_devices]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            faults += [f"two devices are called {name!r}; give each a name of its own" for name in twice]
+        if faults:
+            raise refuse("the hardware profile", faults)
+
+    def system_config(self) -> SystemConfig:
+        """Return a hardware config that prices a run on these devices: see `minitrain.machine.profile_files`.
+
+        Raises:
+            HardwareConfigError: the devices are not alike, or a figure is not one that a config may have.
+        """
+        devices = [device.as_dict() for device in self.compute_devices]
+        links = [asdict(link) for link in self.network_links]
+        return load_config({"name": "platform", KEY: {"compute_devices": devices, "network_links": links}})
+
+    @classmethod
+    def read(cls, source: str | PathLike[str] | Mapping[str, Any]) -> HardwareResourceProfile:
+        """Return the profile of a YAML or JSON file, or of its content.
+
+        Args:
+            source: a path, or a mapping; the profile stands under `hardware_profile`, or is all there is.
+
+        Raises:
+            HardwareConfigError: the file cannot be found or read.
+            UsageError: as for the class.
+        """
+        names = [field.name for field in fields(cls)]
+        data = object_of(source, f"a hardware profile must be an object with {', '.join(names)}", KEY)
+        require_known("a hardware profile has no key", data, names)
+        return cls(**data)
+
+
+def profile_of_config(source: Any, world_size: int, *, nics: int | None = None) -> HardwareResourceProfile:
+    """Return a platform's profile of processors that a hardware config describes, with the links between them.
+
+    Args:
+        source: a hardware config, its name or its file.
+        world_size: how many processors, from "gpu0" up.
+        nics: as for `ClusterLinks`.
+    """
+    config = load_config(source)
+    links = ClusterLinks(config, world_size, nics=nics)
+    peaks = {_SHORT.get(name, name): rate.tflops for name, rate in config.matrix.items()}
+    memory = config.mem1.GiB * 2**30, config.mem1.GBps
+    units = config.sheet.num_units or 1
+    devices = [VirtualComputeDevice(f"gpu{rank}", peaks, *memory, units) for rank in range(world_size)]
+    hosts = [VirtualMemoryDevice(f"node{node}.host", config.mem2.GiB * 2**30) for node in links.nodes]
+    return HardwareResourceProfile(devices, hosts, list(links.routes.links.values()))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ComputeTask:
+    """A computation, as a device prices it.
+
+    Args:
+        task_id: its name.
+        flops: floating-point operations by precision ("fp16").
+        memory_bytes: bytes read and written.
+        num_units: processing units that it takes; all of the device's if None.
+        is_memory_bound: whether memory alone is to be counted.
+        layers: the tasks that it consists of, which `high` level of detail runs one after the other.
+    """
+
+    task_id: str
+    flops: Mapping[str, float]
+    memory_bytes: float
+    num_units: int | None = None
+    is_memory_bound: bool = False
+    layers: tuple[ComputeTask, ...] = ()
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any] | ComputeTask, task_id: str) -> ComputeTask:
+        """Return a task by its description.
+
+        Args:
+            description: `task_id`, `flops_required_fp16` (or another precision), `memory_read_bytes`,
+                `memory_write_bytes`, `num_processing_units_requested`, `is_memory_bound_hint` and `layers`, a list of
+                the same, for which it asks beside its own; or a task.
+            task_id: its name if it says none.
+
+        Raises:
+            UsageError: an unknown key, or a value that is no number of at least 0.
+        """
+        if isinstance(description, ComputeTask):
+            return description
+        require_known("a task has no key", (key for key in description if not key.startswith(_FLOPS)), _TASK_KEYS)
+        name = str(description.get("task_id", task_id))
+
+        def number(key: str) -> float:
+            value = description.get(key, 0)
+            if not is_number(value):
+                raise UsageError(f"task {name}: {key} must be a number >= 0, got {value!r}", task_id=name)
+            return cast("float", value)
+
+        layers = tuple(cls.of(layer, f"{name}.{place}") for place, layer in enumerate(description.get("layers") or ()))
+        flops = {key.removeprefix(_FLOPS): number(key) for key in description if _FLOPS in key}
+        moved = number("memory_read_bytes") + number("memory_write_bytes")
+        units = description.get("num_processing_units_requested")
+        if units is not None and not is_count(units):
+            raise UsageError(f"task {name}: num_processing_units_requested must be an integer >= 1, got {units!r}")
+        moved += sum(layer.memory_bytes for layer in layers)
+        for layer in layers:
+            for precision, amount in layer.flops.items():
+                flops[precision] = flops.get(precision, 0) + amount
+        return cls(name, flops, moved, units, description.get("is_memory_bound_hint") is True, layers)
+
+    def times(self, device: VirtualComputeDevice, mfu: float, mbu: float) -> tuple[float, float]:
+        """Return what its arithmetic and its memory traffic take on a device, s.
+
+        Args:
+            device: where.
+            mfu: share of the arithmetic peak that is reached.
+            mbu: share of the memory bandwidth that is reached.
+        """
+        by_precision = self.flops.items()
+        compute_s = fsum(flops / (device.peak_flop_per_s(precision) * mfu) for precision, flops in by_precision)
+        return compute_s, self.memory_bytes / (device.memory_bytes_per_s * mbu)
+
+    def bound(self, compute_s: float, memory_s: float) -> Bound:
+        """Return which time counts: the longer one (Williams et al. 2009, "Roofline"), or memory where it says so."""
+        return "memory" if self.is_memory_bound or memory_s > compute_s else "compute"
+
+    def seconds(self, compute_s: float, memory_s: float) -> float:
+        """Return how long it lasts, s."""
+        return memory_s if self.bound(compute_s, memory_s) == "memory" else compute_s
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ModelCharacteristics:
+    """What one model needs.
+
+    Args:
+        parameters: how many it has.
+        flops_per_token: floating-point operations of a token's forward pass.
+        num_layers: equal layers that it consists of.
+        bytes_per_parameter: of its weights in memory.
+    """
+
+    parameters: float
+    flops_per_token: float
+    num_layers: int = 1
+    bytes_per_parameter: float = 2
+
+    @property
+    def memory_bytes(self) -> float:
+        """Return what its weights take."""
+        return self.parameters * self.bytes_per_parameter
+
+    def task(self, task_id: str, num_tokens: int, precision: str) -> ComputeTask:
+        """Return the computation that takes tokens through the model, layer by layer.
+
+        Raises:
+            UsageError: `num_tokens` is no integer of at least 1.
+        """
+        if not is_count(num_tokens):
+            raise UsageError(f"num_tokens must be an integer of at least 1, got {num_tokens!r}")
+        whole = ComputeTask(task_id, {precision: self.flops_per_token * num_tokens}, self.memory_bytes)
+        flops, moved = {precision: whole.flops[precision] / self.num_layers}, whole.memory_bytes / self.num_layers
+        layers = tuple(ComputeTask(f"{task_id}.{place}", flops, moved) for place in range(self.num_layers))
+        return replace(whole, layers=layers)
+
+
+def read_models(source: Mapping[str, Any] | str | PathLike[str] | None) -> Mapping[str, ModelCharacteristics]:
+    """Return the models of a JSON file or of its content by name; those that come with minitrain if None.
+
+    Raises:
+        HardwareConfigError: the file cannot be found or read.
+        UsageError: a model lacks a figure, has an unknown one, or one that is no number above 0.
+    """
+    if source is None:  # two FLOPs a parameter that a token uses
+        from minitrain.workloads.models import models  # noqa: PLC0415  (made when somebody asks)
+
+        return {
+            name: ModelCharacteristics(model.num_parameters, 2.0 * model.num_active_parameters, model.num_layers)
+            for name, model in models().items()
+        }
+    data = object_of(source, "a database of models must be an object of models by name")
+    found = {name: _made(ModelCharacteristics, figures, f"model {name}: ") for name, figures in data.items()}
+    for name, model in found.items():
+        for key, value in asdict(model).items():
+            if not is_number(value) or not value:
+                raise UsageError(f"model {name}: {key} must be a number above 0, got {shown(value)}")
+    return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ComputeResult:
+    """The result of a computation.
+
+    Args:
+        task_id: its name.
+        device_id: where it ran.
+        submitted: when it was submitted, s.
+        start: when its units were free, s.
+        end: when it ended, s.
+        compute_s: what its arithmetic takes, s.
+        memory_s: what its memory traffic takes, s.
+        bound: which of them counted.
+    """
+
+    task_id: str
+    device_id: str
+    submitted: float
+    start: float
+    end: float
+    compute_s: float
+    memory_s: float
+    bound: Bound
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """The result of a transfer or a collective.
+
+    Args:
+        task_id: its name.
+        op: "transfer", or the collective.
+        endpoints: source and destination, or the participants.
+        size_bytes: what was moved, or what each participant brought.
+        submitted: when it was submitted, s.
+        end: when it ended, s.
+        slowed_by: the link that it shared last, or None; whoever shared it.
+        shared_with: the names of those that it shared that link with.
+    """
+
+    task_id: str
+    op: str
+    endpoints: tuple[str, ...]
+    size_bytes: float
+    submitted: float
+    end: float
+    slowed_by: str | None = None
+    shared_with: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it took, s."""
+        return self.end - self.submitted

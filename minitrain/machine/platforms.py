@@ -1,0 +1,234 @@
+"""What a framework adds to the price of kernels, as named values: `mt.platforms()`.
+
+A `Platform` here is a set of constants; the virtual platform whose links runs share is `minitrain.platform`.
+
+Prices of kernels are those of components measured alone: a matrix multiplication on a cool card, a copy, a launch from
+C++. A run of a framework differs from that in ways that no component tells. A `Platform` says in which, in at most six
+numbers, and on what they were fitted.
+
+A strategy stands for a framework, which has a platform for some generations of devices: `FRAMEWORKS`.
+
+The shipped ones are in `platforms.json` beside this file; `dataclasses.replace` makes another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, final
+
+from minitrain.errors import UsageError
+from minitrain.files import write_text
+
+EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {"none": {}, "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2}}
+)
+"""The share of tensor parallelism's collectives that no multiplication hides, by how a framework overlaps them.
+
+With sequence parallelism a layer gathers its input forward, and in backward its output's gradient and its input again.
+It scatters a sum forward and backward. With "gradients", which Megatron-Core always does, the second gather of the
+input runs beside the gradient of the input, and backward's sum beside that of the weight
+(`LinearWithGradAccumulationAndAsyncCommunication` of its `tensor_parallel/layers.py`).
+"""
+
+
+_RULES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed"), "a number > 0"),
+        "launch_s": "a number of seconds >= 0, or None",
+        "gradient_accesses": "a number >= 0",
+    }
+)
+
+
+_NO_NUMBERS = ("name", "about", "fitted_on", "fitted_error")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """How a framework runs kernels on a device.
+
+    Args:
+        name: what tables call it.
+        about: what it stands for.
+        fitted_on: what its numbers come from, in words.
+        clock: share of the arithmetic rates measured alone that a whole step sustains.
+        attention_clock: the same of attention's kernels, beside `clock`: what masks, biases or another build of a
+            kernel cost.
+        eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
+        launch_s: time between two launches, s, where the host is slower than the device; the device's own if None.
+        parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
+            that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
+        parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
+            see `EXPOSED`.
+        separate_gradients: whether gradients are added up in single precision by a kernel of its own.
+        stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
+            checkpoints do.
+        attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
+            the config's only one.
+        fused_loss: whether softmax and cross entropy are one kernel.
+        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
+            optimizer does with its shards.
+        fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
+            the step time was missed by at most; None where nothing was fitted to one's own runs.
+
+    Raises:
+        UsageError: a number is outside its rule.
+
+    Example:
+        >>> Platform(name="mine", launch_s=40e-6).clock
+        1.0
+    """
+
+    name: str
+    about: str = ""
+    fitted_on: str = "nothing"
+    clock: float = 1.0
+    attention_clock: float = 1.0
+    eager: float = 1.0
+    launch_s: float | None = None
+    parts_exposed: float = 1.0
+    parts_overlap: str = "none"
+    separate_gradients: bool = False
+    stops_early: bool = False
+    attention: str | None = None
+    fused_loss: bool = False
+    gradient_accesses: float = 0.0
+    fitted_error: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, rule in _RULES.items():
+            value = getattr(self, name)
+            if name == "launch_s" and value is None:
+                continue
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            may_be_zero = ">= 0" in rule
+            if not is_number or not 0 <= value < math.inf or (value == 0 and not may_be_zero):
+                raise UsageError(f"{name} of platform {self.name} must be {rule}, got {value!r}", platform=self.name)
+        if self.parts_overlap not in EXPOSED:
+            raise UsageError(
+                f"parts_overlap of platform {self.name} must be {', '.join(EXPOSED)}, got {self.parts_overlap!r:.40}; "
+                "use one of them",
+                platform=self.name,
+            )
+
+    def exposed_share(self, op: str, usage: float) -> float:
+        """Return by what share of their time tensor parallelism's collectives of a kind make a step longer.
+
+        Args:
+            op: the collective.
+            usage: the share of the device that it takes from what runs beside it.
+        """
+        exposed = EXPOSED[self.parts_overlap].get(op, 1.0)
+        return self.parts_exposed * (exposed + (1 - exposed) * usage)
+
+    @property
+    def title(self) -> str:
+        """Return what headlines call it: its name, and how far runs of one's own were off that it was fitted to.
+
+        >>> Platform(name="mine", fitted_error=0.084).title
+        'mine (fitted to +- 8 %)'
+        """
+        return self.name if self.fitted_error is None else f"{self.name} (fitted to +- {100 * self.fitted_error:.0f} %)"
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers that differ from those of components, by name."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in _NO_NUMBERS and getattr(self, field.name) != field.default
+        }
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Platform:
+        """Read a platform from a JSON file, such as `minitrain hw fit-platform` writes.
+
+        Raises:
+            UsageError: the file cannot be read, or has something that no platform has.
+        """
+        file = Path(path)
+        try:
+            values = json.loads(file.read_text("utf-8"))
+            return cls(**{"name": file.stem, **values})
+        except (OSError, ValueError, TypeError) as error:
+            known = ", ".join(field.name for field in fields(cls))
+            raise UsageError(
+                f"cannot read the platform {file.name}: {error}; give a JSON file with some of {known}"
+            ) from error
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write it as a file that `read` reads, and return the path."""
+        values = {"name": self.name, "about": self.about, "fitted_on": self.fitted_on, **self.numbers()}
+        if self.fitted_error is not None:
+            values["fitted_error"] = self.fitted_error
+        return write_text(Path(path), [json.dumps(values, indent=2), "\n"])
+
+
+COMPONENTS = Platform(name="components", about="What components reach when they are measured alone.")
+"""The default: nothing beside the constants of the hardware config."""
+
+
+@cache
+def platforms() -> Mapping[str, Platform]:
+    """Return the shipped platforms by name.
+
+    >>> platforms()["megatron-2021"].separate_gradients
+    True
+    """
+    from importlib import resources  # noqa: PLC0415  (only where platforms are asked for)
+
+    text = resources.files(__package__ or "minitrain.machine").joinpath("platforms.json").read_text("utf-8")
+    found = {name: Platform(name=name, **values) for name, values in json.loads(text).items()}
+    return MappingProxyType({COMPONENTS.name: COMPONENTS, **found})
+
+
+FRAMEWORKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "torchtitan": {"": "torchtitan-h100", "a100": "eager-a100", "v100": "eager-a100"},
+        "megatron": {"": "nemo-h100", "a100": "megatron-2021", "v100": "megatron-2021"},
+    }
+)
+"""The platforms of a framework by the family of the device; "" for families on which none was fitted.
+
+V100 has A100's, as its neighbour; all others have that of H100, the newest that was fitted. So it is their best known
+figure, and `minitrain.evidence.similar_runs` says that it was not compared there.
+"""
+
+
+def find_platform(platform: str | Platform | None, device: str = "") -> Platform:
+    """Return a platform by its name, its framework's, from its file ("mine.json"), or as it is.
+
+    Args:
+        platform: the platform; components alone if None.
+        device: the name of a hardware config, whose family a framework's platform is for.
+
+    Raises:
+        UsageError: there is no such platform.
+
+    >>> find_platform("megatron", "a100_80g").name
+    'megatron-2021'
+    """
+    if platform is None:
+        return COMPONENTS
+    if isinstance(platform, Platform):
+        return platform
+    if isinstance(platform, str) and platform.endswith(".json"):
+        return Platform.read(platform)
+    by_family = FRAMEWORKS.get(platform, {}) if isinstance(platform, str) else {}
+    name = by_family.get(device.partition("_")[0].lower(), by_family.get("", platform))
+    found = platforms().get(name) if isinstance(name, str) else None
+    if found is None:
+        raise UsageError(
+            f"platform must be a framework ({', '.join(FRAMEWORKS)}), one of {', '.join(platforms())}, a "
+            "platform's file (.json) or a "
+            f"minitrain.machine.platforms.Platform, got {platform!r:.80}; use one of them",
+            platform=platform,
+        )
+    return found

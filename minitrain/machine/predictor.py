@@ -1,0 +1,705 @@
+"""How long each operation takes: a workload on a device and a network.
+
+`DevicePredictor` is put together from the three, each of which can be another: what a layer costs (a `Workload`), how
+long work of that cost takes (a `Device`), and how long a transfer takes (a `Topology`). `RuntimePredictor` is the
+specified one: it takes device and network from a hardware config, and answers by the specification's names too.
+
+Prices from kernels: how long an operation takes is the sum of what it runs (`simulate(..., fidelity="kernels")`).
+
+`KernelPredictor` asks the workload for the kernels of an operation and the device for their time. Equal operations of
+equal layers share one price: it is computed once for each kind of layer, number of samples and mode of passing.
+
+Transfers are priced by the curves of the config's tiers where they have any, by latency and bandwidth otherwise.
+`network="flat"` keeps the one tier that it asks for, without curves. Loading weights takes no time: what is priced is
+one step of many, and that is what measurements are of.
+
+Prices from measured layers: `simulate(..., prices=mt.MeasuredLayers.read("layers.csv"))`.
+
+Forward, backward and update of a layer take what the table says; transfers, loads and the device's limits are those of
+the hardware config, by the fidelity that is asked for.
+
+What a table counts as a layer of a transformer, embedding and head apart, is two of the engine's: attention and MLP.
+They share its forward and backward by their FLOPs, and its update by their parameters, so that together they take what
+was measured. Backward computes again by the same shares: all of forward with full recomputation, the attention core's
+FLOPs with selective one. The halves of a split backward are half of it each, as they have equal FLOPs. A shard of a
+weight is updated in its share of the time. The loss is in the head's times.
+
+Where the table's times contain tensor-parallel all_reduces, these are taken off: one of a layer's output for each unit
+and pass, among neighbouring ranks, which is what such a strategy pays. Attention and MLP have one forward and one
+backward, the embedding one forward, the head one backward (Shoeybi et al. 2019, section 3).
+
+Without a transformer, the table's layers are the engine's.
+
+The predictor that prices the operations of a run: which one `hardware` and `fidelity` mean together.
+
+`hardware` may be a predictor, which then has prices of its own; otherwise it names a hardware config, and the fidelity
+says how operations are priced on it. `RuntimePredictor` is the specified one; `KernelPredictor` is imported where it
+is needed, which is for transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, cast, final
+
+from minitrain.errors import HardwareConfigError, UsageError, require_count
+from minitrain.machine.columns import larger
+from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
+from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
+from minitrain.machine.device import Device, RooflineDevice
+from minitrain.machine.kernel_device import KernelDevice, rates_of
+from minitrain.machine.measured_layers import MeasuredLayers
+from minitrain.machine.measured_topology import MeasuredTopology, places_of
+from minitrain.machine.network import Network, select_tier
+from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
+from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
+from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload, fills_devices
+
+if TYPE_CHECKING:
+    from minitrain.workloads.kernels import KernelList
+    from minitrain.workloads.unit_kernels import ListsKernels
+
+
+NETWORKS = ("auto", "flat", "hierarchical")
+_SPECIFIED_FILE = "h100_80g_nvl8.json"  # the specification's name of what is `SPECIFIED` here
+
+
+class DevicePredictor:
+    """Price the operations of a workload on a device and a network.
+
+    Args:
+        workload: what the layers cost and hold.
+        device: what the rank runs on.
+        topology: where ranks sit, and so what transfers between them take; shared by all ranks of a run.
+
+    Attributes:
+        slowdown: factor by which computing takes longer than the device says.
+        pricing: how operations are priced.
+        reference: the predictor of a rank that is no straggler; None for such a one.
+    """
+
+    prices_layers_alike = True
+    """Whether layers that are alike have one price, so that it may be remembered for all of them."""
+
+    pricing = ROOFLINE
+
+    def __init__(self, workload: Workload, device: Device, topology: Topology) -> None:
+        self.workload = workload
+        self.device = device
+        self.topology = topology
+        self.slowdown = 1.0
+        self.reference: Self | None = None
+        self._remember_prices()
+
+    def _remember_prices(self) -> None:
+        """Let equal questions share one answer; all layers do where they are alike.
+
+        Answers are kept in a dict, not by `functools.cache` of a method, which would refer to the predictor in turn:
+        such a reference cycle stays in memory until Python's cycle collector runs, with all that a run has made.
+        """
+        self._answers: dict[tuple[Any, ...], Price] = {}
+        self._pairs_are_alike = isinstance(self.topology, FlatTopology)
+
+    def compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
+        """Price a pass through a layer."""
+        question = "compute", typ, num_samples, layer, mode
+        return self._answers.get(question) or self._answer(question)
+
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        """Price an optimizer step on some shards of a layer, or of one of its parts."""
+        question = "update", num_shards_on_device, num_shards, layer, num_parts
+        return self._answers.get(question) or self._answer(question)
+
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        """Price loading some shards of a layer's weight, or of one of its parts."""
+        question = "load", num_shards_on_device, num_shards, layer, num_parts
+        return self._answers.get(question) or self._answer(question)
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        """Price a collective among some ranks, by an algorithm or by the network's choice."""
+        question = "collective", op, size_bytes, ranks, algorithm
+        return self._answers.get(question) or self._answer(question)
+
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
+        """Price one side ("send" or "recv") of a message; once for all pairs, where all are equally far apart."""
+        question = ("p2p", op, size_bytes, 0, 1) if self._pairs_are_alike else ("p2p", op, size_bytes, source, dest)
+        return self._answers.get(question) or self._answer(question)
+
+    def host_transfer(self, op: str, size_bytes: float) -> Price:
+        """Price a move to or from the host's memory."""
+        question = "host_transfer", op, size_bytes
+        return self._answers.get(question) or self._answer(question)
+
+    def _answer(self, question: tuple[Any, ...]) -> Price:
+        """Answer a question for the first time; it begins with its kind."""
+        kind, *asked = question
+        price: Price = getattr(self, f"_{kind}")(*asked)
+        self._answers[question] = price
+        return price
+
+    @property
+    def peak_flop_per_s(self) -> float:
+        """The device's peak rate for the workload's datatype, FLOP/s."""
+        return self.device.peak_flop_per_s(self.workload.datatype)
+
+    @property
+    def capacity_bytes(self) -> float:
+        """The device's main memory, bytes; what a process may use of it where all that it holds is counted."""
+        whole = self.device.capacity_bytes
+        return getattr(self.device, "usable_bytes", whole) if fills_devices(self.workload) else whole
+
+    @property
+    def host_capacity_bytes(self) -> float | None:
+        """The memory of a rank's host, bytes; None where the device says nothing of it."""
+        return getattr(self.device, "host_capacity_bytes", None)
+
+    def slowed(self, factor: float) -> Self:
+        """Return the same predictor for a rank whose computing takes `factor` times as long."""
+        other = copy.copy(self)
+        other.reference = self.reference or self
+        other.slowdown = self.slowdown * factor
+        other._remember_prices()
+        return other
+
+    def training(self, workload: Workload) -> Self:
+        """Return the same machine for another workload."""
+        other = copy.copy(self)
+        other.reference = self.reference and self.reference.training(workload)
+        other.workload = workload
+        other._remember_prices()
+        return other
+
+    def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
+        if layer and self.workload.is_uniform:
+            return self.compute(typ, num_samples) if mode is USUAL else self.compute(typ, num_samples, 0, mode)
+        if mode is USUAL:  # a workload whose layers are alike need not know any other
+            return self._price_of(self.workload.compute_cost(typ, num_samples, layer))
+        return self._price_of(self.workload.compute_cost(typ, num_samples, layer, mode))
+
+    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        if layer and self.workload.is_uniform:
+            return self.update(num_shards_on_device, num_shards, 0, num_parts)
+        parts = () if num_parts == 1 else (num_parts,)  # a workload need not know of parts
+        return self._price_of(self.workload.update_cost(num_shards_on_device, num_shards, layer, *parts))
+
+    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        if layer and self.workload.is_uniform:
+            return self.load(num_shards_on_device, num_shards, 0, num_parts)
+        parts = () if num_parts == 1 else (num_parts,)
+        size_bytes = self.workload.load_bytes(num_shards_on_device, num_shards, layer, *parts)
+        return Price(self.device.load_seconds(size_bytes))
+
+    def _price_of(self, cost: Cost) -> Price:
+        return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self.slowdown)
+
+    def _host_transfer(self, op: str, size_bytes: float) -> Price:  # noqa: ARG002  (both directions are alike)
+        return Price(self.device.load_seconds(size_bytes), size_bytes)
+
+    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        if len(ranks) == 1:
+            return Price(0.0, size_bytes)
+        return _price_of_transfer(self.topology.collective(op, size_bytes, ranks, algorithm), size_bytes)
+
+    def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002  (both sides pay)
+        return _price_of_transfer(self.topology.p2p(size_bytes, source, dest), size_bytes)
+
+
+def _price_of_transfer(found: Transfer, size_bytes: float) -> Price:
+    """Return the price of a transfer of some bytes."""
+    return Price(found.seconds, size_bytes, found.algorithm, found.tier.processor_usage, found.tier.size)
+
+
+class RuntimePredictor(DevicePredictor):
+    """Price operations on a machine that a hardware config describes.
+
+    Args:
+        world_size: number of ranks; the run's network is the smallest tier that spans them.
+        config_file_name: a shipped config's name (with or without ".json"), a path, or a loaded config. The
+            specification's file name means the specification's figures: `specified_h100_80g_nvl8`.
+        network: "flat", "hierarchical" or "auto", as for `make_topology`.
+        placement: node of each rank; rank order by default.
+        workload: what the layers cost and hold.
+
+    Raises:
+        HardwareConfigError: the config cannot be found or read, or is invalid, or no tier spans world_size ranks.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        config_file_name: str | SystemConfig = _SPECIFIED_FILE,
+        *,
+        network: str = "flat",
+        placement: Sequence[int] | None = None,
+        workload: Workload = MATMUL_LAYER,
+    ) -> None:
+        require_count("world_size", world_size)
+        system = load_config(SPECIFIED if config_file_name == _SPECIFIED_FILE else config_file_name)
+        self.world_size = world_size
+        self.system = system
+        self.processor = system.processor
+        self.mem_hbm = system.mem_hbm
+        self.mem_pcie = system.mem_pcie
+        self.network = select_tier(system.networks, world_size)
+        self._roofline = RooflineDevice(self.processor, self.mem_hbm, self.mem_pcie)
+        super().__init__(workload, self._roofline, make_topology(system.networks, world_size, network, placement))
+
+    @property
+    def num_nodes(self) -> int:
+        """How many units of the smallest tier the ranks sit in."""
+        if isinstance(self.topology, HierarchicalTopology):
+            return self.topology.num_nodes
+        return -(-self.world_size // min(tier.size for tier in self.system.networks))
+
+    def compute_flops_time(self, flops: float) -> float:
+        """Return the time of pure computation, s."""
+        return self._roofline.arithmetic_seconds(flops, self.workload.datatype)
+
+    def compute_mem_time(self, bytes_read_write: float) -> float:
+        """Return the time of memory traffic, s."""
+        return self._roofline.traffic_seconds(bytes_read_write)
+
+    def get_processing_time(self, flops: float, bytes_read_write: float) -> float:
+        """Return the time of an operation limited by the slower of the two, s (the roofline)."""
+        return max(self.compute_flops_time(flops), self.compute_mem_time(bytes_read_write))
+
+    def get_forward_backward_time(self, batch_size: int) -> float:
+        """Return the time of a forward or of a backward pass of layer 0, s; by default all layers are alike."""
+        cost = self.workload.compute_cost("forward", batch_size, 0)
+        return self.get_processing_time(cost.work_flop, cost.traffic_bytes)
+
+    def get_update_step_time(self, num_shards_on_device: int, num_shards: int) -> float:
+        """Return the time of an optimizer step on some shards of layer 0, s."""
+        cost = self.workload.update_cost(num_shards_on_device, num_shards, 0)
+        return self.get_processing_time(cost.work_flop, cost.traffic_bytes)
+
+    def get_weight_load_time(self, num_shards_on_device: int, num_shards: int) -> float:
+        """Return the time to load some shards of layer 0 from the host's memory, s."""
+        return self._roofline.load_seconds(self.workload.load_bytes(num_shards_on_device, num_shards, 0))
+
+    def get_comm_bytes(self, v: Any) -> int:
+        """Return the bytes that a tensor puts on the wire.
+
+        Raises:
+            TensorTypeError: `v` is not one of the five kinds of tensor.
+        """
+        return self.workload.message_bytes(v)
+
+    def get_collective_time(self, collective_name: str, v: Any) -> float:
+        """Return the time of a collective among all ranks, s; 0 for a world of one."""
+        return self.collective(collective_name, self.get_comm_bytes(v), range(self.world_size)).seconds
+
+    def get_send_recv_time(self, v: Any) -> float:
+        """Return the time of a message on the run's network, s."""
+        return self.network.time("p2p", self.get_comm_bytes(v), 2)
+
+
+def network_of(predictor: Any) -> str | None:
+    """Return "flat", "hierarchical" or another topology's kind; None where a predictor has none."""
+    return getattr(getattr(predictor, "topology", None), "kind", None)
+
+
+def make_topology(
+    tiers: Sequence[Network], world_size: int, network: str = "flat", placement: Sequence[int] | None = None
+) -> Topology:
+    """Return what prices transfers between the ranks of a run.
+
+    Args:
+        tiers: those of a config, in any order.
+        world_size: number of ranks.
+        network: "flat" (one tier for the whole run), "hierarchical" (the tier that each group needs), or "auto": flat
+            where all ranks fit into the smallest tier and have no placement, else hierarchical. "auto" takes any number
+            of ranks; "hierarchical" takes those that fill each `must_be_filled` tier.
+        placement: node of each rank; rank order by default. The flat network has no nodes.
+
+    Raises:
+        UsageError: there is no such network, or it takes no placement, or no tier spans the ranks.
+    """
+    if network not in NETWORKS:
+        raise UsageError(f'network must be "auto", "flat" or "hierarchical", got {network!r}', network=network)
+    if network == "flat" or (network == "auto" and placement is None and _fits_one_tier(tiers, world_size)):
+        if placement is not None:
+            raise UsageError('placement needs network="auto" or "hierarchical"; the flat network has no nodes')
+        return FlatTopology(select_tier(tiers, world_size))
+    return HierarchicalTopology(tiers, world_size, placement, may_be_unfilled=network == "auto")
+
+
+def _fits_one_tier(tiers: Sequence[Network], world_size: int) -> bool:
+    """Return whether all ranks fit into the smallest tier."""
+    return world_size <= min((tier.size for tier in tiers), default=0)
+
+
+class KernelPredictor(DevicePredictor):
+    """Price operations by their kernels, on a machine that a hardware config describes.
+
+    Args:
+        world_size: number of ranks.
+        hardware: a shipped config's name, a path, or a loaded config.
+        pricing: platform, and terms to leave out.
+        network: "flat", "hierarchical" or "auto", as for `make_topology`.
+        placement: node of each rank; rank order by default.
+        workload: what is trained; it must list its kernels.
+
+    Raises:
+        HardwareConfigError: the config says neither what kernels reach nor how many units the device has.
+        UsageError: the workload lists no kernels, or the network does not connect so many ranks.
+
+    Example:
+        >>> from minitrain.machine.price import Pricing
+        >>> from minitrain.workloads.transformer_workload import find_workload
+        >>> prices = KernelPredictor(8, "a100_80g", Pricing("kernels"), workload=find_workload("llama3-8b"))
+        >>> round(prices.compute("forward", num_samples=1, layer=2).seconds * 1e3, 2)
+        12.26
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        hardware: str | SystemConfig,
+        pricing: Pricing,
+        *,
+        network: str = "auto",
+        placement: Sequence[int] | None = None,
+        workload: Workload = MATMUL_LAYER,
+    ) -> None:
+        from minitrain.workloads.unit_kernels import Style  # noqa: PLC0415  (only where kernels are priced)
+
+        system, platform = load_config(hardware), pricing.known_platform
+        rates = rates_of(system)
+        terms = [term for term in pricing.without if term in TERMS_OF_KERNELS]
+        self.world_size = world_size
+        self.system = system
+        self.pricing = pricing
+        self._has_transfers = "transfers" not in pricing.without
+        self._platform = platform
+        self._inner = min(system.networks, key=lambda tier: tier.size)
+        self._left_out = frozenset(pricing.without)
+        self.style = Style(
+            attention=platform.attention or rates.usual_attention,
+            fused_loss=platform.fused_loss,
+            eager=platform.eager,
+            separate_gradients=platform.separate_gradients,
+            stops_early=platform.stops_early,
+            gradient_accesses=platform.gradient_accesses,
+        )
+        launch_s = 0.0 if "launches" in terms else platform.launch_s
+        device = KernelDevice(
+            system, rates.scaled(platform.clock, platform.attention_clock).without(*terms), launch_s=launch_s
+        )
+        super().__init__(workload, device, _topology(system, world_size, network, placement, pricing))
+
+    def _remember_prices(self) -> None:
+        """Begin anew for a workload, which must list its kernels."""
+        if not hasattr(self.workload, "pass_kernels"):
+            raise UsageError(
+                f'fidelity="kernels" needs a workload that lists its kernels, and {self.workload!r:.80} does not; '
+                'train a transformer or the default layers, or leave fidelity="roofline"'
+            )
+        self._lists = cast("ListsKernels", self.workload)
+        super()._remember_prices()
+
+    @property
+    def num_nodes(self) -> int:
+        """How many units of the smallest tier the ranks sit in."""
+        places = places_of(self.topology)
+        if places is not None:
+            return int(places.num_nodes)
+        return -(-self.world_size // min(tier.size for tier in self.system.networks))
+
+    def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
+        first = self._lists.first_like(layer)
+        if first != layer:
+            return self.compute(typ, num_samples, first, *(() if mode is USUAL else (mode,)))
+        return self._price_of_kernels(self._lists.pass_kernels(typ, num_samples, layer, mode, self.style))
+
+    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        first = self._lists.first_like(layer)
+        if first != layer:
+            return self.update(num_shards_on_device, num_shards, first, *(() if num_parts == 1 else (num_parts,)))
+        work = self._lists.update_kernels(num_shards_on_device, num_shards, layer, num_parts, self.style)
+        return self._price_of_kernels(work)
+
+    def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:  # noqa: ARG002
+        return Price(0.0)  # a step of many: the weights are there
+
+    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        if not self._has_transfers:
+            return Price(0.0, size_bytes)
+        share = self._platform.exposed_share(op, self._inner.processor_usage)
+        if share == 1 or not self._are_neighbours(ranks):
+            return super()._collective(op, size_bytes, ranks, algorithm)
+        wire_bytes = size_bytes * self._gathered_share() if op == "all_gather" else size_bytes
+        price = super()._collective(op, wire_bytes, ranks, algorithm)
+        return replace(price, seconds=price.seconds * share, size_bytes=size_bytes)
+
+    def _gathered_share(self) -> float:
+        """Return the share of their bytes that gathers send: half where the multiplications after them take 8 bits."""
+        precision = getattr(getattr(self.workload, "model", None), "precision", None)
+        return 0.5 if getattr(precision, "weight_datatype", None) == "float8" else 1.0
+
+    def _are_neighbours(self, ranks: Sequence[int]) -> bool:
+        """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""
+        node_size = self._inner.size
+        return ranks[-1] - ranks[0] == len(ranks) - 1 < node_size
+
+    def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
+        return super()._p2p(op, size_bytes, source, dest) if self._has_transfers else Price(0.0, size_bytes)
+
+    def _price_of_kernels(self, work: KernelList) -> Price:
+        """Return the price of some kernels."""
+        if self._left_out:
+            work = _without(work, self._left_out)
+        device = cast(KernelDevice, self.device)
+        return Price(device.pass_seconds(work) * self.slowdown)
+
+
+def _topology(
+    system: SystemConfig, world_size: int, network: str, placement: Sequence[int] | None, pricing: Pricing
+) -> Topology:
+    """Return what prices transfers: measured curves, unless there are none, or they are not wanted."""
+    specified = make_topology(system.networks, world_size, network, placement)
+    is_measured = any(tier.curves for tier in system.networks) and "curves" not in pricing.without
+    if network == "flat" or not is_measured:
+        return specified
+    return MeasuredTopology(system.networks, world_size, placement, may_be_unfilled=network == "auto")
+
+
+def _without(work: KernelList, left_out: frozenset[str]) -> KernelList:
+    """Return some kernels without the passes over memory that an ablation leaves out."""
+    from minitrain.workloads.kernels import KernelList, MemoryPass  # noqa: PLC0415  (only where kernels are priced)
+
+    kept = tuple(k for k in work.kernels if not isinstance(k, MemoryPass) or _term_of(k.name) not in left_out)
+    return KernelList(kept, work.num_launches)
+
+
+def _term_of(name: str) -> str:
+    """Return which term of an ablation a pass over memory belongs to."""
+    return {"loss": "loss", "adam": "update", "gradients": "update", "update": "update"}.get(name, "elementwise")
+
+
+_HALVES = ("backward_input", "backward_weight")
+
+
+@final
+class LayerPredictor(DevicePredictor):
+    """Price layers by a table, and all else as another predictor does.
+
+    Args:
+        layers: the table.
+        base: what prices transfers and loads.
+
+    Raises:
+        UsageError: the table has another number of layers than the workload.
+    """
+
+    prices_layers_alike = False
+
+    def __init__(self, layers: MeasuredLayers, base: DevicePredictor) -> None:
+        self.layers = layers
+        self.base = base
+        self.pricing = replace(getattr(base, "pricing", ROOFLINE), prices=layers)
+        self.system = getattr(base, "system", None)
+        self.num_nodes = getattr(base, "num_nodes", 1)
+        super().__init__(base.workload, base.device, base.topology)
+
+    @property
+    def peak_flop_per_s(self) -> float | None:  # type: ignore[override]  # a table needs no rate for its datatype
+        """The device's peak rate for the workload's datatype, FLOP/s; None where its config has none."""
+        try:
+            return super().peak_flop_per_s
+        except HardwareConfigError:
+            return None
+
+    def training(self, workload: Workload) -> LayerPredictor:
+        """Return the same machine for another workload."""
+        other = LayerPredictor(self.layers, self.base.training(workload))
+        return other if self.slowdown == 1.0 else other.slowed(self.slowdown)
+
+    def _remember_prices(self) -> None:
+        """Begin anew for a workload, whose layers must be those of the table."""
+        num_transformer_layers = getattr(getattr(self.workload, "model", None), "num_layers", None)
+        if num_transformer_layers is not None and self.layers.num_layers != num_transformer_layers + 2:
+            raise UsageError(
+                f"{self.layers.source} has layers 0..{self.layers.num_layers - 1}, embedding and head included, but "
+                f"{self.workload!r:.80} has 0..{num_transformer_layers + 1}; use the table of this model",
+                num_layers=self.layers.num_layers,
+            )
+        super()._remember_prices()
+
+    def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
+        if typ == "loss":
+            return FREE
+        if mode.context is not None and mode.context.degree > 1:
+            raise UsageError(
+                f"{self.layers.source} has times of whole sequences, and {typ} of layer {layer} is of shards of one; "
+                "leave prices out, or give a rank whole sequences (cp=1)",
+                layer=layer,
+            )
+        unit = self._unit(layer)
+        row = layer if unit is None else _row_of(unit, self.layers.num_layers)
+        ahead = self.layers.seconds("forward_s", row, num_samples, mode.num_parts) * self._share(unit)
+        if typ == "forward":
+            return Price(larger(0.0, ahead - self._transfer(unit, "embedding", num_samples, mode)) * self.slowdown)
+        seconds = self.layers.seconds("backward_s", row, num_samples, mode.num_parts) * self._share(unit)
+        seconds = larger(0.0, seconds - self._transfer(unit, "head", num_samples, mode))
+        if typ in _HALVES:
+            seconds /= 2
+        if typ != "backward_weight":
+            seconds += ahead * self._repeated(unit, mode)
+        return Price(seconds * self.slowdown)
+
+    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
+        unit = self._unit(layer)
+        row = layer if unit is None else _row_of(unit, self.layers.num_layers)
+        share = num_shards_on_device / num_shards
+        if unit is not None:
+            share *= unit.num_held_parameters() / sum(each.num_held_parameters() for each in self._units_of(unit))
+        return Price(self.layers.any_seconds("update_s", row, num_parts) * share * self.slowdown)
+
+    def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        return self.base.collective(op, size_bytes, ranks, algorithm)
+
+    def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
+        return self.base.p2p(op, size_bytes, source, dest)
+
+    def _transfer(self, unit: Any, end: str, num_samples: int, mode: PassMode) -> float:
+        """Return what the all_reduce in the measured time of a pass takes, s.
+
+        Args:
+            unit: whose pass it is.
+            end: "embedding" for forward, "head" for backward: the end of the model that has an all_reduce then.
+            num_samples: of the microbatch.
+            mode: its number of parts are the ranks of the all_reduce.
+        """
+        has_one = unit is not None and (unit.layer is not None or unit.kind == end)
+        if not self.layers.includes_transfers or mode.num_parts == 1 or not has_one:
+            return 0.0
+        workload: Any = self.workload
+        hidden = workload.model.hidden_size * workload.model.precision.activation_bytes
+        size_bytes = hidden * workload.seq_len * num_samples
+        return self.base.collective("all_reduce", size_bytes, range(mode.num_parts)).seconds
+
+    def _unit(self, layer: int) -> Any:
+        """Return the unit that the engine calls a layer; None where the workload is no transformer."""
+        units = getattr(self.workload, "units", None)
+        return None if units is None else units[layer]
+
+    def _units_of(self, unit: Any) -> list[Any]:
+        """Return the units that the table counts together as one layer."""
+        if unit.layer is None:
+            return [unit]
+        return [each for each in self.workload.units if each.layer == unit.layer]  # type: ignore[attr-defined]  # a transformer's
+
+    def _share(self, unit: Any) -> float:
+        """Return a unit's share of the time of its layer."""
+        if unit is None or unit.layer is None:
+            return 1.0
+        seq_len: int = self.workload.seq_len  # type: ignore[attr-defined]  # a transformer's
+        flop = [each.forward_flop(seq_len) for each in self._units_of(unit)]
+        share: float = unit.forward_flop(seq_len) / sum(flop)
+        return share
+
+    def _repeated(self, unit: Any, mode: PassMode) -> float:
+        """Return what share of a unit's forward is computed again in its backward."""
+        if unit is None or mode.recompute == "none" or unit.layer is None:
+            return 0.0
+        seq_len: int = self.workload.seq_len  # type: ignore[attr-defined]  # a transformer's
+        share: float = unit.recomputed_flop(seq_len, mode.recompute) / unit.forward_flop(seq_len)
+        return share
+
+
+def _row_of(unit: Any, num_rows: int) -> int:
+    """Return which of the table's layers a unit belongs to."""
+    if unit.layer is not None:
+        return int(unit.layer) + 1
+    return 0 if unit.kind == "embedding" else num_rows - 1
+
+
+def make_predictor(
+    hardware: Any,
+    world_size: int,
+    network: str = "auto",
+    placement: Sequence[int] | None = None,
+    workload: Workload | None = None,
+    pricing: Pricing = ROOFLINE,
+) -> Predictor:
+    """Return what prices the operations of a run.
+
+    Args:
+        hardware: a shipped config's name, a path, a loaded config, or a predictor, which is returned as it is.
+        world_size: number of ranks.
+        network: "auto", "flat" or "hierarchical".
+        placement: node of each rank.
+        workload: what is trained; the specified one, or that of a predictor, if None.
+        pricing: how operations are priced on a hardware config.
+
+    Raises:
+        UsageError: a predictor is to be priced otherwise than it does, was made for fewer ranks, or the network does
+            not connect so many.
+        HardwareConfigError: the hardware config cannot be found or read, or is invalid.
+    """
+    if hasattr(hardware, "compute") and hasattr(hardware, "slowed"):
+        require_default(pricing, hardware)
+        _require_ranks(hardware, world_size)
+        return hardware if workload in (None, hardware.workload) else hardware.training(workload)  # type: ignore[no-any-return]  # a Predictor
+    if hasattr(hardware, "profile"):  # a platform
+        hardware = hardware.profile.system_config()
+    workload = workload or MATMUL_LAYER
+    system = load_config(hardware)
+    if getattr(workload, "model", None) is None and pricing.is_default:
+        return RuntimePredictor(world_size, system, network=network, placement=placement, workload=workload)
+    found = pricing.on(system, workload)
+    return _priced_otherwise(world_size, system, network, placement, workload, found)
+
+
+def _priced_otherwise(
+    world_size: int,
+    hardware: Any,
+    network: str,
+    placement: Sequence[int] | None,
+    workload: Workload,
+    pricing: Pricing,
+) -> Predictor:
+    """Return a predictor for a pricing that was decided upon."""
+    from minitrain.machine.predictor import KernelPredictor  # noqa: PLC0415  (only where it is asked for)
+
+    machine: Any = {"network": network, "placement": placement, "workload": workload}
+    base: RuntimePredictor | KernelPredictor
+    if pricing.fidelity == "roofline":
+        base = RuntimePredictor(world_size, hardware, **machine)
+        base.pricing = pricing  # so that a headline says it, and why
+    else:
+        base = KernelPredictor(world_size, hardware, pricing, **machine)
+    return base if pricing.prices is None else LayerPredictor(pricing.prices, base)
+
+
+def _require_ranks(predictor: Any, world_size: int) -> None:
+    """Require that a predictor whose network was made for so many ranks is not used for more.
+
+    Raises:
+        UsageError: it is.
+    """
+    made_for = getattr(predictor, "world_size", None)
+    if isinstance(made_for, int) and made_for < world_size:
+        raise UsageError(
+            f"hardware is a predictor whose network was made for {made_for} ranks, but the run has {world_size}; "
+            f"make it with world_size={world_size}",
+            world_size=world_size,
+        )
+
+
+def require_default(pricing: Pricing, hardware: Any) -> None:
+    """Require the default pricing beside a predictor, which has prices of its own.
+
+    Raises:
+        UsageError: another pricing was asked for.
+    """
+    if not pricing.is_default:
+        raise UsageError(
+            f"fidelity is for a hardware config, and {hardware!r:.80} is a predictor with prices of its own; leave "
+            "fidelity out, or give the config",
+            fidelity=pricing.fidelity,
+        )

@@ -1,0 +1,384 @@
+"""`Price`, what one operation takes, and `Predictor`, the interface of whatever computes prices.
+
+The ranks of a run share one predictor, or have one each where they run on different devices (`RankPredictors`). The
+usual one is in `minitrain.machine.predictor`, which puts a workload, a device and a network together; others price by
+kernels, by measured layers, or by durations that are given by hand (see `minitrain.machine.predictor`).
+
+How the operations of a run are priced, as one value: `simulate(..., fidelity=, platform=, without=, prices=)`.
+
+| fidelity | an operation takes | a transfer takes |
+|---|---|---|
+| "roofline" | the slower of its FLOPs and its bytes | latency and bandwidth of a tier |
+| "kernels" | the sum of its kernels (`kernel_device`) | what measured curves say (`measured_topology`) |
+
+None is what suits the run: a transformer is priced by kernels, any other workload by the roofline, as the specification
+has it. Where a device has no rates of kernels, and where layers were measured, a transformer is priced by the roofline
+too; the first is said with every figure. `Pricing.on` decides, since it needs device and workload.
+
+`prices` are measured times of layers, a `MeasuredLayers`: computing then takes these, and transfers what the fidelity
+says.
+
+With kernels, a platform says what a framework adds (`platforms`): the one that is asked for, or the one that the
+strategy stands for. `without` leaves terms of the model out, to see what each is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+
+from minitrain.errors import UsageError
+from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
+from minitrain.machine.kernel_device import why_no_kernels
+from minitrain.machine.measured_layers import MeasuredLayers
+from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
+from minitrain.workloads.workload import PassMode, Workload
+
+if TYPE_CHECKING:
+    from minitrain.machine.config import SystemConfig
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one operation costs.
+
+    Args:
+        seconds: its duration, s.
+        size_bytes: bytes it puts on the wire, 0 for compute.
+        algorithm: "ring", "tree" or "hierarchical" where the network offers the choice, else None.
+        processor_usage: share of the processor that driving the transfer takes, 0 to 1.
+        tier_size: processors that the network tier carrying it spans, which tells tiers apart; 0 for compute.
+    """
+
+    seconds: float
+    size_bytes: float = 0
+    algorithm: str | None = None
+    processor_usage: float = 0.0
+    tier_size: int = 0
+
+
+FREE = Price(0.0)
+PENDING = Price(0.0)
+"""What a log shows for an operation whose price is not known yet, and for one that was given up."""
+
+
+class TransferPrices(Protocol):
+    """The interface of what prices collectives and messages: all ranks of a run share one."""
+
+    def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
+        """Price a collective among some ranks, by an algorithm or by the network's choice."""
+        ...
+
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
+        """Price one side ("send" or "recv") of a message."""
+        ...
+
+
+class Predictor(TransferPrices, Protocol):
+    """The interface by which a `Model` prices its operations: on its device, and on the network that ranks share."""
+
+    @property
+    def workload(self) -> Workload:
+        """What the layers cost and hold."""
+        ...
+
+    @property
+    def peak_flop_per_s(self) -> float | None:
+        """The device's peak rate, or None where durations are given by hand."""
+        ...
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """The device's memory, or None where there is no device."""
+        ...
+
+    def compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = ...) -> Price:
+        """Price a forward, loss, backward, backward_input or backward_weight of a layer."""
+        ...
+
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = ...) -> Price:
+        """Price an optimizer step on some shards of a layer, or of one of its parts."""
+        ...
+
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = ...) -> Price:
+        """Price loading some shards of a layer's weight, or of one of its parts."""
+        ...
+
+    def slowed(self, factor: float) -> Predictor:
+        """Return the same predictor for a rank whose computing takes `factor` times as long."""
+        ...
+
+    def training(self, workload: Workload) -> Predictor:
+        """Return the same machine for another workload."""
+        ...
+
+
+def decide(
+    predictor: Predictor, prices_on: Callable[[Predictor], list[Any]], choose: Callable[[Sequence[Any]], T]
+) -> T:
+    """Return what is chosen by prices; on which machines the same is chosen can be asked where a run is recorded.
+
+    Args:
+        predictor: what prices operations here.
+        prices_on: asks a predictor for the prices.
+        choose: makes of them what is chosen, which can be compared.
+    """
+    recorded = getattr(predictor, "decide", None)
+    return choose(prices_on(predictor)) if recorded is None else recorded(prices_on, choose)
+
+
+def reference_of(predictor: Predictor) -> Predictor:
+    """Return the predictor by which all ranks of a run measure layers, whatever their own speed: that of rank 0."""
+    return getattr(predictor, "reference", None) or predictor
+
+
+@final
+class RankPredictors:
+    """A predictor for each rank of a run, where ranks run on different devices.
+
+    The ranks train one workload and share one network. A collective has one price for all its members, and a message
+    has the same for both sides: that of the shared network, whoever takes part.
+
+    Args:
+        predictors: one a rank.
+        network: what prices collectives and messages; the predictor of rank 0 by default.
+        devices: what runs call the device of each rank, where they tell them apart.
+        cluster: what the devices belong to, if they are those of a `mt.Cluster`.
+
+    Attributes:
+        predictors: one a rank, each with the prices of its own device and of the shared network; ranks that were given
+            one predictor share one here.
+
+    Raises:
+        UsageError: the predictors are of different workloads.
+    """
+
+    def __init__(
+        self,
+        predictors: Sequence[Predictor],
+        network: TransferPrices | None = None,
+        *,
+        devices: Sequence[str] = (),
+        cluster: Any = None,
+    ) -> None:
+        for rank, predictor in enumerate(predictors):
+            if predictor.workload is not predictors[0].workload:
+                raise UsageError(
+                    f"all ranks of a run must train the same workload, but that of rank {rank} is "
+                    f"{predictor.workload!r:.80} and that of rank 0 {predictors[0].workload!r:.80}; give all "
+                    "predictors one",
+                    rank=rank,
+                )
+        shared = predictors[0] if network is None else network
+        self._shared = shared
+        self.devices = tuple(devices)
+        self.cluster = cluster
+        known: dict[int, Predictor] = {}
+        for predictor, device in zip(predictors, devices or [""] * len(predictors), strict=True):
+            if id(predictor) not in known:
+                other = _OnNetwork(predictor, shared, predictors[0], device)
+                known[id(predictor)] = predictor if predictor is shared else other
+        self.predictors: tuple[Predictor, ...] = tuple(known[id(predictor)] for predictor in predictors)
+
+    def training(self, workload: Workload) -> RankPredictors:
+        """Return the same machines for another workload."""
+        known = {id(predictor): predictor for predictor in self.predictors}
+        trained = {key: predictor.training(workload) for key, predictor in known.items()}
+        each = [trained[id(predictor)] for predictor in self.predictors]
+        return RankPredictors(each, self._shared, devices=self.devices, cluster=self.cluster)
+
+    @property
+    def workload(self) -> Workload:
+        """What all ranks train."""
+        return self.predictors[0].workload
+
+    @property
+    def peak_flop_per_s(self) -> float | None:
+        """The mean of the devices' peak rates, so that world_size times it is that of all; None if any has none."""
+        rates = [predictor.peak_flop_per_s for predictor in self.predictors]
+        known = [rate for rate in rates if rate is not None]
+        return math.fsum(known) / len(known) if len(known) == len(rates) else None
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """The memory of each device if all have the same; None otherwise, or where there is no device."""
+        capacities = {predictor.capacity_bytes for predictor in self.predictors}
+        return capacities.pop() if len(capacities) == 1 else None
+
+
+class _OnNetwork:
+    """A rank's predictor whose collectives and messages are priced by the network that it shares with the others.
+
+    Args:
+        own: what prices the operations of the rank's device.
+        network: what prices collectives and messages.
+        reference: the predictor of rank 0.
+        device_name: what runs call the device.
+    """
+
+    def __init__(self, own: Predictor, network: TransferPrices, reference: Predictor, device_name: str = "") -> None:
+        self.device_name = device_name
+        self._own = own
+        self._network = network
+        self.workload = own.workload
+        self.prices_layers_alike = getattr(own, "prices_layers_alike", False)
+        self.peak_flop_per_s = own.peak_flop_per_s
+        self.capacity_bytes = own.capacity_bytes
+        self.system = getattr(own, "system", None)
+        self.pricing = getattr(own, "pricing", "roofline")
+        self.topology = getattr(network, "topology", network)
+        self.num_nodes = getattr(network, "num_nodes", 1)
+        self.reference = reference_of(reference)
+        self.compute = own.compute
+        self.update = own.update
+        self.load = own.load
+        self.host_capacity_bytes = getattr(own, "host_capacity_bytes", None)
+        self.host_transfer = getattr(own, "host_transfer", None)
+        self.collective = network.collective
+        self.p2p = network.p2p
+
+    def slowed(self, factor: float) -> _OnNetwork:
+        """Return the same predictor for a rank whose computing takes `factor` times as long."""
+        return _OnNetwork(self._own.slowed(factor), self._network, self.reference, self.device_name)
+
+    def training(self, workload: Workload) -> Predictor:
+        """Return the same machine for another workload."""
+        reference = self.reference.training(workload)
+        return _OnNetwork(self._own.training(workload), self._network, reference, self.device_name)
+
+
+def predictor_of(predictor: Predictor | RankPredictors, rank: int) -> Predictor:
+    """Return what prices the operations of one rank, where ranks may or may not have predictors of their own."""
+    return predictor.predictors[rank] if isinstance(predictor, RankPredictors) else predictor
+
+
+FIDELITIES = ("roofline", "kernels")
+
+TERMS = (*TERMS_OF_KERNELS, "elementwise", "loss", "update", "curves", "transfers")
+"""What an ablation may leave out: terms of a kernel's price, passes over memory (those of layers, of the loss, of the
+optimizer), the curves of transfers, and transfers at all."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """How operations are priced.
+
+    Args:
+        fidelity: "roofline" or "kernels"; what suits device and workload if None.
+        platform: what a framework adds to the price of kernels: a name or a `Platform`.
+        without: terms to leave out, of `TERMS`.
+        prices: measured times of layers, or None.
+        stands_for: the platform where None was asked for, which is the strategy's; components alone if None too.
+        reason: why a transformer is priced by the roofline, where nobody asked for that.
+
+    Raises:
+        UsageError: there is no such fidelity, platform or term, or these two are given for the roofline.
+    """
+
+    fidelity: str | None = None
+    platform: str | Platform | None = None
+    without: Sequence[str] = ()
+    prices: MeasuredLayers | None = None
+    stands_for: str | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.fidelity is not None and self.fidelity not in FIDELITIES:
+            known = " or ".join(f'"{name}"' for name in FIDELITIES)
+            raise UsageError(f"fidelity must be {known}, got {self.fidelity!r:.80}", fidelity=self.fidelity)
+        terms = (self.without,) if isinstance(self.without, str) else tuple(self.without)
+        for term in terms:
+            if term not in TERMS:
+                raise UsageError(f"a price has no term {term!r:.80}; use {', '.join(TERMS)}", term=term)
+        if self.fidelity == "roofline" and (self.platform is not None or terms):
+            raise _for_kernels("without" if self.platform is None else "platform")
+        if self.prices is not None and not isinstance(self.prices, MeasuredLayers):
+            raise UsageError(
+                f"prices must be measured times of layers, a MeasuredLayers, got {self.prices!r:.80}; read a table "
+                "with mt.MeasuredLayers.read"
+            )
+        if self.platform is not None:
+            find_platform(self.platform)  # raises where there is none
+        object.__setattr__(self, "without", terms)
+
+    def __str__(self) -> str:
+        """Say it in words.
+
+        >>> str(Pricing("kernels", "megatron-2021", ["waves"]))
+        'kernels, platform megatron-2021, without waves'
+        """
+        words = [f"{self.fidelity or 'default'}{f' ({self.reason})' if self.reason else ''}"]
+        if self.platform is not None:
+            words.append(f"platform {self.known_platform.title}")
+        if self.without:
+            words.append(f"without {' '.join(self.without)}")
+        if self.prices is not None:
+            words.append(f"layers of {self.prices.source}")
+        return ", ".join(words)
+
+    def on(self, system: SystemConfig, workload: Any) -> Pricing:
+        """Return how operations of a workload are priced on a device: with a fidelity, and with kernels a platform.
+
+        Raises:
+            UsageError: a platform or terms are given, and the workload is priced by the roofline.
+        """
+        reason = self._why_roofline(system, workload)
+        if reason is not None:
+            return replace(self, fidelity="roofline", stands_for=None, reason=reason or self.reason)
+        wanted = self.platform or (self.stands_for if _has_model(workload) else None)
+        platform = None if wanted is None and not _has_model(workload) else find_platform(wanted, system.name)
+        return replace(self, fidelity="kernels", platform=platform, stands_for=None)
+
+    def _why_roofline(self, system: SystemConfig, workload: Any) -> str | None:
+        """Return why the roofline prices a workload, "" where it was asked for or is usual; None where kernels do."""
+        if self.fidelity is not None:
+            return None if self.fidelity == "kernels" else ""
+        if not _has_model(workload):
+            if self._has_options:
+                raise _for_kernels("without" if self.platform is None else "platform", "a transformer")
+            return ""
+        if self._has_options:
+            return None
+        return "" if self.prices is not None else why_no_kernels(system, workload) or None
+
+    @property
+    def _has_options(self) -> bool:
+        """Whether something was given that is for prices of kernels alone."""
+        return self.platform is not None or bool(self.without)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was asked for but the specified pricing, or what suits the run."""
+        return self.fidelity != "kernels" and self.prices is None and not self._has_options
+
+    @property
+    def known_platform(self) -> Platform:
+        """Return the platform; components alone if none was named."""
+        return COMPONENTS if self.platform is None else find_platform(self.platform)
+
+
+def _has_model(workload: Any) -> bool:
+    """Return whether a workload is a transformer."""
+    return getattr(workload, "model", None) is not None
+
+
+def _for_kernels(name: str, *others: str) -> UsageError:
+    """Return the error for what is given beside the roofline, and for kernels alone."""
+    remedy = " or ".join(['give fidelity="kernels" too', *(f"train {other}" for other in others)])
+    return UsageError(f"{name} is for prices of kernels; {remedy}, or leave {name} out", fidelity="roofline")
+
+
+ROOFLINE = Pricing("roofline")
+"""The specified pricing."""
+
+USUAL = Pricing()
+"""What suits the run."""
+
+PRICING_PARAMETERS = ("fidelity", "platform", "without", "prices")
+"""The parameters of a run that make its `Pricing`."""

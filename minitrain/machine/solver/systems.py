@@ -1,0 +1,179 @@
+"""Systems as the solver takes them: rates, bandwidth, capacity, power and the dispatch tax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, final
+
+from minitrain.errors import UsageError
+from minitrain.machine import Rate, SystemConfig
+from minitrain.machine.solver.constants import require_quantity, ureg
+
+_UNITS = {
+    "peak_flops": "flop/s",
+    "memory_bw": "byte/s",
+    "memory_capacity": "byte",
+    "peak_flops_fp32": "flop/s",
+    "int8_flops": "flop/s",
+    "tdp": "watt",
+    "dispatch_tax": "s",
+}
+_OPTIONAL = ("peak_flops_fp32", "int8_flops", "tdp")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A device, with units.
+
+    Args:
+        name: what it is called.
+        peak_flops: in half precision, FLOP/s.
+        memory_bw: bandwidth of the memory, byte/s.
+        memory_capacity: its size, bytes.
+        peak_flops_fp32: in single precision; None if not given.
+        int8_flops: with integers of 8 bits; None if not given.
+        tdp: rated power, watt; None if not given.
+        dispatch_tax: what starting an inference costs, s.
+        device: the hardware config that this is a view on, if any.
+
+    Raises:
+        UsageError: a figure is no quantity > 0 (>= 0 for the dispatch tax) in its unit.
+    """
+
+    name: str
+    peak_flops: Any
+    memory_bw: Any
+    memory_capacity: Any
+    peak_flops_fp32: Any = None
+    int8_flops: Any = None
+    tdp: Any = None
+    dispatch_tax: Any = field(default_factory=lambda: 0 * ureg.us)
+    device: SystemConfig | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no time can be computed with."""
+        for name, unit in _UNITS.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                require_quantity(f"{name} of hardware {self.name}", value, unit, may_be_zero=name == "dispatch_tax")
+
+    @classmethod
+    def from_device(cls, system: SystemConfig) -> Hardware:
+        """Return a view on a hardware config.
+
+        Raises:
+            UsageError: the config gives no rate for half precision.
+        """
+        half = system.matrix.get("float16") or system.matrix.get("bfloat16") or system.vector.get("float16")
+        if half is None:
+            raise UsageError(
+                f"the solver needs a peak in half precision, but config {system.name} has no matrix.float16; add it",
+                config=system.name,
+            )
+        power, dispatch_s = system.sheet.power, system.sheet.dispatch_s
+        return cls(
+            name=system.name,
+            peak_flops=half.tflops * _tflops,
+            memory_bw=system.mem_hbm.GBps * _gbps,
+            memory_capacity=system.mem_hbm.GiB * ureg.GiB,
+            peak_flops_fp32=_rate(system.matrix.get("float32") or system.vector.get("float32")),
+            int8_flops=_rate(system.matrix.get("int8")),
+            tdp=None if power is None else power.tdp_W * ureg.watt,
+            dispatch_tax=(0.0 if dispatch_s is None else dispatch_s) * ureg.second,
+            device=system,
+        )
+
+    def to_device(self) -> SystemConfig:
+        """Return the hardware config that this is a view on, with nothing lost.
+
+        Raises:
+            UsageError: it is no view, or was changed since; a preset does not say what a config needs.
+        """
+        if self.device is None or Hardware.from_device(self.device) != self:
+            raise UsageError(
+                f"only a view on a hardware config can become one again; {self.name} has its own numbers: "
+                "write them into a config",
+                name=self.name,
+            )
+        return self.device
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SystemArchetype:
+    """A system: a device, and the memory that a model may fill.
+
+    Args:
+        name: what it is called.
+        hardware: the device.
+        ram: what a model may fill; all of the device's memory if None.
+
+    Raises:
+        UsageError: `hardware` is no `Hardware`, or `ram` no quantity > 0 in bytes.
+    """
+
+    name: str
+    hardware: Hardware
+    ram: Any = None
+
+    def __post_init__(self) -> None:
+        """Let a model fill the device's memory, unless told otherwise."""
+        if not isinstance(self.hardware, Hardware):
+            raise UsageError(
+                f"a SystemArchetype is made of a Hardware, got {self.hardware!r:.80}; "
+                f"for a hardware config use SystemArchetype.from_device(load_config(...))"
+            )
+        if self.ram is not None:
+            require_quantity(f"ram of system {self.name}", self.ram, "byte")
+        else:
+            object.__setattr__(self, "ram", self.hardware.memory_capacity)
+
+    @classmethod
+    def from_device(cls, system: SystemConfig) -> SystemArchetype:
+        """Return a view on a hardware config: one device of it."""
+        return cls(system.name, Hardware.from_device(system))
+
+    def to_device(self) -> SystemConfig:
+        """Return the hardware config that this is a view on; errors as for `Hardware.to_device`."""
+        return self.hardware.to_device()
+
+
+_tflops = ureg.teraflop / ureg.second
+_gbps = ureg.gigabyte / ureg.second
+
+
+def _rate(rate: Rate | None) -> Any:
+    return None if rate is None else rate.tflops * _tflops
+
+
+def _twin(name: str, tflops: float, bandwidth: Any, capacity: Any, tdp: Any, dispatch: Any, **more: float) -> Any:
+    """Make a preset; `more` are further peaks in TFLOP/s."""
+    peaks = {key: value * _tflops for key, value in more.items()}
+    hardware = Hardware(name, tflops * _tflops, bandwidth, capacity, tdp=tdp, dispatch_tax=dispatch, **peaks)
+    return SystemArchetype(name, hardware)
+
+
+# Rates are written in the units in which they are stated: the last digit of a time depends on them.
+SYSTEMS: Mapping[str, SystemArchetype] = MappingProxyType(
+    {
+        system.name: system
+        for system in (
+            _twin("V100", 125, 900 * _gbps, 32 * ureg.GiB, 300 * ureg.W, 20 * ureg.us, peak_flops_fp32=15.7),
+            _twin(
+                "A100", 312, 2039 * _gbps, 80 * ureg.GiB, 400 * ureg.W, 15 * ureg.us,
+                peak_flops_fp32=19.5, int8_flops=624,
+            ),
+            _twin(
+                "H100", 989, 3.35 * ureg.terabyte / ureg.second, 80 * ureg.GiB, 700 * ureg.W, 10 * ureg.us,
+                int8_flops=1979,
+            ),
+            _twin("JetsonOrinNX", 100, 102 * _gbps, 16 * ureg.gigabyte, 25 * ureg.W, 200 * ureg.us),
+            _twin("Phone", 50, 100 * _gbps, 8 * ureg.GiB, None, 1 * ureg.ms),
+            _twin("ESP32", 0.0002, 0.1 * _gbps, 520 * ureg.KiB, 1200 * ureg.mW, 5000 * ureg.us),
+        )
+    }
+)  # fmt: skip
+"""The named systems of the specification, with its literal numbers (an A100 has 2039 GB/s here, 2048 in our config)."""

@@ -1,0 +1,1 @@
+from minitrain.machine.platform import *  # noqa: F403

@@ -1,0 +1,403 @@
+"""The layers that a rank computes: dense ones, or the units of a transformer.
+
+Each has a method for each operation of a rank, with contents of tensors in and out (see
+`minitrain.engine.executors.ContentExecutor`, which attaches them to tensors).
+
+Backward computes forward again from the layer's input, whatever is kept for it otherwise, so that all ways to recompute
+give the same numbers. `backward_weight` needs what `backward_input` made of the same gradient on the same rank, as in
+zero-bubble schedules (Qi et al. 2023), where it leaves the multiplications for the weights' gradients to be done later.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from minitrain.engine.executors import Computed
+from minitrain.errors import UsageError
+from minitrain.proof import arithmetic
+from minitrain.proof.arithmetic import Array
+from minitrain.proof.arrays import Flat, Rows, held, on_place, placed
+from minitrain.proof.attention import Attention, AttentionSteps, Heads, LatentAttention
+from minitrain.proof.attention_core import KeysValues, Positions, Tokens, positions_of_shard
+from minitrain.proof.experts import Moe
+from minitrain.proof.partial_gradients import Border, Copies, DividedExperts, PartGrad, PartialGrad, PendingHalves
+from minitrain.proof.problem import Problem, TransformerProblem
+from minitrain.proof.units import (
+    WHOLE,
+    Embedding,
+    Gradients,
+    Head,
+    Logits,
+    LogitsGrad,
+    Mlp,
+    Part,
+    UnitArithmetic,
+    by_name,
+    flattened,
+    logits_of,
+    rows_at,
+    taken,
+)
+from minitrain.tensors.placed import ExpertWeight
+from minitrain.workloads.transformer_workload import TransformerWorkload
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Halfway:
+    """What a `backward_input` leaves for its `backward_weight`."""
+
+    grad: Tokens
+    border: Border
+    gradients: Gradients
+
+    def weight_gradient(self) -> PartGrad:
+        """Return the gradient of the weights."""
+        border = self.border
+        own = flattened({name: grad() for name, grad in self.gradients.items()}, border.unit, border.weights.part)
+        return PartGrad(own, border.unit, border.weights.part, (border,))
+
+
+class _Trained(ABC):
+    """What all layers of a rank have in common: their initial weights, their inputs, and the optimizer.
+
+    Args:
+        problem: what is trained.
+
+    Attributes:
+        final_states: optimizer state after the rank's last update, by layer that it updated.
+        final_expert_states: likewise, of its part of the experts.
+        copies_by_expert: how many copies of tokens each expert was sent by the rank's router, by layer.
+    """
+
+    problem: Problem | TransformerProblem
+
+    def __init__(self) -> None:
+        self.final_states: dict[int, Flat] = {}
+        self.final_expert_states: dict[int, Flat] = {}
+        self.copies_by_expert: dict[int, Array] = {}
+
+    @abstractmethod
+    def load(self, layer: int, part: int, num_parts: int) -> Flat:
+        """Return the initial weights of a layer, or of a part of it."""
+
+    @abstractmethod
+    def positions(self, shards: Iterable[int], num_shards: int) -> Any:
+        """Return the positions of some shards of the sequence, in their order."""
+
+    @abstractmethod
+    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Any:
+        """Return the model's input for some samples, at some positions of their sequence or all."""
+
+    def load_weights(self, done: Computed) -> tuple[Flat, Flat]:
+        """Return the initial weights of a layer, or of a part of it, and its optimizer's state."""
+        weight = done.made[0]
+        return self._loaded(self.load(done.layer, min(weight.parts), weight.num_parts), weight)
+
+    def _loaded(self, content: Flat, weight: Any) -> tuple[Flat, Flat]:
+        """Return a weight's own shard of initial weights, and of the optimizer's state, which begins at zero."""
+        moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
+        shard = min(weight.shards), weight.num_shards
+        return content.shard(*shard), Flat(moments, content.part).shard(*shard)
+
+    def get_input_activation(self, done: Computed) -> Any:
+        """Return the inputs of some samples."""
+        return self.inputs(done.made.samples, done.model.global_batch_size)
+
+    def get_input_shard(self, done: Computed) -> Any:
+        """Return the inputs of some samples, for some shards of their sequence."""
+        positions = self.positions(done.made.sequence.shards, done.made.sequence.num_shards)
+        return self.inputs(done.made.samples, done.model.global_batch_size, positions)
+
+    def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
+        """Take the optimizer's step on the elements that the weight holds."""
+        updated = done.made[0]
+        values, moments = self.problem.optimizer.step(weight.values, grad.values, state.values, updated.step)
+        here = held(updated.shards, updated.num_shards, values.size)
+        states = self.final_expert_states if updated.__class__ is ExpertWeight else self.final_states
+        before = states.get(done.layer)
+        kept = np.full_like(moments, np.nan) if before is None or before.part != weight.part else before.values
+        states[done.layer] = Flat(np.where(here, moments, kept), weight.part)
+        return Flat(values, weight.part), Flat(moments, weight.part)
+
+
+class TransformerLayers(_Trained):
+    """The layers of one rank that trains a transformer; arguments called x, grad and weight are contents.
+
+    Args:
+        problem: what is trained.
+    """
+
+    def __init__(self, problem: TransformerProblem) -> None:
+        super().__init__()
+        self.problem: TransformerProblem = problem
+        attention = (Attention if problem.model.latent is None else LatentAttention)(problem.model)
+        moe = Moe(problem.model, problem.capacity_factor)
+        self._arithmetic: dict[str, UnitArithmetic] = {
+            "embedding": Embedding(problem.model),
+            "attention": attention,
+            "mlp": Mlp(problem.model),
+            "moe": moe,
+            "head": Head(problem.model),
+        }
+        self._halves = PendingHalves[_Halfway](problem)
+        self._steps = steps = AttentionSteps(attention)
+        self.attend, self.project = steps.attend, steps.project
+        self.backward_project, self.backward_attend = steps.backward_project, steps.backward_attend
+        self._experts = experts = DividedExperts(problem, moe)
+        self.copies_by_expert = experts.copies_by_expert
+        self.route, self.combine, self.exchanged = experts.route, experts.combine, experts.exchanged
+        self.backward_combine, self.backward_route = experts.backward_combine, experts.backward_route
+
+    def load(self, layer: int, part: int, num_parts: int) -> Flat:
+        """Return the initial weights of a layer, or of a part of it."""
+        return self._initial(layer, Part(part, num_parts))
+
+    def load_router(self, done: Computed) -> tuple[Flat, Flat]:
+        """Return the initial weights of the router piece, and its optimizer's state."""
+        return self._loaded(self._initial(done.layer, Part(piece="router")), done.made[0])
+
+    def load_experts(self, done: Computed) -> tuple[Flat, Flat]:
+        """Return the initial weights of a part of the experts, and its optimizer's state."""
+        weight = done.made[0]
+        part = Part(expert_index=min(weight.parts), num_expert_parts=weight.num_parts, piece="experts")
+        return self._loaded(self._initial(done.layer, part), weight)
+
+    def _initial(self, layer: int, part: Part) -> Flat:
+        """Return the initial weights of some part of a layer."""
+        values = taken(self.problem.initial_weight(layer), self.problem.units[layer], part)
+        return Flat(placed(values, self.problem), part)
+
+    def positions(self, shards: Iterable[int], num_shards: int) -> Positions:
+        """Return the positions of some shards of the sequence, in their order."""
+        return np.concatenate([positions_of_shard(self.problem.seq_len, shard, num_shards) for shard in sorted(shards)])
+
+    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Positions | None = None) -> Tokens:
+        """Return the tokens of some samples, at some positions or all."""
+        positions = np.arange(self.problem.seq_len) if positions is None else positions
+        numbers: Any = rows_at(self.problem.inputs(global_batch_size), samples, positions)
+        return Tokens(numbers, positions)
+
+    def forward(self, done: Computed, x: Tokens | Copies, weight: Flat) -> Tokens | Copies | Logits:
+        """Return what a layer, or a part of it, makes of its input."""
+        if isinstance(x, Copies):
+            return self._experts.forward(done.layer, x, weight)
+        unit, part = self.problem.units[done.layer], weight.part or WHOLE
+        arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
+        inner = arithmetic.before(weights, x)
+        made = arithmetic.inside(weights, inner)
+        if part.index == 0:
+            made = made + arithmetic.after(weights, inner)
+            made = made + x.values if arithmetic.has_residual else made
+        if unit.kind != "head":
+            return x.with_values(made)
+        targets = rows_at(self.problem.targets(done.model.global_batch_size), done.inp.samples, x.positions)
+        return logits_of(x.with_values(made), weights, self.problem.model.vocab_size, targets)
+
+    def loss(self, done: Computed, logits: Logits) -> LogitsGrad:
+        """Return the gradient of the mean loss over all tokens of the global batch."""
+        return logits.gradient(done.model.global_batch_size * self.problem.seq_len)
+
+    def backward(self, done: Computed, x: Tokens | Copies, grad: Any, weight: Flat) -> tuple[Any, Any]:
+        """Return the gradients of the weights and of the input."""
+        if isinstance(x, Copies):
+            return self._experts.backward(done.layer, x, grad, weight)
+        halfway = self._go_halfway(done.layer, x, grad, weight, _own_positions(done.inp, x))
+        grad_input = self._of_input(halfway)
+        return halfway.weight_gradient(), grad_input
+
+    def backward_input(self, done: Computed, x: Tokens | Copies, grad: Any, weight: Flat) -> Any:
+        """Return the gradient of the input, and keep what the weights' needs."""
+        layer, inp = done.layer, done.inp
+        if isinstance(x, Copies):
+            return self._experts.backward_input(layer, inp.samples, x, grad, weight)
+        halfway = self._go_halfway(layer, x, grad, weight, _own_positions(inp, x))
+        self._halves.keep(layer, inp.samples, halfway)
+        return self._of_input(halfway)
+
+    def backward_weight(self, done: Computed, x: Tokens | Copies, grad: Any, _: Any = None) -> PartGrad | Flat:
+        """Return the gradient of the weights, once for each `backward_input`.
+
+        Raises:
+            LawError: there was none on this rank, for these samples and this gradient.
+        """
+        layer, samples = done.layer, done.inp.samples
+        if isinstance(x, Copies):
+            return self._experts.backward_weight(layer, samples, grad)
+        return self._halves.take(layer, samples, lambda half: _is_same(half, grad)).weight_gradient()
+
+    def keys_values(self, done: Computed, x: Tokens, weight: Flat) -> KeysValues:
+        """Return the keys and values of an attention that is taken in steps."""
+        weights = by_name(weight.values, self.problem.units[done.layer], weight.part or WHOLE)
+        return self._steps.begin(done.layer, done.inp, x, weights)
+
+    def backward_keys_values(
+        self, done: Computed, _x: Any, _weight: Any, grad_queries: Heads, grad_memory: KeysValues
+    ) -> tuple[PartGrad, Any]:
+        """Return the gradients of weights and input of an attention that is taken in steps."""
+        found, of_inner, gradients = self._steps.end(done.layer, done.inp, grad_queries, grad_memory)
+        unit, x = self.problem.units[done.layer], found.x
+        assert found.grad is not None  # the steps have it by now
+        arithmetic = self._arithmetic["attention"]
+        border = Border(unit, arithmetic, found.weights, x, found.inner, found.grad, _own_positions(done.inp, x))
+        halfway = _Halfway(x.with_values(of_inner), border, gradients)
+        grad_input = self._of_input(halfway)
+        return halfway.weight_gradient(), grad_input
+
+    def _go_halfway(self, layer: int, x: Tokens, grad: Any, weight: Flat, own: Positions) -> _Halfway:
+        """Take a gradient back to the border of a unit."""
+        unit, part = self.problem.units[layer], weight.part or WHOLE
+        arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
+        tokens = grad.of_part(part.index, part.count) if isinstance(grad, LogitsGrad) else grad
+        inner = arithmetic.before(weights, x)
+        border = Border(unit, arithmetic, weights, x, inner, tokens, own)
+        of_inner, gradients = arithmetic.inside_backward(weights, inner, tokens.values)
+        return _Halfway(inner.with_values(of_inner), border, gradients)
+
+    def _of_input(self, halfway: _Halfway) -> PartialGrad | Tokens:
+        """Return the gradient of the input, or a part's share of it; the embedding has nothing to sum."""
+        border, part = halfway.border, halfway.border.weights.part
+        if isinstance(border.arithmetic, Embedding):
+            border.cross(halfway.grad)
+        return PartialGrad(halfway.grad, frozenset([part.index]), part.count, (border,)).finished()
+
+
+def _own_positions(inp: Any, x: Tokens) -> Positions:
+    """Return the positions that gradients of what all parts hold cover: those of the shard that was gathered."""
+    shard = getattr(getattr(inp, "_passage", None), "gathered_from", None)
+    return x.positions if shard is None else shard._content.positions
+
+
+def _is_same(halfway: _Halfway, grad: Any) -> bool:
+    """Return whether a gradient is the one that was taken halfway."""
+    part = halfway.border.weights.part
+    tokens = grad.of_part(part.index, part.count) if isinstance(grad, LogitsGrad) else grad
+    return np.array_equal(tokens.values, halfway.border.grad.values)
+
+
+class DenseLayers(_Trained):
+    """Small dense layers; see `minitrain.proof.arithmetic`.
+
+    Args:
+        problem: what is trained.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.problem: Problem = problem
+
+    def load(self, layer: int, part: int, num_parts: int) -> Flat:
+        """Return the initial weight of a whole layer.
+
+        Raises:
+            UsageError: it is a part that is wanted.
+        """
+        if num_parts > 1:
+            raise UsageError(
+                f"the dense layers of numerics are whole, and cannot be divided into {num_parts} parts; train a "
+                'transformer, as in workload="tiny"',
+                part=part,
+            )
+        return Flat(placed(self.problem.initial_weight(layer).ravel(), self.problem))
+
+    def positions(self, shards: Iterable[int], num_shards: int) -> None:
+        """Require a whole sequence: a sample is one row.
+
+        Raises:
+            UsageError: it is cut.
+        """
+        if len(list(shards)) < num_shards:
+            raise UsageError(
+                f"the dense layers of numerics have one row a sample, which cannot be cut into {num_shards} shards of "
+                'a sequence; train a transformer, as in workload="tiny"',
+                num_shards=num_shards,
+            )
+
+    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Rows:  # noqa: ARG002
+        """Return the inputs of some samples."""
+        return Rows(placed(_rows_of(self.problem.inputs(global_batch_size), samples), self.problem))
+
+    def forward(self, _: Computed, x: Rows, weight: Flat) -> Rows:
+        """Return what a layer makes of its input."""
+        return Rows(arithmetic.forward(x.values, self._matrix(weight)))
+
+    def loss(self, done: Computed, output: Rows) -> Rows:
+        """Return the gradient of the loss."""
+        batch = done.model.global_batch_size
+        targets = _rows_of(self.problem.targets(batch), done.made.samples)
+        return Rows(arithmetic.loss_gradient(output.values, targets, batch))
+
+    def backward(self, done: Computed, x: Rows, grad: Rows, weight: Flat) -> tuple[Flat, Rows]:
+        """Return the gradients of weight and input."""
+        return self.backward_weight(done, x, grad), self.backward_input(done, x, grad, weight)
+
+    def backward_input(self, _: Computed, x: Rows, grad: Rows, weight: Flat) -> Rows:
+        """Return the gradient of the input."""
+        return Rows(arithmetic.backward_input(x.values, grad.values, self._matrix(weight)))
+
+    def backward_weight(self, _: Computed, x: Rows, grad: Rows, _weight: Any = None) -> Flat:
+        """Return the gradient of the weight."""
+        return Flat(arithmetic.backward_weight(x.values, grad.values).ravel())
+
+    def _matrix(self, weight: Flat) -> Array:
+        """Return a weight as the matrix that it is."""
+        return weight.values.reshape(self.problem.width, self.problem.width)
+
+
+def _rows_of(numbers: Array, samples: Iterable[int]) -> Array:
+    """Return the rows of some samples, in ascending order."""
+    return numbers[sorted(samples)]
+
+
+def problem_of(numerics: Any, workload: Any = None) -> Problem | TransformerProblem:
+    """Return the problem that `numerics` names for what is trained.
+
+    Args:
+        numerics: "numpy" for the default, or a `Problem`, of which a transformer takes seed and optimizer, or a
+            `TransformerProblem`.
+        workload: what is trained; dense layers unless it is a transformer.
+
+    Raises:
+        UsageError: it is something else, or of another model, or the model cannot be computed with.
+    """
+    if isinstance(numerics, TransformerProblem):
+        return on_place(_of_workload(numerics, workload))
+    problem = Problem() if isinstance(numerics, str) and numerics == "numpy" else numerics
+    if not isinstance(problem, Problem):
+        raise UsageError(f'numerics must be None, "numpy" or a minitrain.proof.Problem, got {numerics!r:.80}')
+    if isinstance(workload, TransformerWorkload):
+        given = problem.seed, problem.optimizer
+        problem = TransformerProblem(workload.model, workload.seq_len, *given, backend=problem.backend)
+    return on_place(problem)
+
+
+def _of_workload(problem: TransformerProblem, workload: Any) -> TransformerProblem:
+    """Require that a problem is of the workload that is trained."""
+    if not isinstance(workload, TransformerWorkload) or (workload.model, workload.seq_len) != (
+        problem.model,
+        problem.seq_len,
+    ):
+        raise UsageError(
+            f"numerics are of {problem.model.name} with seq_len={problem.seq_len}, and the workload is "
+            f"{workload!r:.80}; give the same model and length as workload= and seq_len="
+        )
+    return problem
+
+
+def layers_of(
+    problem: Problem | TransformerProblem, world_size: int, global_batch_size: int
+) -> DenseLayers | TransformerLayers:
+    """Return new layers of one rank.
+
+    Raises:
+        UsageError: so many ranks and samples are too many to compute with a transformer.
+    """
+    if not isinstance(problem, TransformerProblem):
+        return DenseLayers(problem)
+    problem.require_sizes(world_size, global_batch_size)
+    return TransformerLayers(problem)

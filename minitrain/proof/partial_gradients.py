@@ -1,0 +1,491 @@
+"""What the gradients of one part of a unit carry until the parts are summed.
+
+A part takes the gradient back to the border after the norm (see `units`): what it has there is its share of a sum. The
+all_reduce or reduce_scatter over the parts makes the sum, and each rank then takes it through its own norm, which gives
+the gradients of norm, router and other weights that all parts hold. So the gradient of a part's weights is incomplete
+when it is returned. It may be added to others, and can be used only once the sum was made.
+
+Where the rank had gathered its input from shards of the sequence, these gradients cover its own shard alone.
+
+Split backward: what the first half, `backward_input`, leaves on its rank for the second, `backward_weight`.
+
+A pipeline may do the second half much later, as in zero-bubble schedules (Qi et al. 2023). Each half that is kept is
+taken once.
+
+Expert parallelism in numbers: what route, the experts, combine and their backwards compute on one rank.
+
+The arithmetic is that of `moe` and `experts`; here it is taken apart where tokens travel. Copies of tokens are rows by
+sample and expert, so that an exchange is nothing but another choice of samples and experts. An expert adds the bias of
+its last matrix itself, before its output is weighted.
+
+What the router has decided stays on the rank until `backward_route`, and so does the gradient of its logits, which
+`backward_combine` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, reduce
+from typing import Any, Generic, TypeVar, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minitrain.engine.executors import Computed
+from minitrain.errors import LawError, UsageError
+from minitrain.proof.arithmetic import Array
+from minitrain.proof.arrays import Flat, held
+from minitrain.proof.attention_core import Positions, Tokens
+from minitrain.proof.elementary import over_tokens
+from minitrain.proof.experts import Moe, Routing
+from minitrain.proof.problem import TransformerProblem
+from minitrain.proof.units import (
+    Gradients,
+    Part,
+    UnitArithmetic,
+    UnitWeights,
+    bias_gradient,
+    by_name,
+    flattened,
+    held_by_all,
+)
+from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.workloads.unit import Unit
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Border:
+    """The border that a rank's backward of a unit has reached, and what is needed on its other side.
+
+    Args:
+        unit: which unit.
+        arithmetic: its arithmetic.
+        weights: the rank's part of its weights.
+        x: its input.
+        inner: what *before* makes of it.
+        grad: the gradient of its output.
+        own: the positions that the gradients of what all parts hold are to cover.
+        common: these gradients, by name, once the sum has crossed.
+    """
+
+    unit: Unit
+    arithmetic: UnitArithmetic
+    weights: UnitWeights
+    x: Tokens
+    inner: Tokens
+    grad: Tokens
+    own: Positions
+    common: Mapping[str, Array] | None = None
+
+    def cross(self, total: Tokens) -> Tokens:
+        """Take the sum over all parts back to the unit's input, for the tokens that it is of."""
+        of_input, grads = self._through(total)
+        if total.has(self.own):
+            if not np.array_equal(self.own, total.positions):
+                _, grads = self._through(total.at(self.own))
+            self.common = {name: grad() for name, grad in grads.items()}
+        return of_input
+
+    def _through(self, total: Tokens) -> tuple[Tokens, Gradients]:
+        """Return the gradient of the input, and the gradients of what all parts hold, for some tokens.
+
+        *after* gets the whole sequence, with zero gradients of other tokens: which of them an expert takes depends on
+        all.
+        """
+        grad = self.grad.values
+        if not np.array_equal(self.grad.positions, total.positions):
+            grad = np.where(np.isin(self.grad.positions, total.positions)[:, None], grad, 0)
+        of_inner, after = self.arithmetic.after_backward(self.weights, self.inner, grad)
+        added = self.inner.with_values(np.broadcast_to(of_inner, self.inner.values.shape)).at(total.positions)
+        x = self.x.at(total.positions)
+        of_input, before = self.arithmetic.before_backward(self.weights, x, total.values + added.values)
+        if self.arithmetic.has_residual:
+            of_input = of_input + self.grad.at(total.positions).values
+        return total.with_values(of_input), {**after, **before}
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class PartialGrad:
+    """The share that some parts of a unit have in the gradient at the border.
+
+    Args:
+        inner: the share.
+        parts: which parts.
+        num_parts: of how many.
+        borders: those of the backwards on this rank that it came from.
+    """
+
+    inner: Tokens
+    parts: frozenset[int]
+    num_parts: int
+    borders: tuple[Border, ...]
+
+    def add(self, other: PartialGrad) -> PartialGrad | Tokens:
+        """Return the sum on one rank: the gradient of the input if it has all parts."""
+        return self.plus(other).finished()
+
+    def plus(self, other: PartialGrad) -> PartialGrad:
+        """Return the sum, however many parts it has."""
+        borders = self.borders + other.borders
+        return PartialGrad(self.inner.add(other.inner), self.parts | other.parts, self.num_parts, borders)
+
+    def mine(self, total: PartialGrad) -> PartialGrad:
+        """Return the sum over ranks on this rank, with its own borders to cross."""
+        return replace(total, borders=self.borders)
+
+    def shard(self, shard: int, num_shards: int) -> PartialGrad:
+        """Return a piece along the sequence."""
+        return replace(self, inner=self.inner.shard(shard, num_shards))
+
+    def finished(self) -> PartialGrad | Tokens:
+        """Return the gradient of the unit's input if all parts are there."""
+        if len(self.parts) < self.num_parts:
+            return self
+        crossed = [border.cross(self.inner) for border in self.borders]
+        return crossed[0]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PartGrad:
+    """The gradient of the weights of one part, or of several in the middle of a sum over parts.
+
+    Args:
+        own: one flat array, with zeros where the gradient is not known yet.
+        unit: whose weights.
+        part: which part; None in the sum over several parts, of which only what all hold means anything.
+        awaited: the borders on whose other side the rest is computed.
+    """
+
+    own: Array
+    unit: Unit
+    part: Part | None
+    awaited: tuple[Border, ...] = field(default=())
+
+    @cached_property
+    def values(self) -> Array:
+        """Return the gradient.
+
+        Raises:
+            LawError: the gradient of the unit's input was not summed over the parts.
+        """
+        total = self.own
+        for border in self.awaited:
+            if border.common is None:
+                raise LawError(
+                    f"the gradient of what all parts of {border.unit.name} hold (norms, router, biases) is not known "
+                    "before the gradient of its input is summed over the parts; all_reduce that over the ranks that "
+                    "hold the parts first (or reduce_scatter it, if its input was gathered from shards of the sequence)"
+                )
+            total = total + flattened(border.common, border.unit, border.weights.part)
+        return total
+
+    def add(self, other: PartGrad) -> PartGrad:
+        """Return the sum of gradients, of one part or of several."""
+        part = self.part if self.part == other.part else None
+        return replace(self, own=self.own + other.own, part=part, awaited=self.awaited + other.awaited)
+
+    def mine(self, total: PartGrad) -> PartGrad:
+        """Return the sum over ranks on this rank: of several parts, it takes what all hold."""
+        if total.part is not None or self.part is None:
+            return total
+        common = held_by_all(self.unit, self.part)
+        return replace(self, own=np.where(common, total.values, self.values), awaited=())
+
+    def shard(self, shard: int, num_shards: int) -> PartGrad:
+        """Return one of `num_shards` shards; all other elements become NaN."""
+        here: NDArray[np.bool_] = held([shard], num_shards, self.own.size)
+        return replace(self, own=np.where(here, self.values, np.nan), awaited=())
+
+    def combine(self, other: PartGrad) -> PartGrad:
+        """Return the elements of both."""
+        values = np.where(np.isnan(self.values), other.values, self.values)
+        return replace(self, own=values, awaited=())
+
+
+T = TypeVar("T")
+
+
+@final
+class PendingHalves(Generic[T]):
+    """The second halves that one rank still has to do, by layer and samples.
+
+    Args:
+        problem: what is trained.
+    """
+
+    def __init__(self, problem: TransformerProblem) -> None:
+        self._problem = problem
+        self._kept: dict[tuple[int, frozenset[int]], T] = {}
+
+    def keep(self, layer: int, samples: frozenset[int], half: T) -> None:
+        """Keep what the first half has made."""
+        self._kept[layer, samples] = half
+
+    def take(self, layer: int, samples: frozenset[int], is_right: Callable[[T], bool]) -> T:
+        """Return what is kept, once.
+
+        Args:
+            layer: which layer.
+            samples: of the gradient.
+            is_right: whether a half was made of the gradient that the second half is given.
+
+        Raises:
+            LawError: there is none on this rank for these samples and this gradient.
+        """
+        half = self._kept.pop((layer, samples), None)
+        if half is None or not is_right(half):
+            raise LawError(
+                f"backward_weight of layer {layer} ({self._problem.units[layer].name}) needs what backward_input made "
+                "of the same gradient for the same samples on the same rank; call backward_input first, and "
+                "backward_weight once after it"
+            )
+        return half
+
+
+Origin = tuple[int, int, int]
+"""Where copies come from: a sample, the first of a rank's shards of its sequence, and the piece of these shards."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """The numbers of copies of tokens, or of what experts made of them.
+
+    Args:
+        rows: copies x hidden_size, by origin and expert.
+    """
+
+    rows: Mapping[Origin, Mapping[int, Array]]
+
+    def add(self, other: Copies) -> Copies:
+        """Return the copies of both, of other samples or other experts."""
+        origins = sorted({*self.rows, *other.rows})
+        return Copies({origin: {**self.rows.get(origin, {}), **other.rows.get(origin, {})} for origin in origins})
+
+    def of(self, samples: Set[int], sequence: SequencePart, experts: range) -> Copies:
+        """Return the copies of some samples, and a part of their sequences, for some experts."""
+        wanted = (
+            origin
+            for origin in sorted(self.rows)
+            if origin[0] in samples and origin[1] in sequence.shards and origin[2] in sequence.pieces
+        )
+        return Copies({origin: {expert: self.rows[origin][expert] for expert in experts} for origin in wanted})
+
+    def by_expert(self) -> dict[int, Array]:
+        """Return the copies for each expert, in order of the samples."""
+        each = list(self.rows.values())
+        return {expert: np.concatenate([rows[expert] for rows in each]) for expert in sorted(each[0])}
+
+    def split_alike(self, by_expert: Mapping[int, Array]) -> Copies:
+        """Return other rows by origin and expert: as many as here, given for all origins one after another."""
+        found: dict[Origin, dict[int, Array]] = {origin: {} for origin in self.rows}
+        for expert, rows in by_expert.items():
+            counts = [len(of_origin[expert]) for of_origin in self.rows.values()]
+            pieces = np.split(rows, np.cumsum(counts)[:-1])
+            for origin, piece in zip(found, pieces, strict=True):
+                found[origin][expert] = piece
+        return Copies(found)
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Routed:
+    """What the router made of some samples, until they have gone back.
+
+    Args:
+        weights: the router piece.
+        x: the layer's input.
+        tokens: the same, normed.
+        routing: where tokens are sent.
+        of_logits: the gradient of the logits, once it is known.
+    """
+
+    weights: UnitWeights
+    x: Tokens
+    tokens: Array
+    routing: Routing
+    of_logits: Array | None = None
+
+
+class DividedExperts:
+    """What one rank computes of units whose experts are divided among ranks.
+
+    Args:
+        problem: what is trained.
+        moe: the arithmetic of a whole unit with experts.
+
+    Attributes:
+        copies_by_expert: how many copies of tokens each expert was sent by this rank's router, by layer.
+    """
+
+    def __init__(self, problem: TransformerProblem, moe: Moe) -> None:
+        self.problem = problem
+        self.copies_by_expert: dict[int, Array] = {}
+        self._moe = moe
+        self._halves = PendingHalves[tuple[Copies, Flat]](problem)
+        self._routed: dict[tuple[int, frozenset[int]], _Routed] = {}
+        self._num_dropped = 0
+
+    def experts_of(self, parts: Iterable[int], num_parts: int) -> range:
+        """Return the experts of neighbouring parts: of one, or of all."""
+        size = self.problem.model.num_experts // num_parts
+        found = sorted(parts)
+        return range(found[0] * size, (found[-1] + 1) * size)
+
+    def exchanged(self, values: Sequence[Any], results: Sequence[Any]) -> list[Copies]:
+        """Return what the members of an exchange get."""
+        contents: list[Copies] = [value._content for value in values]
+        everything = reduce(Copies.add, contents)
+        return [
+            everything.of(result.samples, result.sequence, self.experts_of(result.parts, result.num_parts))
+            for result in results
+        ]
+
+    def _require_capacity(self, capacity_factor: float | None) -> None:
+        """Require the capacity that one device is computed with.
+
+        Raises:
+            UsageError: it is another one.
+        """
+        if capacity_factor != self.problem.capacity_factor:
+            raise UsageError(
+                f"capacity_factor ({capacity_factor}) of the strategy must be that of what is trained "
+                f"({self.problem.capacity_factor}), where tokens carry numbers; give "
+                f"numerics=TransformerProblem(model, capacity_factor={capacity_factor})",
+                capacity_factor=capacity_factor,
+            )
+
+    def route(self, done: Computed, x: Tokens, weight: Flat) -> Copies:
+        """Return the copies of tokens that the router makes, and tell the model how many it drops."""
+        self._require_capacity(done.named.get("capacity_factor"))
+        layer, samples, sequence = done.layer, done.inp.samples, done.made.sequence
+        weights = by_name(weight.values, self.problem.units[layer], _part_of(weight))
+        inner = self._moe.before(weights, x)
+        tokens, routing = self._moe.split(inner.values)[0], self._moe.routing(weights, inner)
+        self._routed[layer, samples] = _Routed(weights, x, tokens, routing)
+        counts = routing.counts()
+        self.copies_by_expert[layer] = self.copies_by_expert.get(layer, np.zeros_like(counts)) + counts
+        everybody = range(self.problem.model.num_experts)
+        first, (piece,) = min(sequence.shards), sequence.pieces
+        rows = {
+            (sample, first, piece): {expert: tokens[place][routing.taken[place, :, expert]] for expert in everybody}
+            for place, sample in enumerate(sorted(samples))
+        }
+        self._num_dropped += routing.num_dropped
+        done.model.dropped_copies = self._num_dropped
+        return Copies(rows)
+
+    def forward(self, layer: int, copies: Copies, weight: Flat) -> Copies:
+        """Return what experts make of copies of tokens."""
+        weights, first = self._experts(layer, weight)
+        return copies.split_alike(
+            {
+                expert: self._moe.expert(expert - first)(weights, rows) + _own_bias(weights, expert - first)
+                for expert, rows in copies.by_expert().items()
+            }
+        )
+
+    def backward(self, layer: int, copies: Copies, grad: Copies, weight: Flat) -> tuple[Flat, Copies]:
+        """Return the gradients of the experts' weights, and those of the copies."""
+        weights, first = self._experts(layer, weight)
+        of_outputs, of_copies, found = grad.by_expert(), {}, []
+        for expert, rows in copies.by_expert().items():
+            through, grads = self._moe.expert(expert - first).backward(weights, rows, of_outputs[expert])
+            if "experts.down.bias" in weights.arrays:
+                grads["experts.down.bias"] = partial(over_tokens, of_outputs[expert])
+            of_copies[expert] = through
+            found.append(grads)
+        stacked = {name: np.stack([grads[name]() for grads in found]) for name in found[0]}
+        return self._flat(layer, stacked, weight), copies.split_alike(of_copies)
+
+    def backward_input(self, layer: int, samples: frozenset[int], copies: Copies, grad: Copies, weight: Flat) -> Copies:
+        """Return the gradients of the copies, and keep those of the weights."""
+        weight_grad, of_copies = self.backward(layer, copies, grad, weight)
+        self._halves.keep(layer, samples, (grad, weight_grad))
+        return of_copies
+
+    def backward_weight(self, layer: int, samples: frozenset[int], grad: Copies) -> Flat:
+        """Return the gradients of the experts' weights, once for each `backward_input`.
+
+        Raises:
+            LawError: there was none on this rank, for these samples and this gradient.
+        """
+        _, weight_grad = self._halves.take(layer, samples, lambda half: half[0] is grad)
+        return weight_grad
+
+    def combine(self, done: Computed, _x: Any, outputs: Copies, _weight: Any) -> Tokens:
+        """Return the weighted sum, with shared experts and residual."""
+        routed = self._find(done)
+        total = routed.x.values + routed.routing.combine(outputs.by_expert())
+        if self.problem.model.num_shared_experts:
+            shared = self._moe.shared(routed.weights, routed.tokens)
+            total = total + shared + routed.weights.bias("shared.down.bias")
+        return routed.x.with_values(total)
+
+    def backward_combine(self, done: Computed, _: Any, outputs: Copies, grad: Tokens) -> Copies:
+        """Return the gradients of what the experts made, and keep that of the logits."""
+        routed = self._find(done)
+        of_rows, routed.of_logits = routed.routing.combine_backward(grad.values, outputs.by_expert())
+        return outputs.split_alike(of_rows)
+
+    def backward_route(
+        self, done: Computed, _: Any, grad: Tokens, of_copies: Copies, weight: Flat
+    ) -> tuple[Flat, Tokens]:
+        """Return the gradients of the router piece and of the unit's input."""
+        routed = self._find(done)
+        del self._routed[done.layer, done.inp.samples]
+        weights, x, tokens, routing = routed.weights, routed.x, routed.tokens, routed.routing
+        gradients = dict[str, Callable[[], Array]]()
+        of_tokens = np.zeros_like(tokens)
+        for expert, rows in of_copies.by_expert().items():
+            of_tokens[routing.taken[..., expert]] += rows
+        if self.problem.model.num_shared_experts:
+            through, gradients = self._moe.shared.backward(weights, tokens, grad.values)
+            of_tokens += through
+            gradients |= bias_gradient(weights, "shared.down.bias", grad.values)
+        of_inner = np.concatenate([of_tokens, routed.of_logits], axis=-1)
+        of_input, before = self._moe.before_backward(weights, x, of_inner)
+        found = {name: gradient() for name, gradient in {**gradients, **before}.items()}
+        return self._flat(done.layer, found, weight), x.with_values(of_input + grad.values)
+
+    def _find(self, done: Computed) -> _Routed:
+        """Return what the router decided for some samples.
+
+        Raises:
+            LawError: it was not on this rank, or has been taken back already.
+        """
+        layer, name = done.layer, self.problem.units[done.layer].name
+        found = self._routed.get((layer, done.inp.samples))
+        if found is None or (done.op == "backward_route" and found.of_logits is None):
+            raise LawError(
+                f"{done.op} of layer {layer} ({name}) needs what was made of the same samples on "
+                "the same rank before: route, combine, backward_combine and backward_route go in this order, once each"
+            )
+        return found
+
+    def _experts(self, layer: int, weight: Flat) -> tuple[UnitWeights, int]:
+        """Return a part of the experts by name, and which expert is its first."""
+        part = _part_of(weight)
+        size = self.problem.model.num_experts // part.num_expert_parts
+        return by_name(weight.values, self.problem.units[layer], part), part.expert_index * size
+
+    def _flat(self, layer: int, arrays: Mapping[str, Array], weight: Flat) -> Flat:
+        """Return gradients of a piece as one array."""
+        part = _part_of(weight)
+        return Flat(flattened(arrays, self.problem.units[layer], part), part)
+
+
+def _part_of(weight: Flat) -> Part:
+    """Return which piece a weight is."""
+    part: Part = weight.part
+    return part
+
+
+def _own_bias(weights: UnitWeights, place: int) -> Array | float:
+    """Return an expert's bias of the last matrix, if there is one."""
+    biases = weights.bias("experts.down.bias")
+    return biases if isinstance(biases, float) else cast("Array", biases[place])

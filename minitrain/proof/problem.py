@@ -1,0 +1,227 @@
+"""The training problem of a numeric run: sizes, optimizer, and data and initial weights made from a seed.
+
+The training problem of a numeric run on a transformer: data and initial weights made from a seed.
+
+A sample is a sequence of random tokens and the loss that of the next one. Everything is in float64, whatever the
+model's precision. Norms begin near 1 and not at it, and biases not at 0, so that an error in either shows.
+
+Embeddings must not be tied: the table's gradient is then the sum of the embedding's and the head's, which no layer by
+itself has, and which a strategy would have to exchange between its first and its last stage. Dropout must be 0, since
+a proof compares one sample's outcome with itself. ALiBi is left out: attention without positions is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minitrain.errors import UsageError
+from minitrain.proof.arithmetic import Adam, Array, Momentum
+from minitrain.workloads.field_faults import refuse
+from minitrain.workloads.shapes import WeightShape
+from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.unit import Unit
+
+_INPUTS, _TARGETS, _WEIGHTS = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A training step on small dense layers; its data follow from the seed.
+
+    Args:
+        width: features of every layer; a weight is a width x width matrix.
+        seed: of inputs, targets and initial weights.
+        optimizer: takes the step.
+        backend: what computes: "numpy", "jax" or "torch", by the hardware abstraction layer, or several of these, which
+            ranks take in turn; NumPy directly if None.
+    """
+
+    width: int = 8
+    seed: int = 0
+    optimizer: Adam | Momentum = field(default_factory=Adam)
+    backend: Any = None
+
+    def inputs(self, global_batch_size: int) -> Array:
+        """Return the inputs of the global batch, one row a sample."""
+        return _normal(self.seed, _INPUTS, 0, global_batch_size, self.width)
+
+    def targets(self, global_batch_size: int) -> Array:
+        """Return the targets of the global batch, one row a sample."""
+        return _normal(self.seed, _TARGETS, 0, global_batch_size, self.width)
+
+    def initial_weight(self, layer: int) -> Array:
+        """Return the weight of a layer before the step, width x width, at a scale where tanh does not saturate."""
+        numbers = _normal(self.seed, _WEIGHTS, layer, self.width, self.width)
+        return np.asarray(numbers / np.sqrt(self.width / 2))
+
+
+@lru_cache(maxsize=512)
+def _normal(seed: int, what: int, which: int, rows: int, columns: int) -> Array:
+    """Return normal random numbers; those of more rows begin with those of fewer."""
+    numbers = np.random.default_rng([seed, what, which]).standard_normal((rows, columns))
+    numbers.flags.writeable = False
+    return numbers
+
+
+MOST_PARAMETERS = 2**21
+MOST_HELD = 2**25  # over all ranks, each of which may hold a whole model with its gradient and optimizer state
+MOST_FLOP = 2e12  # of a step over all ranks: minutes on one core
+
+_TOKENS, _WEIGHTS_OF_UNITS = range(2)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TransformerProblem:
+    """A training step on a small transformer; its data follow from the seed.
+
+    Args:
+        model: what is trained.
+        seq_len: tokens of a sample; the model's own if None.
+        seed: of tokens and initial weights.
+        optimizer: takes the step.
+        capacity_factor: how many times its fair share of a sample's tokens an expert takes at most; None for all.
+        backend: as for `Problem`.
+
+    Raises:
+        UsageError: the model is too large to compute with, or has what is left out; all faults at once.
+    """
+
+    model: Transformer
+    seq_len: int = None  # type: ignore[assignment]  # filled in by __post_init__
+    seed: int = 0
+    optimizer: Adam | Momentum = field(default_factory=Adam)
+    capacity_factor: float | None = None
+    backend: Any = None
+
+    def __post_init__(self) -> None:
+        if self.seq_len is None:
+            object.__setattr__(self, "seq_len", self.model.seq_len)
+        faults = list(_faults(self.model))
+        if faults:
+            raise refuse(f"{self.model.name} with real arrays", faults)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Return the layers that are trained."""
+        return self.model.units()
+
+    def require_sizes(self, world_size: int, global_batch_size: int) -> None:
+        """Require sizes that can be computed with.
+
+        Raises:
+            UsageError: it would take too long, or too much memory.
+        """
+        work = global_batch_size * self.seq_len * self.model.flop_per_token(self.seq_len)
+        if work > MOST_FLOP:
+            raise UsageError(
+                f"a step of {work:.2g} floating-point operations is too large to compute with real arrays, which is "
+                f"for {MOST_FLOP:.2g} at most; use a smaller global_batch_size than {global_batch_size}, or a shorter "
+                f"seq_len than {self.seq_len}",
+                global_batch_size=global_batch_size,
+            )
+        if world_size * self.model.num_parameters > MOST_HELD:
+            raise UsageError(
+                f"{world_size} ranks with {self.model.num_parameters:,} parameters are too many to hold in float64; "
+                f"use at most {MOST_HELD // self.model.num_parameters} ranks, or a smaller model",
+                world_size=world_size,
+            )
+
+    def inputs(self, global_batch_size: int) -> NDArray[np.int64]:
+        """Return the tokens of the global batch, samples x seq_len."""
+        return _tokens(self, global_batch_size)[:, :-1]
+
+    def targets(self, global_batch_size: int) -> NDArray[np.int64]:
+        """Return the token that follows each of the inputs."""
+        return _tokens(self, global_batch_size)[:, 1:]
+
+    def initial_weight(self, layer: int) -> Array:
+        """Return the weights of a unit before the step, as one flat array."""
+        return _initial_weight(self.model, self.seed, layer)
+
+
+_NOT_COMPUTED = {
+    "norm_placement": ("pre", "norms behind a unit are"),
+    "qk_norm": ("none", "norms of queries and keys are"),
+    "sinks": (False, "sinks are"),
+    "score_cap": (None, "soft caps are"),
+    "logit_cap": (None, "soft caps are"),
+}
+"""What a transformer may have that its arithmetic has not: the value that it must have, and why."""
+
+
+def _faults(model: Transformer) -> Iterator[str]:
+    """Yield why a model cannot be computed with."""
+    if model.num_parameters > MOST_PARAMETERS:
+        yield (
+            f"num_parameters ({model.num_parameters:,}) must be at most {MOST_PARAMETERS:,}, since every rank computes "
+            'in float64 here; use workload="tiny", or an mt.Transformer with a few small layers'
+        )
+    if model.tied_embeddings:
+        yield (
+            "tied_embeddings must be False, since the table's gradient would have to be summed between the first and "
+            "the last layer; use dataclasses.replace(model, tied_embeddings=False)"
+        )
+    if model.dropout or model.attention_dropout:
+        yield (
+            f"dropout ({model.dropout}) and attention_dropout ({model.attention_dropout}) must be 0, since masks are "
+            "not drawn; use dataclasses.replace(model, dropout=0.0, attention_dropout=0.0)"
+        )
+    yield from _layers_not_computed(model)
+    name, size = _rotary_size(model)
+    if size % 2:
+        yield f"{name} ({size}) must be even for rotary positions; use {size + 1}"
+
+
+def _layers_not_computed(model: Transformer) -> Iterator[str]:
+    """Yield what of a model's layers has no arithmetic here."""
+    for name, (usual, why) in _NOT_COMPUTED.items():
+        if getattr(model, name) != usual:
+            yield (
+                f"{name} ({getattr(model, name)}) must be {usual!r}, since {why} not computed here; use "
+                f"dataclasses.replace(model, {name}={usual!r})"
+            )
+    if model.mlp in ("geglu", "relu2"):
+        yield f'mlp must be "swiglu", "gelu" or "relu", since others are not computed here, got "{model.mlp}"'
+    if model.window and len(model.window_layers) < model.num_layers:
+        yield "window_layers must be all, since every attention is computed with one mask; leave window_layers out"
+
+
+def _rotary_size(model: Transformer) -> tuple[str, int]:
+    """Return what is rotated of a head, by the name of its size, and that size; 0 where nothing is."""
+    if model.latent is not None:
+        return "latent.rope_head_dim", model.latent.rope_head_dim
+    return "head_dim", model.head_dim if model.positions == "rotary" else 0
+
+
+@lru_cache(maxsize=64)
+def _tokens(problem: TransformerProblem, global_batch_size: int) -> NDArray[np.int64]:
+    """Return random tokens; those of more samples begin with those of fewer."""
+    generator = np.random.default_rng([problem.seed, _TOKENS])
+    return generator.integers(problem.model.vocab_size, size=(global_batch_size, problem.seq_len + 1))
+
+
+@lru_cache(maxsize=512)
+def _initial_weight(model: Transformer, seed: int, layer: int) -> Array:
+    """Return normal random numbers, at scales where nothing saturates."""
+    unit = model.units()[layer]
+    generator = np.random.default_rng([seed, _WEIGHTS_OF_UNITS, layer])
+    values = np.concatenate([_drawn(generator, unit, weight).ravel() for weight in unit.weights])
+    values.flags.writeable = False
+    return values
+
+
+def _drawn(generator: np.random.Generator, unit: Unit, weight: WeightShape) -> Array:
+    """Return one weight's first numbers."""
+    numbers = generator.standard_normal(weight.shape)
+    if weight.is_norm or len(weight.shape) == 1:
+        return 0.1 * numbers + (1 if weight.name.endswith("norm.weight") else 0)
+    if unit.kind == "embedding":
+        return numbers
+    return np.asarray(numbers / np.sqrt(weight.shape[-2]))

@@ -1,0 +1,13 @@
+"""Where the time and the memory of a run went: pure functions on event logs, without pictures.
+
+Open `timeline` first: event logs as columns, the form that the analyses work
+on. Each file answers one question:
+
+- How is the step time split? `breakdown`: computing, exposed communication and waiting, by axis of the mesh and type.
+- What would the clocks be if operations lasted differently? `graph`: the moments of a run, for many cases at once.
+- What sets the step time? `dependencies`, the edges between operations, with their critical path.
+- Which memory is held when? `memory_over_time`.
+- How large is the bubble in theory? `textbook_bubble`.
+
+`explanation` puts all of it together, and says why ranks wait; `labels` are its texts.
+"""

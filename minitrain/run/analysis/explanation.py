@@ -1,0 +1,362 @@
+"""One run explained: where its time goes, why ranks wait, what sets the step time, what would help, what fills memory.
+
+Each part has a module of its own: `breakdown`, `waits`, `critical_path`, `what_if`, `memory_over_time` and
+`textbook_bubble`. Here they are put together, as objects and as data that can be written as JSON.
+
+Why ranks are idle: every gap with the operation that ended it, the rank that it waited for, and its kind.
+
+A gap is a time in which no stream of a rank is at work. It ends with an operation of the rank that had to wait for one
+of another rank, or with the step. Its kind says why:
+
+- step's end: the rank has done its part, and others have not.
+- straggler: a collective waited for its last member.
+- warm-up, steady or cool-down bubble: a message was sent late. A rank is in its warm-up before its first backward, and
+  in its cool-down after its last forward.
+- communication: a straggler or a bubble of which more than half was communication by the operations that were waited
+  for.
+- recovery: the run was interrupted, as by a device that died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from minitrain.operations import COMM, RECV
+from minitrain.run.analysis.breakdown import Breakdown, breakdown, checked_end
+from minitrain.run.analysis.dependencies import (
+    Binding,
+    CriticalPath,
+    Graph,
+    binding,
+    collectives,
+    critical_path,
+    make_graph,
+    messages,
+    what_ifs,
+)
+from minitrain.run.analysis.memory_over_time import HighWater, Journals, high_water
+from minitrain.run.analysis.textbook_bubble import ClosedForm, closed_form
+from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, sweep_timeline
+
+WARMUP, STEADY, COOLDOWN, STRAGGLER, COMMUNICATION, STEP_END, RECOVERY = range(7)
+GAP_KINDS = (
+    "warm-up bubble",
+    "steady bubble",
+    "cool-down bubble",
+    "straggler",
+    "communication",
+    "step's end",
+    "recovery",
+)
+
+_ROUNDING = 1e-12  # of the step time; a shorter gap is a rounding error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gaps:
+    """The idle times of all ranks, by rank and start; those until the step's end come last.
+
+    Args:
+        timeline: the run.
+        rank: whose gap it is, (num_gaps,), like all that follow.
+        start: when it begins, s.
+        end: when it ends, s.
+        event: the operation of the rank that ended it, `NONE` for the step's end.
+        source: the operation of another rank that it waited for, or `NONE`; of a gap until the step's end, the
+            operation that ends last.
+        kind: index into `GAP_KINDS`.
+    """
+
+    timeline: Timeline
+    rank: Ints
+    start: Floats
+    end: Floats
+    event: Ints
+    source: Ints
+    kind: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def duration(self) -> Floats:
+        """How long each gap lasts, s."""
+        return self.end - self.start
+
+    def seconds(self) -> Floats:
+        """Return how long each rank waited in gaps of each kind, s, (num_ranks, number of kinds)."""
+        size = self.timeline.num_ranks, len(GAP_KINDS)
+        place = self.rank * size[1] + self.kind
+        sums = np.bincount(place, weights=self.duration, minlength=size[0] * size[1])
+        return sums.astype(float).reshape(size)
+
+    def reason(self, gap: int) -> str:
+        """Say in words what a rank waited for: "rank 2's send of layer 7"."""
+        line, event, source = self.timeline, int(self.event[gap]), int(self.source[gap])
+        whose = "" if source == NONE else f"rank {line.rank_name(line.rank[source])}"
+        if self.kind[gap] == RECOVERY:
+            begin, end = self.start[gap], self.end[gap]
+            return f"the recovery: {'; then '.join(out.reason for out in line.outages if begin < out.end <= end)}"
+        if event == NONE:
+            return f"the step's end, which {whose or 'another rank'} sets"
+        typ, layer = line.typs[line.typ[event]], line.layer[event]
+        of_layer = "" if layer == NO_LAYER else f" of {line.layer_name(int(layer))}"
+        if not whose:
+            return f"what comes before {typ}{of_layer}"
+        return f"{whose}'s send{of_layer}" if typ == RECV else f"{whose}, the last to come to {typ}{of_layer}"
+
+
+def find_gaps(
+    timeline: Timeline, step_end: float | None = None, graph: Graph | None = None, bound: Binding | None = None
+) -> Gaps:
+    """Return every gap of every rank, with its reason and kind.
+
+    Args:
+        timeline: the run.
+        step_end: when the step ends, s; the latest end of all ranks if None.
+        graph: the dependencies, if they are known already.
+        bound: the last dependency of each moment, likewise.
+    """
+    rank, start, end, event = gaps_of(timeline, checked_end(timeline.last_end, step_end))
+    source = _sources(timeline, event)
+    kind = _kinds(timeline, rank, start, event)
+    graph = graph or make_graph(timeline)
+    waits = event != NONE
+    held = _held_by_communication(graph, bound or binding(graph), start[waits], event[waits])
+    kind[waits] = np.where(held > 0.5 * (end - start)[waits], COMMUNICATION, kind[waits])
+    for outage in timeline.outages:
+        kind[(start < outage.end) & (end >= outage.end)] = RECOVERY
+    return Gaps(timeline, rank, start, end, event, source, kind)
+
+
+def waits_by_device(timeline: Timeline, step_end: float | None = None) -> dict[str, dict[str, float]]:
+    """Return how long a rank with each kind of device waits on average, by the device of the rank it waits for, s.
+
+    Args:
+        timeline: a run on several kinds of device.
+        step_end: when the step ends, s; the latest end of all ranks if None.
+    """
+    rank, start, end, event = gaps_of(timeline, checked_end(timeline.last_end, step_end))
+    source = _sources(timeline, event)
+    known = source != NONE
+    names = list(dict.fromkeys(timeline.devices))
+    device = np.array([names.index(name) for name in timeline.devices])
+    sums = np.zeros((timeline.num_ranks, len(names)))
+    np.add.at(sums, (rank[known], device[timeline.rank[source[known]]]), (end - start)[known])
+    means = {name: [mean(column) for column in sums[device == kind].T.tolist()] for kind, name in enumerate(names)}
+    return {name: {other: wait for other, wait in zip(names, row, strict=True) if wait} for name, row in means.items()}
+
+
+def gaps_of(timeline: Timeline, step_end: float) -> tuple[Ints, Floats, Floats, Ints]:
+    """Return rank, start, end and ending event of every gap, from when all weights are there to the step's end."""
+    swept = sweep_timeline(timeline)
+    step = step_end - swept.begin
+    gap = swept.start - swept.busy_until > _ROUNDING * step
+    last = swept.last_end(timeline.num_ranks)
+    early = np.flatnonzero(step_end - last > _ROUNDING * step)
+    return (
+        np.concatenate([swept.rank[gap], early]),
+        np.concatenate([swept.busy_until[gap], last[early]]),
+        np.concatenate([swept.start[gap], np.full(len(early), step_end)]),
+        np.concatenate([swept.order[gap], np.full(len(early), NONE)]),
+    )
+
+
+def _sources(timeline: Timeline, event: Ints) -> Ints:
+    """Return the operation of another rank that each gap waited for: a send, or the last one of a collective."""
+    source = np.full(timeline.num_events + 1, NONE)  # the last place is that of the step's end
+    sends, receives = messages(timeline)
+    late = timeline.waited_for[receives] != NONE
+    source[receives[late]] = sends[late]
+    members, places = collectives(timeline)
+    meeting = np.repeat(np.arange(len(places) - 1), np.diff(places))
+    is_late = timeline.waited_for[members] != NONE
+    keys = meeting * timeline.num_ranks + timeline.rank[members]  # ascending: members come by collective and rank
+    wanted = meeting[is_late] * timeline.num_ranks + timeline.waited_for[members][is_late]
+    found = np.minimum(np.searchsorted(keys, wanted), max(len(members) - 1, 0))
+    source[members[is_late]] = np.where(keys[found] == wanted, members[found], NONE)
+    source[-1] = np.argmax(timeline.end) if timeline.num_events else NONE
+    return source[event]
+
+
+def _kinds(timeline: Timeline, rank: Ints, start: Floats, event: Ints) -> Ints:
+    """Return the kind of every gap by what ended it and when it began."""
+    first_backward, last_forward = _phases(timeline)
+    phase = np.full(len(rank), STEADY)
+    phase[start >= last_forward[rank]] = COOLDOWN
+    phase[start < first_backward[rank]] = WARMUP
+    meets = np.append(timeline.on_stream(COMM), False)[event]
+    return np.where(event == NONE, STEP_END, np.where(meets, STRAGGLER, phase))
+
+
+def _phases(timeline: Timeline) -> tuple[Floats, Floats]:
+    """Return when each rank begins its first backward and ends its last forward, s, (num_ranks,) each."""
+    first, last = np.full(timeline.num_ranks, np.inf), np.full(timeline.num_ranks, -np.inf)
+    backwards, forwards = timeline.beginning_with("backward"), timeline.beginning_with("forward")
+    np.minimum.at(first, timeline.rank[backwards], timeline.time[backwards])
+    np.maximum.at(last, timeline.rank[forwards], timeline.end[forwards])
+    return first, last
+
+
+def _held_by_communication(graph: Graph, bound: Binding, start: Floats, event: Ints) -> Floats:
+    """Return how much of each gap the operations that it waited for spent in communication, s.
+
+    These are found backwards from the operation that ended the gap, by the dependency that was fulfilled last.
+    """
+    line, count = graph.timeline, graph.timeline.num_events
+    moments, after_end = bound.moment.tolist(), bound.after_end.tolist()
+    time, end, computes = line.time.tolist(), line.end.tolist(), line.computes.tolist()
+    held = []
+    for begin, last in zip(start.tolist(), event.tolist(), strict=True):
+        total, moment = 0.0, last
+        while True:
+            counts, moment = after_end[moment], moments[moment]
+            if moment == NONE or (moment < count and end[moment] <= begin):
+                break
+            if counts and moment < count and not computes[moment]:
+                total += end[moment] - max(time[moment], begin)
+            if moment < count and time[moment] <= begin:
+                break
+        held.append(total)
+    return np.array(held)
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """All analyses of one run; each is computed when it is first asked for.
+
+    Args:
+        timeline: the run.
+        bytes_per_element: bytes of one element of memory.
+        step_end: when the step ends, s; the latest end of all ranks if None.
+        strategy: name of the strategy, for the textbook's bubble.
+        options: its options.
+        journals: every change of every store, one journal a rank; empty if none were kept.
+    """
+
+    timeline: Timeline
+    bytes_per_element: float
+    step_end: float | None = None
+    strategy: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    journals: Journals = ()
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Which operations wait for which."""
+        return make_graph(self.timeline)
+
+    @cached_property
+    def binding(self) -> Binding:
+        """The dependency of each moment that was fulfilled last."""
+        return binding(self.graph)
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Computing, exposed communication and waiting of each rank."""
+        return breakdown(self.timeline, self.step_end)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """Every idle time with its reason."""
+        return find_gaps(self.timeline, self.step_end, self.graph, self.binding)
+
+    @cached_property
+    def critical_path(self) -> CriticalPath:
+        """The chain of operations that sets the step time."""
+        return critical_path(self.graph, self.binding)
+
+    @cached_property
+    def what_ifs(self) -> Mapping[str, float]:
+        """The step time if one class of operation were free, s."""
+        return what_ifs(self.graph)
+
+    @cached_property
+    def closed_form(self) -> ClosedForm | None:
+        """The bubble by the textbook's formula beside the measured one."""
+        return closed_form(self.graph, self.strategy, self.options)
+
+    @cached_property
+    def high_water(self) -> list[HighWater]:
+        """When each rank held most memory, and what it consisted of."""
+        return high_water(self.timeline, self.journals)
+
+    @cached_property
+    def waits_by_device(self) -> Mapping[str, Mapping[str, float]]:
+        """How long a rank with each kind of device waits on average, by the kind that it waits for, s."""
+        return waits_by_device(self.timeline, self.step_end)
+
+    def longest_gaps(self, count: int = 5) -> list[int]:
+        """Return the longest gaps, as indices into `gaps`, the longest first."""
+        order = np.lexsort((np.arange(len(self.gaps)), -self.gaps.duration))
+        return [int(gap) for gap in order[:count]]
+
+    def data(self) -> dict[str, Any]:
+        """Return all analyses as plain data, ready for JSON: times in s, sizes in bytes."""
+        split, waits = self.breakdown, self.gaps.seconds()
+        kinds = [kind.replace("-", "_").replace(" ", "_").replace("'", "") for kind in GAP_KINDS]
+        form = self.closed_form
+        return {
+            "step_time_s": split.step_time_s,
+            "ranks": [
+                {
+                    "rank": rank,
+                    "computing_s": float(split.computing[rank]),
+                    "exposed_communication_s": float(split.exposed[rank]),
+                    "overlapped_communication_s": float(split.overlapped[rank]),
+                    "waiting_s": float(split.waiting[rank]),
+                    "waiting_by_kind_s": dict(zip(kinds, waits[rank].tolist(), strict=True)),
+                    "high_water": self._mark(self.high_water[rank]),
+                }
+                for rank in range(self.timeline.num_ranks)
+            ],
+            **({"waits_by_device_s": self.waits_by_device} if self.timeline.devices else {}),
+            "longest_waits": [self._gap(gap) for gap in self.longest_gaps()],
+            "critical_path": {
+                **{f"{part}_s": value for part, value in self.critical_path.seconds().items()},
+                "by_type_s": self.critical_path.by_typ(),
+                "num_operations": len(self.critical_path.event),
+            },
+            "step_time_if_free_s": dict(self.what_ifs),
+            "closed_form": None if form is None else _form(form),
+        }
+
+    def _gap(self, gap: int) -> dict[str, Any]:
+        gaps = self.gaps
+        return {
+            "rank": int(gaps.rank[gap]),
+            "start_s": float(gaps.start[gap]),
+            "duration_s": float(gaps.duration[gap]),
+            "kind": GAP_KINDS[gaps.kind[gap]],
+            "waits_for": gaps.reason(gap),
+        }
+
+    def _mark(self, mark: HighWater) -> dict[str, Any]:
+        scale = self.bytes_per_element
+        return {
+            "time_s": mark.time,
+            "bytes": mark.elements * scale,
+            "by_kind_bytes": {name: size * scale for name, size in mark.held.items()},
+            "text": mark.text(self.timeline, scale),
+        }
+
+
+def _form(form: ClosedForm) -> dict[str, Any]:
+    """Return a closed form as data."""
+    return {
+        "formula": form.formula,
+        "condition": form.condition,
+        "holds": form.holds,
+        "textbook_s": form.textbook_s,
+        "with_free_communication_s": form.free_s,
+        "measured_s": form.measured_s,
+        "textbook_fraction": form.fraction(form.textbook_s),
+        "with_free_communication_fraction": form.fraction(form.free_s),
+        "measured_fraction": form.fraction(form.measured_s),
+    }

@@ -1,0 +1,318 @@
+"""Finding the classes of a strategy's ranks, and simulating one rank of each.
+
+Attempts are made one after the other, each with what the one before found out: the axes of the strategy's own mesh (or
+of its divisions of the rank), and axes along which ranks diverge, whose positions must be kept apart. An attempt that
+fails costs little, since ranks diverge early. An axis that is kept must carry messages, as that of a pipeline does. If
+it does not, the strategy depends on the rank in another way, and folding refuses it. An axis that is kept because its
+ranks lie differently in the network needs no messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Generic, NoReturn, TypeVar
+
+from minitrain.engine.final_weights import IN_PARTS, check_final_weights
+from minitrain.errors import MinitrainError, StrategyError, UsageError
+from minitrain.machine import FlatTopology, HierarchicalTopology
+from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.measured_topology import MeasuredTopology
+from minitrain.machine.predictor import KernelPredictor, LayerPredictor, RuntimePredictor
+from minitrain.machine.price import Predictor, RankPredictors
+from minitrain.run.device_memory import kinds_of_journals, watching_memory
+from minitrain.run.folding.attempt import FoldAttempt
+from minitrain.run.folding.early_divergence import DivergenceHistory, find_early_divergence, key_of_attempt
+from minitrain.run.folding.expansion import Expansion
+from minitrain.run.folding.model import FoldedModel, model_of_class
+from minitrain.run.folding.per_rank_sets import PerRankSet
+from minitrain.run.folding.ranges import ranges_of_every_rank
+from minitrain.run.folding.run import FoldedRun
+from minitrain.run.folding.unlike_ranks import are_alike, labels_of
+from minitrain.run.garbage_collection import rare_collections
+from minitrain.run.parameters import asks_to_fold
+from minitrain.run.progress import RunProgress
+from minitrain.run.rank_tasks import PreparedRun, require_nothing_left, run_ranks
+from minitrain.run.result import Run
+from minitrain.run.trained_model import trained_model_of
+from minitrain.tensors import Weight, clone
+from minitrain.tensors.index_sets import forget_latest_union
+
+_MANY_CLASSES = 64
+_KNOWN = (RuntimePredictor, KernelPredictor, LayerPredictor)
+
+R = TypeVar("R")
+
+LEAST_RANKS_A_CLASS = 4
+"""The fewest ranks of a class for which `fold="auto"` folds."""
+
+
+async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
+    """Simulate one rank of each class.
+
+    Args:
+        prepared: what is to be simulated.
+        simulate_fully: simulates every rank, where nothing can be folded.
+
+    Raises:
+        UsageError: operations do not cost the same on all ranks.
+        StrategyError: the strategy depends on the rank in a way that does not fold.
+    """
+    _require_prices_alike(prepared.predictor)
+    search = _Search(prepared, simulate_fully)
+    with ranges_of_every_rank(prepared.function):
+        try:
+            return await search.run(may_change_axes=True)
+        except StrategyError as refusal:
+            if not refusal.is_split:
+                raise
+            try:  # as one axis, it may be a pipeline
+                return await search.run(may_change_axes=False)
+            except StrategyError:
+                raise refusal from None
+
+
+async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
+    """Simulate one rank of each class, if that works and classes have enough ranks; return None otherwise.
+
+    An attempt ends where too few ranks are left in a class, or anything is raised: the simulation of every rank raises
+    a strategy's errors again. `watch` is called once, when the folded run is done.
+
+    Args:
+        prepared: what is to be simulated.
+    """
+    search = _Search(replace(prepared, watch=None), _nothing, LEAST_RANKS_A_CLASS)
+    if search.history.expects_nothing(prepared):
+        return None
+    try:
+        _require_prices_alike(prepared.predictor)
+        run = await search.run(may_change_axes=True)
+    except Exception as error:  # every rank raises the same again, unless folding alone is to blame
+        if prepared.variant is not None and not isinstance(error, StrategyError):
+            raise  # an extension of the engine raises for reasons of its own
+        run = None
+    if run is None:
+        search.history.record_nothing(prepared)
+    elif prepared.watch is not None:
+        prepared.watch(RunProgress(run.class_models, run.num_ranks_a_class))
+    return run
+
+
+async def _nothing() -> None:
+    """Return None: every rank is to be simulated."""
+
+
+def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
+    """Require that an operation costs the same on all ranks."""
+    predictor = getattr(predictor, "recorded", predictor)  # of a run that is recorded
+    topology = getattr(predictor, "topology", None)
+    if isinstance(predictor, RankPredictors) and predictor.cluster is None:
+        raise UsageError("fold=True does not go with a predictor for each rank, which tells ranks apart")
+    if isinstance(predictor, RankPredictors):
+        return  # on a cluster, ranks of one class have one kind of device (see `minitrain.run.folding.unlike_ranks`)
+    networks = FlatTopology | HierarchicalTopology | MeasuredTopology
+    has_known_network = type(predictor) in _KNOWN and isinstance(topology, networks)
+    if not has_known_network and type(predictor) is not FixedPredictor:
+        raise UsageError(
+            "fold=True needs prices that are known to be the same for ranks that do the same: those of a hardware "
+            f"config or a FixedPredictor, got {predictor!r:.80}"
+        )
+
+
+class _Search(Generic[R]):
+    """The search for axes along which the ranks of a strategy fold.
+
+    Args:
+        prepared: what is to be simulated.
+        simulate_fully: simulates every rank, where nothing can be folded.
+        least: how many ranks a class must have for an attempt.
+    """
+
+    def __init__(self, prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[R]], least: int = 1) -> None:
+        self.prepared = prepared
+        self.simulate_fully = simulate_fully
+        self.least = least
+        self.labels = labels_of(prepared)
+        shared = prepared.parameters.fold
+        self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
+
+    async def run(self, *, may_change_axes: bool) -> Run | R:
+        """Make one attempt after the other, and leave nothing of them behind.
+
+        Args:
+            may_change_axes: whether divisions of the rank lay out the ranks.
+        """
+        try:
+            return await self._run(may_change_axes=may_change_axes)
+        finally:
+            forget_latest_union()
+
+    async def _run(self, *, may_change_axes: bool) -> Run | R:
+        """Make one attempt after the other."""
+        axes: Mapping[str, int] = {"world": self.prepared.parameters.world_size}
+        reasons: dict[str, str] = {}  # why each axis is kept
+        apart: frozenset[str] = frozenset()  # those that are kept for prices alone
+        is_world = True  # as long as the strategy has not asked for a mesh
+        split: dict[str, int] = {}  # axes of the strategy's mesh whose ranks are unlike in blocks
+        while True:
+            kept, may_change = frozenset(reasons), may_change_axes and is_world
+            attempt, run = await self._attempt(FoldAttempt(axes, kept, apart, may_change_axes=may_change, split=split))
+            if attempt.needs_every_rank:
+                return await self.simulate_fully()
+            if attempt.has_adopted_mesh:
+                axes, is_world = attempt.mesh_axes, False
+            if attempt.wanted_split:
+                split |= attempt.wanted_split
+                continue
+            if attempt.diverged is None:
+                assert run is not None
+                self._require_messages(attempt, reasons)
+                return run
+            diverged, place = attempt.diverged
+            if attempt.wanted_axes is not None and is_world:
+                axes, reasons, is_world = attempt.wanted_axes, {}, attempt.wants_split
+                apart = frozenset()
+                continue
+            sizes = attempt.folded_sizes
+            new = (diverged if attempt.wanted_axes is None else frozenset(sizes)) & sizes.keys()
+            if not new or (attempt.prices_differ and new == sizes.keys()):
+                return await self._give_up(attempt, reasons)
+            reasons |= dict.fromkeys(new, place)
+            apart |= new if attempt.prices_differ or attempt.sequences_differ else frozenset()
+
+    async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> R:
+        """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge.
+
+        Where ranks do the same, but some of it takes longer on some of them, every rank is simulated, too.
+        """
+        if attempt.prices_differ or attempt.apart:
+            return await self.simulate_fully()
+        assert attempt.diverged is not None
+        diverged, place = attempt.diverged
+        blamed = (diverged & attempt.kept) or attempt.kept
+        self._require_messages(attempt, {axis: reasons.get(axis, place) for axis in blamed})
+        if attempt.folded_sizes:
+            self._refuse(attempt, place)
+        return await self.simulate_fully()
+
+    def _require_messages(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> None:
+        """Require that messages go along every axis that is kept, unless it is for prices.
+
+        Args:
+            attempt: the last one.
+            reasons: kept axes, and where ranks diverged along them.
+        """
+        for axis, place in reasons.items():
+            if axis not in attempt.message_axes | attempt.apart and attempt.axes[axis] > 1:
+                self._refuse(attempt, place)
+
+    def _refuse(self, attempt: FoldAttempt, place: str) -> NoReturn:
+        """Raise why a strategy cannot be folded."""
+        raise StrategyError(
+            f"{self.prepared.name} cannot be folded: what it does depends on the rank in a way that folding does not "
+            f"follow, by {place}; let ranks differ in shard index and samples alone (see `minitrain.span`), or "
+            "simulate without fold=True",
+            place=place,
+            is_split=attempt.may_change_axes and len(attempt.axes) > 1,
+        )
+
+    async def _attempt(self, attempt: FoldAttempt) -> tuple[FoldAttempt, Run | None]:
+        """Make an attempt, and return what was found out and the run; no run if ranks diverged.
+
+        A dry run comes first where an attempt is likely to fail. It runs the first class alone, and so may miss how
+        several classes diverge together; so it is made only where there is one class, or where there are very many.
+        """
+        if attempt.num_ranks_a_class < self.least:
+            attempt.needs_every_rank = True
+            return attempt, None
+        representatives = attempt.representatives()
+        if self.labels is not None and not are_alike(attempt, representatives, self.labels):
+            return attempt, None
+        key = key_of_attempt(self.prepared, attempt)
+        is_likely = len(representatives) == 1 and self.history.expects_divergence(key)
+        if is_likely or len(representatives) > _MANY_CLASSES:
+            found = await find_early_divergence(self.prepared, attempt)
+            if found is not None:
+                return found, None
+        run = await _simulate_classes(self.prepared, attempt, representatives)
+        self.history.record(key, diverged=attempt.diverged is not None)
+        return attempt, run
+
+
+async def _simulate_classes(
+    prepared: PreparedRun, attempt: FoldAttempt, representatives: Sequence[int]
+) -> FoldedRun | None:
+    """Simulate a rank of each class; return None if ranks diverged."""
+    dist = prepared.transport()
+    models = [model_of_class(prepared, attempt, rank, dist) for rank in representatives]
+    try:
+        return await _run_classes(prepared, attempt, models)
+    except (KeyboardInterrupt, SystemExit, asyncio.CancelledError):  # meant for the caller
+        raise
+    except BaseException as error:
+        if attempt.diverged is not None:
+            error.with_traceback(None)  # else a reference cycle keeps the attempt's tasks alive, which slow all others
+            return None
+        is_of_python = isinstance(error, TypeError | AttributeError) and not isinstance(error, MinitrainError)
+        if attempt.folded_sizes and is_of_python:
+            error.add_note(
+                "with fold=True, ranks, samples and shards are no ints and frozensets; if that is why, leave it"
+            )
+        raise
+    finally:
+        attempt.is_over = True  # errors may show values from now on
+
+
+async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> FoldedRun:
+    """Run the strategy on each class to its end, and return the run of all ranks."""
+    parameters = prepared.parameters
+    with rare_collections(), watching_memory(models, strict=parameters.strict_memory) as excesses:
+        await run_ranks(prepared, models, attempt.num_ranks_a_class)
+        require_nothing_left(models[0].dist, models)
+        prepared.require_shares_read(models)
+    if parameters.check:
+        check_final_weights([_with_all_shards(model, attempt) for model in models])
+    attempt.is_over = True
+    for model in models:
+        model.finish()
+    expansion = Expansion(attempt, models)
+    logs, of_ranks = expansion.every_rank()
+    return prepared.result(
+        FoldedRun,
+        models,
+        excesses,
+        logs=logs,
+        models=of_ranks,
+        peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
+        trained_model=trained_model_of(prepared.predictor.workload, models, attempt.num_ranks_a_class),
+        expansion=expansion,
+        was_asked_for=asks_to_fold(parameters.fold),
+        **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
+    )
+
+
+def _journals(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> dict[str, Any]:
+    """Return the journals of all ranks, and what the fullest one held of each kind."""
+    journals = [model.memory_journal for model in models]
+    kinds = kinds_of_journals(journals, prepared.predictor.workload.bytes_per_element)
+    return {"memory_journals": attempt.of_every_rank(journals), "memory_by_kind": kinds}
+
+
+def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
+    """Return what the check of final weights reads of a model, with the shards of all ranks of its class."""
+    final = {layer: _whole(weight, attempt) for layer, weight in model.final_weights.items()}
+    experts = {layer: _whole(weight, attempt) for layer, weight in model.final_experts.items()}
+    sizes = {"rank": model._rank, "num_layers": model.num_layers}
+    return SimpleNamespace(**sizes, final_weights=final, final_experts=experts)
+
+
+def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:
+    """Return a final weight with the shards and parts that a class holds together."""
+    whole = clone(weight)
+    for name in ("shards", "parts") if weight.__class__ in IN_PARTS else ("shards",):
+        held = getattr(weight, name)
+        if isinstance(held, PerRankSet):
+            setattr(whole, name, held.union_over(attempt.folded_sizes))
+    return whole

@@ -1,0 +1,191 @@
+"""Groups and meshes as the ranks of a class see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from minitrain.engine.transport.groups import Group, Mesh
+from minitrain.machine.topology import RankNodes
+from minitrain.operations import COMM, Stream
+from minitrain.run.folding.attempt import FoldAttempt, in_engine
+from minitrain.run.folding.per_rank_values import PerRankInt, per_rank
+from minitrain.run.folding.prices import groups_by_shape
+
+
+class FoldedCommunicator:
+    """What pricing reads of a group: its ranks, and when its stream is free.
+
+    Args:
+        shapes: a group for each way in which the groups of a class lie in the network, that of the lowest rank first.
+        is_world: whether it holds all ranks.
+    """
+
+    __slots__ = ("busy_until", "is_world", "ranks", "shapes", "size")
+
+    def __init__(self, shapes: Sequence[Sequence[int]], *, is_world: bool) -> None:
+        self.shapes = shapes
+        self.ranks = shapes[0]
+        self.size = len(self.ranks)
+        self.is_world = is_world
+        self.busy_until = 0.0
+
+
+class FoldedGroup(Group):
+    """The groups along some axes, one for each rank of a class.
+
+    Args:
+        attempt: how ranks are folded.
+        axes: those along which its ranks differ, each of more than one rank.
+        rank: the class's lowest rank.
+        nodes: where ranks sit; None on a flat network, which reads the number of ranks alone.
+
+    Attributes:
+        kept: those of its axes along which classes differ.
+    """
+
+    __slots__ = ("_index", "_lowest_rank", "_stream", "attempt", "axes", "kept")
+
+    def __init__(self, attempt: FoldAttempt, axes: frozenset[str], rank: int, nodes: RankNodes | None = None) -> None:
+        self.attempt = attempt
+        self.axes = axes
+        self.kept = axes & attempt.kept
+        self._lowest_rank = rank
+        size = prod(attempt.axes[axis] for axis in axes)
+        is_world = size == attempt.world_size
+        shapes: Sequence[Sequence[int]] = [range(size)]
+        if nodes is not None:
+            shapes = groups_by_shape(attempt, nodes, self.lowest_class(), axes)
+        self.communicator: Any = FoldedCommunicator(shapes, is_world=is_world)
+        self._index = self._indices()
+        self._stream = _stream(attempt, self.lowest_class(), axes, is_world=is_world)
+
+    def lowest_class(self) -> int:
+        """Return the lowest rank of the lowest class that the groups have members of."""
+        strides, axes = self.attempt.strides, self.attempt.axes
+        return self._lowest_rank - sum(
+            self._lowest_rank // strides[axis] % axes[axis] * strides[axis] for axis in self.kept
+        )
+
+    def _indices(self) -> Any:
+        """Return the place of each rank among its group's members."""
+        index, stride, slopes = 0, 1, {}
+        for axis, size in reversed(self.attempt.axes.items()):
+            if axis in self.axes:
+                index += self._lowest_rank // self.attempt.strides[axis] % size * stride
+                slopes[axis] = stride
+                stride *= size
+        return per_rank(self.attempt, index, slopes)
+
+    def is_of_class(self, rank: int) -> bool:
+        """Return whether it is the group as the class of a lowest rank sees it."""
+        return self._lowest_rank == rank
+
+    @property
+    def rank(self) -> Any:  # type: ignore[override]
+        """The rank whose group it is, a number for each rank of the class."""
+        return per_rank(self.attempt, self._lowest_rank, self.attempt.strides)
+
+    @property
+    def index(self) -> Any:  # type: ignore[override]
+        """The place of each rank among its group's members."""
+        return self._index
+
+    @property
+    def ranks(self) -> Any:
+        """The members, where they are the same for all ranks."""
+        self._require_same("the ranks of a group")
+        return tuple(members_along(self.attempt, self._lowest_rank, self.axes))
+
+    @property
+    def stream(self) -> Stream:  # type: ignore[override]
+        """The stream of the lowest rank's group."""
+        self._require_same("the stream of a group")
+        return self._stream
+
+    def _require_same(self, what: str) -> None:
+        """Refuse to tell the strategy what differs between ranks."""
+        if not self.axes.issuperset(self.attempt.folded_sizes) and not in_engine(3):
+            self.attempt.diverge(f"{what} that differs between ranks")
+
+    def __repr__(self) -> str:
+        self._require_same("the text of a group")
+        return f"Group({self.size} ranks)"
+
+
+def _stream(attempt: FoldAttempt, lowest_rank: int, axes: frozenset[str], *, is_world: bool) -> Stream:
+    """Return the stream of the group along some axes; classes whose lowest ranks are in one group share it."""
+    key = lowest_rank, axes
+    if key not in attempt.streams:
+        attempt.streams[key] = Stream(COMM, None if is_world else tuple(members_along(attempt, lowest_rank, axes)))
+    return attempt.streams[key]
+
+
+class FoldedMesh(Mesh):
+    """The ranks on named axes, as the ranks of a class see them."""
+
+    def __init__(self, attempt: FoldAttempt, rank: int, groups: Any) -> None:
+        super().__init__(rank, attempt.mesh_axes, groups)
+        self.attempt = attempt
+        self._groups = groups
+
+    @property
+    def rank(self) -> Any:
+        """A number for each rank of the class."""
+        return per_rank(self.attempt, self._rank, self.attempt.strides)
+
+    def coord(self, axis: str) -> Any:
+        """Return the rank's place along an axis: a number where positions are kept."""
+        lowest, stride = super().coord(axis), self._strides[axis]
+        return per_rank(
+            self.attempt, lowest, {part: self.attempt.strides[part] // stride for part in self.attempt.parts[axis]}
+        )
+
+    def group(self, *axes: str) -> Group:
+        """Return the group of ranks that differ from this one along the given axes alone."""
+        for axis in axes:
+            self._require(axis)
+        return self._groups(part for axis in axes for part in self.attempt.parts[axis])  # type: ignore[no-any-return]
+
+    def peer(self, axis: str, offset: int, *, wrap: bool = False) -> Any:
+        """Return the rank `offset` places further along an axis; folded ranks have no peers of their own there."""
+        if offset and not self.attempt.folded_sizes.keys().isdisjoint(self.attempt.parts.get(axis, ())):
+            self.attempt.diverge(f"a peer along the axis {axis}", frozenset([axis]))
+        found = super().peer(axis, offset, wrap=wrap)
+        return None if found is None else per_rank(self.attempt, found, self.attempt.strides)
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.axes.items())})"
+
+
+def axes_along(attempt: FoldAttempt, rank: int, members: Sequence[Any]) -> frozenset[str] | None:
+    """Return the axes along which the ranks of a group differ; None where it is not made of all ranks along some axes.
+
+    Args:
+        attempt: how ranks are folded.
+        rank: the class's lowest rank.
+        members: the group's ranks, each an int, or a number for each rank of the class.
+    """
+    consts = {member.const if isinstance(member, PerRankInt) else member for member in members}
+    if not consts or not all(isinstance(const, int) and 0 <= const < attempt.world_size for const in consts):
+        return None
+    found = frozenset(
+        axis
+        for axis, size in attempt.axes.items()
+        if len({const // attempt.strides[axis] % size for const in consts}) > 1
+    )
+    slopes = {axis: attempt.strides[axis] for axis in attempt.folded_sizes if axis not in found}
+    moves_along = all((member.slopes if isinstance(member, PerRankInt) else {}) == slopes for member in members)
+    return found if moves_along and sorted(consts) == sorted(members_along(attempt, rank, found)) else None
+
+
+def members_along(attempt: FoldAttempt, rank: int, axes: frozenset[str]) -> list[int]:
+    """Return the ranks that differ from one along some axes alone, ascending."""
+    ranks = [rank]
+    for axis in attempt.axes:
+        if axis in axes:
+            stride, size = attempt.strides[axis], attempt.axes[axis]
+            here = rank // stride % size
+            ranks = [other + (place - here) * stride for other in ranks for place in range(size)]
+    return ranks

@@ -1,0 +1,353 @@
+"""The model of a class of ranks: a `Model` of its lowest rank, which shows the strategy a value for each rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from minitrain.engine import sample_laws
+from minitrain.engine.communication import TENSORS, Groupish
+from minitrain.engine.operations import Launched, Operation
+from minitrain.engine.state import refuse_change
+from minitrain.engine.transport.dist import Dist
+from minitrain.engine.transport.groups import Group, Mesh, require_axes
+from minitrain.machine.measured_topology import places_of
+from minitrain.machine.price import Predictor, Price
+from minitrain.machine.topology import RankNodes
+from minitrain.operations import LAYER, PRICE, SAMPLES, STRIDE, EventLog
+from minitrain.operations.collectives import COLLECTIVES
+from minitrain.run.folding.attempt import FoldAttempt
+from minitrain.run.folding.class_operation import ClassOperation
+from minitrain.run.folding.collectives import perform, require_symmetric, united_within
+from minitrain.run.folding.experts import FoldedExperts
+from minitrain.run.folding.mesh import FoldedGroup, FoldedMesh, axes_along
+from minitrain.run.folding.per_rank_sets import PerRankSet, of_lowest
+from minitrain.run.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
+from minitrain.run.folding.prices import require_same_price
+from minitrain.run.folding.sequences import keep_shards_apart, tells_classes_apart
+from minitrain.run.folding.unlike_ranks import Labels, labels_of, require_alike
+from minitrain.run.rank_tasks import PreparedRun
+from minitrain.tensors import Activation, OptState, Weight
+from minitrain.tensors.placed import ActivationShard
+
+T = TypeVar("T")
+
+
+class FoldedModel(FoldedExperts):
+    """One class of ranks of a training run.
+
+    Args:
+        attempt: how ranks are folded.
+        rank: the class's lowest rank.
+        dist: the transport, for messages between classes.
+        num_layers: layers of the trained model.
+        global_batch_size: samples of one step.
+        runtime_predictor: what prices the operations.
+        labels: what the ranks of a class must have in common, for each rank; None where all ranks are alike.
+        memory_by_kind: keep a journal of every change of every store.
+
+    Attributes:
+        symbolic_columns: columns of the finished log, by their place in a row, with values that stand for every rank.
+
+    Adds:
+        rank: a number for each rank of the class, whoever asks; that of the lowest one is `_rank`.
+        log: refuses to be read by the strategy.
+        mesh, group, _member: give groups that stand for those of every rank of the class.
+        launch: refuses to keep a journal of what is in flight.
+        _collective, _join: complete at once, as all ranks of the class do the same at the same time.
+        _send, _receive: go to and come from another class.
+        load_weights, load_router, load_experts, get_input_activation, get_input_shard: take shards, parts and
+            samples that differ between ranks.
+        route: refuses experts of which some get more tokens than others.
+        _is_whole_batch: recognizes a set of all samples without listing them.
+    """
+
+    _class_operation_kind: Any = ClassOperation
+
+    def __init__(
+        self,
+        attempt: FoldAttempt,
+        rank: int,
+        dist: Dist,
+        num_layers: int,
+        global_batch_size: int,
+        runtime_predictor: Predictor,
+        labels: Labels | None = None,
+        *,
+        memory_by_kind: bool = False,
+    ) -> None:
+        self.attempt = attempt
+        self.symbolic_columns: dict[int, list[Any]] = {}
+        self._labels = labels
+        topology = getattr(runtime_predictor, "topology", None)
+        self._nodes = None if topology is None else places_of(topology)
+        super().__init__(
+            rank,
+            dist,
+            num_layers,
+            global_batch_size,
+            runtime_predictor=runtime_predictor,
+            memory_by_kind=memory_by_kind,
+        )
+        self._finished = False
+        self._task: Any = None
+        self._find_coordinates()
+
+    def _find_coordinates(self) -> None:
+        """Find out where the class lies on the axes, which the strategy's mesh may replace."""
+        if self._labels is not None:
+            require_alike(self.attempt, self._rank, self._labels)
+        self._rank_of_each = per_rank(self.attempt, self._rank, self.attempt.strides)
+        self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
+        self._meetings: dict[frozenset[str], Any] = {}  # of classes, by the axes of their group
+        self._peers_alike: set[int] = set()
+        self._all_ranks: FoldedGroup | None = None  # made when asked for: a strategy with a mesh hardly needs it
+
+    @property
+    def rank(self) -> Any:
+        """A number for each rank of the class; the engine has that of the lowest rank in `_rank`."""
+        self.attempt.is_observed = True
+        return self._rank_of_each
+
+    @rank.setter
+    def rank(self, _: Any) -> None:
+        refuse_change(self, "rank")
+
+    @property
+    def log(self) -> EventLog:
+        """The events of the class's lowest rank; during the run, the strategy may not read them."""
+        if not self._finished:
+            self.attempt.diverge("a look into the log")
+        return self._log
+
+    @log.setter
+    def log(self, _: Any) -> None:
+        refuse_change(self, "log")
+
+    def mesh(self, **axes: int) -> Mesh:
+        """Lay the ranks out on named axes, which are then those along which they are folded."""
+        require_axes(axes, self.world_size)
+        if list(axes.items()) != list(self.attempt.mesh_axes.items()):
+            if not self.attempt.adopt_mesh(axes):
+                self.attempt.wanted_axes = axes if self.attempt.wanted_axes is None else self.attempt.wanted_axes
+                self.attempt.diverge("a mesh of its own")
+            self._find_coordinates()
+        self.attempt.is_observed = True
+        self._note_mesh(axes)
+        return FoldedMesh(self.attempt, self._rank, self._group_along)
+
+    def group(self, ranks: Iterable[int]) -> Group:
+        """Return the group of some ranks, if they are all ranks along some axes and each rank is in its own group."""
+        self.attempt.is_observed = True
+        found = axes_along(self.attempt, self._rank, list[Any](ranks))
+        if found is None:
+            self.attempt.diverge("a group by its ranks (use model.mesh)")
+        return self._group_along(found)
+
+    def _group_along(self, axes: Iterable[str]) -> FoldedGroup:
+        """Return the group along some axes."""
+        found = frozenset(axis for axis in axes if self.attempt.axes[axis] > 1)
+        if found not in self._folded_groups:
+            self._folded_groups[found] = FoldedGroup(self.attempt, found, self._rank, self._nodes)
+        return self._folded_groups[found]
+
+    def _member(self, group: Groupish) -> FoldedGroup:
+        """Return the group that a strategy named."""
+        self.attempt.is_observed = True
+        if group is None:
+            self._all_ranks = self._all_ranks or self._group_along(self.attempt.axes)
+            return self._all_ranks
+        named = group if isinstance(group, Group) else self.group(group)
+        assert isinstance(named, FoldedGroup)  # the model makes all of them
+        return named if named.is_of_class(self._rank) else self._group_along(named.axes)
+
+    def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
+        """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""
+        member = self._member(group)
+        value = v if v.__class__ in TENSORS else self._communicable(op, v)
+        self._require_one("a layer", layer)
+        self._require_one_task()
+        row = self._reserve(op, layer, member.stream)
+        kind = self._class_operation_kind if member.kept else self._operation_kind
+        operation: Operation = kind(self, op, value, member, row, detail)
+        if self._chains is None or not self._chains.hold(operation, self._join):
+            self._join(operation)
+        return operation
+
+    def _join(self, operation: Any) -> None:
+        """Complete a collective within the class, or let it meet those of other classes."""
+        op, value, member = operation.op, operation.value, operation.owner
+        if not member.kept <= self.attempt.apart and not tells_classes_apart(value):
+            self.attempt.diverge(
+                f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
+            )
+        if member.kept:
+            self._meet(operation)
+        else:
+            operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
+            self.require_same_price(operation)
+
+    def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
+        """Submit a communication to run beside what follows, where no journal is kept.
+
+        When the result enters a journal depends on which rank of the group comes last, which a class cannot tell.
+        """
+        if self._account.journal is not None and self.attempt.folded_sizes:
+            operation.close()
+            self.attempt.needs_every_rank = True
+            self.attempt.diverge("a journal of what is in flight")
+        return super().launch(operation)
+
+    def _meet(self, operation: Any) -> None:
+        """Submit a collective with other classes, which is completed when the last one is there."""
+        op, value, member = operation.op, operation.value, operation.owner
+        require_symmetric(self.attempt, op, value, member)
+        if COLLECTIVES[op].gives == "exchange" and not member.axes <= self.attempt.kept:
+            self.attempt.diverge("all_to_all over some axes that fold and some that do not", member.axes)
+        operation.own_value, operation.value = value, united_within(op, value, member)
+        classes = self._classes_of(member)
+        classes.join(classes.index_of(self._rank), operation)
+
+    def _classes_of(self, member: FoldedGroup) -> Any:
+        """Return where the classes meet that a group has members of."""
+        found = self._meetings.get(member.axes)
+        if found is None:
+            spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
+            found = self._meetings[member.axes] = self._transport.communicator_along(member.lowest_class(), spans)
+        return found
+
+    def require_same_price(self, operation: Operation) -> None:
+        """Refuse a collective that costs more in some groups of the class than in others.
+
+        Args:
+            operation: the collective, which is completed.
+        """
+        member: Any = operation.owner  # a folded group
+        if len(member.communicator.shapes) == 1:
+            return
+        op, size_bytes = operation.op, self._rows[operation.row + PRICE].size_bytes
+        asked = () if operation.detail is None else (operation.detail,)
+        assert self._nodes is not None  # groups on a flat network are all alike
+
+        def price(machine: Predictor, ranks: Sequence[int]) -> Price:
+            return machine.collective(op, size_bytes, ranks, *asked)
+
+        shapes, predictor = member.communicator.shapes, self._runtime_predictor
+        require_same_price(self.attempt, self._nodes, op, shapes, member.axes, price, predictor)
+
+    def _require_one_task(self) -> None:
+        """Refuse tasks within a rank: which one continues first depends on who comes last to a collective."""
+        task = asyncio.current_task(self._dist.detector.loop)  # which loop runs takes a call of the operating system
+        self._task = self._task or task
+        if self._task is not task and self.attempt.folded_sizes:
+            self.attempt.diverge("communication from several tasks of one rank")
+
+    def _require_one(self, what: str, value: Any) -> None:
+        """Refuse a value that differs between ranks."""
+        if isinstance(value, PerRankInt):
+            self.attempt.diverge(f"{what} that differs between ranks", value.slopes)
+
+    def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
+        """Submit a message to another class."""
+        return super()._send(self._class_of(dest), v, tag)
+
+    def _receive(self, source: int, tag: Hashable) -> Operation:
+        """Submit a receive from another class."""
+        return super()._receive(self._class_of(source), tag)
+
+    def _class_of(self, peer: Any) -> Any:
+        """Return the lowest rank of the class that each rank's peer belongs to.
+
+        Peers must be equally far away for every rank, along kept axes alone. Then messages between two classes stand
+        for messages between each rank and its own peer.
+        """
+        self.attempt.is_observed = True
+        self._require_one_task()
+        const, slopes = (peer.const, peer.slopes) if isinstance(peer, PerRankInt) else (peer, {})
+        mine = self._rank_of_each.slopes if isinstance(self._rank_of_each, PerRankInt) else {}
+        if slopes != mine:
+            self.attempt.diverge("a message to or from ranks that are not all as far away")
+        if type(const) is not int or not 0 <= const < self.world_size:
+            return const  # the transport refuses it with its own message
+        for axis, stride in self.attempt.strides.items():
+            size = self.attempt.axes[axis]
+            if const // stride % size != self._rank // stride % size:
+                if axis not in self.attempt.kept:
+                    self.attempt.diverge(f"a message along the axis {axis}", frozenset([axis]))
+                self.attempt.message_axes.add(axis)
+        if self._nodes is not None and const not in self._peers_alike:
+            self._require_same_tier(self._nodes, const)
+        return const
+
+    def _require_same_tier(self, nodes: RankNodes, peer: int) -> None:
+        """Refuse messages to or from another class that cross nodes on some ranks only."""
+        if peer != self._rank:  # a message to oneself is the transport's to refuse
+            low, high = sorted((self._rank, peer))
+            steps = ((self.attempt.strides[axis], size) for axis, size in self.attempt.folded_sizes.items())
+            shapes = nodes.one_of_each_shape(range(low, high + 1, high - low), steps)
+
+            def distance(_: Any, pair: Sequence[int]) -> Hashable:
+                return nodes.distance(pair[0], pair[-1])
+
+            require_same_price(self.attempt, nodes, "a message", shapes, frozenset(), distance)
+        self._peers_alike.add(peer)
+
+    def load_weights(
+        self, layer: int, shard: Any = 0, num_shards: int = 1, *, part: Any = 0, num_parts: int = 1
+    ) -> tuple[Weight, OptState]:
+        """Load one shard of a layer's weight, or of a part of it, each rank its own."""
+        counts = {"num_shards": num_shards, "num_parts": num_parts}
+        return self._each_its_own(super().load_weights, layer, {"shard": shard, "part": part}, **counts)
+
+    def get_input_activation(self, samples: Iterable[int]) -> Activation:
+        """Return the model's input for some samples, each rank its own."""
+        listed: Any = samples
+        if not isinstance(samples, PerRankRange | PerRankSet):
+            listed = sample_laws.sample_numbers(self, samples, PerRankInt)
+            sample_laws.require_inside(self, listed if isinstance(listed, range) else ())
+        if not len(listed):
+            return super().get_input_activation(())
+        found = PerRankSet.of(self.attempt, listed)
+        sample_laws.require_inside(self, list(found.bounds()))
+        return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
+
+    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
+        """Return the model's input for some samples, each rank its own, and shards that are the class's."""
+        self._require_one("a number of shards", num_shards)
+        found = super().get_input_shard((), keep_shards_apart(self.attempt, shards), num_shards)
+        found.samples = self.get_input_activation(samples).samples
+        return found
+
+    def _is_whole_batch(self, samples: Any) -> bool:
+        """Return whether a set holds every sample, without listing them."""
+        whole = samples == PerRankSet.of(self.attempt, range(self.global_batch_size))
+        if whole:
+            self._whole_batches[id(samples)] = samples
+        return bool(whole)
+
+    def finish(self) -> None:
+        """Put the values of the lowest rank into the log, and keep those that stand for every rank beside it."""
+        self._finished = True
+        self._task = None
+        self._rank_of_each = self._rank
+        rows = self._rows
+        for place in (LAYER, SAMPLES):
+            values = rows[place::STRIDE]
+            lowest = {id(value): of_lowest(value) for value in values if value.__class__ in _PER_RANK}
+            if lowest:  # events share their sets
+                self.symbolic_columns[place] = values
+                rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
+
+
+_PER_RANK = frozenset({PerRankInt, PerRankSet})
+
+
+def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist: Dist) -> FoldedModel:
+    """Return the model of the class of a lowest rank, on the transport that all classes share."""
+    parameters, predictor = prepared.parameters, prepared.predictor_of(rank)
+    kind: type[FoldedModel] = prepared.folded_kind or FoldedModel
+    sizes, more = (parameters.num_layers, parameters.global_batch_size), {"memory_by_kind": parameters.memory_by_kind}
+    model = kind(attempt, rank, dist, *sizes, predictor, labels_of(prepared), **more)
+    prepared.give_shares([model])
+    return model

@@ -1,0 +1,1 @@
+from minitrain.search.schedules import *  # noqa: F403

@@ -1,0 +1,375 @@
+"""`plan`: the best layout of a step on a cluster of unlike devices, among those that are made and simulated here.
+
+Candidates are made for every choice of groups (a device may be left out), as replicas with samples by finishing time
+and as pipelines with layers by finishing time. They are simulated in the order of their lower bounds, until no bound is
+below the best step that fits into memory, or sixty in a row were no better. The shares of the best few are then moved
+as long as a simulation says that it helps. So what wins has been simulated, communication and memory included.
+
+Left out: replicas that are pipelines of different cuts, replicas of which some compute again and others do not, parts
+of a group, and other orders of the groups than that of the cluster and its reverse.
+
+Why a plan is as it is: datatypes that devices lack, what precisions cost on each, and why no layout runs.
+
+Moving shares as long as a simulation says that it helps, since finishing times are estimates that ignore links.
+
+One move takes as many samples from each replica of a group and gives them to those of another, or moves layers from one
+stage to another. All such moves of a size are simulated, and the best is taken if it helps. Moves begin large and get
+smaller; the search ends when the smallest does not help, or after forty moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from minitrain.engine.shares import Shares
+from minitrain.errors import MinitrainError, UsageError, require_count
+from minitrain.machine import load_config
+from minitrain.machine.clusters.chosen_cluster import cluster_or_other
+from minitrain.machine.clusters.cluster import Cluster
+from minitrain.machine.clusters.device_groups import require_positive
+from minitrain.run.analysis.labels import duration
+from minitrain.run.result import Run
+from minitrain.run.simulation import simulate
+from minitrain.run.strategy_loading import choose_strategy
+from minitrain.search.planning.device_times import DeviceTimes, steps_by_precision
+from minitrain.search.planning.layouts import Candidate, layouts, subsets
+from minitrain.search.planning.result import REFINED, SIMULATED, Plan, Verdict
+from minitrain.workloads.architecture import Precision
+from minitrain.workloads.models import find_model
+from minitrain.workloads.workload import Recompute, as_recompute
+
+_SHOWN = 3  # kinds of reason
+
+
+def lacking(times: DeviceTimes) -> Mapping[str, str]:
+    """Return the datatype that a step needs and devices do not have, by group."""
+    found = {group.label: times.lacks(group.label) for group in times.cluster.devices}
+    return {label: datatype for label, datatype in found.items() if datatype is not None}
+
+
+def compared(times_by_precision: Sequence[DeviceTimes], chosen: DeviceTimes) -> Iterator[str]:
+    """Yield how each precision's times compare with the plan's, by device; nothing where there is no choice."""
+    for times in times_by_precision:
+        if times.precision is not None:
+            said = [_said(times, chosen, group.label) for group in times.cluster.devices]
+            yield f"{times.precision.name}: {', '.join(said)}"
+
+
+def _said(times: DeviceTimes, chosen: DeviceTimes, group: str) -> str:
+    """Say how long a group's device takes for a sample in a precision, as a multiple of that in the plan's."""
+    lacks = times.lacks(group)
+    if lacks is not None:
+        return f"{group} lacks {lacks}"
+    mine, other = times.layers(group, 1), chosen.layers(group, 1)
+    if mine is None or other is None:
+        return f"{group} has it" if mine else f"{group} cannot run it"
+    return f"{group} x{sum(mine) / sum(other):.3g}"
+
+
+def nothing_fits(
+    times_by_precision: Sequence[DeviceTimes], verdicts: Sequence[Verdict], batch: int, budget_watts: float | None
+) -> UsageError:
+    """Return the error for a step that no layout runs, or fits.
+
+    Args:
+        times_by_precision: how long devices take, for each precision.
+        verdicts: of all layouts, the likeliest first.
+        batch: samples of the step.
+        budget_watts: what all devices that take part may draw together.
+    """
+    name = times_by_precision[0].cluster.name
+    missing = {group: datatype for times in times_by_precision for group, datatype in lacking(times).items()}
+    if not verdicts and missing:
+        said = ", ".join(f"{group} lacks {datatype}" for group, datatype in missing.items())
+        return UsageError(
+            f"no layout of {name} has a precision that all of its devices compute in: {said}; allow another precision, "
+            "or leave these devices out",
+        )
+    if not verdicts and budget_watts is not None:
+        return UsageError(
+            f"no layout of {name} keeps to {budget_watts:g} W with a batch of {batch} samples; give more than "
+            "its devices draw when they are idle, or a larger batch",
+            power_budget_watts=budget_watts,
+        )
+    if not verdicts:
+        return UsageError(
+            f"no layout of {name} divides a batch of {batch} samples; use at least a sample for each device "
+            "that takes part, or other strategies",
+            global_batch_size=batch,
+        )
+    reasons: dict[str, str] = {}
+    for each in verdicts:
+        reasons.setdefault(each.reason, f"{each.candidate}: {each.reason}")
+    said = "; ".join([*reasons.values()][:_SHOWN])
+    return UsageError(
+        f"none of {len(verdicts)} layouts of {name} runs within memory; the first: {said}; "
+        "use a smaller model, a smaller batch, or more devices",
+        global_batch_size=batch,
+    )
+
+
+Judge = Callable[[Candidate], Verdict]
+_MOST_MOVES = 40
+
+
+def refined(candidate: Candidate, step_time: float, judge: Judge) -> Verdict | None:
+    """Return a better candidate with other shares, or None if no move helps.
+
+    Args:
+        candidate: the layout to begin with.
+        step_time: its simulated step time, s.
+        judge: simulates a candidate.
+    """
+    if candidate.shares is None:
+        return None
+    best: Verdict | None = None
+    fastest, current, left = step_time, candidate, _MOST_MOVES
+    size = max(_largest(candidate) // 8, 1)
+    while size and left > 0:
+        found = None
+        for moved in _moves(current, size):
+            verdict = judge(moved)
+            left -= 1
+            if verdict.fitting_s < fastest:
+                found, fastest = verdict, verdict.fitting_s
+        if found is None:
+            size //= 2
+        else:
+            best, current = found, found.candidate
+    return best
+
+
+def _largest(candidate: Candidate) -> int:
+    """Return the largest share."""
+    shares = candidate.shares
+    assert shares is not None  # nothing is moved without
+    return max(shares.layers or shares.samples or [1])
+
+
+def _moves(candidate: Candidate, size: int) -> Iterator[Candidate]:
+    """Yield the candidate with some shares moved from one group of equal owners to another."""
+    shares = candidate.shares
+    assert shares is not None  # as above
+    if shares.layers:
+        for counts in _moved(list(shares.layers), [[place] for place in range(len(shares.layers))], size):
+            yield replace(candidate, shares=Shares(layers=counts, samples=shares.samples))
+    elif shares.samples:
+        for counts in _moved(list(shares.samples), _owners(candidate), size):
+            yield _with_samples(candidate, counts)
+
+
+def _owners(candidate: Candidate) -> list[list[int]]:
+    """Return the replicas of each group of devices."""
+    assert candidate.shares is not None  # as above
+    assert candidate.shares.samples is not None
+    width = candidate.world_size // len(candidate.shares.samples)
+    groups, start = [], 0
+    for group in candidate.cluster.devices:
+        count = group.count // width
+        groups.append(list(range(start, start + count)))
+        start += count
+    return [group for group in groups if group]
+
+
+def _moved(counts: list[int], owners: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
+    """Yield counts with so many of each owner of one group given to the owners of another, evenly."""
+    for giver in owners:
+        for taker in owners:
+            if giver is taker or min(counts[place] for place in giver) <= size:
+                continue
+            changed = list(counts)
+            for place in giver:
+                changed[place] -= size
+            whole, rest = divmod(size * len(giver), len(taker))
+            for number, place in enumerate(sorted(taker, key=counts.__getitem__)):  # those with least get the rest
+                changed[place] += whole + (number < rest)
+            yield changed
+
+
+def _with_samples(candidate: Candidate, counts: Sequence[int]) -> Candidate:
+    """Return the candidate with other samples, in as many microbatches as before, or as large ones."""
+    old = candidate.shares
+    assert old is not None  # as above
+    assert old.samples is not None
+    sizes = None
+    if old.microbatch_sizes is not None:
+        given = list(zip(old.samples, old.microbatch_sizes, strict=True))
+        number, *others = sorted({-(-count // size) for count, size in given}, reverse=True)
+        if others:  # each replica has microbatches of its own size
+            sizes = [min(size, count) for count, (_, size) in zip(counts, given, strict=True)]
+        elif min(counts) < number:
+            return candidate
+        else:
+            sizes = [-(-count // number) for count in counts]
+    options = dict(candidate.options)
+    if "microbatch_size" in options:
+        options["microbatch_size"] = max(sizes or counts)
+    return replace(candidate, shares=Shares(samples=counts, microbatch_sizes=sizes), options=options)
+
+
+RECOMPUTATIONS: tuple[Recompute, ...] = ("selective", "full")
+"""What backward may compute again where memory is short, the least first."""
+_SLACK = 0.97  # bounds are interpolated between simulated sizes
+_REFINED = 3  # of the best candidates
+_PATIENCE = 60  # simulated steps in a row that are no better, where links hide what bounds say
+
+
+def plan(
+    workload: Any,
+    cluster: Any,
+    *,
+    global_batch_size: int,
+    seq_len: int | None = None,
+    num_layers: int | None = None,
+    strategies: Sequence[str] | None = None,
+    power_budget_watts: float | None = None,
+    leave_out: bool = True,
+    precisions: Sequence[str | Precision] | None = None,
+    **step: Any,
+) -> Plan:
+    """Find how a step should run on a cluster of unlike devices.
+
+    Args:
+        workload: what is trained, as for `simulate`; None for the specified layers.
+        cluster: a `mt.Cluster`, a file of one, or a shipped one's name.
+        global_batch_size: samples of the step.
+        seq_len: tokens of a sample of a transformer; the model's own by default.
+        num_layers: layers of the specified workload.
+        strategies: those to consider; by default, those that can divide a step unevenly and suit the workload.
+        power_budget_watts: what all devices that take part may draw together.
+        leave_out: whether groups of devices may take no part, where that is faster.
+        precisions: what a transformer may be computed in, such as `["bf16", "fp16"]`. Devices take part in what they
+            have natively, and of equally fast ones the first is taken; if None, the model's own, where it has a price.
+        step: further parameters of `simulate`, such as `fidelity`. Without `recompute`, the plan chooses what backward
+            computes again where memory is short.
+
+    Returns:
+        The plan that was simulated to be the fastest within the memory of its devices.
+
+    Raises:
+        UsageError: a parameter is outside its rule, or no candidate runs or fits; the message says what was tried.
+        StrategyError: there is no strategy of a name.
+        HardwareConfigError: the cluster cannot be read, or is invalid.
+    """
+    found = cluster_or_other(cluster)
+    if not isinstance(found, Cluster):
+        load_config(found)  # raises the error for an unknown name
+        raise UsageError(
+            "plan is for a cluster of devices, such as mt.Cluster({'h100_80g_nvl8': 8, 'a100_80g': 8}, between_groups="
+            f"mt.Link(12.5e9)) or 'two_generations', got {cluster!r:.80}; for equal devices there is mt.tune"
+        )
+    require_count("global_batch_size", global_batch_size)
+    if power_budget_watts is not None:
+        require_positive("power_budget_watts", power_budget_watts)
+    if isinstance(strategies, str) or (strategies is not None and not strategies):
+        raise UsageError(f"strategies must be a list of at least one strategy, got {strategies!r}")
+    for name in strategies or ():
+        choose_strategy(name)  # raises where there is none
+    if isinstance(workload, str):
+        find_model(workload)  # raises now, since an unknown name would break every layout
+    trained = {"workload": workload, "seq_len": seq_len, "num_layers": num_layers}
+    step = {name: value for name, value in trained.items() if value is not None} | step
+    times_by_precision = _times_by_precision(found, step, precisions)
+    parts = list(subsets(found)) if leave_out else [found]
+    candidates = layouts(parts, times_by_precision, strategies, global_batch_size, power_budget_watts)
+    verdicts = list(_judged(candidates))
+    if _best(verdicts) is None:
+        raise nothing_fits(times_by_precision, sorted(verdicts, key=_rank), global_batch_size, power_budget_watts)
+    verdicts = _with_refined(verdicts)
+    winner = _best(verdicts)
+    assert winner is not None  # there was one before
+    return _plan_of(winner, times_by_precision, verdicts)
+
+
+def _times_by_precision(cluster: Cluster, step: Mapping[str, Any], precisions: Any) -> list[DeviceTimes]:
+    """Return how long the devices of a cluster take, for each precision that a step may be computed in."""
+    step = dict(step)
+    given = step.pop("recompute", None)
+    recompute = as_recompute("none" if given is None else given)
+    others = RECOMPUTATIONS if given is None else ()
+    return [
+        DeviceTimes(cluster, each, precision, recompute, others)
+        for precision, each in steps_by_precision(step, precisions, cluster)
+    ]
+
+
+def _judged(candidates: Sequence[Candidate]) -> Iterator[Verdict]:
+    """Yield the verdict of each candidate: they are simulated until no bound is below the best that fits."""
+    best_s, num_without_gain = inf, 0
+    for candidate in candidates:
+        if candidate.bound_s * _SLACK >= best_s or num_without_gain >= _PATIENCE:
+            why = "bound above the best" if candidate.bound_s * _SLACK >= best_s else "not simulated"
+            yield Verdict(candidate, None, f"{why} (at least {duration(candidate.bound_s)})")
+            continue
+        verdict = judged(candidate)
+        if verdict.fitting_s < best_s:
+            best_s, num_without_gain = verdict.fitting_s, 0
+        else:
+            num_without_gain += best_s < inf
+        yield verdict
+
+
+def judged(candidate: Candidate) -> Verdict:
+    """Return the verdict of a candidate's simulation."""
+    try:
+        run = simulated(candidate)
+    except MinitrainError as error:
+        return Verdict(candidate, None, str(error))
+    if run.oom is not None:
+        return Verdict(candidate, run.step_time, f"out of memory on rank {run.oom.rank}")
+    return Verdict(candidate, run.step_time, SIMULATED)
+
+
+def simulated(candidate: Candidate) -> Run:
+    """Simulate a candidate."""
+    shares = {} if candidate.shares is None else {"shares": candidate.shares}
+    machine = {"hardware": candidate.cluster, "world_size": candidate.world_size, "fold": True}
+    return simulate(candidate.strategy, **{**machine, **candidate.step, **candidate.options, **shares})
+
+
+def _best(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """Return the fastest that fits."""
+    found = min(verdicts, key=lambda each: each.fitting_s, default=None)
+    return None if found is None or found.fitting_s == inf else found
+
+
+def _with_refined(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return verdicts with the shares of the best few moved as long as that helps, the best first."""
+    found = sorted(verdicts, key=_rank)
+    first: dict[tuple[Any, ...], Verdict] = {}  # of each strategy on each choice of groups
+    for verdict in found:
+        first.setdefault((verdict.candidate.strategy, verdict.candidate.groups), verdict)
+    for verdict in [*first.values()][:_REFINED]:
+        if verdict.fitting_s < inf:
+            better = refined(verdict.candidate, verdict.fitting_s, judged)
+            if better is not None:
+                found.append(Verdict(better.candidate, better.step_time, REFINED))
+    return sorted(found, key=_rank)
+
+
+def _rank(verdict: Verdict) -> tuple[float, float]:
+    """Return the order of verdicts: those that fit by step time, then the others by bound."""
+    return verdict.fitting_s, verdict.candidate.bound_s
+
+
+def _plan_of(winner: Verdict, times_by_precision: Sequence[DeviceTimes], verdicts: Sequence[Verdict]) -> Plan:
+    """Return the winner as a plan."""
+    chosen = winner.candidate
+    times = next(each for each in times_by_precision if (each.precision and each.precision.name) == chosen.precision)
+    return Plan(
+        chosen.strategy,
+        chosen.options,
+        chosen.shares,
+        chosen.cluster,
+        chosen.world_size,
+        chosen.step,
+        tuple(group.label for group in times.cluster.devices if group.label not in chosen.groups),
+        simulated(chosen),
+        verdicts,
+        chosen.precision,
+        lacking(times),
+        tuple(compared(times_by_precision, times)),
+    )

@@ -1,0 +1,491 @@
+"""Depth-first schedules: one forward, one backward, so that few microbatches are alive at a time.
+
+`one_f_one_b` is the plain case of one stage a rank; `interleaved_1f1b` gives each rank several stages in a
+loop, which cuts the bubble by their number.
+
+What the generators of schedules share: checks of their sizes, rounds of microbatches, and orders written as phases.
+
+Rounds are for interleaved schedules, whose stages are looped: stage s is on rank s mod p. A round of microbatches
+passes all stages of a rank before the next round starts ("depth first"): forwards from the rank's first stage to its
+last, backwards from its last to its first.
+
+Phases are for schedules whose paper shows them as a figure. A phase is a pattern and how often it is repeated:
+`("F0 F1", 3)` runs a forward of the rank's chunk 0 and one of its chunk 1, three times. Each token takes the next
+microbatch of its kind and chunk: `F0`, `B1`, `I1`. `W1` is the oldest weight gradient of chunk 1 whose input gradient
+is done, `W` that of any chunk. `F0+B1` fuses two actions in one cell.
+
+Breadth-first schedules: all forwards of a stage, then all of the next one, then back.
+
+`gpipe` is the plain case of one stage a rank; `looped_bfs` gives each rank several stages in a loop.
+
+Zero-bubble schedules: the backward is split, so that weight gradients fill idle time.
+
+The rank before waits for the gradient of the input (I). The gradient of the weights (W) can run later.
+Each schedule here is 1F1B with I in the place of the backward, and each W runs a fixed number of backwards
+after its I: later on later ranks, so that early I's come sooner and the last W's fill the end of the step.
+
+V-shaped schedules: rank r holds stages r and 2p - 1 - r, so that the model goes down the ranks and back.
+
+The rank that starts the forward of a microbatch also ends it. It has the loss at once, and the first backwards
+start early. Each rank's order is written as phases: F0 is the next forward of the rank's
+first stage, I1 the next input gradient of its second, W the oldest weight gradient still to do, F0+B1 two
+actions that overlap.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import final
+
+from minitrain.errors import UsageError
+from minitrain.search.schedules.schedule import KINDS, Action, Cell, Kind, Schedule
+
+Phase = tuple[str, int]
+
+
+def check_sizes(name: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> None:
+    """Refuse a count below one.
+
+    Raises:
+        UsageError: naming the count.
+    """
+    counts = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_chunks": num_chunks}
+    for count, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise UsageError(f"{count} ({value!r}) must be a whole number of 1 or more for {name}", **counts)
+
+
+def check_chunks(name: str, num_chunks: int, legal: int, remedy: str) -> None:
+    """Refuse any number of chunks but the one that the schedule is made for.
+
+    Raises:
+        UsageError: naming the legal number and a schedule for others.
+    """
+    if num_chunks != legal:
+        raise UsageError(f"num_chunks ({num_chunks}) must be {legal} for {name}; {remedy}", num_chunks=num_chunks)
+
+
+def passes(kind: Kind, stages: range, rounds: list[range]) -> list[Action]:
+    """Return one kind of action for every round, stage and microbatch, in this order of nesting."""
+    return [Action(kind, stage, microbatch) for batch in rounds for stage in stages for microbatch in batch]
+
+
+def rounds_of(name: str, num_ranks: int, num_microbatches: int) -> list[range]:
+    """Cut the microbatches into rounds that an interleaved schedule can run.
+
+    A round is p microbatches where m is a multiple of p, as the paper demands. As torch does, other m are cut
+    into m // p rounds of more than p if they divide evenly, and m < p makes one round.
+
+    Raises:
+        UsageError: if the rounds would differ in size, naming the nearest m that fit.
+    """
+    num_rounds = max(1, num_microbatches // num_ranks)
+    if num_microbatches % num_rounds:
+        below = num_microbatches - num_microbatches % num_rounds
+        above = next(m for m in range(num_microbatches, 2 * num_microbatches) if m % (m // num_ranks) == 0)
+        raise UsageError(
+            f"num_microbatches ({num_microbatches}) must be a multiple of its number of rounds, "
+            f"num_microbatches // num_ranks = {num_rounds}, for {name}; use {below} or {above}",
+            num_microbatches=num_microbatches,
+            num_ranks=num_ranks,
+        )
+    size = num_microbatches // num_rounds
+    return [range(start, start + size) for start in range(0, num_microbatches, size)]
+
+
+def follow(phases: Iterable[Phase], stages: tuple[int, ...]) -> list[Cell]:
+    """Return a rank's cells.
+
+    Args:
+        phases: patterns and how often to repeat each.
+        stages: the stage of each of the rank's chunks.
+    """
+    reader = _Reader(stages)
+    return [reader.cell(tokens) for pattern, times in phases for _ in range(times) for tokens in pattern.split()]
+
+
+@final
+class _Reader:
+    """Read tokens one by one, and count which microbatch comes next."""
+
+    def __init__(self, stages: tuple[int, ...]) -> None:
+        self.stages = stages
+        self.num_forwards: Counter[int] = Counter()
+        self.num_backwards: Counter[int] = Counter()
+        self.pending: list[Action] = []
+
+    def cell(self, tokens: str) -> Cell:
+        """Return the cell of one token, or of several that are fused."""
+        return tuple(self.action(token) for token in tokens.split("+"))
+
+    def action(self, token: str) -> Action:
+        """Return the next action of a token."""
+        kind = KINDS[token[0]]
+        if kind == "W":
+            return self.oldest_weight(token[1:])
+        chunk = int(token[1:])
+        counter = self.num_forwards if kind == "F" else self.num_backwards
+        action = Action(kind, self.stages[chunk], counter[chunk])
+        counter[chunk] += 1
+        if kind == "I":
+            self.pending.append(Action("W", action.stage, action.microbatch))
+        return action
+
+    def oldest_weight(self, chunk: str) -> Action:
+        """Take the weight gradient that waits longest, of one chunk or of any."""
+        stages = (self.stages[int(chunk)],) if chunk else self.stages
+        oldest = next(weight for weight in self.pending if weight.stage in stages)
+        self.pending.remove(oldest)
+        return oldest
+
+
+def one_f_one_b(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
+    """Run one backward after each forward as soon as the pipeline is full.
+
+    Bubble: (p - 1)(tf + tb), as GPipe's. Live activations on rank r: min(p - r, m).
+
+    Args:
+        num_ranks: p; stage s is on rank s.
+        num_microbatches: m, any number (torch wants at least p).
+        num_chunks: 1; `interleaved_1f1b` takes more.
+
+    Returns:
+        The schedule, in the order that torch 2.13's Schedule1F1B runs.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
+        Megatron-LM" (SC'21), Figure 4, top: PipeDream-Flush.
+    """
+    check_sizes("one_f_one_b", num_ranks, num_microbatches, num_chunks)
+    check_chunks("one_f_one_b", num_chunks, 1, "use interleaved_1f1b for several stages a rank")
+    microbatches = range(num_microbatches)
+    orders = (
+        _one_forward_one_backward(
+            [Action("F", rank, microbatch) for microbatch in microbatches],
+            [Action("B", rank, microbatch) for microbatch in microbatches],
+            warmup=num_ranks - 1 - rank,
+        )
+        for rank in range(num_ranks)
+    )
+    return Schedule.from_orders(orders, "one_f_one_b")
+
+
+def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+    """Run 1F1B over a loop of stages, a round of p microbatches at a time through a rank's stages.
+
+    Bubble: (p - 1)(tf + tb) / v for m a multiple of p. Live activations on rank r:
+    min(m v, (v - 1) p + 2 (p - 1 - r) + 1) / v.
+
+    Args:
+        num_ranks: p; stage s is on rank s mod p.
+        num_microbatches: m, a multiple of p, or any number that cuts into max(1, m // p) equal rounds.
+        num_chunks: v, stages a rank, any number (1 has a longer warm-up than `one_f_one_b`, without a benefit).
+
+    Returns:
+        The schedule, equal to torch 2.13's ScheduleInterleaved1F1B.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
+        Megatron-LM" (SC'21), Figure 4, bottom.
+    """
+    check_sizes("interleaved_1f1b", num_ranks, num_microbatches, num_chunks)
+    rounds = rounds_of("interleaved_1f1b", num_ranks, num_microbatches)
+    orders = []
+    for rank in range(num_ranks):
+        stages = range(rank, num_ranks * num_chunks, num_ranks)
+        # The first microbatch needs all earlier chunks of its round, then two steps for every rank still to
+        # cross.
+        warmup = (num_chunks - 1) * len(rounds[0]) + 2 * (num_ranks - 1 - rank)
+        forwards, backwards = passes("F", stages, rounds), passes("B", stages[::-1], rounds)
+        orders.append(_one_forward_one_backward(forwards, backwards, warmup))
+    return Schedule.from_orders(orders, "interleaved_1f1b")
+
+
+def _one_forward_one_backward(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:
+    """Return forwards alone, then forward and backward in turn, then the backwards that are left."""
+    order = forwards[:warmup]
+    num_steady = len(forwards) - len(order)
+    for forward, backward in zip(forwards[warmup:], backwards[:num_steady], strict=True):
+        order += [forward, backward]
+    return order + backwards[num_steady:]
+
+
+def gpipe(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
+    """Fill the pipeline with all forwards, then drain it with all backwards.
+
+    Bubble: (p - 1)(tf + tb), a fraction (p - 1) / (m + p - 1) of the step. Live activations: m on every rank.
+
+    Args:
+        num_ranks: p; stage s is on rank s.
+        num_microbatches: m, any number.
+        num_chunks: 1; `looped_bfs` takes more.
+
+    Returns:
+        The schedule, equal to torch 2.13's ScheduleGPipe.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline
+        Parallelism", Figure 2c (backwards here in the order of the forwards, as torch runs them).
+    """
+    check_sizes("gpipe", num_ranks, num_microbatches, num_chunks)
+    check_chunks("gpipe", num_chunks, 1, "use looped_bfs for several stages a rank")
+    microbatches = range(num_microbatches)
+    orders = (
+        [Action(kind, stage, microbatch) for kind in ("F", "B") for microbatch in microbatches]
+        for stage in range(num_ranks)
+    )
+    return Schedule.from_orders(orders, "gpipe")
+
+
+def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+    """Run every microbatch through a stage before the rank's next stage starts; go back in mirrored order.
+
+    Bubble: (p - 1)(tf + tb) / v for m >= p. Live activations: m on every rank.
+
+    Args:
+        num_ranks: p; stage s is on rank s mod p.
+        num_microbatches: m, any number.
+        num_chunks: v, stages a rank, any number.
+
+    Returns:
+        The schedule, equal to torch 2.13's ScheduleLoopedBFS.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Lamy-Poirier 2023, "Breadth-First Pipeline Parallelism", arXiv 2211.05953.
+    """
+    check_sizes("looped_bfs", num_ranks, num_microbatches, num_chunks)
+    orders = (_down_and_up(rank, num_ranks, num_microbatches, num_chunks) for rank in range(num_ranks))
+    return Schedule.from_orders(orders, "looped_bfs")
+
+
+def _down_and_up(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Action]:
+    """Return one rank's order: stage by stage down, stage by stage up."""
+    stages = range(rank, num_ranks * num_chunks, num_ranks)
+    microbatches = range(num_microbatches)
+    forwards = [Action("F", stage, microbatch) for stage in stages for microbatch in microbatches]
+    return forwards + [Action("B", forward.stage, forward.microbatch) for forward in reversed(forwards)]
+
+
+def zb_h1(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
+    """Take the memory of 1F1B and a third of its bubble.
+
+    Bubble: (p - 1)(tf + ti - tw) for tw <= min(tf, ti) and m >= p. Live activations: min(p, m) on every rank.
+
+    Args:
+        num_ranks: p; stage s is on rank s.
+        num_microbatches: m, any number.
+        num_chunks: 1; `interleaved_zero_bubble` takes more.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1 and Figure 3,
+        top.
+    """
+    check_sizes("zb_h1", num_ranks, num_microbatches, num_chunks)
+    check_chunks("zb_h1", num_chunks, 1, "use interleaved_zero_bubble for several stages a rank")
+    orders = (_one_stage(rank, num_microbatches, warmup=num_ranks - 1 - rank, delay=rank) for rank in range(num_ranks))
+    return Schedule.from_orders(orders, "zb_h1")
+
+
+def zb_h2(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
+    """Fill the warm-up with more forwards, so that no bubble is left, for twice the memory of 1F1B.
+
+    Span bubble (from a rank's first start to its last end): 0 for tf = ti = tw and m >= 2p - 1; ranks start
+    and end one after the other, so that the step still takes m (tf + tb) + (p - 1) tf. Live activations:
+    min(2p - 1, m) on every rank.
+
+    Args:
+        num_ranks: p; stage s is on rank s.
+        num_microbatches: m, any number.
+        num_chunks: 1; `interleaved_zero_bubble` takes more.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.2 and Figure 3,
+        bottom.
+    """
+    check_sizes("zb_h2", num_ranks, num_microbatches, num_chunks)
+    check_chunks("zb_h2", num_chunks, 1, "use interleaved_zero_bubble for several stages a rank")
+    orders = (
+        _one_stage(rank, num_microbatches, warmup=2 * (num_ranks - 1 - rank), delay=2 * rank)
+        for rank in range(num_ranks)
+    )
+    return Schedule.from_orders(orders, "zb_h2")
+
+
+def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+    """Run ZB-H1 over a loop of stages, a round of p microbatches at a time through a rank's stages.
+
+    Bubble, for m a multiple of p and tf = ti = tw: (p - 1) tf / v. Live activations: p on every rank.
+
+    Args:
+        num_ranks: p; stage s is on rank s mod p.
+        num_microbatches: m, a multiple of p, or any number that cuts into max(1, m // p) equal rounds.
+        num_chunks: v, stages a rank, any number (1 is `zb_h1`).
+
+    Returns:
+        The schedule, equal to torch 2.13's ScheduleInterleavedZeroBubble.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, and the interleaving of
+        Narayanan et al. 2021 (SC'21), Figure 4.
+    """
+    check_sizes("interleaved_zero_bubble", num_ranks, num_microbatches, num_chunks)
+    rounds = rounds_of("interleaved_zero_bubble", num_ranks, num_microbatches)
+    orders = []
+    for rank in range(num_ranks):
+        down = range(rank, num_ranks * num_chunks, num_ranks)
+        forwards, backwards = passes("F", down, rounds), passes("I", down[::-1], rounds)
+        warmup = (num_chunks - 1) * len(rounds[0]) + num_ranks - 1 - rank
+        orders.append(_delay_weights(forwards, backwards, warmup, delay=rank))
+    return Schedule.from_orders(orders, "interleaved_zero_bubble")
+
+
+def _one_stage(stage: int, num_microbatches: int, warmup: int, delay: int) -> list[Action]:
+    """Return the order of a rank with one stage."""
+    microbatches = [range(num_microbatches)]
+    alone = range(stage, stage + 1)
+    return _delay_weights(passes("F", alone, microbatches), passes("I", alone, microbatches), warmup, delay)
+
+
+def _delay_weights(forwards: list[Action], backwards: list[Action], warmup: int, delay: int) -> list[Action]:
+    """Return 1F1B of forwards and input gradients, each weight gradient `delay` backwards after its own."""
+    weights = [Action("W", backward.stage, backward.microbatch) for backward in backwards]
+    order = forwards[:warmup]
+    for step, backward in enumerate(backwards):
+        order += forwards[warmup + step : warmup + step + 1]
+        order.append(backward)
+        if step >= delay:
+            order.append(weights[step - delay])
+    return order + weights[max(0, len(weights) - delay) :]
+
+
+def zbv(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+    """Run without a bubble in the memory of 1F1B.
+
+    Span bubble (from a rank's first start to its last end): 0 for tf = ti = tw and m >= 2p - 1, when the step
+    takes m (tf + tb) + (p - 1) tf / 2. Live activations: at most min(p, m), on every rank p for m >= 2p - 1.
+
+    Args:
+        num_ranks: p; rank r holds stages r and 2p - 1 - r.
+        num_microbatches: m, any number (below 2p - 1 the order is that of 2p - 1 without the missing ones).
+        num_chunks: 2.
+
+    Returns:
+        The schedule, equal to torch 2.13's ScheduleZBVZeroBubble.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 6 (ZB-V), and Qi et
+        al. 2024, "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362 (V-ZB).
+    """
+    check_sizes("zbv", num_ranks, num_microbatches, num_chunks)
+    check_chunks("zbv", num_chunks, 2, "use interleaved_zero_bubble for other numbers")
+    num_full = max(num_microbatches, 2 * num_ranks - 1)
+    rows = []
+    for rank in range(num_ranks):
+        cells = follow(_zbv_phases(rank, num_ranks, num_full), _stages(rank, num_ranks))
+        rows.append(tuple(cell for cell in cells if cell[0].microbatch < num_microbatches))
+    return Schedule(tuple(rows), "zbv")
+
+
+def _zbv_phases(rank: int, num_ranks: int, num_microbatches: int) -> list[Phase]:
+    """Return one rank's phases, for m >= 2p - 1."""
+    ranks_after = num_ranks - 1 - rank
+    return [
+        # Warm-up: forwards go down, come back, and turn into the first backwards of the second stage.
+        ("F0", 2 * ranks_after + 1),
+        ("F1 F0", rank),
+        ("F1 I1 W1", ranks_after + 1),
+        # Steady state, until the first stage, then the second one, has no forward left.
+        ("F0 I0 W0 F1 I1 W1", num_microbatches - 2 * num_ranks + 1 + rank),
+        ("I0 W0 F1 I1 W1", ranks_after),
+        # Cool-down: input gradients first, for the ranks that wait; weight gradients fill the end.
+        ("I0 I1", rank),
+        ("I0 W0", ranks_after + 1),
+        ("W1", rank),
+        ("W0", rank),
+    ]
+
+
+def dualpipe_v(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+    """Overlap forwards with backwards of the other stage: one computes while the other communicates.
+
+    Bubble, with fused cells run one action after the other and tf = ti = tw: (p - 1) tf / 2. Live
+    activations: p + 1/2 on every rank.
+
+    Args:
+        num_ranks: p; rank r holds stages r and 2p - 1 - r.
+        num_microbatches: m, at least 2p.
+        num_chunks: 2.
+
+    Returns:
+        The schedule, equal to torch 2.13's ScheduleDualPipeV, fused cells included.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.2.1 (DualPipe); cut
+        in half as proposed by Sea AI Lab 2025, "DualPipe could be better without the Dual"; phases as in
+        github.com/deepseek-ai/DualPipe, dualpipev.py.
+    """
+    check_sizes("dualpipe_v", num_ranks, num_microbatches, num_chunks)
+    check_chunks("dualpipe_v", num_chunks, 2, "use interleaved_zero_bubble for other numbers")
+    if num_microbatches < 2 * num_ranks:
+        raise UsageError(
+            f"num_microbatches ({num_microbatches}) must be at least the number of stages ({2 * num_ranks}) "
+            f"for dualpipe_v; use {2 * num_ranks} or more, or zbv",
+            num_microbatches=num_microbatches,
+            num_ranks=num_ranks,
+        )
+    rows = (_dualpipe_v_row(rank, num_ranks, num_microbatches) for rank in range(num_ranks))
+    return Schedule(tuple(rows), "dualpipe_v")
+
+
+def _dualpipe_v_row(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Cell, ...]:
+    """Return one rank's cells."""
+    ranks_after = num_ranks - 1 - rank
+    num_steady = num_microbatches - num_ranks - ranks_after
+    # On the last rank, the first pair is not fused: all other ranks wait for its backward.
+    apart = 1 if ranks_after == 0 else 0
+    pairs, middle = divmod(rank + 1, 2)
+    phases = [
+        ("F0", 2 * ranks_after),
+        ("F0 F1", rank + 1),
+        ("I1 W F1", ranks_after),
+        ("F0 B1 F1+B0", apart),
+        ("F0+B1 F1+B0", num_steady - apart),
+        ("B1 F1+B0", ranks_after),
+        # The last backwards: half of them whole, half of them split to let the ranks before go on.
+        ("B1 B0", pairs),
+        ("B1 I0", middle),
+        ("I1 I0", pairs),
+        ("W I0", ranks_after),
+        ("W", rank + 1),
+    ]
+    return tuple(follow(phases, _stages(rank, num_ranks)))
+
+
+def _stages(rank: int, num_ranks: int) -> tuple[int, int]:
+    """Return the two stages of a rank: one on the way down, one on the way back."""
+    return rank, 2 * num_ranks - 1 - rank

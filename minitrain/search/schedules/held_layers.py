@@ -1,0 +1,400 @@
+"""What a rank holds of its layers: loaded, gathered for use, summed with the ranks that hold the same, and updated.
+
+The ZeRO stage (Rajbhandari et al. 2020) says what these ranks share: 1 optimizer states, 2 gradients, 3 weights. They
+may share within groups of `shard_size` and sum over the others, as HSDP does. Gradients are summed at the end of the
+step (stages 0 and 1), after each microbatch (2 and 3), or, with `overlap_replicas`, as soon as the last microbatch has
+made them.
+
+How ranks divide a model and its batch beside the stages of a pipeline: which groups each rank belongs to.
+
+Ranks of a stage lie as Megatron-Core places them: those of one tensor-parallel group are neighbours, then come those
+that share a sequence, then replicas. Experts are divided among neighbours too, whatever these have in common otherwise
+("parallel folding", Liu et al. 2025), so that a group that exchanges tokens may lie across parts and sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from minitrain.engine.model import Model
+from minitrain.engine.operations import Launched
+from minitrain.engine.transport.groups import Group, Mesh
+from minitrain.errors import StrategyError
+from minitrain.source_lines import count_as_strategy
+from minitrain.tensors import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Into how many parts ranks divide what a stage does.
+
+    Args:
+        pp: ranks of a pipeline.
+        tp: parts that a layer is divided into.
+        cp: ranks that share a sequence.
+        ep: parts that experts are divided into.
+        sequence_parallel: whether activations between layers are shards of the sequence among the `tp` parts.
+        shard_size: ranks that share optimizer states (and, at higher stages of ZeRO, gradients and weights); all that
+            hold the same if None.
+        cp_comm_type: how keys and values come to queries: "p2p", round a ring, or "all_gather".
+    """
+
+    pp: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = False
+    shard_size: int | None = None
+    cp_comm_type: str = "p2p"
+
+
+def require_degrees(model: Model, degrees: Degrees, strategy: str) -> None:
+    """Raise a StrategyError unless the ranks can be divided so."""
+    for name in ("pp", "tp", "cp", "ep"):
+        value = getattr(degrees, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= model.world_size:
+            raise StrategyError(f"{name} must be an integer of 1..{model.world_size} for {strategy}, got {value!r}")
+    names = "tp x pp" if degrees.cp == 1 else "tp x cp x pp"
+    require_multiple("world_size", model.world_size, names, degrees.tp * degrees.cp * degrees.pp, strategy)
+    of_stage = model.world_size // degrees.pp
+    require_multiple("the ranks of a stage", of_stage, "ep", degrees.ep, strategy)
+    if degrees.cp_comm_type not in ("p2p", "all_gather"):
+        raise StrategyError(
+            f'cp_comm_type must be "p2p" or "all_gather" for {strategy}, got {degrees.cp_comm_type!r}; use one of them'
+        )
+    if degrees.ep > 1 and degrees.tp > 1 and not degrees.sequence_parallel:
+        raise StrategyError(
+            f"experts that are divided beside tp ({degrees.tp}) need shards of the sequence for {strategy}, so that no "
+            "token is sent twice; use sequence_parallel=True"
+        )
+
+
+def require_multiple(what: str, value: int, of: str, divisor: int, strategy: str) -> None:
+    """Raise a StrategyError unless `value` is a multiple of `divisor`."""
+    if value % divisor:
+        below = value - value % divisor
+        remedy = f"{below} or {below + divisor}" if below else f"{divisor}"
+        raise StrategyError(f"{what} ({value}) must be a multiple of {of} ({divisor}) for {strategy}; use {remedy}")
+
+
+class Division:
+    """The groups of a rank.
+
+    Args:
+        model: the rank.
+        degrees: how ranks divide what a stage does.
+        strategy: name of the strategy, for errors.
+
+    Attributes:
+        mesh: the ranks on named axes, `pp` first.
+        parts: the ranks that have a part each of the same layers.
+        sequence: the ranks that share a sequence.
+        replicas: the ranks at the same place of pipelines that train on other samples.
+        experts: the ranks that exchange tokens.
+    """
+
+    def __init__(self, model: Model, degrees: Degrees, strategy: str) -> None:
+        require_degrees(model, degrees, strategy)
+        self._model, self.degrees = model, degrees
+        of_stage = model.world_size // degrees.pp
+        self._axes = _axes(of_stage, degrees, strategy)
+        sizes = {axis.name: axis.size for axis in reversed(self._axes)}
+        self.mesh: Mesh = model.mesh(pp=degrees.pp, **sizes)
+        tp, shared = degrees.tp, degrees.tp * degrees.cp
+        self.parts = self._group(1, tp)
+        self.sequence = self._group(tp, shared) if degrees.cp > 1 else None
+        self.replicas = self._group(shared, of_stage)
+        self.experts = self._group(1, degrees.ep) if degrees.ep > 1 else None
+        self.shards_sequence = degrees.sequence_parallel and tp > 1
+
+    @property
+    def place(self) -> int:
+        """The rank's place in its pipeline."""
+        return self.mesh.coord("pp")
+
+    def peer(self, place: int) -> int:
+        """Return the rank at another place of the pipeline."""
+        return self.mesh.peer("pp", place - self.place, wrap=True)
+
+    def neighbour(self, offset: int) -> int:
+        """Return another rank of those that share a sequence, so many places further round."""
+        assert self.sequence is not None  # asked for where there are several
+        if self.mesh.axes.get("cp") == self.sequence.size:
+            return self.mesh.peer("cp", offset, wrap=True)
+        return self.sequence.ranks[(self.sequence.index + offset) % self.sequence.size]
+
+    def sharing(self, piece: str) -> tuple[Group | None, Group | None]:
+        """Return the ranks that hold the same of a layer: those that share its states, and one of each such group.
+
+        None stands for the rank alone.
+
+        Args:
+            piece: "layer" (or a part of it), "router" (what all ranks of a stage hold) or "experts".
+        """
+        first = {"layer": self.degrees.tp, "router": 1, "experts": self.degrees.ep}[piece]
+        of_stage = self._model.world_size // self.degrees.pp
+        border = of_stage if self.degrees.shard_size is None else self.degrees.tp * self.degrees.shard_size
+        border = max(border, first)
+        return (
+            self._group(first, border) if border > first else None,
+            self._group(border, of_stage) if of_stage > border else None,
+        )
+
+    def input_of(self, samples: Sequence[int]) -> Any:
+        """Return the model's input for some samples: the rank's shards of their sequences."""
+        if self.sequence is None:
+            return self._model.get_input_activation(samples)
+        cp, place = self.sequence.size, self.sequence.index
+        # one shard from the beginning and one from the end: the causal mask leaves all ranks the same work
+        return self._model.get_input_shard(samples, [place, 2 * cp - 1 - place], 2 * cp)
+
+    def _group(self, first: int, last: int) -> Group:
+        """Return the ranks along the axes between two borders."""
+        return self.mesh.group(*(axis.name for axis in self._axes if first <= axis.first and axis.last <= last))
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis of a stage's ranks, between two borders: multiples of so many neighbours."""
+
+    name: str
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last // self.first
+
+
+def _axes(of_stage: int, degrees: Degrees, strategy: str) -> list[_Axis]:
+    """Return the axes of a stage's ranks, neighbours first, cut wherever a group ends.
+
+    Raises:
+        StrategyError: groups would lie across one another.
+    """
+    shared = degrees.tp * degrees.cp
+    ends: Mapping[str, int] = {
+        "tp": degrees.tp,
+        "tp x cp": shared,
+        "ep": degrees.ep,
+        "tp x shard_size": degrees.tp * (degrees.shard_size or 1),
+        "the ranks of a stage": of_stage,
+    }
+    ordered = sorted(ends.items(), key=lambda end: end[1])
+    for (of, fewer), (what, more) in pairwise(ordered):
+        require_multiple(what, more, of, fewer, strategy)
+    borders = sorted({1, *ends.values()})
+    found = [_Axis(_name(last, degrees, of_stage), first, last) for first, last in pairwise(borders)]
+    named = {axis.name for axis in found}
+    return [*(_Axis(name, 1, 1) for name in ("tp",) if name not in named), *found] + [
+        _Axis("dp", of_stage, of_stage) for _ in range("dp" not in named)
+    ]
+
+
+def _name(last: int, degrees: Degrees, of_stage: int) -> str:
+    """Return what the axis up to a border is called: the outermost one of a kind as the kind, others by their use."""
+    shared = degrees.tp * degrees.cp
+    for kind, end in (("tp", degrees.tp), ("cp", shared), ("dp", of_stage)):
+        if last == end:
+            return kind
+        if last < end:
+            return "ep" if last == degrees.ep else f"{kind}_shard"
+    return "dp"
+
+
+count_as_strategy(__file__)
+
+ZERO_STAGES = (0, 1, 2, 3)
+
+Steps = Generator[Any, Any, Any]
+"""What a rank does; it yields each communication that it waits for, and is sent the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A layer, or a piece of one with experts.
+
+    Args:
+        layer: which layer.
+        sharing: the ranks that share its states.
+        others: one rank of each group that does.
+        load: loads a shard of it.
+        covers_sequence: whether each part's gradient of norms and biases has seen the whole sequence.
+    """
+
+    layer: int
+    sharing: Group | None
+    others: Group | None
+    load: Callable[[int, int], tuple[Any, Any]]
+    covers_sequence: bool = True
+
+
+class HeldLayers:
+    """What a rank holds.
+
+    Args:
+        model: the rank.
+        division: how ranks divide layers.
+        zero: the ZeRO stage.
+        num_microbatches: how many gradients are added to one.
+        strategy: name of the strategy, for errors.
+        overlap_replicas: whether a gradient is summed under what follows the last microbatch's backward, and weights
+            that were updated in shards are gathered under the first forward.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        division: Division,
+        zero: int,
+        num_microbatches: int,
+        strategy: str,
+        *,
+        overlap_replicas: bool = False,
+    ) -> None:
+        if isinstance(zero, bool) or zero not in ZERO_STAGES:
+            raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {strategy}, got {zero!r}")
+        self._model, self._division, self._zero = model, division, zero
+        self._overlaps = overlap_replicas
+        self._num_microbatches = num_microbatches
+        self._held: dict[Any, _Held] = {}
+        self._collected: dict[Any, int] = {}  # gradients that were added, by key
+        self._gathers: dict[Any, Launched[Any]] = {}
+        self._reductions: dict[Any, Launched[Any]] = {}
+        self._reduction: tuple[Any, Launched[Any]] | None = None
+
+    def load(self, layers: Iterable[int]) -> None:
+        """Load layers: of those whose experts are divided, what all ranks hold and this rank's experts."""
+        for layer in layers:
+            for key, held in self._pieces(layer):
+                self._held[key] = held
+                self._load(key, held)
+        for key, held in self._held.items() if self._overlaps else ():
+            if self._zero_of(held):  # the step begins with what the one before has updated
+                gathering = self._model.all_gather(self._model.weights[key], held.layer, group=held.sharing)
+                self._gathers[key] = self._model.launch(gathering)
+
+    def _pieces(self, layer: int) -> list[tuple[Any, _Held]]:
+        """Return what there is of a layer, by key of the stores."""
+        model, division = self._model, self._division
+        experts, parts = division.experts, division.parts
+        if experts is not None and model.has_experts(layer):
+            router = _Held(layer, *division.sharing("router"), lambda *shard: model.load_router(layer, *shard))
+            part = {"part": experts.index, "num_parts": experts.size}
+            own = _Held(layer, *division.sharing("experts"), lambda *shard: model.load_experts(layer, *shard, **part))
+            return [(layer, router), (("experts", layer), own)]
+        part = {"part": parts.index, "num_parts": parts.size}
+        covers = not division.shards_sequence or layer == 0
+        return [
+            (
+                layer,
+                _Held(
+                    layer, *division.sharing("layer"), lambda *shard: model.load_weights(layer, *shard, **part), covers
+                ),
+            )
+        ]
+
+    def _zero_of(self, held: _Held) -> int:
+        """Return the ZeRO stage of what a rank may hold alone."""
+        return self._zero if held.sharing is not None else 0
+
+    def _load(self, key: Any, held: _Held) -> None:
+        """Load a piece, in shards where its ranks share it."""
+        model, zero, sharing = self._model, self._zero_of(held), held.sharing
+        shard = (0, 1) if sharing is None else (sharing.index, sharing.size)
+        model.weights[key], model.opt_states[key] = held.load(*(shard if zero == 3 else (0, 1)))
+        if zero in (1, 2):
+            model.opt_states[key] = model.opt_states[key].shard(*shard)
+            if self._overlaps:
+                model.weights[key] = model.weights[key].shard(*shard)
+
+    def whole(self, key: Any) -> Generator[Any, Any, Weight]:
+        """Return a whole weight, gathered where it is in shards; `drop_whole` frees what was gathered for one pass."""
+        model = self._model
+        if key in self._gathers:
+            model.weights[key] = yield self._gathers.pop(key)
+        held = self._held[key]
+        if self._zero_of(held) < 3:
+            return model.weights[key]
+        model.weights["whole", key] = yield model.all_gather(model.weights[key], held.layer, group=held.sharing)
+        return model.weights["whole", key]
+
+    def drop_whole(self, key: Any) -> None:
+        """Free a gathered weight."""
+        self._model.weights.pop(("whole", key), None)
+
+    def add(self, key: Any) -> None:
+        """Add the new gradient to its total in place, unless its sum over ranks comes first (`reduce`)."""
+        self._collected[key] = self._collected.get(key, 0) + 1
+        if self._zero_of(self._held[key]) < 2:
+            self._accumulate(key, self._model.grad_weights.pop("new"))
+
+    def reduce(self, key: Any) -> Steps:
+        """Begin to sum a gradient over the ranks that hold the same, if it is time for it."""
+        model, held = self._model, self._held[key]
+        if self._zero_of(held) >= 2:
+            yield from self._cover("new", held)
+            yield from self.finish_reduction()
+            operation = model.reduce_scatter(model.grad_weights.pop("new"), held.layer, group=held.sharing)
+            self._reduction = key, model.launch(operation)
+        elif self._overlaps and held.sharing is not None and self._collected[key] == self._num_microbatches:
+            yield from self._cover(key, held)
+            self._reductions[key] = model.launch(self._sum_over_replicas(key, held))
+
+    def finish_reduction(self) -> Steps:
+        """Add the shard of the gradient that is being reduced, if there is one."""
+        if self._reduction is not None:
+            (key, launched), self._reduction = self._reduction, None
+            self._accumulate(key, (yield launched))
+
+    def _accumulate(self, key: Any, grad: Any) -> None:
+        """Add a gradient to a total in place: the first one becomes the total."""
+        total = self._model.grad_weights.get(key)
+        self._model.grad_weights[key] = grad if total is None else total + grad
+
+    def _cover(self, key: Any, held: _Held) -> Steps:
+        """Complete a gradient: for norms and biases, a rank has seen a shard of the sequence."""
+        if not held.covers_sequence:
+            grads, parts = self._model.grad_weights, self._division.parts
+            grads[key] = yield self._model.all_reduce(grads[key], held.layer, group=parts)
+
+    def _sum_over_replicas(self, key: Any, held: _Held) -> Any:
+        """Return the operation that sums a gradient over the ranks that share, in shards with ZeRO."""
+        reduce = self._model.reduce_scatter if self._zero_of(held) else self._model.all_reduce
+        return reduce(self._model.grad_weights.pop(key), held.layer, group=held.sharing)
+
+    def update(self) -> Steps:
+        """Take the optimizer's step on all that the rank holds."""
+        yield from self.finish_reduction()
+        for key, held in self._held.items():
+            yield from self._total(key, held)
+            yield from self._update(key, held)
+
+    def _total(self, key: Any, held: _Held) -> Steps:
+        """Complete the sum of a gradient over all ranks that hold the same."""
+        model, grads = self._model, self._model.grad_weights
+        if key in self._reductions:
+            grads[key] = yield self._reductions.pop(key)
+        elif self._zero_of(held) < 2:
+            yield from self._cover(key, held)
+            if held.sharing is not None:
+                grads[key] = yield self._sum_over_replicas(key, held)
+        if held.others is not None:
+            grads[key] = yield model.all_reduce(grads[key], held.layer, group=held.others)
+
+    def _update(self, key: Any, held: _Held) -> Steps:
+        """Update a piece, or the shard of it that the rank holds states of."""
+        model, zero, layer = self._model, self._zero_of(held), held.layer
+        weight = model.weights[key]
+        if zero in (1, 2) and held.sharing is not None:
+            weight = weight.shard(held.sharing.index, held.sharing.size)
+        model.weights[key], model.opt_states[key] = model.update(
+            layer, model.grad_weights[key], weight, model.opt_states[key]
+        )
+        del model.grad_weights[key], weight
+        if zero in (1, 2) and not self._overlaps:
+            model.weights[key] = yield model.all_gather(model.weights[key], layer, group=held.sharing)
+        model.set_final_weight(layer, model.weights[key])

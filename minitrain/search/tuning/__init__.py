@@ -1,0 +1,19 @@
+"""Which layout trains a workload best on a machine: `tune` searches, and `Tuning` is what it has found.
+
+Open `tune` first.
+
+Layouts of the strategy megatron are not simulated one by one. What a layer takes is recorded in short runs, as
+*pieces* (some operations with their seconds and memory). Many layouts at once are then put together from pieces. A
+*place* is a rank of the pipeline.
+
+| module | what it does |
+|---|---|
+| `tune`, `problem`, `space` | the call, what it tunes on which machine, and the configurations that there are |
+| `search`, `sampling`, `bounds` | which configurations are tried, by whom, a row for each, and which cannot win |
+| `pieces` | executes short runs, and cuts them into pieces |
+| `orders` | the order of a pipeline's steps |
+| `layouts`, `step_times`, `peak_memory` | put pieces together, for many layouts at once |
+| `findings`, `result` | all rows as `Tuning` |
+| `explanation` | why the best one wins, and which price would have to change |
+| `words`, `page` | a layout in the options of other tools, and a search as an HTML page |
+"""

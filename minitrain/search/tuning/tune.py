@@ -1,0 +1,206 @@
+"""`tune`: which layout trains a workload best on a machine, out of all that can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from minitrain.errors import UsageError, require_count
+from minitrain.run.parameters import DEFAULTS
+from minitrain.run.strategy_loading import Strategy, choose_strategy, did_you_mean, options_of, takes_option
+from minitrain.search.sweeps.batches import Workers
+from minitrain.search.sweeps.executors.choice import require_workers
+from minitrain.search.sweeps.executors.own_processes import require_time_limit
+from minitrain.search.tuning.findings import require_words
+from minitrain.search.tuning.problem import Machine, TuningProblem
+from minitrain.search.tuning.result import Tuning
+from minitrain.search.tuning.search import Row, Search, require_objective
+from minitrain.search.tuning.space import Candidate, axes_of, candidates, default_strategies
+
+PRUNING = ("auto", "none", "front", "best")
+SAMPLERS = ("exhaustive", "optuna")
+HEAD_ROOM = 0.05
+"""What stays free by default: an estimate of blocks of the allocator that fit nothing, without expandable segments."""
+
+
+def tune(
+    workload: Any = None,
+    hardware: Any = DEFAULTS["hardware"],
+    *,
+    world_size: int | Sequence[int] = DEFAULTS["world_size"],
+    global_batch_size: int = DEFAULTS["global_batch_size"],
+    precision: Any = None,
+    objective: str = "step_time",
+    strategies: str | Strategy | Iterable[str | Strategy] | None = None,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    head_room: float = HEAD_ROOM,
+    min_microbatches: int = 1,
+    prune: str = "auto",
+    sampler: str = "exhaustive",
+    num_samples: int = 200,
+    budget_s: float | None = None,
+    executor: Workers = None,
+    jobs: int | None = None,
+    results: str | PathLike[str] | None = None,
+    progress: Callable[[int, int, Row | None], None] | None = None,
+    time_limit_s: float | None = None,
+    words: str | None = None,
+    **parameters: Any,
+) -> Tuning:
+    """Search the layouts of a workload, and return the best, those that nothing beats, and every one that was tried.
+
+    Args:
+        workload: what is trained, as `simulate` takes it; the specified layers if None.
+        hardware: where, as `simulate` takes it; a list searches several machines.
+        world_size: number of ranks; a list searches several.
+        global_batch_size: samples of a step.
+        precision: of a transformer, as `simulate` takes it; a list searches several.
+        objective: what is wanted: "step_time", "tokens_per_second", "tokens_per_dollar" or "energy".
+        strategies: what is searched, shipped names or one's own; those that suit the workload if None.
+        space: values by option, in the place of the usual ones: `{"tp": [8], "recompute": ["none", "full"]}`.
+        head_room: the share of the devices' memory that must stay free beside all that is known to be held.
+        min_microbatches: the fewest microbatches that a pipeline may have.
+        prune: "none" prices everything; "best" leaves out what is worse for sure than the best one known; "front"
+            leaves out, of what is simulated one by one, what something known beats in time, memory, money and energy;
+            "auto" prices all layouts that are put together from pieces, and is "best" for the others.
+        sampler: "exhaustive", or "optuna" to let Optuna choose `num_samples` of the configurations.
+        num_samples: how many configurations Optuna tries.
+        budget_s: after how many seconds no more configurations are begun.
+        executor: where to run: any `concurrent.futures` executor, a `dask.distributed` client, the module `ray`, or the
+            address of a cluster, as `sweep` takes it; processes of its own by default.
+        jobs: number of these processes, one a core by default; with 1, the caller does all itself.
+        results: a JSON Lines file; what it holds is not priced again, and new rows are added to it.
+        progress: called with the number of configurations done and of all, and the best row so far.
+        time_limit_s: how long a configuration may be simulated, s; one that takes longer has failed.
+        words: a tool that must have words for one configuration at least, which is looked at before the search.
+        parameters: further ones of `simulate`, such as `seq_len`, `fidelity` or `network`.
+
+    Returns:
+        What was found. Ctrl-C ends the search, and what was found by then is returned.
+
+    Raises:
+        UsageError: a parameter is outside its rule, an option is none of any strategy, or `words` has none for any.
+        StrategyError: a strategy cannot be found.
+        HardwareConfigError: the hardware cannot be found or read, or is invalid.
+
+    >>> found = tune("tiny", world_size=4, global_batch_size=8, space={"tp": [1, 2], "overlap_parts": [False]}, jobs=1)
+    >>> found.best.strategy, found.best.status
+    ('megatron', 'fits')
+    """
+    require_objective(objective)
+    require_workers(executor)
+    require_time_limit(time_limit_s)
+    _require_limits(head_room, min_microbatches, prune, sampler)
+    problems = [
+        TuningProblem(workload, machine, size, global_batch_size, more)
+        for machine in _listed(hardware)
+        for size in _listed(world_size)
+        for more in _by_precision(_checked(parameters), _listed(precision))
+    ]
+    chosen = _chosen(strategies, problems[0].machine)
+    _require_known(space or {}, chosen)
+    found = [
+        candidate for problem in problems for candidate in _candidates(problem, chosen, space or {}, min_microbatches)
+    ]
+    if words is not None:
+        require_words(words, found)
+    search = Search(
+        found,
+        objective=objective,
+        head_room=head_room,
+        prune=prune,
+        executor=executor,
+        jobs=jobs,
+        results=None if results is None else Path(results),
+        progress=progress,
+        budget_s=budget_s,
+        time_limit_s=time_limit_s,
+    )
+    if sampler == "optuna":
+        from minitrain.search.tuning.sampling import sample_with_optuna  # noqa: PLC0415  (an extra)
+
+        sample_with_optuna(search, num_samples)
+    else:
+        search.run()
+    return Tuning(search)
+
+
+def _candidates(
+    problem: TuningProblem,
+    strategies: Sequence[str | Strategy],
+    space: Mapping[str, Sequence[Any]],
+    min_microbatches: int,
+) -> Iterator[Candidate]:
+    """Yield the configurations of all strategies on one machine."""
+    for strategy in strategies:
+        machine = problem.by(strategy).machine
+        yield from candidates(strategy, machine, axes_of(strategy, machine, space), min_microbatches, space)
+
+
+def _by_precision(parameters: Mapping[str, Any], precisions: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield parameters in each precision; without any, where it is the model's own."""
+    if not precisions:
+        raise UsageError("precision must name at least one precision, got none")
+    for precision in precisions:
+        yield parameters if precision is None else {**parameters, "precision": precision}
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return one or several values as a list."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _chosen(strategies: Any, machine: Machine) -> list[str | Strategy]:
+    """Return the strategies to search, each of which was found."""
+    if strategies is None:
+        return list(default_strategies(machine))
+    listed = [strategies] if isinstance(strategies, str) or callable(strategies) else list(strategies)
+    for strategy in listed:
+        choose_strategy(strategy)
+    if not listed:
+        raise UsageError("strategies must name at least one strategy, got none")
+    return listed
+
+
+def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return further parameters of `simulate`.
+
+    Raises:
+        UsageError: one is none, or is chosen by the search.
+    """
+    for name in parameters:
+        if name in ("fold", "check", "log", "strict", "numerics", "execution", "observers", "memory_by_kind"):
+            raise UsageError(f"{name} is not for a search, which simulates steps as it needs; leave it out")
+        if name not in DEFAULTS:
+            raise UsageError(
+                f"{name} is no parameter of `simulate`; give options of strategies as values, in "
+                f"space={{{name!r}: [...]}}{did_you_mean(name, list(DEFAULTS))}",
+                name=name,
+            )
+    return dict(parameters)
+
+
+def _require_known(space: Mapping[str, Sequence[Any]], strategies: Sequence[str | Strategy]) -> None:
+    """Require that each axis is an option of a strategy, with at least one value."""
+    functions = [choose_strategy(strategy).function for strategy in strategies]
+    for name, values in space.items():
+        if not any(takes_option(function, name) for function in functions):
+            known = [option for function in functions for option in options_of(function)]
+            raise UsageError(
+                f"{name} is no option of any strategy that is searched{did_you_mean(name, known)}", name=name
+            )
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise UsageError(f"space must have a list of at least one value for {name}, got {values!r}", name=name)
+
+
+def _require_limits(head_room: float, min_microbatches: int, prune: str, sampler: str) -> None:
+    """Require limits that make sense."""
+    is_share = isinstance(head_room, int | float) and not isinstance(head_room, bool)
+    if not is_share or not 0 <= head_room < 1:
+        raise UsageError(f"head_room must be a share of at least 0 and below 1, such as 0.1, got {head_room!r}")
+    require_count("min_microbatches", min_microbatches)
+    for name, value, known in (("prune", prune, PRUNING), ("sampler", sampler, SAMPLERS)):
+        if value not in known:
+            raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}")

@@ -1,0 +1,1 @@
+from minitrain.machine.solver import *  # noqa: F403

@@ -1,0 +1,271 @@
+"""Event logs -> Chrome Trace Event JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+One process a rank, one thread a stream. Operations are complete events ("X"), the memory of each rank is a counter
+("C"; by kind too, where a journal was kept), and arrows ("s", "t", "f") lead from a send to its receive, through the
+members of a collective in rank order, and from a launched operation to what was given its result. Times are in µs and
+are whole nanoseconds, as in Perfetto. Events on a thread never overlap, not even by a rounding error, because Perfetto
+drops those that do. An operation of 0 ns has no arrows, since viewers do not draw it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minitrain.errors import UsageError
+from minitrain.files import write_text
+from minitrain.operations import COMPUTE
+from minitrain.run.analysis.dependencies import collectives, messages
+from minitrain.run.analysis.explanation import GAP_KINDS, find_gaps
+from minitrain.run.analysis.labels import stream_name
+from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind
+from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, Trace, as_timeline
+from minitrain.tensors.index_sets import ranges
+from minitrain.workloads.matmul import MATMUL_LAYER
+
+BY_KIND = "memory of"  # Perfetto appends the kind: "memory of weights"
+_CHUNK = 4096
+
+
+def chrome_trace(
+    trace: Trace, bytes_per_element: float = MATMUL_LAYER.bytes_per_element, journals: Journals = ()
+) -> dict[str, Any]:
+    """Return a trace in Chrome's format, as JSON-ready data.
+
+    Args:
+        trace: one log a rank, or columns.
+        bytes_per_element: bytes of one element of memory; by default those of the specified workload.
+        journals: every change of every store, for counters by kind, if they were kept.
+    """
+    data: dict[str, Any] = json.loads("".join(_text(as_timeline(trace), bytes_per_element, journals)))
+    return data
+
+
+def write_chrome_trace(
+    path: str | Path, trace: Trace, bytes_per_element: float = MATMUL_LAYER.bytes_per_element, journals: Journals = ()
+) -> Path:
+    """Write a trace in Chrome's format to `path`, compressed if it ends in ".gz", and return the path."""
+    return write_text(path, _text(as_timeline(trace), bytes_per_element, journals))
+
+
+def _text(timeline: Timeline, bytes_per_element: float, journals: Journals) -> Iterator[str]:
+    """Write the file, some thousand events at a time."""
+    clock = micros(timeline)
+    lines = chain(
+        _metadata(timeline),
+        _slices(timeline, clock, bytes_per_element),
+        memory_counters(timeline, bytes_per_element),
+        kind_counters(timeline, journals, bytes_per_element),
+        _arrows(timeline, clock),
+    )
+    yield '{"displayTimeUnit":"ms","traceEvents":[\n'
+    separator = ""
+    while chunk := list(islice(lines, _CHUNK)):
+        yield separator + ",\n".join(chunk)
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def _first_thread(timeline: Timeline) -> int:
+    """Return the id of the first thread: above every rank, since a process's own id marks its main thread."""
+    return int(10 ** len(str(timeline.num_ranks)))
+
+
+def _metadata(timeline: Timeline) -> Iterator[str]:
+    """Name and order the processes (ranks) and threads (streams)."""
+    first = _first_thread(timeline)
+    names = [json.dumps(stream_name(stream)) for stream in timeline.streams]
+    for rank in range(timeline.num_ranks):
+        yield _meta("process_name", rank, f'"name":"rank {rank}"')
+        yield _meta("process_sort_index", rank, f'"sort_index":{rank}')
+    for key in np.unique(timeline.rank * len(names) + timeline.stream).tolist():
+        rank, stream = divmod(key, len(names))
+        yield _meta("thread_name", rank, f'"name":{names[stream]}', first + stream)
+        yield _meta("thread_sort_index", rank, f'"sort_index":{stream}', first + stream)
+
+
+def _meta(name: str, rank: int, args: str, thread: int | None = None) -> str:
+    of_thread = "" if thread is None else f',"tid":{thread}'
+    return f'{{"ph":"M","name":"{name}","pid":{rank}{of_thread},"args":{{{args}}}}}'
+
+
+def _slices(timeline: Timeline, clock: Micros, bytes_per_element: float) -> Iterator[str]:
+    """Write every operation as a complete event."""
+    heads = [f'{{"ph":"X","name":{json.dumps(typ)},"cat":' for typ in timeline.typs]
+    cats = ['"compute"' if stream.kind == COMPUTE else '"communication"' for stream in timeline.streams]
+    samples = [f',"samples":"{ranges(numbers)}"' if numbers else "" for numbers in timeline.sample_sets]
+    layers = _Layers(timeline)
+    first = _first_thread(timeline)
+    rows = zip(
+        timeline.typ.tolist(),
+        timeline.stream.tolist(),
+        timeline.rank.tolist(),
+        clock.start.tolist(),
+        clock.duration.tolist(),
+        (timeline.memory * bytes_per_element).tolist(),
+        timeline.layer.tolist(),
+        timeline.samples.tolist(),
+        _details(timeline),
+        strict=True,
+    )
+    for typ, stream, rank, start, length, memory, layer, sample, detail in rows:
+        of_layer = "" if layer == NO_LAYER else layers[layer]
+        yield (
+            f'{heads[typ]}{cats[stream]},"pid":{rank},"tid":{first + stream},"ts":{start},"dur":{length},'
+            f'"args":{{"memory_bytes":{memory:.0f}{of_layer}{samples[sample]}{detail}}}}}'
+        )
+
+
+class _Layers(dict[int, str]):
+    """The details that name a layer, by layer."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__()
+        self.timeline = timeline
+
+    def __missing__(self, layer: int) -> str:
+        name = f',"layer_name":{json.dumps(self.timeline.layer_name(layer))}' if self.timeline.layer_names else ""
+        self[layer] = f',"layer":{layer}{name}'
+        return self[layer]
+
+
+def _details(timeline: Timeline) -> list[str]:
+    """Return the details that only some operations have: bytes moved, and how long they waited for which rank."""
+    details = [""] * timeline.num_events
+    for place in np.flatnonzero(timeline.size_bytes > 0).tolist():
+        details[place] = f',"bytes":{timeline.size_bytes[place]:.0f}'
+    waited = (timeline.time - timeline.launched) * 1e6
+    for place in np.flatnonzero((waited > 0) | (timeline.waited_for != NONE)).tolist():
+        rank = timeline.waited_for[place]
+        reason = f"waited for rank {rank}" if rank != NONE else "waited for an earlier operation of its stream"
+        details[place] += f',"waited_us":{waited[place]:.3f},"reason":"{reason}"'
+    gaps = find_gaps(timeline)
+    for gap in np.flatnonzero(gaps.event != NONE).tolist():
+        details[gaps.event[gap]] += f',"idle_before":"{GAP_KINDS[gaps.kind[gap]]}","idle_for":"{gaps.reason(gap)}"'
+    for place in np.flatnonzero(timeline.recomputed).tolist():
+        details[place] += ',"recomputed":true'
+    for made, given in zip(*(ends.tolist() for ends in timeline.handed_on), strict=True):
+        details[given] += f',"given_result_of":{json.dumps(timeline.typs[timeline.typ[made]])}'
+    return details
+
+
+def _arrows(timeline: Timeline, clock: Micros) -> Iterator[str]:
+    """Write an arrow for every message and result that was handed on, and one through the members of a collective."""
+    lasts, first_id = clock.duration > 0, 1
+    for name, (source, target) in (("message", messages(timeline)), ("chain", timeline.handed_on)):
+        drawn = lasts[source] & lasts[target]
+        pairs = np.column_stack([source, target])[drawn].reshape(-1)
+        yield from _chains(name, pairs, np.arange(0, len(pairs) + 1, 2), timeline, clock, first_id)
+        first_id += len(pairs)
+    members, places = collectives(timeline)
+    yield from _chains("collective", members, places, timeline, clock, first_id)
+
+
+def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: Micros, first_id: int) -> Iterator[str]:
+    """Write one arrow through the members of each message or collective that has at least two.
+
+    Ids are whole numbers, since Perfetto accepts text only where it is a hexadecimal number.
+    """
+    first = _first_thread(timeline)
+    lines = [
+        f'"cat":"{name}","name":"{name}","pid":{rank},"tid":{first + stream},"ts":{start}}}'
+        for rank, stream, start in zip(
+            timeline.rank[members].tolist(),
+            timeline.stream[members].tolist(),
+            clock.start[members].tolist(),
+            strict=True,
+        )
+    ]
+    lasts = (clock.duration[members] > 0).tolist()
+    for begin, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
+        if end - begin < 2 or not all(lasts[begin:end]):
+            continue
+        ident = f'"id":{first_id + begin},'
+        yield f'{{"ph":"s",{ident}{lines[begin]}'
+        for place in range(begin + 1, end - 1):
+            yield f'{{"ph":"t","bp":"e",{ident}{lines[place]}'
+        yield f'{{"ph":"f","bp":"e",{ident}{lines[end - 1]}'
+
+
+def memory_counters(timeline: Timeline, bytes_per_element: float) -> Iterator[str]:
+    """Write each rank's memory whenever it changes."""
+    changed = np.ones(timeline.num_events, dtype=bool)
+    changed[1:] = (np.diff(timeline.memory) != 0) | (np.diff(timeline.rank) != 0)
+    at = as_micros(nanoseconds(timeline.sampled[changed])).tolist()
+    size = (timeline.memory[changed] * bytes_per_element).tolist()
+    for rank, start, memory in zip(timeline.rank[changed].tolist(), at, size, strict=True):
+        yield f'{{"ph":"C","name":"memory","pid":{rank},"ts":{start},"args":{{"bytes":{memory:.0f}}}}}'
+
+
+def kind_counters(timeline: Timeline, journals: Journals, bytes_per_element: float) -> Iterator[str]:
+    """Write each rank's memory by kind whenever any kind changes."""
+    for rank in range(len(journals)):
+        curves = curves_by_kind(timeline, journals, rank, timeline.last_end)
+        if not curves:
+            continue
+        heads = [f"{json.dumps(name)}:" for name in curves]
+        at = as_micros(nanoseconds(next(iter(curves.values())).time)).tolist()
+        sizes = [np.rint(curve.memory * bytes_per_element).astype(np.int64).tolist() for curve in curves.values()]
+        head = f'{{"ph":"C","name":"{BY_KIND}","pid":{rank},"ts":'
+        for start, values in zip(at, zip(*sizes, strict=True), strict=True):
+            args = ",".join(f"{name}{value}" for name, value in zip(heads, values, strict=True))
+            yield f'{head}{start},"args":{{{args}}}}}'
+
+
+_LONGEST_S = 9e9  # nanoseconds of it fit into 64 bits
+
+
+class Micros(NamedTuple):
+    """When events start and how long they last, µs, (num_events,) each."""
+
+    start: Floats
+    duration: Floats
+
+
+def micros(timeline: Timeline) -> Micros:
+    """Return every event's start and duration; none overlaps with the next one of its rank and stream.
+
+    Ends are limited twice: in whole nanoseconds, with which Perfetto computes, and as the floats that are written, so
+    that start + duration <= the next start holds for any reader.
+    """
+    order = np.lexsort((timeline.time, timeline.stream, timeline.rank))
+    rank, stream = timeline.rank[order], timeline.stream[order]
+    start_ns, end_ns = nanoseconds(timeline.time[order]), nanoseconds(timeline.end[order])
+    followed = (rank[1:] == rank[:-1]) & (stream[1:] == stream[:-1])
+    end_ns[:-1] = np.where(followed, np.minimum(end_ns[:-1], start_ns[1:]), end_ns[:-1])
+    start, duration = as_micros(start_ns), as_micros(end_ns - start_ns)
+    limit = np.full(len(start), np.inf)
+    limit[:-1][followed] = start[1:][followed]
+    back = np.argsort(order)
+    return Micros(start[back], _clamped(start, duration, limit)[back])
+
+
+def nanoseconds(seconds: Floats) -> Ints:
+    """Round times in s to whole nanoseconds.
+
+    Raises:
+        UsageError: a time is too long for that.
+    """
+    longest = float(seconds.max(initial=0.0))
+    if longest > _LONGEST_S:
+        raise UsageError(f"times must be at most {_LONGEST_S:g} s to be written in nanoseconds, got {longest:g} s")
+    return np.rint(seconds * 1e9).astype(np.int64)
+
+
+def as_micros(ns: Ints) -> Floats:
+    """Return nanoseconds as µs; multiplied by 1000 and truncated, they give the same nanoseconds."""
+    us: Floats = ns / 1000
+    return np.where((us * 1000).astype(np.int64) < ns, np.nextafter(us, np.inf), us)
+
+
+def _clamped(start: Floats, duration: Floats, limit: Floats) -> Floats:
+    """Shorten durations, by a few units in the last place of a start, until no end passes its limit."""
+    duration = np.where(start + duration > limit, limit - start, duration)
+    late = start + duration > limit
+    duration = np.where(late, duration - 2 * np.spacing(start), duration)
+    return np.maximum(duration, 0.0)

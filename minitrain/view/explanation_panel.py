@@ -1,0 +1,211 @@
+"""The HTML above a figure that explains the step time: where it goes, why ranks wait, and what would shorten it.
+
+It is a short form of what `minitrain trace explain` prints. Ranks that spend their time alike share a line, so that it
+is as short for a thousand ranks as for eight.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from minitrain.run.analysis.explanation import GAP_KINDS, Explanation, Gaps
+from minitrain.run.analysis.labels import BUBBLE, duration
+from minitrain.run.analysis.timeline import Floats, Ints
+from minitrain.tensors.index_sets import ranges
+from minitrain.view.bars import USES
+
+MAX_LINES = 12  # of ranks
+_MAX_REASONS, _MAX_WHAT_IFS, _LEAST_SAVED = 4, 6, 0.0005
+_LONGEST_NAME = 22  # of a line's ranks, in characters
+_CLASSES = dict(zip((use.name for use in USES), ("computing", "exposed", "idle"), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One bar: whose time it is, and how long each use of it takes.
+
+    Args:
+        name: whose: "rank 3", "ranks 0-7", or a strategy.
+        seconds: computing, exposed communication and waiting, s.
+        link: address of a page of its own, or "".
+    """
+
+    name: str
+    seconds: tuple[float, float, float]
+    link: str = ""
+
+
+def explanation_panel(explained: Explanation) -> str:
+    """Return the panel of one run."""
+    split = explained.breakdown
+    if not split.step_time_s:
+        return ""
+    parts = np.stack([split.computing, split.exposed, split.waiting], axis=1)
+    cards = [
+        ("Where the time goes", [lines_table(_lines_of(explained, parts), split.step_time_s)]),
+        ("Why ranks wait", _waits(explained)),
+        ("What would help", _what_ifs(explained)),
+    ]
+    return section(cards)
+
+
+def _lines_of(explained: Explanation, parts: Floats) -> list[Line]:
+    """Return the lines of a run: a line for each kind of device where there are several."""
+    line = explained.timeline
+    if not line.devices:
+        return rank_lines(parts, line.rank_names)
+    kinds = np.array(line.devices)
+    each = [_line(f"ranks on {kind}", parts[kinds == kind]) for kind in dict.fromkeys(line.devices)]
+    return [_line("all ranks", parts), *each]
+
+
+def section(cards: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Return titled cards beside one another, or below one another where the window is narrow."""
+    texts = (f"<div><h2>{title}</h2>{''.join(content)}</div>\n" for title, content in cards)
+    return f'<section class="answer">\n{"".join(texts)}</section>\n'
+
+
+def rank_lines(parts: Floats, names: Sequence[str] = ()) -> list[Line]:
+    """Return a line for all ranks, and one for each rank, for ranks that are alike, or for neighbours.
+
+    Args:
+        parts: computing, exposed communication and waiting of each rank, s, (num_ranks, 3).
+        names: of the ranks, if they are not their rows' numbers.
+    """
+    groups = _groups(parts)
+    if len(groups) == 1 < len(parts):
+        return [_line("all ranks alike" if names else f"all {len(parts)} ranks alike", parts)]
+    whole = [_line("all ranks", parts)] if len(groups) > 1 else []
+    return whole + [_line(name_of_ranks(group.tolist(), names), parts[group]) for group in groups]
+
+
+def _groups(parts: Floats) -> list[Ints]:
+    """Return up to `MAX_LINES` groups of ranks: single ones, ranks alike to a percent of the step, or neighbours."""
+    num_ranks = len(parts)
+    percent = np.rint(100 * parts / max(parts[0].sum(), 1e-300)).astype(np.int64)
+    _, alike = np.unique(percent, axis=0, return_inverse=True)
+    alike = alike.reshape(-1)
+    if alike.max() == 0 or (num_ranks > MAX_LINES and alike.max() < MAX_LINES):
+        found = [np.flatnonzero(alike == kind) for kind in range(alike.max() + 1)]
+        return sorted(found, key=lambda group: int(group[0]))
+    size = -(-num_ranks // MAX_LINES)
+    return [np.arange(first, min(first + size, num_ranks)) for first in range(0, num_ranks, size)]
+
+
+def name_of_ranks(ranks: Sequence[int], names: Sequence[str]) -> str:
+    """Name ranks: "rank 3", "ranks 0-7", or "16 ranks: 0, 4, 8 ..." where the list would be too long.
+
+    Args:
+        ranks: the numbers of their rows.
+        names: of all rows, if these are not the ranks' numbers.
+    """
+    if names:
+        shown = ", ".join(names[rank] for rank in ranks[:3])
+        return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' ...' if len(ranks) > 3 else ''}"
+    text = ranges(ranks).replace(",", ", ")
+    if len(text) > _LONGEST_NAME:
+        return f"{len(ranks)} ranks: {', '.join(map(str, ranks[:3]))} ..."
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def _line(name: str, parts: Floats) -> Line:
+    """Return the mean of some ranks as a line."""
+    computing, exposed, waiting = parts.mean(axis=0).tolist()
+    return Line(name, (computing, exposed, waiting))
+
+
+def lines_table(lines: Sequence[Line], longest_s: float) -> str:
+    """Return lines as bars with their shares in percent, below a legend.
+
+    Args:
+        lines: what to draw.
+        longest_s: the time that fills the whole width, s.
+    """
+    if not lines or longest_s <= 0:
+        return ""
+    legend = "".join(f'<span><i class="{_CLASSES[use.name]}"></i>{use.name}</span> ' for use in USES)
+    body = "".join(_row(line, longest_s) for line in lines)
+    return f'<p class="legend">{legend}</p><table class="lines"><tbody>{body}</tbody></table>\n'
+
+
+def _row(line: Line, longest_s: float) -> str:
+    """Return one line of `lines_table`."""
+    total = sum(line.seconds) or 1.0
+    name = html.escape(line.name)
+    whose = f'<a href="{html.escape(line.link)}">{name}</a>' if line.link else name
+    pieces = [(use.name, seconds) for use, seconds in zip(USES, line.seconds, strict=True) if seconds > 0]
+    bar = "".join(f'<i class="{_CLASSES[use]}" style="width:{seconds / longest_s:.2%}"></i>' for use, seconds in pieces)
+    said = ", ".join(f"{use} {duration(seconds)}" for use, seconds in pieces)
+    numbers = "".join(f"<td>{seconds / total:.0%}</td>" for seconds in line.seconds)
+    return f'<tr title="{name}: {said}"><td>{whose}</td><td class="bar"><b>{bar}</b></td>{numbers}</tr>\n'
+
+
+def _waits(explained: Explanation) -> Iterator[str]:
+    """Yield the reasons of waiting, those that cost most first, with the longest wait of each."""
+    gaps, step = explained.gaps, explained.breakdown.step_time_s
+    if not len(gaps):
+        yield "<p>No rank ever waits.</p>"
+        return
+    mean = gaps.seconds().mean(axis=0)
+    rows = [
+        (GAP_KINDS[kind], f"{duration(mean[kind])}<small>{mean[kind] / step:.1%}</small>", _longest(gaps, kind))
+        for kind in np.argsort(-mean, kind="stable").tolist()[:_MAX_REASONS]
+        if mean[kind] > 0
+    ]
+    yield table("waits", ("reason", "mean a rank", "longest wait"), rows)
+    if explained.timeline.devices:
+        yield table("waits", ("device", "mean a rank", "waits for"), _waits_of_devices(explained, step))
+    yield f"<p>All waits together are the <b>bubble</b>, {explained.breakdown.bubble_fraction:.1%}: {BUBBLE}.</p>"
+
+
+def _waits_of_devices(explained: Explanation, step: float) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each kind of device: how long its ranks wait, and for which kinds."""
+    for device, waits in explained.waits_by_device.items():
+        mean = sum(waits.values())
+        others = sorted(waits.items(), key=lambda item: -item[1])
+        whom = ", ".join(f"{html.escape(other)} {duration(seconds)}" for other, seconds in others)
+        yield html.escape(device), f"{duration(mean)}<small>{mean / step:.1%}</small>", whom or "-"
+
+
+def _longest(gaps: Gaps, kind: int) -> str:
+    """Say which wait of a kind is the longest, and what for."""
+    gap = int(np.argmax(np.where(gaps.kind == kind, gaps.duration, -1.0)))
+    whose = gaps.timeline.rank_name(gaps.rank[gap])
+    return f"{duration(gaps.duration[gap])} on rank {whose}, for {html.escape(gaps.reason(gap))}"
+
+
+def _what_ifs(explained: Explanation) -> Iterator[str]:
+    """Yield what the step would take if a class of operation took no time, and where to read more."""
+    step = explained.breakdown.step_time_s
+    shares = {name: 1 - time / step for name, time in explained.what_ifs.items()}
+    rows = [
+        (html.escape(name), duration(explained.what_ifs[name]), f"{share:.1%}")
+        for name, share in list(shares.items())[:_MAX_WHAT_IFS]
+        if share >= _LEAST_SAVED
+    ]
+    if rows:
+        yield table("saved", ("if it took no time", "step", "saved"), rows)
+    else:
+        yield "<p>No class of operation alone would shorten the step.</p>"
+    yield f"<p>Critical path: {_path(explained, step)}.</p>"
+    if explained.timeline.ranks_a_row == 1:  # a folded run has no file
+        yield "<p><code>minitrain trace explain RUN</code>, with this run's run.jsonl as RUN, says more.</p>"
+
+
+def _path(explained: Explanation, step: float) -> str:
+    """Return what the chain of operations that sets the step time consists of."""
+    found = explained.critical_path
+    parts: Mapping[str, float] = {**found.by_typ(), "waiting": found.seconds()["waiting"]}
+    shown = [f"{html.escape(name)} {part / step:.0%}" for name, part in parts.items() if part >= 0.005 * step]
+    return ", ".join(shown)
+
+
+def table(kind: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return an HTML table of texts that are HTML already, with a class for its style."""
+    heads = "".join(f"<th>{name}</th>" for name in head)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
+    return f'<table class="{kind}"><thead><tr>{heads}</tr></thead>\n<tbody>{body}</tbody></table>\n'

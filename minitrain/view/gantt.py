@@ -1,0 +1,356 @@
+"""Event logs -> a Plotly figure: what every rank does, above the memory that it holds, on one time axis.
+
+Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. A figure of more is a heat map of what ranks mostly do; a
+page (`minitrain.view.page`) then draws the bars of the part that is zoomed into. The critical path is a
+line over the bars, which is switched on in the legend.
+
+A Gantt chart whose bars are too many to draw: a heat map whose cells show what their rank mostly does in them.
+
+The colour of a cell says what takes most of its time (computing, exposed communication or waiting), and its strength
+how much of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minitrain.run.analysis.dependencies import CriticalPath, critical_path, make_graph
+from minitrain.run.analysis.labels import time_unit
+from minitrain.run.analysis.memory_over_time import Journals
+from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Trace, as_timeline
+from minitrain.view.bars import (
+    COMPUTING,
+    EXPOSED,
+    IDLE,
+    Bars,
+    bar_labels,
+    hover_texts,
+    make_bars,
+    merged,
+    rows_of_layers,
+)
+from minitrain.view.drawing import Drawing, Properties, as_figure, bar, scatter
+from minitrain.view.layout import View, layout
+from minitrain.view.memory_panel import kind_traces, memory_traces, peak_gib, rank_menu
+
+MAX_ROWS = 512
+NUM_BINS = 1000
+BANDS = (IDLE, COMPUTING, EXPOSED)
+STEPS = 67  # colours of a use, from a third of a cell's time to all of it
+_ROUNDING = 1e-9
+_TOP = STEPS * len(BANDS) - 1
+
+
+class Heat(NamedTuple):
+    """Shares of time of groups of ranks in equal spans of the step, 0 to 1, which add up to 1.
+
+    Args:
+        ranks_per_row: how many neighbouring ranks share a row.
+        computing: share with compute at work, (num_rows, num_bins).
+        exposed: share communicating with no compute beside it, (num_rows, num_bins).
+        waiting: share with nothing at work, (num_rows, num_bins).
+    """
+
+    ranks_per_row: int
+    computing: Floats
+    exposed: Floats
+    waiting: Floats
+
+    def codes(self) -> Ints:
+        """Return what is done most and how much, as a place on the scale of colours, (num_rows, num_bins)."""
+        shares = np.rint(100 * np.stack([self.waiting, self.computing, self.exposed])).astype(np.int64)
+        most = shares.argmax(axis=0)
+        codes: Ints = STEPS * most + np.clip(shares.max(axis=0) - (100 - STEPS + 1), 0, STEPS - 1)
+        return codes
+
+
+def heat(bars: Bars, num_bins: int = NUM_BINS) -> Heat:
+    """Return the shares of time over the whole step."""
+    num_ranks = bars.timeline.num_ranks
+    per_row = -(-num_ranks // MAX_ROWS)
+    num_rows = -(-num_ranks // per_row) if per_row else 0
+    ranks_in_row = np.bincount(np.arange(num_ranks) // max(per_row, 1), minlength=num_rows)[:, None]
+    on_compute = np.append(bars.timeline.computes, False)[bars.event] & ~bars.waits
+    computing, waiting = (
+        np.clip(_covered(bars, chosen, per_row, (num_rows, num_bins)) / ranks_in_row, 0, 1)
+        for chosen in (on_compute, bars.waits)
+    )
+    # a rank computes, waits, or does neither: then it communicates with no compute beside it
+    exposed = 1 - computing - waiting
+    return Heat(per_row, computing, np.where(exposed > _ROUNDING, exposed, 0.0), waiting)
+
+
+def _covered(bars: Bars, chosen: Bools, ranks_per_row: int, shape: tuple[int, int]) -> Floats:
+    """Return how much of each bin the chosen bars cover, in bins."""
+    num_rows, num_bins = shape
+    row = bars.rank[chosen] // max(ranks_per_row, 1)
+    step_end = bars.step_end if bars.step_end > 0 else np.inf
+    start = np.clip(bars.start[chosen] / step_end * num_bins, 0, num_bins)
+    end = np.clip((bars.start + bars.duration)[chosen] / step_end * num_bins, 0, num_bins)
+    # the integral of a bar from 0 to x is max(x - start, 0) - max(x - end, 0); differences of it are the coverage
+    return np.diff(_ramp(row, start, num_rows, num_bins) - _ramp(row, end, num_rows, num_bins), axis=1)
+
+
+def _ramp(row: Ints, corner: Floats, num_rows: int, num_bins: int) -> Floats:
+    """Return the sum of max(x - corner, 0) at every edge x of the bins, (num_rows, num_bins + 1)."""
+    width = num_bins + 2
+    edge = np.ceil(corner).astype(np.int64)
+    place = row * width + edge
+    count = np.bincount(place, minlength=num_rows * width).reshape(num_rows, width)
+    offset = np.bincount(place, weights=edge - corner, minlength=num_rows * width).reshape(num_rows, width)
+    began = np.cumsum(count, axis=1)
+    slope = np.zeros((num_rows, width))
+    slope[:, 1:] = np.cumsum(began[:, :-1], axis=1)
+    return (slope + np.cumsum(offset, axis=1))[:, : num_bins + 1]
+
+
+def scale(dark: bool = False) -> list[tuple[float, str]]:
+    """Return the scale of colours: a band for each use of time, from pale to strong."""
+    stops = []
+    for place, use in enumerate(BANDS):
+        pale, strong = (use.dark_pale, use.dark) if dark else (use.pale, use.color)
+        stops += [(place * STEPS / _TOP, pale), ((place * STEPS + STEPS - 1) / _TOP, strong)]
+    return stops
+
+
+def heat_trace(bars: Bars, unit: float) -> Properties:
+    """Return the heat map of what ranks mostly do."""
+    shares = heat(bars)
+    step = bars.step_end / unit / shares.computing.shape[1]
+    whose = "" if bars.timeline.rank_names else "rank %{y:.0f} "  # the axis has names, which a hover text cannot show
+    return {
+        "type": "heatmap",
+        "z": shares.codes().astype(np.uint8),
+        "customdata": np.rint(shares.computing * 100).astype(np.uint8),
+        "text": np.rint(shares.exposed * 100).astype(np.uint8),
+        "x0": step / 2,
+        "dx": step,
+        "y0": (shares.ranks_per_row - 1) / 2,
+        "dy": shares.ranks_per_row,
+        "zmin": 0,
+        "zmax": _TOP,
+        "colorscale": scale(),
+        "showscale": False,
+        "hovertemplate": f"{whose}at %{{x:.6g}}<br>{COMPUTING.name} %{{customdata}} %"
+        f"<br>{EXPOSED.name} %{{text}} %<br>{IDLE.name} the rest<extra></extra>",
+        "name": "what ranks mostly do",
+    }
+
+
+def heat_legend() -> list[Properties]:
+    """Return a square for each use of time, for the legend alone."""
+    words = {COMPUTING: "mostly computing", EXPOSED: "mostly communicating", IDLE: "mostly waiting"}
+    return [
+        scatter(
+            x=[None],
+            y=[None],
+            name=name,
+            mode="markers",
+            marker={"color": use.color, "symbol": "square", "size": 12},
+            hoverinfo="skip",
+        )
+        for use, name in words.items()
+    ]
+
+
+MAX_BARS = 5000
+_MAIN_LANE, _LANE_GAP = 0.8, 0.04
+CRITICAL_PATH = "critical path (click)"
+_PATH_COLOR = "#D6006C"
+BELOW_NUMBERS = 0.36  # of a bar's height below its middle: where the critical path runs
+
+
+def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> Any:
+    """Draw one run.
+
+    Args:
+        trace: one log a rank, or columns.
+        view: title, facts and units; plain ones if None.
+        journals: every change of every store, for memory by kind, if they were kept.
+
+    Returns:
+        A `plotly.graph_objects.Figure`.
+    """
+    view = view or View()
+    return as_figure(drawn_bars(make_bars(as_timeline(trace), view.step_end), view, journals)[0])
+
+
+def drawn_bars(
+    bars: Bars, view: View, journals: Journals = (), path: CriticalPath | None = None
+) -> tuple[Drawing, int]:
+    """Draw one run, given its bars and, if it is known already, its critical path.
+
+    Returns:
+        The drawing, and how many of its traces do not depend on the zoom: those of memory and of the critical path.
+        They come first, so that menus can refer to them by their place.
+    """
+    unit, unit_name = time_unit(bars.step_end)
+    totals = memory_traces(bars, view, unit)
+    kinds, owners = kind_traces(bars, view, unit, journals) if journals else ([], [])
+    for trace in totals if kinds else ():
+        trace["visible"] = False
+    center, width = lane_geometry(bars.num_lanes)
+    overlays = [path_trace(bars, center + BELOW_NUMBERS * width, unit, path=path)] if len(bars) else []
+    if len(bars) > MAX_BARS:
+        drawn = [heat_trace(bars, unit), *heat_legend()]
+    else:
+        drawn = [*bar_traces(bars, view, unit), *microbatch_labels(bars, unit)]
+    fixed = [*totals, *kinds, *overlays]
+    arranged = layout(bars, view, unit, unit_name, peak_gib(bars, view, journals))
+    menu = rank_menu(len(totals), owners, arranged["yaxis2"]["domain"][1])
+    if menu:
+        arranged["updatemenus"] = menu
+    return Drawing([*fixed, *drawn], arranged), len(fixed)
+
+
+def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Properties]:
+    """Return one bar trace a kind, over time in `unit` s, on rows 0 to num_ranks - 1 of `axis`."""
+    center, width = lane_geometry(bars.num_lanes)
+    numbers = np.where(_has_common_label(bars), NONE, bar_labels(bars))
+    traces = []
+    for code, kind in enumerate(bars.kinds):
+        chosen = np.flatnonzero(bars.kind == code)
+        if not len(chosen):
+            continue
+        part = bars.take(chosen)
+        traces.append(
+            bar(
+                name=kind.name,
+                legendgroup=kind.name,
+                orientation="h",
+                base=(part.start / unit).tolist(),
+                x=part.duration / unit,
+                y=part.rank + center[part.lane],
+                width=width[part.lane] if bars.num_lanes > 1 else _MAIN_LANE,
+                text=_texts(numbers[chosen]),
+                **_text_style(kind.ink),
+                hovertext=hover_texts(part, view.bytes_per_element),
+                hoverinfo="text",
+                marker=_marker(kind.color, kind.pattern),
+                yaxis=axis,
+                cliponaxis=True,
+            )
+        )
+    return traces
+
+
+def microbatch_labels(bars: Bars, unit: float) -> list[Properties]:
+    """Return one number for all consecutive layers of a microbatch, whose bars are too short for one each."""
+    whole = merged(bars)
+    whole = whole.take(np.flatnonzero((whole.last != whole.event) & (bar_labels(whole) != NONE)))
+    center, width = lane_geometry(bars.num_lanes)
+    traces = []
+    for code, kind in enumerate(bars.kinds):
+        part = whole.take(whole.kind == code)
+        if not len(part):
+            continue
+        traces.append(
+            bar(
+                name=kind.name,
+                legendgroup=kind.name,
+                showlegend=False,
+                orientation="h",
+                base=(part.start / unit).tolist(),
+                x=part.duration / unit,
+                y=part.rank + center[part.lane],
+                width=width[part.lane],
+                text=_texts(bar_labels(part)),
+                **_text_style(kind.ink),
+                hoverinfo="skip",
+                marker={"color": "rgba(0,0,0,0)", "line": {"width": 0}},
+            )
+        )
+    return traces
+
+
+def _has_common_label(bars: Bars) -> Bools:
+    """Tell which bars get their number from `microbatch_labels`, (num_bars,)."""
+    labels = bar_labels(bars)
+    first, last = rows_of_layers(bars)
+    order = np.lexsort((bars.start, bars.lane, bars.rank))
+    place = np.empty(len(bars), np.int64)
+    place[order] = np.arange(len(bars))
+    common = np.repeat((first != last) & (labels[first] == labels[last]), place[last] - place[first] + 1)
+    found = np.zeros(len(bars), dtype=bool)
+    found[order] = common
+    return found
+
+
+def _text_style(ink: str) -> dict[str, Any]:
+    """Return the style of the number on a bar: in the middle, and hidden where it does not fit."""
+    font = {"color": ink, "size": 11}
+    return {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont": font}
+
+
+def lane_geometry(num_lanes: int) -> tuple[Floats, Floats]:
+    """Return the centre (from the row's middle, downwards) and the height of each lane, in rows."""
+    if num_lanes == 1:
+        return np.zeros(1), np.full(1, _MAIN_LANE)
+    main = _MAIN_LANE * 0.6
+    rest = (_MAIN_LANE - main) / (num_lanes - 1)
+    width = np.array([main - _LANE_GAP, *[rest] * (num_lanes - 1)])
+    top = np.array([0.0, *(main + rest * place for place in range(num_lanes - 1))])
+    return top + width / 2 - _MAIN_LANE / 2, width
+
+
+def _marker(color: str, pattern: str) -> dict[str, Any]:
+    """Return the fill of a kind of bar."""
+    marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
+    if pattern:
+        marker["pattern"] = {"shape": pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
+    return marker
+
+
+def _texts(numbers: Ints) -> list[str]:
+    """Return the number to write on each bar, or nothing."""
+    return ["" if number == NONE else str(number) for number in numbers.tolist()]
+
+
+def path_trace(
+    bars: Bars, center: Floats, unit: float, axis: str = "y", path: CriticalPath | None = None
+) -> Properties:
+    """Return the critical path as a line through its bars, hidden until it is switched on in the legend.
+
+    Args:
+        bars: the bars of the run, not merged.
+        center: distance of the line from the row's middle on each lane, in rows.
+        unit: unit of the time axis, s.
+        axis: the y axis with a row a rank.
+        path: the operations of the path, if they are known already.
+    """
+    time, row = path_points(bars, center, path)
+    return {**path_entry(), "x": time / unit, "y": row, "yaxis": axis}
+
+
+def path_entry() -> Properties:
+    """Return the line without points, for the legend."""
+    return scatter(
+        x=[None],
+        y=[None],
+        name=CRITICAL_PATH,
+        legendgroup=CRITICAL_PATH,
+        mode="lines",
+        line={"color": _PATH_COLOR, "width": 3},
+        visible="legendonly",
+        showlegend=True,
+        hoverinfo="skip",
+        legendrank=1100,
+    )
+
+
+def path_points(bars: Bars, center: Floats, path: CriticalPath | None = None) -> tuple[Floats, Floats]:
+    """Return the corners of the line: times in s, and rows."""
+    line = bars.timeline
+    path = path or critical_path(make_graph(line))
+    lane = np.zeros(line.num_events, np.int64)
+    works = ~bars.waits
+    lane[bars.event[works]] = bars.lane[works]
+    start = line.time[path.event]
+    end = np.where(path.counts, line.end[path.event], start)
+    time = np.stack([start, end], axis=1).reshape(-1)
+    row = np.repeat(line.rank[path.event] + center[lane[path.event]], 2)
+    corner = np.ones(len(row), dtype=bool)
+    corner[1:-1] = (row[1:-1] != row[:-2]) | (row[1:-1] != row[2:])
+    return time[corner], row[corner]

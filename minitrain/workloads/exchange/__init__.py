@@ -1,0 +1,16 @@
+"""Recipes of other tools: what they train and in which layout, read and written in their own words.
+
+Open `recipe` first: the value that every format is read into and written from. Then
+`reading`, which recognises a format by its content.
+
+| format | files |
+|---|---|
+| Megatron-LM's command line | `megatron_lm`, with `launch_script` for scripts of a shell |
+| Megatron Bridge's YAML and overrides | `megatron_bridge` |
+| both: fields of Megatron Core | `megatron_model` (the model) and `megatron_layout` (the layout) |
+| torchtitan's TOML | `torchtitan`, with the models that it has |
+| DeepSpeed's JSON | `deepspeed` |
+
+Words that are not known are refused, never guessed: each format has a list of words without bearing on shapes, layout
+and time (`recipe`), and what is on neither list is a fault. All faults come in one error.
+"""

@@ -1,0 +1,100 @@
+"""DeepSpeed's configuration: batch, precision and ZeRO. It says nothing of the model, which is the program's.
+
+Source: `deepspeed/runtime/config.py` and `deepspeed/runtime/zero/config.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minitrain.workloads.exchange.recipe import OF_DEEPSPEED, OF_ZERO, Recipe
+from minitrain.workloads.field_faults import refuse
+
+TOOL = "deepspeed"
+_STRATEGIES = {0: "megatron", 1: "megatron", 2: "zero2", 3: "fsdp"}
+_READ = frozenset(
+    {
+        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization",
+        "bf16", "fp16", "activation_checkpointing",
+    }
+)  # fmt: skip
+_ZERO_READ = frozenset({"stage", "offload_optimizer", "offload_param", "mics_shard_size"})
+
+
+def layout_faults(recipe: Recipe) -> list[str]:
+    """Return why DeepSpeed cannot lay work out so, a line each."""
+    options = recipe.options
+    divided = [name for name in ("tp", "pp", "cp", "ep") if options.get(name, 1) > 1]
+    found = [f"{', '.join(divided)} of more than 1; use megatron-lm"] if divided else []
+    return found if recipe.strategy in _STRATEGIES.values() else [*found, f"the strategy {recipe.strategy}"]
+
+
+def write(recipe: Recipe) -> str:
+    """Return the configuration of a recipe that DeepSpeed can have."""
+    options, world_size, batch = recipe.options, recipe.world_size or 1, recipe.global_batch_size or 1
+    stage = {"fsdp": 3, "zero2": 2}.get(recipe.strategy, options.get("zero", 0))
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(options.get("overlap_replicas", True))}
+    if (replicas := options.get("replicas", 1)) > 1:
+        zero["mics_shard_size"] = world_size // replicas
+    if options.get("offload") == "optimizer":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    size = options["microbatch_size"]
+    precision = recipe.model.precision.name if recipe.model else "bf16"
+    config: dict[str, Any] = {
+        "train_batch_size": batch,
+        "train_micro_batch_size_per_gpu": size,
+        "gradient_accumulation_steps": batch // world_size // size,
+        **({precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}),
+        "zero_optimization": zero,
+    }
+    if options.get("offload") == "activations":
+        config["activation_checkpointing"] = {"cpu_checkpointing": True}
+    return json.dumps(config, indent=2) + "\n"
+
+
+def read(config: Mapping[str, Any], name: str) -> Recipe:  # noqa: ARG001  (it describes no model)
+    """Return the recipe of a configuration, which has no model.
+
+    Raises:
+        UsageError: there are keys that are not known, or that cannot be modelled; all at once.
+    """
+    zero = config.get("zero_optimization", {})
+    faults = [*_faults(config, zero)]
+    if faults:
+        raise refuse(f"the configuration of {TOOL}", faults)
+    size, batch = config.get("train_micro_batch_size_per_gpu"), config.get("train_batch_size")
+    steps = config.get("gradient_accumulation_steps")
+    world_size = batch // (size * steps) if batch and size and steps else None
+    stage = zero.get("stage", 0)
+    options: dict[str, Any] = {} if size is None else {"microbatch_size": size}
+    if stage == 1:
+        options["zero"] = 1
+    if zero.get("mics_shard_size", -1) > 0 and world_size:
+        options["replicas"] = world_size // zero["mics_shard_size"]
+    if _is_on(zero.get("offload_optimizer")):
+        options["offload"] = "optimizer"
+    if config.get("activation_checkpointing", {}).get("cpu_checkpointing"):
+        options["offload"] = "activations"
+    notes = ("the model, and what its backward computes again, are the program's own",)
+    return Recipe(_STRATEGIES[stage], options, None, world_size, batch, notes, TOOL)
+
+
+def _is_on(offload: Any) -> bool:
+    return bool(offload) and offload.get("device", "none") != "none"
+
+
+def _faults(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is not known, or cannot be modelled."""
+    yield from (f"{key} is not known" for key in config if key not in _READ | OF_DEEPSPEED)
+    yield from (f"zero_optimization.{key} is not known" for key in zero if key not in _ZERO_READ | OF_ZERO)
+    if zero.get("stage", 0) not in _STRATEGIES:
+        yield f"zero_optimization.stage must be 0 to 3, got {zero['stage']!r}"
+    if _is_on(zero.get("offload_param")):
+        yield "zero_optimization.offload_param is not modelled; offload_optimizer is"
+    if _is_on(zero.get("offload_optimizer")) and zero.get("stage") != 3:
+        yield "zero_optimization.offload_optimizer is modelled in stage 3 alone"
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        if not isinstance(config.get(key, 1), int):
+            yield f'{key} must be an integer, got {config[key]!r}; put in what "auto" stands for'

@@ -1,0 +1,167 @@
+"""Megatron Bridge's configuration: a YAML of its `ConfigContainer`, or overrides such as `model.hidden_size=4096`.
+
+Its `model` has the fields of Megatron Core by their names; what is absent has the defaults of `GPTModelProvider`. A
+file that only overrides a recipe's fields has no layers, and then the model must come from elsewhere.
+
+Source: `megatron/bridge/training/config.py` and `megatron/bridge/models/gpt_provider.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from minitrain.workloads.exchange import megatron_layout as layout
+from minitrain.workloads.exchange.megatron_lm import OPTIONS
+from minitrain.workloads.exchange.megatron_model import fields_of as model_fields
+from minitrain.workloads.exchange.megatron_model import model_of
+from minitrain.workloads.exchange.recipe import SECTIONS_OF_BRIDGE, Recipe
+from minitrain.workloads.field_faults import refuse
+
+TOOL = "megatron-bridge"
+
+_SECTION_OF = {
+    "micro_batch_size": "train",
+    "global_batch_size": "train",
+    "use_distributed_optimizer": "ddp",
+    "overlap_grad_reduce": "ddp",
+    "overlap_param_gather": "ddp",
+    "data_parallel_sharding_strategy": "ddp",
+    "use_megatron_fsdp": "ddp",
+    "use_torch_fsdp2": "dist",
+    "tp_comm_overlap": "comm_overlap",
+}
+"""The section of a field, where it is not the model's."""
+_PRECISIONS = {"bf16_mixed": {"bf16": True}, "16-mixed": {"fp16": True}, "fp16_mixed": {"fp16": True}}
+_SILU = {"_target_": "torch.nn.functional.silu", "_call_": False}
+_SQUARED_RELU = {"_target_": "megatron.core.activations.squared_relu", "_call_": False}
+_KNOWN = frozenset({option.field for option in OPTIONS} | {"activation_func", "moe_grouped_gemm"})
+_ONLY_OF_MEGATRON_LM = frozenset({"group_query_attention", "use_flash_attn", "squared_relu", "bf16", "fp16", "fp8"})
+_WITHOUT_BEARING = frozenset(
+    {
+        "_target_", "bf16", "fp16", "params_dtype", "pipeline_dtype", "autocast_dtype", "init_method_std",
+        "apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion",
+        "persist_layer_norm", "gradient_accumulation_fusion", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl",
+        "transformer_layer_spec", "generation_config", "hf_model_id", "vocab_size_padded", "should_pad_vocab",
+        "parallel_output", "fp16_lm_cross_entropy", "attention_softmax_in_fp32", "deallocate_pipeline_outputs",
+        "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_permute_fusion",
+        "moe_router_dtype", "moe_router_pre_softmax", "moe_router_num_groups", "moe_router_group_topk",
+        "moe_router_topk_scaling_factor", "moe_router_bias_update_rate", "calculate_per_token_loss",
+        "perform_initialization", "use_cpu_initialization", "embedding_init_method_std", "rotary_interleaved",
+        "make_vocab_size_divisible_by", "layernorm_zero_centered_gamma", "scatter_embedding_sequence_parallel",
+        "train_iters", "eval_interval", "eval_iters", "manual_gc", "manual_gc_interval", "manual_gc_eval",
+        "exit_interval", "exit_signal_handler", "exit_duration_in_mins", "empty_unused_memory_level",
+        "check_for_nan_in_grad", "grad_reduce_in_fp32", "average_in_collective", "bucket_size", "align_param_gather",
+        "check_for_large_grads", "pad_buckets_for_high_nccl_busbw", "nccl_ub", "tp_comm_overlap_cfg",
+        "bootstrap_backend", "tp_comm_bootstrap_backend", "align_grad_reduce", "fp8_param_gather",
+        "rampup_batch_size", "train_samples", "skip_train",
+    }
+)  # fmt: skip
+
+
+def write(recipe: Recipe) -> str:
+    """Return the YAML of a recipe that Megatron Bridge can have."""
+    fields = layout.fields_of(recipe)
+    precision = "bf16_mixed"
+    if recipe.model is not None:
+        fields |= model_fields(recipe.model)
+        precision = next((word for word, flags in _PRECISIONS.items() if flags.keys() <= fields.keys()), "32-true")
+        precision = "bf16_with_fp8_delayed_scaling_mixed" if fields.get("fp8") else precision
+        if fields.pop("squared_relu"):
+            fields["activation_func"] = _SQUARED_RELU
+        elif fields["gated_linear_unit"]:
+            fields["activation_func"] = _SILU
+    sections: dict[str, Any] = {}
+    for field, value in fields.items():
+        if field not in _ONLY_OF_MEGATRON_LM:
+            sections.setdefault(_SECTION_OF.get(field, "model"), {})[field] = value
+    return yaml.safe_dump({**sections, "mixed_precision": precision}, sort_keys=False)
+
+
+def read(config: Mapping[str, Any], name: str) -> Recipe:
+    """Return the recipe of a configuration.
+
+    Raises:
+        UsageError: there are keys that are not known, or that cannot be modelled; all at once.
+    """
+    faults: list[str] = []
+    given = {**_precision(config.get("mixed_precision"), faults), **dict(_fields(config, faults))}
+    strategy, options = layout.layout_of(given, faults)
+    model = model_of(given, name, faults)
+    if faults:
+        raise refuse(f"the configuration of {TOOL}", faults)
+    return Recipe(strategy, options, model, None, given.get("global_batch_size"), layout.notes_on(given), TOOL)
+
+
+def overrides(text: str) -> dict[str, Any]:
+    """Return overrides as the sections of a configuration.
+
+    Example:
+        >>> overrides("model.num_layers=2 train.global_batch_size=8")
+        {'model': {'num_layers': 2}, 'train': {'global_batch_size': 8}}
+    """
+    found: dict[str, Any] = {}
+    for word in text.replace("\\\n", " ").split():
+        key, _, value = word.lstrip("+").partition("=")
+        section, dot, field = key.partition(".")
+        if dot:
+            found.setdefault(section, {})[field] = yaml.safe_load(value)
+        else:
+            found[section] = yaml.safe_load(value)
+    return found
+
+
+def _precision(word: Any, faults: list[str]) -> dict[str, Any]:
+    """Return the flags of a precision by name, or of its fields."""
+    if isinstance(word, Mapping):
+        return {name: word[name] for name in ("bf16", "fp16", "fp8") if word.get(name)}
+    if word in (None, "32-true"):
+        return {}
+    if isinstance(word, str) and word.startswith("bf16_with_fp8"):
+        return {"bf16": True, "fp8": "hybrid"}
+    if word not in _PRECISIONS:
+        faults.append(f"mixed_precision must be {', '.join(_PRECISIONS)} or bf16_with_fp8_..., got {word!r}")
+    return dict(_PRECISIONS.get(word, {}))
+
+
+def _fields(config: Mapping[str, Any], faults: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of all sections; faults are noted."""
+    for section, values in config.items():
+        if (section in SECTIONS_OF_BRIDGE and section != "dist") or section == "mixed_precision":
+            continue
+        if section == "dataset":
+            yield from _length(values)
+        elif section not in ("model", "train", "ddp", "comm_overlap", "dist"):
+            faults.append(f"{section} is not known")
+        else:
+            yield from _known(section, values or {}, faults)
+
+
+def _length(values: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the length of samples that a dataset has."""
+    for key in ("seq_length", "sequence_length"):
+        if isinstance(values, Mapping) and values.get(key):
+            yield "seq_length", values[key]
+
+
+def _known(section: str, values: Mapping[str, Any], faults: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a section; an activation function as what it makes of an MLP."""
+    for field, value in values.items():
+        if field == "activation_func":
+            yield from _activation(str(value.get("_target_") if isinstance(value, Mapping) else value), faults)
+        elif field in _KNOWN and field not in _ONLY_OF_MEGATRON_LM:
+            if value is not None:
+                yield field, value
+        elif field not in _WITHOUT_BEARING and section != "dist" and value not in (None, False):
+            faults.append(f"{section}.{field} is not known")
+
+
+def _activation(name: str, faults: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what an activation function says of an MLP."""
+    function = name.rpartition(".")[2]
+    if function == "squared_relu":
+        yield "squared_relu", True
+    elif function not in ("silu", "gelu"):
+        faults.append(f"model.activation_func must be silu, gelu or squared_relu, got {name}")

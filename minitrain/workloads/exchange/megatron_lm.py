@@ -1,0 +1,189 @@
+"""Megatron-LM's command line: its options as fields of Megatron Core's configuration, and the other way round.
+
+Source: `megatron/training/arguments.py` of Megatron-LM 0.14. `--window-size`, `--softmax-type` and
+`--num-virtual-stages-per-pipeline-rank` are newer than 0.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from minitrain.workloads.exchange import megatron_layout as layout
+from minitrain.workloads.exchange.launch_script import Words
+from minitrain.workloads.exchange.megatron_model import evaluated, model_of
+from minitrain.workloads.exchange.megatron_model import fields_of as model_fields
+from minitrain.workloads.exchange.recipe import OF_LAUNCHERS, OF_MEGATRON_LM, Recipe
+from minitrain.workloads.field_faults import closest, refuse
+
+Kind = Literal["count", "number", "text", "list", "words", "on", "off"]
+
+TOOL = "megatron-lm"
+_NULL = "NullTokenizer"  # its vocabulary has one more than `--vocab-size`, for the end of a document
+_READ: Mapping[str, Callable[[str], Any]] = MappingProxyType(
+    {"count": int, "number": float, "text": str, "list": evaluated}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of the command line.
+
+    Args:
+        field: Megatron Core's name for it.
+        flag: as it is written.
+        kind: "count", "number", "text" or "list" of what follows, or its "words"; "on" or "off" where it stands alone.
+    """
+
+    field: str
+    flag: str
+    kind: Kind
+
+    def words(self, value: Any) -> str:
+        """Return it as it is written with a value; nothing where it is left out for that."""
+        if self.kind in ("on", "off"):
+            return self.flag if bool(value) is (self.kind == "on") else ""
+        if self.kind == "words":
+            return f"{self.flag} {' '.join(value)}"
+        return "" if value is None else f"{self.flag} {_text(value, self.field)}"
+
+
+def _text(value: Any, field: str) -> str:
+    """Return a value as it is written; a pattern of layers as the list that Python's expression makes."""
+    if not isinstance(value, list):
+        return str(value)
+    if field == "window_size":
+        return ",".join(map(str, value))
+    runs: list[list[int]] = []
+    for number in value:
+        if runs and runs[-1][0] == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    short = "+".join(f"[{number}]*{count}" for number, count in runs)
+    whole = "[" + ",".join(map(str, value)) + "]"
+    return f'"({short})"' if len(short) < len(whole) else f'"{whole}"'
+
+
+def _options(kind: Kind, *names: str, **flags: str) -> Iterator[Option]:
+    """Yield options that are called as their fields, and others."""
+    for field, flag in {**{name: name.replace("_", "-") for name in names}, **flags}.items():
+        yield Option(field, f"--{flag}", kind)
+
+
+OPTIONS: tuple[Option, ...] = (
+    *_options(
+        "count", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
+        "kv_channels", "seq_length", "max_position_embeddings", "vocab_size", "make_vocab_size_divisible_by",
+        num_moe_experts="num-experts",
+    ),
+    *_options(
+        "count", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "q_lora_rank",
+        "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "tensor_model_parallel_size",
+        "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "num_layers_per_virtual_pipeline_stage", "micro_batch_size", "global_batch_size", "recompute_num_layers",
+        virtual_pipeline_model_parallel_size="num-virtual-stages-per-pipeline-rank",
+    ),
+    *_options(
+        "number", "moe_expert_capacity_factor", "rotary_base", "rotary_percent", "rope_scaling_factor",
+        "hidden_dropout", "attention_dropout",
+        layernorm_epsilon="norm-epsilon",
+    ),
+    *_options(
+        "text", "normalization", "position_embedding_type", "attention_backend", "softmax_type",
+        "moe_router_score_function", "moe_token_dispatcher_type", "recompute_granularity", "recompute_method",
+        "data_parallel_sharding_strategy", "tokenizer_type",
+        "cp_comm_type", fp8="fp8-format",
+    ),
+    *_options("words", "recompute_modules"),
+    *_options("list", "window_size", "window_attn_skip_freq", "moe_layer_freq"),
+    *_options(
+        "on", "squared_relu", "add_qkv_bias", "qk_layernorm", "multi_latent_attention", "moe_grouped_gemm",
+        "moe_router_enable_expert_bias", "bf16", "fp16", "sequence_parallel", "use_distributed_optimizer",
+        "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "recompute_activations", "use_torch_fsdp2",
+        "use_megatron_fsdp", "group_query_attention", "use_flash_attn", gated_linear_unit="swiglu",
+        rope_scaling="use-rope-scaling",
+    ),
+    *_options(
+        "off", add_bias_linear="disable-bias-linear", overlap_p2p_comm="no-overlap-p2p-communication",
+        share_embeddings_and_output_weights="untie-embeddings-and-output-weights",
+    ),
+)  # fmt: skip
+_BY_FLAG: Mapping[str, Option] = MappingProxyType({option.flag: option for option in OPTIONS})
+_OTHER_NAMES = {
+    "--use-custom-fsdp": "--use-megatron-fsdp",
+    "--untied-embeddings": "--untie-embeddings-and-output-weights",
+}
+
+
+def write(recipe: Recipe) -> str:
+    """Return the options of a recipe that Megatron-LM can have, several a line."""
+    fields = layout.fields_of(recipe)
+    if (model := recipe.model) is not None:
+        fields |= model_fields(model) | {"tokenizer_type": _NULL, "vocab_size": model.vocab_size - 1}
+        fields["group_query_attention"] = model.latent is None and model.num_kv_heads != model.num_heads
+        if not fields["group_query_attention"]:
+            fields.pop("num_query_groups", None)
+    words = [option.words(fields[option.field]) for option in OPTIONS if option.field in fields]
+    return " \\\n".join(filter(None, words)) + "\n"
+
+
+def read(words: Words, name: str) -> Recipe:
+    """Return the recipe of a command line.
+
+    Args:
+        words: its words.
+        name: what to call the model.
+
+    Raises:
+        UsageError: there are words that are not known, or that cannot be modelled; all at once.
+    """
+    faults: list[str] = []
+    given = dict(_fields(words, faults))
+    if given.pop("use_flash_attn", False):
+        given.setdefault("attention_backend", "flash")
+    if not given.pop("group_query_attention", False):
+        given.pop("num_query_groups", None)
+    if given.pop("tokenizer_type", None) == _NULL and "vocab_size" in given:
+        given["vocab_size"] += 1
+    strategy, options = layout.layout_of(given, faults)
+    model = model_of(given, name, faults)
+    if faults:
+        raise refuse(f"the arguments of {TOOL}", faults)
+    return Recipe(
+        strategy, options, model, words.world_size, given.get("global_batch_size"), layout.notes_on(given), TOOL
+    )
+
+
+def _fields(words: Words, faults: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that are given, with their values; faults are noted."""
+    for flag, values in words.options.items():
+        option = _BY_FLAG.get(_OTHER_NAMES.get(flag, flag))
+        if option is not None:
+            yield from _field(option, values, faults)
+        elif flag not in OF_MEGATRON_LM and flag not in OF_LAUNCHERS:
+            hint = closest(flag, _BY_FLAG)
+            faults.append(
+                f"{flag} is not known{'; ' + hint if hint else ''}; if it has no bearing on the model, its layout and "
+                f"its time, take it out, or pass ignore=({flag!r},) to mt.read_recipe"
+            )
+
+
+def _field(option: Option, values: Sequence[str], faults: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield a field with its value, or note a fault."""
+    if option.kind in ("on", "off"):
+        yield option.field, option.kind == "on"
+        return
+    if not values or "$" in values[0]:
+        faults.append(f"{option.flag} must have a value, got {values[0] if values else 'none'}; the script must set it")
+        return
+    if option.kind == "words":
+        yield option.field, list(values)
+        return
+    try:
+        yield option.field, _READ[option.kind](values[0])
+    except ValueError:
+        faults.append(f"{option.flag} must be a {option.kind}, got {values[0]!r}")

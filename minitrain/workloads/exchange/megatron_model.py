@@ -1,0 +1,325 @@
+"""A transformer as fields of Megatron Core's configuration, and such fields as a transformer.
+
+What Megatron Core has no field for is a fault by name. Fields that are absent have the defaults of Megatron-LM, which
+are those of Megatron Bridge's `GPTModelProvider` too: biases, layernorm, learned positions, tied embeddings, and
+dropout of 0.1. All that a model's arguments depend on is therefore written, whether it is a default or not.
+
+Source: `megatron/training/arguments.py` and `megatron/core/transformer/transformer_config.py` of Megatron-LM 0.14.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from minitrain.workloads.architecture import PRECISIONS, LatentAttention, Precision
+from minitrain.workloads.exchange.recipe import called_as_shipped
+from minitrain.workloads.transformer import Transformer
+
+Fields = dict[str, Any]
+
+_NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+_POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+_BIASES = {
+    (True, True, True): (True, False),
+    (False, False, False): (False, False),
+    (True, False, False): (False, True),
+}
+_USUAL_DROPOUT = 0.1
+_LLAMA_SCALING = 8.0
+
+
+def faults_of(model: Transformer) -> list[str]:
+    """Return why Megatron Core cannot train a model, a line each."""
+    found = {
+        f"norm_placement={model.norm_placement!r}": model.norm_placement != "pre",
+        "qk_norm='whole'": model.qk_norm == "whole",
+        f"mlp={model.mlp!r}": model.mlp in ("geglu", "relu"),
+        "score_cap": model.score_cap is not None,
+        "logit_cap": model.logit_cap is not None,
+        "layernorm without biases": model.norm == "layernorm" and not model.norm_bias,
+        "biases of some projections": _biases(model) not in _BIASES,
+        "experts of some layers, and no hidden size of dense ones": model.ffn_hidden_size is None,
+        f"precision {model.precision.name!r}": _precision_words(model.precision) is None,
+    }
+    return [*(what for what, is_so in found.items() if is_so), *model.taken_as]
+
+
+def _biases(model: Transformer) -> tuple[bool, bool, bool]:
+    return model.qkv_bias, model.output_bias, model.mlp_bias
+
+
+def fields_of(model: Transformer) -> Fields:
+    """Return the fields of Megatron Core that make a model which it can train."""
+    add_bias, add_qkv_bias = _BIASES[_biases(model)]
+    return {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_heads,
+        **_attention_fields(model),
+        "seq_length": model.seq_len,
+        "max_position_embeddings": model.num_positions if model.positions == "learned" else model.seq_len,
+        "vocab_size": model.vocab_size,
+        "make_vocab_size_divisible_by": 1,
+        "gated_linear_unit": model.is_gated,
+        "squared_relu": model.mlp == "relu2",
+        "normalization": _NORMS[model.norm],
+        "layernorm_epsilon": model.norm_epsilon,
+        "add_bias_linear": add_bias,
+        "add_qkv_bias": add_qkv_bias,
+        "position_embedding_type": _POSITIONS[model.positions],
+        "rotary_base": _whole(model.rope_theta),
+        "rotary_percent": model.rope_share,
+        **({"rope_scaling": True, "rope_scaling_factor": model.rope_scaling} if model.rope_scaling != 1 else {}),
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.attention_dropout,
+        **_expert_fields(model),
+        **(_precision_words(model.precision) or {}),
+    }
+
+
+def _whole(number: float) -> float:
+    """Return a number as an integer where it is one."""
+    return int(number) if number == int(number) else number
+
+
+def _attention_fields(model: Transformer) -> Fields:
+    """Return the fields of the attention."""
+    found: Fields = {"attention_backend": "flash" if model.attention == "flash" else "unfused"}
+    if (latent := model.latent) is not None:
+        found |= {
+            "multi_latent_attention": True,
+            "q_lora_rank": latent.query_rank,
+            "kv_lora_rank": latent.kv_rank,
+            "qk_head_dim": latent.nope_head_dim,
+            "qk_pos_emb_head_dim": latent.rope_head_dim,
+            "v_head_dim": latent.value_head_dim,
+        }
+    else:
+        found |= {"num_query_groups": model.num_kv_heads, "kv_channels": model.head_dim}
+    found["qk_layernorm"] = latent is not None or model.qk_norm == "head"  # of the latents
+    if model.window:
+        found["window_size"] = [model.window - 1, 0]  # the query's own key beside those to its left
+        if len(model.window_layers) < model.num_layers:
+            found["window_attn_skip_freq"] = _pattern(model.window_layers, model.num_layers)
+    if model.sinks:
+        found["softmax_type"] = "learnable"
+    return found
+
+
+def _expert_fields(model: Transformer) -> Fields:
+    """Return the fields of experts, if there are any."""
+    if not model.num_experts:
+        return {}
+    found: Fields = {
+        "num_moe_experts": model.num_experts,
+        "moe_router_topk": model.experts_per_token,
+        "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
+        "moe_layer_freq": _pattern(model.moe_layers, model.num_layers),
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": True,
+    }
+    if model.num_shared_experts:
+        found["moe_shared_expert_intermediate_size"] = model.num_shared_experts * model.moe_ffn_hidden_size
+    if model.router_bias:
+        found |= {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+    return found
+
+
+def _pattern(layers: Sequence[int], num_layers: int) -> list[int]:
+    """Return 1 for each layer among some, 0 for the others."""
+    return [int(layer in layers) for layer in range(num_layers)]
+
+
+def _precision_words(precision: Precision) -> Fields | None:
+    """Return the fields of a precision, or None where there are none."""
+    of_weights = {"fp8": "hybrid"} if precision.weight_datatype == "float8" else {}
+    if of_weights and (precision.parameter_bytes, precision.activation_bytes) == (2, 2):
+        return {"bf16": True, **of_weights}
+    return {"bf16": {"bf16": True}, "fp16": {"fp16": True}, "fp32": {}}.get(precision.name)
+
+
+def model_of(given: Mapping[str, Any], name: str, faults: list[str]) -> Transformer | None:
+    """Return the transformer that fields make, or None where they have no layers at all; faults are noted.
+
+    Args:
+        given: fields of Megatron Core by name, as their types.
+        name: what tables are to call the model.
+        faults: where to write what is missing or cannot be modelled.
+    """
+    if "num_layers" not in given:
+        return None
+    required = ("hidden_size", "num_attention_heads", "vocab_size", "seq_length")
+    faults += [f"{key} is missing, and the model has no other source for it" for key in required if key not in given]
+    faults += _not_modelled(given)
+    if faults:
+        return None
+    return called_as_shipped(Transformer(**_transformer_fields(given), name=name))
+
+
+def _not_modelled(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a transformer cannot be."""
+    for key, known in (
+        ("normalization", _NORMS.values()),
+        ("position_embedding_type", _POSITIONS.values()),
+        ("softmax_type", ("vanilla", "learnable")),
+        ("attention_backend", ("flash", "fused", "unfused", "local", "auto")),
+    ):
+        if given.get(key) is not None and given[key] not in known:
+            yield f"{key} must be {' or '.join(known)}, since others are not modelled, got {given[key]!r}"
+    size, ffn = given.get("moe_shared_expert_intermediate_size"), given.get("moe_ffn_hidden_size")
+    if size and size % (ffn or given.get("ffn_hidden_size") or 1):
+        yield f"moe_shared_expert_intermediate_size ({size}) must be a multiple of moe_ffn_hidden_size ({ffn})"
+    window = _list(given.get("window_size"))
+    if window and (len(window) != 2 or window[1] != 0 or window[0] < 0):
+        yield f"window_size must be (keys to the left, 0), since others are not modelled, got {window}"
+
+
+def _transformer_fields(given: Mapping[str, Any]) -> Fields:
+    """Return the fields of a `Transformer`, the defaults of Megatron-LM filled in."""
+    norm = {word: name for name, word in _NORMS.items()}[given.get("normalization", "LayerNorm")]
+    positions = {word: name for name, word in _POSITIONS.items()}[
+        given.get("position_embedding_type", "learned_absolute")
+    ]
+    bias, dropout = given.get("add_bias_linear", True), given.get("hidden_dropout", _USUAL_DROPOUT)
+    return {
+        "num_layers": given["num_layers"],
+        "hidden_size": given["hidden_size"],
+        "num_heads": given["num_attention_heads"],
+        "vocab_size": given["vocab_size"],
+        "seq_len": given["seq_length"],
+        "ffn_hidden_size": given.get("ffn_hidden_size") or _usual_ffn(given),
+        "mlp": _mlp(given),
+        "norm": norm,
+        "norm_epsilon": given.get("layernorm_epsilon", 1e-5),
+        "positions": positions,
+        "num_positions": given.get("max_position_embeddings") if positions == "learned" else None,
+        "rope_theta": given.get("rotary_base", 10000),
+        "rope_share": given.get("rotary_percent", 1.0),
+        "rope_scaling": given.get("rope_scaling_factor", _LLAMA_SCALING) if given.get("rope_scaling") else 1.0,
+        "bias": bias or norm == "layernorm",
+        "qkv_bias": bias or given.get("add_qkv_bias", False),
+        "output_bias": bias,
+        "mlp_bias": bias,
+        "tied_embeddings": given.get("share_embeddings_and_output_weights", True),
+        "dropout": dropout,
+        "attention_dropout": given.get("attention_dropout", _USUAL_DROPOUT),
+        "precision": _precision(given),
+        **_attention_of(given),
+        **_experts_of(given),
+    }
+
+
+def _usual_ffn(given: Mapping[str, Any]) -> int:
+    """Return Megatron-LM's hidden size of an MLP where none is given."""
+    hidden_size: int = given["hidden_size"]
+    return int((4 * hidden_size * 2 / 3) / 64) * 64 if given.get("gated_linear_unit") else 4 * hidden_size
+
+
+def _mlp(given: Mapping[str, Any]) -> str:
+    if given.get("gated_linear_unit"):
+        return "swiglu"
+    return "relu2" if given.get("squared_relu") else "gelu"
+
+
+def _precision(given: Mapping[str, Any]) -> Precision:
+    """Return the precision: single unless something else is said."""
+    found = PRECISIONS["bf16" if given.get("bf16") else "fp16" if given.get("fp16") else "fp32"]
+    if not given.get("fp8"):
+        return found
+    return PRECISIONS.get("fp8") or replace(found, name="fp8", weight_datatype="float8")
+
+
+def _attention_of(given: Mapping[str, Any]) -> Fields:
+    """Return the fields of the attention; multi-head latent attention has norms of latents, not of heads."""
+    num_layers, window = given["num_layers"], _list(given.get("window_size"))
+    found: Fields = {
+        "attention": "unfused" if given.get("attention_backend") in ("unfused", "local") else "flash",
+        "sinks": given.get("softmax_type") == "learnable",
+        "window": window[0] + 1 if window else None,
+        "window_layers": _layers(given.get("window_attn_skip_freq"), num_layers, is_last_out=True) if window else None,
+    }
+    if given.get("multi_latent_attention"):
+        found["latent"] = LatentAttention(
+            query_rank=given.get("q_lora_rank"),
+            kv_rank=given.get("kv_lora_rank", 32),
+            rope_head_dim=given.get("qk_pos_emb_head_dim", 64),
+            nope_head_dim=given.get("qk_head_dim", 128),
+            value_head_dim=given.get("v_head_dim", 128),
+        )
+        return found
+    groups, size = given.get("num_query_groups"), given.get("kv_channels")
+    return found | {
+        "num_kv_heads": groups,
+        "head_dim": size,
+        "qk_norm": "head" if given.get("qk_layernorm") else "none",
+    }
+
+
+def _experts_of(given: Mapping[str, Any]) -> Fields:
+    """Return the fields of experts, if there are any."""
+    if not given.get("num_moe_experts"):
+        return {}
+    size = given.get("moe_ffn_hidden_size") or given.get("ffn_hidden_size") or _usual_ffn(given)
+    return {
+        "num_experts": given["num_moe_experts"],
+        "experts_per_token": given.get("moe_router_topk", 2),
+        "moe_ffn_hidden_size": size,
+        "num_shared_experts": (given.get("moe_shared_expert_intermediate_size") or 0) // size,
+        "moe_layers": _layers(given.get("moe_layer_freq"), given["num_layers"], is_last_out=False),
+        "router_bias": bool(given.get("moe_router_enable_expert_bias")),
+    }
+
+
+def _layers(frequency: Any, num_layers: int, *, is_last_out: bool) -> list[int] | None:
+    """Return the layers of a pattern of 0 and 1, or of a frequency: every one, or all but every last."""
+    found = evaluated(frequency)
+    if found is None:
+        return None
+    if isinstance(found, int):
+        chosen = (lambda layer: (layer + 1) % found) if is_last_out else (lambda layer: not layer % found)
+        return [layer for layer in range(num_layers) if chosen(layer)]
+    return [layer for layer, is_one in enumerate(found[:num_layers]) if is_one]
+
+
+def _list(value: Any) -> list[int]:
+    """Return a list that may be written as text, "127,0" or "(127, 0)"."""
+    found = evaluated(value)
+    return [] if found is None else [*found]
+
+
+_OPERATORS = {ast.Mult: operator.mul, ast.Add: operator.add}
+
+
+def evaluated(value: Any) -> Any:
+    """Return an integer, or a list that may be written as a sum of products: "[0]*3+[1]*58", "([1,0]*2)", "127,0".
+
+    Raises:
+        ValueError: it is something else.
+
+    Example:
+        >>> evaluated("([0]*1+[1]*2)*2")
+        [0, 1, 1, 0, 1, 1]
+    """
+    if not isinstance(value, str):
+        return list(value) if isinstance(value, Sequence) else value
+    try:
+        return _value(ast.parse(value, mode="eval").body)
+    except (SyntaxError, TypeError) as error:
+        raise ValueError(f"{value!r} must be an integer, or a list such as [0]*3+[1]*58") from error
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value of a literal, a list, or a sum or product of these."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    raise TypeError(f"no list: {ast.dump(node)}")

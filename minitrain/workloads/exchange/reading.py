@@ -1,0 +1,104 @@
+"""Reading recipes of other tools, which are recognised by their content."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from minitrain.errors import UsageError
+from minitrain.workloads.exchange import deepspeed, megatron_bridge, megatron_lm, torchtitan
+from minitrain.workloads.exchange.launch_script import words_of
+from minitrain.workloads.exchange.recipe import Recipe
+
+_KNOWN = "Megatron-LM's options, Megatron Bridge's YAML or overrides, torchtitan's TOML, or DeepSpeed's JSON"
+
+
+def read_recipe(source: str | os.PathLike[str], /, *, ignore: Sequence[str] = ()) -> Recipe:
+    """Read what another tool is told to train: on how many ranks, and in which layout.
+
+        recipe = mt.read_recipe("pretrain_llama3_8b.sh")
+        run = mt.simulate(**recipe.keywords(hardware="h100_80g_nvl8"))
+
+    Args:
+        source: a file: a launch script or options of Megatron-LM; YAML or overrides of Megatron Bridge; TOML of
+            torchtitan; JSON of DeepSpeed. Or such options themselves, as text that has a line break or begins with two
+            dashes. What it is follows from what it holds.
+        ignore: words that the caller knows to have no bearing on the model, its layout and its time.
+
+    Raises:
+        UsageError: the file cannot be read, is none of these, or has words that are not known or cannot be modelled;
+            all at once.
+    """
+    text, name = _text_of(source)
+    for make in (_as_json, _as_toml, _as_options, _as_yaml):
+        recipe = make(text, name, ignore)
+        if recipe is not None:
+            return recipe
+    raise UsageError(f"{name} must hold {_KNOWN}; nothing in it is a word of one of these")
+
+
+def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return what a file holds, and what to call the model."""
+    if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("--")):
+        return source, "custom"
+    try:
+        return Path(source).read_text(encoding="utf-8"), Path(source).stem
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{source!r:.80} must be a file that can be read, with {_KNOWN}: {error}") from None
+
+
+def _as_json(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
+    return _as_sections(text, name, ignore, json.loads, {"zero_optimization", "train_batch_size"}, deepspeed.read)
+
+
+def _as_toml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
+    return _as_sections(text, name, ignore, tomllib.loads, {"parallelism", "training"}, torchtitan.read)
+
+
+def _as_yaml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
+    words = text.split()
+    load = megatron_bridge.overrides if words and "." in words[0].partition("=")[0] else yaml.safe_load
+    return _as_sections(text, name, ignore, load, {"model", "train", "ddp"}, megatron_bridge.read)
+
+
+def _as_options(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
+    words = words_of(text) if "--" in text else None
+    if words is None or not words.options:
+        return None
+    return megatron_lm.read(words.without(ignore), name)
+
+
+def _as_sections(
+    text: str,
+    name: str,
+    ignore: Sequence[str],
+    load: Callable[[str], Any],
+    marks: set[str],
+    read: Callable[[Mapping[str, Any], str], Recipe],
+) -> Recipe | None:
+    """Return the recipe of a text that can be loaded and has one of some keys; None of others."""
+    try:
+        found = load(text)
+    except (ValueError, yaml.YAMLError):  # not in this format
+        return None
+    if not isinstance(found, dict) or not marks & found.keys():
+        return None
+    return read(_without(found, ignore), name)
+
+
+def _without(config: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
+    """Return a configuration without some keys, which are written as "section.key" or "section"."""
+    found: dict[str, Any] = {}
+    for section, values in config.items():
+        if section in ignore:
+            continue
+        inner = values.items() if isinstance(values, Mapping) else ()
+        kept = {key: value for key, value in inner if f"{section}.{key}" not in ignore}
+        found[section] = kept if isinstance(values, Mapping) else values
+    return found

@@ -1,0 +1,408 @@
+"""Host memory: what offload and fetch cost, hold and require, and that every way to run and to look knows them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minitrain as mt
+from minitrain.errors import HardwareConfigError, OutOfMemoryError, TensorTypeError
+from minitrain.lib import Model
+from minitrain.machine import load_config
+from minitrain.machine.price import Price
+from minitrain.operations import ON_COMPUTE, STREAM, STRIDE
+from minitrain.run.analysis.dependencies import critical_path, make_graph, retime, what_ifs
+from minitrain.run.analysis.timeline import as_timeline, timeline_of_events
+from minitrain.tensors.on_host import OnHost
+from minitrain.view.chakra import write_chakra
+from minitrain.view.hta import write_hta
+from minitrain.workloads.matmul import MATMUL_LAYER
+
+GPT = mt.Transformer(num_layers=4, hidden_size=128, num_heads=8, vocab_size=256, seq_len=96, dropout=0.1)
+SAMPLE = 2 * 4096 * 1024  # bytes of an activation of the default layer
+Program = Callable[[Model], Awaitable[Model]]
+
+
+def train(**options: Any) -> mt.Run:
+    usual: dict[str, Any] = {"workload": GPT, "world_size": 8, "global_batch_size": 16, "microbatch_size": 1}
+    return mt.simulate("fsdp", **{"offload": "activations", **usual, **options})
+
+
+def alone(program: Program, **options: Any) -> mt.Run:
+    """Run a program of one rank on one default layer, for eight samples."""
+    sizes: dict[str, Any] = {"world_size": 1, "num_layers": 1, "global_batch_size": 8, "check": False}
+    return mt.simulate(program, **sizes | options)
+
+
+async def begin(model: Model) -> None:
+    """Store a weight, its state, and an input."""
+    model.weights[0], model.opt_states[0] = model.load_weights(0)
+    model.activations[0] = model.get_input_activation(range(8))
+
+
+def of(run: mt.Run, *typs: str) -> list[Any]:
+    return [event for event in run.logs[0] if event.typ in typs]
+
+
+# ---- what it costs and holds -----------------------------------------------------------------------------------------
+
+
+def test_a_move_takes_the_time_of_the_link_to_the_host() -> None:
+    async def program(model: Model) -> Model:
+        await begin(model)
+        model.host["x"] = await model.offload(model.activations.pop(0))
+        model.activations[0] = await model.fetch(model.host["x"])
+        return model
+
+    link = load_config("h100_80g_nvl8").mem_pcie
+    expected = 8 * SAMPLE / link.throughput(8 * SAMPLE)
+    run = alone(program)
+    assert [event.duration for event in of(run, "offload", "fetch")] == [expected, expected]
+    assert [event.size_bytes for event in of(run, "offload", "fetch")] == [8 * SAMPLE] * 2
+    assert [(event.stream, event.layer, event.samples) for event in of(run, "offload", "fetch")] == [
+        ("offload", 0, frozenset(range(8))),
+        ("fetch", 0, frozenset(range(8))),
+    ]
+
+
+def test_what_is_offloaded_frees_the_device_and_fills_the_host_until_it_is_deleted() -> None:
+    held: list[tuple[float, float]] = []
+
+    async def program(model: Model) -> Model:
+        await begin(model)
+
+        def note() -> None:
+            held.append((model.memory_by_store()["activations"], sum(kept._units for kept in model.host.values())))
+
+        note()
+        model.host["x"] = await model.offload(model.activations[0])
+        note()  # a copy: both are there
+        del model.activations[0]
+        note()
+        model.activations[0] = await model.fetch(model.host["x"])
+        note()
+        del model.host["x"]
+        note()
+        return model
+
+    run = alone(program)
+    elements, units = 8 * SAMPLE / 2, 8 * SAMPLE // 2 * 2**40
+    assert held == [(elements, 0), (elements, units), (0, units), (elements, units), (elements, 0)]
+    assert run.peak_host_memory_bytes == 8 * SAMPLE
+
+
+def test_each_direction_has_a_stream_of_its_own_beside_computing() -> None:
+    async def program(model: Model) -> Model:
+        await begin(model)
+        model.host["w"] = await model.offload(model.opt_states[0])
+        out = model.launch(model.offload(model.activations[0]))
+        again = model.launch(model.offload(model.weights[0]))
+        back = model.launch(model.fetch(model.host["w"]))
+        model.activations[1] = model.forward(0, model.activations[0], model.weights[0])
+        for work in (out, again, back):
+            await work
+        return model
+
+    run = alone(program)
+    first, out, again = of(run, "offload")
+    (back,), (forward,) = of(run, "fetch"), of(run, "forward")
+    assert out.time == back.time == forward.time == first.end
+    assert again.time == out.end  # one direction is one stream
+    assert run.last_clock == max(again.end, forward.end, back.end)
+
+
+def test_a_launched_fetch_holds_its_result_from_its_launch_on() -> None:
+    async def program(model: Model) -> Model:
+        await begin(model)
+        model.host["x"] = await model.offload(model.activations.pop(0))
+        before = model.memory()
+        work = model.launch(model.fetch(model.host["x"]))
+        assert model.memory() - before == 8 * SAMPLE / 2
+        model.activations[0] = await work
+        assert model.memory() - before == 8 * SAMPLE / 2
+        return model
+
+    alone(program)
+
+
+def test_an_activation_moves_with_all_that_its_layer_keeps() -> None:
+    run = train(global_batch_size=8)
+    moved = {event.layer: event.size_bytes for event in of(run, "offload")}
+    work = mt.simulate("ddp", world_size=1, workload=GPT, global_batch_size=1).models[0].runtime_predictor.workload
+    kept = {layer: work.kept_elements(layer, 1, mode_of_usual()) for layer in moved}
+    assert moved == kept
+    assert run.peak_host_memory_bytes == sum(kept.values())
+    fetched = {event.layer: event.size_bytes for event in of(run, "fetch")}
+    assert fetched == moved
+
+
+def mode_of_usual() -> Any:
+    from minitrain.workloads.workload import USUAL
+
+    return USUAL
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_backward_costs_the_same_after_a_fetch(recompute: str) -> None:
+    here, there = train(offload=None, recompute=recompute), train(recompute=recompute)
+    prices = [[(e.layer, e.duration) for e in run.logs[0] if e.typ == "backward"] for run in (here, there)]
+    assert prices[0] == prices[1]
+    assert here.hfu is not None
+    assert there.hfu is not None
+    assert there.hfu * there.step_time == pytest.approx(here.hfu * here.step_time, rel=1e-12)
+    assert there.peak_memory < here.peak_memory
+
+
+def test_offloaded_optimizer_state_is_not_on_the_device_when_most_is_held() -> None:
+    large: dict[str, Any] = {"workload": "llama3-8b", "seq_len": 2048, "global_batch_size": 8, "world_size": 4}
+    here, there = train(offload=None, **large), train(offload="optimizer", **large)
+    assert here.memory_by_kind is not None
+    assert there.memory_by_kind is not None
+    saved = here.memory_by_kind["optimizer"] - there.memory_by_kind["optimizer"]
+    assert saved == pytest.approx(here.memory_by_kind["optimizer"], rel=0.1)
+    assert there.peak_host_memory_bytes == pytest.approx(here.memory_by_kind["optimizer"])
+
+
+# ---- laws ------------------------------------------------------------------------------------------------------------
+
+
+async def offloaded_input(model: Model) -> OnHost:
+    await begin(model)
+    model.host["x"] = await model.offload(model.activations.pop(0))
+    return model.host["x"]
+
+
+async def forward_of_what_is_away(model: Model) -> Model:
+    model.forward(0, await offloaded_input(model), model.weights[0])  # type: ignore[arg-type]  # the mistake
+    return model
+
+
+async def update_without_its_state(model: Model) -> Model:
+    await begin(model)
+    model.host["s"] = await model.offload(model.opt_states[0])
+    model.activations[1] = model.forward(0, model.activations[0], model.weights[0])
+    model.grad_activations[0] = model.loss(model.activations[1])
+    grad, _ = model.backward(0, model.activations[0], model.grad_activations[0], model.weights[0])
+    model.update(0, grad, model.weights[0], model.host["s"])  # type: ignore[arg-type]  # the mistake
+    return model
+
+
+async def offload_twice(model: Model) -> Model:
+    await model.offload(await offloaded_input(model))
+    return model
+
+
+async def fetch_what_is_here(model: Model) -> Model:
+    await begin(model)
+    await model.fetch(model.activations[0])  # type: ignore[arg-type]  # the mistake
+    return model
+
+
+async def fetch_what_was_dropped(model: Model) -> Model:
+    kept = await offloaded_input(model)
+    del model.host["x"]
+    await model.fetch(kept)
+    return model
+
+
+async def hide_a_tensor_on_the_host(model: Model) -> Model:
+    await begin(model)
+    model.host["x"] = model.activations.pop(0)
+    return model
+
+
+async def gather_what_is_away(model: Model) -> Model:
+    await begin(model)
+    model.host["w"] = await model.offload(model.weights[0])
+    await model.all_gather(model.host["w"], 0)
+    return model
+
+
+MISTAKES: list[tuple[Program, type[Exception], str]] = [
+    (
+        forward_of_what_is_away,
+        mt.LawError,
+        "forward on rank 0: inp must be in the device's memory, and the Activation of layer 0 was offloaded to the "
+        "host's; `await model.fetch(...)` brings it back",
+    ),
+    (
+        update_without_its_state,
+        mt.LawError,
+        "update on rank 0: opt_state must be in the device's memory, and the OptState of layer 0 was offloaded to the "
+        "host's; `await model.fetch(...)` brings it back",
+    ),
+    (
+        offload_twice,
+        mt.LawError,
+        "offload on rank 0: OnHost(Activation of layer 0, in host memory: fetch it to use it); it need not be "
+        "offloaded again",
+    ),
+    (
+        fetch_what_is_here,
+        mt.LawError,
+        "fetch on rank 0 takes what offload gave, got Activation(layer 0, samples {0..7}), which is on the device "
+        "already; offload it first",
+    ),
+    (
+        fetch_what_was_dropped,
+        mt.LawError,
+        "fetch on rank 0: what was offloaded must be in model.host, so that its memory counts, got OnHost(Activation "
+        "of layer 0, in host memory: fetch it to use it); put it there, and delete it after the fetch is submitted",
+    ),
+    (
+        hide_a_tensor_on_the_host,
+        mt.LawError,
+        "model.host of rank 0 holds what was offloaded alone, got Activation(layer 0, samples {0..7}); "
+        "`model.host[key] = await model.offload(tensor)` moves a tensor there",
+    ),
+    (
+        gather_what_is_away,
+        TensorTypeError,
+        "got OnHost (OnHost(Weight of layer 0, in host memory: fetch it to use it))",
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "kind", "message"), MISTAKES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("strict", [False, True])
+def test_mistakes_with_host_memory_say_what_to_do(
+    program: Program, kind: type[Exception], message: str, strict: bool
+) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        alone(program, strict=strict)
+
+
+def test_a_host_holds_no_more_than_the_config_gives_it() -> None:
+    small = load_config("h100_80g_nvl8")
+    with pytest.raises(OutOfMemoryError, match=r"got 0\.0625 GiB for 0\.04 GiB \(mem2\.GiB of the hardware config\)"):
+        alone(offloaded_input_only, hardware=with_host(small, 0.04))
+
+
+async def offloaded_input_only(model: Model) -> Model:
+    await offloaded_input(model)
+    return model
+
+
+def with_host(system: Any, gib: float) -> Any:
+    from dataclasses import replace
+
+    return replace(system, mem2=replace(system.mem2, GiB=gib))
+
+
+class NoHost:
+    """A predictor of one's own, which knows no host."""
+
+    workload = MATMUL_LAYER
+    peak_flop_per_s = None
+    capacity_bytes = None
+
+    def free(self, *_: Any, **__: Any) -> Price:
+        return Price(0.0)
+
+    compute = update = load = collective = p2p = free
+
+    def slowed(self, _: float) -> NoHost:
+        return self
+
+    def training(self, _: Any) -> NoHost:
+        return self
+
+
+def test_hardware_without_a_host_is_one_clear_error() -> None:
+    with pytest.raises(
+        HardwareConfigError,
+        match=r"offload on rank 0 needs the memory of a host and the link to it, of which the hardware \(NoHost\) says "
+        r"nothing; use a hardware config with mem2, or give the predictor host_capacity_bytes and host_transfer",
+    ):
+        alone(offloaded_input_only, hardware=NoHost())
+
+
+def test_durations_by_hand_have_offload_and_fetch() -> None:
+    run = train(hardware=mt.FixedPredictor(forward=1, backward=2, offload=3, fetch=5))
+    assert {event.duration for event in of(run, "offload")} == {3.0}
+    assert {event.duration for event in of(run, "fetch")} == {5.0}
+
+
+async def use_anothers(model: Model) -> Model:
+    kept = await offloaded_input(model)
+    kept.fields = (0, *kept.fields[1:3], 99)
+    await model.fetch(kept)
+    return model
+
+
+def test_a_strict_run_fetches_only_what_was_offloaded_as_it_was() -> None:
+    with pytest.raises(mt.LawError, match="did not come out of an offload of this rank, or was altered since"):
+        alone(use_anothers, strict=True)
+
+
+# ---- every way to run and to look ------------------------------------------------------------------------------------
+
+GRID: list[dict[str, Any]] = [
+    {},
+    {"recompute": "full"},
+    {"offload": "optimizer", "replicas": 2},
+    {"tp": 2, "sequence_parallel": True, "recompute": "selective", "reshard_after_forward": False},
+    {"offload": "optimizer", "tp": 2},
+]
+
+
+@pytest.mark.parametrize("options", GRID, ids=str)
+def test_folded_summary_strict_and_saved_runs_agree(options: dict[str, Any], tmp_path: Path) -> None:
+    plain = train(fold=False, **options)
+    assert train(fold=True, **options).summary() == plain.summary()
+    assert train(log="summary", **options).summary() == plain.summary()
+    assert [list(log) for log in train(strict=True, **options).logs] == [list(log) for log in plain.logs]
+    plain.save(tmp_path / "run.jsonl")
+    loaded = mt.load_run(tmp_path / "run.jsonl")
+    assert loaded.summary() == plain.summary()
+    assert loaded.logs == [list(log) for log in plain.logs]
+
+
+@pytest.mark.parametrize("offload", ["activations", "optimizer"])
+def test_fsdp_with_host_memory_is_proven_on_arrays(offload: str) -> None:
+    proof = mt.prove("fsdp", world_size=4, num_layers=3, global_batch_size=8, microbatch_size=1, offload=offload)
+    assert proof.largest < 1e-12
+
+
+def test_columns_dependencies_and_critical_path_know_the_streams() -> None:
+    run = train(offload="optimizer")
+    line = as_timeline(run.logs)
+    again = timeline_of_events([list(log) for log in run.logs])
+    assert line.streams == again.streams
+    assert {stream.kind for stream in line.streams} >= {"compute", "comm", "offload", "fetch"}
+    graph = make_graph(line)
+    assert np.array_equal(retime(graph, line.duration), line.time)
+    assert critical_path(graph).by_typ()
+    assert {"offload", "fetch"} <= set(what_ifs(graph))
+    assert run.communication_by_axis["host"].seconds > 0
+
+
+def test_pages_and_exports_show_moves(tmp_path: Path) -> None:
+    run = train()
+    page = run.write_html(tmp_path / "run.html").read_text()
+    assert "to the host" in page
+    trace = json.loads(run.write_chrome_trace(tmp_path / "trace.json").read_text())
+    named = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert {"offload", "fetch"} <= named
+    text = write_hta(tmp_path / "hta", run.logs)[0].read_text()
+    assert "Memcpy DtoH" in text
+    assert "Memcpy HtoD" in text
+    assert write_chakra(tmp_path / "chakra", run.logs)[0].stat().st_size > 0
+    assert "offload" in str(run.explain())
+
+
+def test_contention_leaves_moves_as_long_as_they_are() -> None:
+    plain, slowed = train(workload="llama3-8b", seq_len=512), train(workload="llama3-8b", seq_len=512, contention=True)
+    moves = [[event.duration for event in of(run, "offload", "fetch")] for run in (plain, slowed)]
+    assert sorted(moves[0]) == sorted(moves[1])
+
+
+def test_runs_that_offload_nothing_have_no_host_streams() -> None:
+    rows = train(offload=None).models[0].log._rows
+    assert {stream.kind for stream in rows[STREAM::STRIDE]} == {ON_COMPUTE.kind, "comm"}

@@ -1,0 +1,134 @@
+"""Predictions: steps of few microbatches stand for steps of many, and terms add up."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import minitrain as mt
+from minitrain.evidence.cases import TERMS, Case, _step, case_of, predict
+from minitrain.evidence.errors_by_table import TABLES, rows_of, tables_folder
+from minitrain.evidence.rows import LackingError
+from tests.evidence.test_rows import USUAL, case
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_micro": "24", "gbs": "192"},
+        {"n_micro": "24", "gbs": "192", "vpp": "2", "overlap": "p2p overlap", "mem_gib": "2"},
+        {"n_micro": "24", "gbs": "192", "n_layers": "7"},
+        {"n_micro": "24", "gbs": "768", "pp": "1", "tp": "1", "dp": "16"},
+        {"n_micro": "9", "gbs": "288", "framework": "FSDP", "zero": "3", "pp": "1", "tp": "1", "dp": "16"},
+    ],
+    ids=str,
+)
+def test_a_step_of_many_microbatches_takes_what_one_of_few_says(changes: dict[str, str]) -> None:
+    found = case(**changes)
+    whole = _step(found.bare(), found.layout.num_microbatches, ())
+    quick = predict(found)
+    assert quick.seconds == pytest.approx(whole.seconds, rel=1e-9)
+    assert quick.memory == whole.memory
+
+
+def test_terms_add_up_to_the_step() -> None:
+    found = predict(case())
+    assert tuple(found.terms) == TERMS
+    assert sum(found.terms.values()) == pytest.approx(found.seconds, rel=1e-6)
+
+
+def test_leaving_a_term_out_makes_a_step_shorter() -> None:
+    found = case()
+    whole = predict(found).seconds
+    for term in ("elementwise", "transfers", "update", "loss"):
+        assert predict(found, (term,)).seconds < whole
+
+
+def test_rows_that_differ_in_microbatches_alone_share_steps() -> None:
+    few, many = case(n_micro="8", gbs="64"), case(n_micro="16", gbs="128")
+    assert few.bare() == many.bare()
+    assert few.bare() != case(hidden="2048").bare()
+
+
+def test_every_table_of_the_package_has_rows_with_a_source() -> None:
+    assert {file.stem for file in tables_folder().glob("*.csv")} == {*TABLES, "n1"}
+    for name in TABLES:
+        rows = rows_of([name])
+        assert rows
+        assert all(row.text("source") for row in rows)
+
+
+@pytest.mark.parametrize("table", ["c2", "e2", "h1"])
+def test_small_tables_are_as_near_as_they_are_said_to_be(table: str) -> None:
+    limits = {"c2": 0.02, "e2": 0.04, "h1": 0.01}
+    (errors, *_) = mt.validate(table).tables
+    assert errors.errors.mean <= limits[table]
+
+
+def test_own_tables_are_judged_by_the_platform_of_their_framework(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, USUAL)
+        writer.writeheader()
+        writer.writerows([USUAL, {**USUAL, "row_id": "x-2", "mbs": ""}])
+    done = mt.validate(csv=file)
+    assert [row["row_id"] for row in done.rows] == ["x-1"]
+    assert done.rows[0]["table"] == "mine"
+    assert done.rows[0]["platform"] == "megatron-2021"
+    assert done.rows[0]["error"] == pytest.approx(done.rows[0]["predicted_s"] / 1.5 - 1)
+    assert [skipped.row_id for skipped in done.skipped] == ["x-2"]
+    components = mt.validate(csv=file, platform="components").rows[0]
+    assert components["platform"] is None
+    assert components["predicted_s"] < done.rows[0]["predicted_s"]
+
+
+def test_processes_change_nothing() -> None:
+    assert mt.validate("c2", jobs=2).rows == mt.validate("c2").rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tables": "z9"}, "there is no table 'z9'"),
+        ({"tables": "c2", "platform": "mine"}, "platform must be"),
+        ({"tables": "c2", "without": ["wave"]}, "no term 'wave'"),
+    ],
+)
+def test_mistakes_are_told(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(mt.UsageError, match=message):
+        mt.validate(**arguments)  # type: ignore[arg-type]  # mistakes
+
+
+def test_a_case_is_the_same_whatever_was_measured() -> None:
+    assert predict(replace(case(), measured_s=9.0)).seconds == predict(case()).seconds
+
+
+REFUSED = {
+    "m4-0001": "5B on 8 A100s without recomputing, 4 % over: what unfused attention keeps may be less than is reckoned",
+    "j3-0173": "340B in 12 chunks, 9 % over: interleaving keeps more microbatches than NeMo's buffers may have",
+}
+"""Published runs that ran, and are refused; docs/accuracy.md names them."""
+
+
+def runs_that_ran(most_ranks: int = 256) -> list[Case]:
+    """Return the published runs on few devices; torchtitan's are left out, whose checkpoints have no price."""
+    cases: list[Case] = []
+    for row in rows_of([name for name in TABLES if name not in ("d1", "n1", "n4", "h1")]):
+        try:
+            found = case_of(row)
+        except (LackingError, mt.UsageError):
+            continue
+        if found.layout.world_size <= most_ranks:
+            cases.append(found)
+    return cases
+
+
+def test_published_runs_that_ran_fit_into_their_devices() -> None:
+    cases = runs_that_ran()
+    assert len(cases) == 549
+    chosen = [*cases[::12], *(case for case in cases if case.row_id in REFUSED)]
+    refused = {case.row_id for case in chosen if predict(case).memory["needed"] > case.system.mem1.usable_bytes}
+    assert refused == REFUSED.keys()

@@ -1,0 +1,225 @@
+"""Rows of tables: what they say, and what they lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
+from minitrain.evidence.rows import (
+    LackingError,
+    Row,
+    balanced_layers,
+    read_rows,
+    stage_layers,
+    unit_stages,
+    workload_of,
+)
+from minitrain.machine import load_config
+from minitrain.machine.platforms import find_platform
+from minitrain.workloads.unit_kernels import Style
+from minitrain.workloads.workload import USUAL as USUAL_PASS
+
+USUAL = {
+    "row_id": "x-1",
+    "gpu": "A100-SXM-80GB",
+    "n_gpus": "16",
+    "gpus_per_node": "8",
+    "framework": "Megatron-LM (SC21)",
+    "model": "gpt-1B",
+    "n_layers": "8",
+    "hidden": "1024",
+    "n_heads": "16",
+    "vocab": "51200",
+    "seq_len": "1024",
+    "mlp": "gelu",
+    "tp": "2",
+    "sp": "0",
+    "pp": "2",
+    "vpp": "1",
+    "dp": "4",
+    "zero": "0",
+    "mbs": "2",
+    "n_micro": "6",
+    "gbs": "48",
+    "precision": "fp16 mixed",
+    "recompute": "full (uniform)",
+    "attention": "unfused",
+    "step_time_s": "1.5",
+}
+
+
+def row(**changes: str) -> Row:
+    return Row("x", {**USUAL, **changes}, 2)
+
+
+def case(**changes: str) -> Case:
+    return case_of(row(**changes))
+
+
+def test_a_row_becomes_the_run_that_it_describes() -> None:
+    found = case()
+    assert (found.measured_s, found.strategy) == (1.5, "megatron")
+    assert found.layout.global_batch_size == 48
+    assert (found.model.num_layers, found.model.hidden_size, found.model.attention) == (8, 1024, "unfused")
+    assert found.options["tp"] == found.options["pp"] == 2
+    assert found.options["recompute"] == "full"
+    assert found.options["layers_per_stage"] == [9, 9]
+    assert found.system.name == "a100_80g"
+
+
+LACKING = [
+    ({"mbs": "not stated"}, "mbs is 'not stated'"),
+    ({"n_heads": ""}, "n_heads is ''"),
+    ({"gpu": "TPU v4"}, "no hardware config"),
+    ({"step_time_s": ""}, "neither step_time_s"),
+    ({"status": "crashed/OOM"}, "status is 'crashed/OOM'"),
+    ({"recompute": "some of it"}, "recompute is 'some of it'"),
+    ({"dp": "3"}, "is not n_gpus 16"),
+    ({"mlp": "maxout"}, "mlp is 'maxout'"),
+    ({"pp": "1", "dp": "8", "tp": "2", "cp": "2"}, "is not n_gpus"),
+    ({"pp": "1", "dp": "8", "tp": "2", "ep": "2"}, "ep is 2"),
+    ({"hidden": "1000"}, "sizes are no transformer's"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), LACKING, ids=str)
+def test_a_row_that_lacks_something_says_what(changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(LackingError, match=reason.replace("(", r"\(")):
+        case(**changes)
+
+
+def test_what_a_row_does_not_say_is_the_frameworks_default_and_named() -> None:
+    found = case(vpp="not stated", recompute="not stated")
+    assert found.options["num_chunks"] == 1
+    assert found.options["recompute"] == "none"
+    assert found.assumed == ("vpp not stated: 1", "recompute not stated: none")
+
+
+def test_a_framework_that_says_nothing_of_recomputation_is_not_guessed() -> None:
+    with pytest.raises(LackingError, match="recompute"):
+        case(framework="MaxText (JAX)", recompute="not stated (MaxText remat policy)")
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth", "nics"),
+    [
+        ("8x200Gb/s HDR IB per node", 25.0, 8),
+        ("4x100Gb RoCE per node", 6.25, 4),
+        ("4x Omni-Path links per node", 6.25, 4),
+        ("RoCE 1600 Gb/s per node (200 Gb/s/GPU)", 25.0, 8),
+        ("not stated", 25.0, None),
+    ],
+)
+def test_the_network_between_nodes_is_the_rows(text: str, bandwidth: float, nics: int | None) -> None:
+    tier = max(case(inter_node=text).system.networks, key=lambda each: each.size)
+    assert (tier.bandwidth, tier.nics) == (bandwidth, nics)
+
+
+def test_ranks_behind_a_switch_reach_what_all_of_them_reach() -> None:
+    given: dict[str, str] = {"gpu": "V100-SXM3-32GB", "gpus_per_node": "16"}
+    switched = case(**given, intra_node="NVSwitch").system.networks[0]
+    assert switched.size == 16
+    assert switched.curves["all_reduce"].bandwidth(2, 0) == switched.curves["all_reduce"].bandwidth(8, 0)
+    usual = load_config("v100_32g_nvl8").networks[0].curves["all_reduce"]
+    assert usual.bandwidth(2, 0) < usual.bandwidth(8, 0) / 2
+
+
+def test_sharded_weights_are_fsdp_with_as_many_copies_as_groups_of_shards() -> None:
+    given = {"framework": "llm-foundry/Composer FSDP1", "tp": "1", "pp": "1", "dp": "16"}
+    found = case(**given, zero="3 (FSDP=8, replicated x2)")
+    assert found.strategy == "fsdp"
+    assert found.options["replicas"] == 2
+    assert found.platform is not None
+    assert found.platform.name == "eager-a100"
+
+
+def test_ranks_of_a_sequence_are_replicas_with_a_share_of_its_tokens() -> None:
+    given = {"framework": "NeMo", "gpu": "H100-SXM", "tp": "2", "sp": "1", "pp": "2", "attention": "TE"}
+    whole, shared = (case(**given, dp=dp, cp=cp) for dp, cp in (("4", "1"), ("2", "2")))
+    assert shared.layout.num_replicas == whole.layout.num_replicas == 4
+    lists: list[Any] = [workload_of(found.model, found.layout.cp) for found in (whole, shared)]
+    full, half = (
+        sum(k.work_flop for k in each.pass_kernels("forward", 1, 1, USUAL_PASS, Style()).kernels) for each in lists
+    )
+    assert half == full / 2
+    assert predict(shared).seconds < predict(whole).seconds
+
+
+def test_how_tensor_parallelism_is_hidden_is_the_rows_or_the_frameworks() -> None:
+    def found(**changes: str) -> tuple[str, float]:
+        platform = case(gpu="H100-SXM", sp="1", pp="1", **{"framework": "NeMo", "tp": "4", **changes}).platform
+        assert platform is not None
+        return platform.parts_overlap, platform.parts_exposed
+
+    usual = find_platform("nemo-h100").parts_exposed
+    assert found(overlap="TP overlap (ub)") == ("none", usual)
+    assert found(overlap="no TP overlap, no p2p overlap") == ("gradients", 1.0)
+    assert found(framework="Megatron-Core r0.8.0") == ("gradients", 1.0)
+    assert found(framework="Megatron-Core r0.8.0", overlap="--tp-comm-overlap") == ("none", usual)
+    assert found(tp="1", dp="16") == ("none", 1.0)
+
+
+def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_sharded() -> None:
+    def accesses(**changes: str) -> float:
+        platform = case(**{"framework": "Megatron-Core r0.8.0", **changes}).platform
+        assert platform is not None
+        return platform.gradient_accesses
+
+    assert accesses() == accesses(zero="1") == 4
+    assert accesses(framework="Megatron-LM 2020") == 2
+    alone, sharded = {"n_gpus": "4", "dp": "1"}, {"n_gpus": "8", "pp": "1", "zero": "3"}
+    assert accesses(framework="NeMo") == accesses(**alone) == accesses(**sharded) == 0
+
+
+def test_a_microbatch_that_nobody_published_is_the_quickest_that_fits() -> None:
+    found, quickest = case_and_prediction(row(mbs="quickest", n_micro="", gbs="32"), None)
+    others = [predict(case(mbs=size, n_micro="", gbs="32")).seconds for size in ("1", "2", "4", "8")]
+    assert quickest.seconds == min(others)
+    assert found.assumed[0].startswith("mbs not published: ")
+    with pytest.raises(LackingError, match="no microbatch"):
+        case_and_prediction(row(mbs="quickest", n_micro="", gbs="32", hidden="65536", n_heads="64"), None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "datatype", "gradient_bytes"),
+    [("bf16", None, 4), ("fp8 hybrid", "float8", 4), ("bf16/fsdp_mp=PURE", None, 2), ("fp16", None, 4)],
+)
+def test_precisions_are_read(precision: str, datatype: str | None, gradient_bytes: int) -> None:
+    found = case(precision=precision).model.precision
+    assert (found.weight_datatype, found.gradient_bytes) == (datatype, gradient_bytes)
+
+
+def test_stages_have_whole_layers() -> None:
+    assert stage_layers(10, 4) == (2, 3, 3, 2)  # embedding and head count as a layer each
+    assert stage_layers(9, 4) == (3, 2, 2, 2)
+    assert stage_layers(106, 12) == (8, *[9] * 10, 8)
+    assert unit_stages(stage_layers(8, 4)) == [5, 4, 4, 5]
+    assert sum(balanced_layers([1.0] * 16 + [4.0], 4)) == 16
+
+
+def test_a_table_that_is_none_says_so(tmp_path: Path) -> None:
+    with pytest.raises(mt.UsageError, match="cannot read the table"):
+        read_rows(tmp_path / "none.csv")
+    (tmp_path / "odd.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(mt.UsageError, match="UTF-8"):
+        read_rows(tmp_path / "odd.csv")
+
+
+@pytest.mark.parametrize("text", ["", "row_id\n", "row_id,gpu\n1\n", "a,b\n1,2,3\n"])
+def test_odd_tables_are_read_as_rows_that_lack_everything(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "odd.csv"
+    file.write_text(text)
+    done = mt.validate(csv=file)
+    assert done.rows == []
+    assert all(skipped.reason for skipped in done.skipped)
+
+
+def test_numbers_are_read_from_the_beginning_of_a_text() -> None:
+    found = row(gbs="yaml 2048", n_micro="12.0", mbs="4 (each)")
+    assert found.number("gbs") is None
+    values: list[Any] = [found.count("n_micro"), found.count("mbs")]
+    assert values == [12, 4]

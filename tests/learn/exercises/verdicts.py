@@ -1,0 +1,28 @@
+"""What the grade of a submission must say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from minitrain.learn import grade
+from minitrain.learn.sandbox import Limits
+
+Wrong = tuple[str, str, str, str]
+"""A wrong submission: exercise, source, and patterns of the check that it fails and of the reason."""
+
+_LIMITS = Limits(seconds=60)
+
+
+def require_own_reason(wrong: Wrong, folder: Path, limits: Limits = _LIMITS) -> None:
+    """Require that a submission fails one check of a name, for its own reason; who does not train has no points."""
+    exercise, source, check, reason = wrong
+    path = folder / "submission.py"
+    path.write_text(source)
+    found = grade(path, exercise, limits=limits)
+    failures = [failure for failure in found.failures if re.fullmatch(check, failure.name)]
+    assert len(failures) == 1, str(found)
+    assert re.search(reason, failures[0].message), str(found)
+    assert found.score < found.max_score
+    if failures[0].name in ("runs", "laws", "numerics"):
+        assert found.score == 0

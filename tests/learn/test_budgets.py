@@ -1,0 +1,85 @@
+"""What a budget counts, where it comes from, and what a hidden size tells of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minitrain.errors import UsageError
+from minitrain.learn import grade, load_exercise
+from minitrain.learn.checks import judge
+from minitrain.learn.exercise import Case
+from minitrain.learn.recorder import Recorder
+from minitrain.learn.usage import Kept, kept_by_rank
+from minitrain.run.simulation import simulate
+from minitrain.run.strategy_loading import load_strategy
+
+
+def test_a_hidden_size_is_not_told_by_what_a_rank_held() -> None:
+    exercise = load_exercise("00")
+    case = replace(exercise.public[1], hidden=True)
+    programs = recorded("hoard", case)
+    judged = judge(exercise, case, {"programs": programs, "lines": [[]]})
+    assert judged["memory"].status == "failed"
+    assert judged["memory"].held == ()
+    assert judged["memory"].expected is None
+
+
+def recorded(name: str, case: Case) -> list[Any]:
+    """Return the programs of a run that keeps all of its activations."""
+
+    async def hoard(model: Any) -> Any:
+        weights, opt_states, activations, grads, grad_weights = model.storage()
+        for layer in range(model.num_layers):
+            weights[layer], opt_states[layer] = model.load_weights(layer)
+        activations[0] = model.get_input_activation(range(model.global_batch_size))
+        twice = [model.get_input_activation(range(model.global_batch_size)) for _ in range(2)]
+        for layer in range(model.num_layers):
+            activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])
+        grads["out"] = model.loss(activations[model.num_layers])
+        for layer in reversed(range(model.num_layers)):
+            grad_weights[layer], grads["out"] = model.backward(layer, activations[layer], grads["out"], weights[layer])
+            weights[layer], opt_states[layer] = model.update(
+                layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
+            )
+            model.set_final_weight(layer, weights[layer])
+        del twice
+        return model
+
+    recorder = Recorder()
+    simulate(hoard, strict=True, observers=[recorder], **case.sizes)
+    return recorder.programs
+
+
+def test_work_in_flight_is_counted_by_sample_and_layer() -> None:
+    run = simulate("1f1b", world_size=4, num_layers=8, global_batch_size=16, microbatch_size=1)
+    assert [kept.most for kept in kept_by_rank(run)] == [8, 6, 4, 2]  # (p - r) microbatches of two layers
+    assert str(kept_by_rank(run)[3]) == "2 (sample 0; layers 6-7)"
+    assert str(Kept()) == "none"
+
+
+def test_split_backwards_count_until_the_second_half() -> None:
+    run = simulate("zb_h1", world_size=2, num_layers=2, global_batch_size=4, microbatch_size=1)
+    assert [kept.most for kept in kept_by_rank(run)] == [2, 2]
+
+
+def test_budgets_of_an_exercise_name_known_kinds_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "01_mine"
+    shutil.copytree(load_exercise("02").folder, folder)
+    data = json.loads((folder / "exercise.json").read_text())
+    (folder / "exercise.json").write_text(json.dumps({**data, "memory_slack": {"moon": 1}}))
+    with pytest.raises(UsageError, match="memory_slack may name weight, grad, opt_state, got moon"):
+        load_exercise(folder)
+
+
+def test_without_reference_and_budget_a_size_cannot_be_graded(tmp_path: Path) -> None:
+    folder = tmp_path / "01_mine"
+    shutil.copytree(load_exercise("02").folder, folder)
+    (folder / "reference.py").unlink()
+    with pytest.raises(UsageError, match="there is no budget for 2 ranks, 3 layers, batch 8 in"):
+        grade(load_strategy("ddp")[1], load_exercise(folder))

@@ -1,0 +1,197 @@
+"""Tasks, transfers and collectives that share a platform; the values are those of the specification's formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
+from minitrain.machine.platform import HardwareResourceProfile, VirtualHardwarePlatform
+from minitrain.machine.platform.platform import LevelOfDetail
+
+GPU = {
+    "device_id": "gpu0",
+    "device_type": "GPU",
+    "peak_tflops": {"fp16": 312, "int8": 624},
+    "memory_capacity_bytes": 80_000_000_000,
+    "memory_gbps": 2000,
+    "processing_units": 108,
+}
+WIRE = {
+    "link_id": "client_to_server",
+    "source_id": "client_node_0",
+    "dest_id": "framework_entry_0",
+    "bandwidth_bps": 10_000_000_000,
+    "latency_s": 0.0001,
+}
+RING = [
+    {"link_id": f"l{i}", "source_id": f"n{i}", "dest_id": f"n{(i + 1) % 8}", "bandwidth_bps": 10e9, "latency_s": 1e-4}
+    for i in range(8)
+]
+LEVELS: tuple[LevelOfDetail, ...] = ("high", "medium")
+HEAVY = {"flops_required_fp16": 1e12, "memory_read_bytes": 1e9, "memory_write_bytes": 1e9}
+LIGHT = {"flops_required_fp16": 1e9, "memory_read_bytes": 6e9}
+
+
+def outcome(process: Any) -> Any:
+    """Return the value of a process that has ended."""
+    return process.value
+
+
+def platform(**profile: Any) -> VirtualHardwarePlatform:
+    return VirtualHardwarePlatform().initialize(profile or {"compute_devices": [GPU], "network_links": [WIRE]})
+
+
+@pytest.mark.parametrize(
+    ("task", "efficiency", "seconds", "bound"),
+    [
+        (HEAVY, (1.0, 1.0), 0.003205128205128205, "compute"),
+        (HEAVY, (0.5, 0.8), 0.00641025641025641, "compute"),
+        (LIGHT, (1.0, 1.0), 0.003, "memory"),
+        (LIGHT, (0.5, 0.8), 0.00375, "memory"),
+        ({**HEAVY, "is_memory_bound_hint": True}, (1.0, 1.0), 0.001, "memory"),
+    ],
+)
+def test_a_task_lasts_as_the_roofline_says(
+    task: dict[str, Any], efficiency: tuple[float, float], seconds: float, bound: str
+) -> None:
+    ours = platform()
+    ours.set_efficiency_factors(*efficiency)
+    process = ours.submit_computation_task("gpu0", task)
+    assert ours.run() == seconds
+    assert (outcome(process).start, outcome(process).end, outcome(process).bound) == (0.0, seconds, bound)
+
+
+def test_tasks_of_half_the_units_run_side_by_side_and_of_all_one_after_the_other() -> None:
+    for units, end in ((54, 0.003205128205128205), (108, 2 * 0.003205128205128205), (None, 2 * 0.003205128205128205)):
+        ours = platform()
+        for _ in range(2):
+            ours.submit_computation_task("gpu0", {**HEAVY, "num_processing_units_requested": units})
+        assert ours.run() == end
+        assert ours.utilization()["gpu0"] == pytest.approx(1.0)
+
+
+def test_a_transfer_takes_latency_and_bytes_and_two_share_their_link_in_one_direction() -> None:
+    sent = {"source_node_id": "client_node_0", "dest_node_id": "framework_entry_0", "data_size_bytes": 125e6}
+    ours = platform()
+    one = ours.submit_network_transfer_task("client_node_0", "framework_entry_0", 125e6)
+    back = ours.submit_network_transfer_task("framework_entry_0", "client_node_0", 125e6)
+    assert (ours.run(), outcome(one).end, outcome(back).end) == (0.1001, 0.1001, 0.1001)
+    ours = platform()
+    ends = [ours.submit_network_transfer_task(**sent) for _ in range(2)]  # type: ignore[arg-type]  # mypy joins the types
+    assert ours.run() == 0.2001
+    assert [outcome(process).end for process in ends] == [0.2001, 0.2001]
+    assert outcome(ends[0]).slowed_by == "client_to_server"
+    assert outcome(ends[0]).shared_with == (outcome(ends[1]).task_id,)
+
+
+def took(level: LevelOfDetail, links: list[dict[str, Any]], *tasks: tuple[Any, ...]) -> float:
+    """Return how long some collectives take together."""
+    ours = VirtualHardwarePlatform(level).initialize({"network_links": links})
+    for task in tasks:
+        ours.submit_collective_task(*task)
+    return ours.run()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_collectives_take_what_rings_and_trees_take(level: LevelOfDetail) -> None:
+    names = [f"n{i}" for i in range(8)]
+    alone = {op: took(level, RING, (op, names, 1e8)) for op in ("AllReduce", "AllGather", "ReduceScatter")}
+    assert alone == {"AllReduce": 0.1414, "AllGather": 0.5607, "ReduceScatter": 0.0707}
+    assert took(level, RING, ("all_reduce", ["n0"], 1e8)) == 0.0
+    assert took(level, RING, *[("all_reduce", names, 1e8)] * 2) == pytest.approx(2 * 0.14 + 0.0014)
+    switch = [{"topology": "star", "name": "switch", "endpoints": names, "bandwidth_bps": 8e9}]
+    for op, steps in (("broadcast", 3), ("all_reduce", 6)):  # a binomial tree doubles who has it
+        assert took(level, switch, (op, names, 1e9, "tree")) == pytest.approx(steps * 1.0)
+
+
+def test_memory_is_taken_and_given_back_at_once() -> None:
+    ours = platform()
+    assert ours.allocate_memory("gpu0", 60_000_000_000).value == 60_000_000_000
+    with pytest.raises(OutOfMemoryError, match=r"30,000,000,000 bytes do not fit beside 60,000,000,000"):
+        ours.allocate_memory("gpu0", 30_000_000_000)
+    assert ours.free_memory("gpu0", 60_000_000_000).value == 0
+    with pytest.raises(UsageError, match="free what was allocated, once"):
+        ours.free_memory("gpu0", 1)
+    assert ours.get_device_info("gpu0")["memory_used_bytes"] == 0
+
+
+def test_a_model_task_prices_each_layer_or_the_whole() -> None:
+    database = {"mine": {"parameters": 1e9, "flops_per_token": 2e9, "num_layers": 4}}
+    ends = []
+    for level in LEVELS:
+        ours = VirtualHardwarePlatform(level).initialize({"compute_devices": [GPU]}, model_chars_db=database)
+        process = ours.submit_model_task("gpu0", "mine", 512)
+        ends.append(ours.run())
+        assert outcome(process).compute_s == pytest.approx(512 * 2e9 / 312e12)
+    assert ends[0] == pytest.approx(ends[1]) == pytest.approx(512 * 2e9 / 312e12)
+
+
+def test_the_specified_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump({"hardware_profile": {"compute_devices": [GPU], "network_links": [WIRE]}}))
+    ours = VirtualHardwarePlatform().initialize(path)
+    assert ours.get_device_info("gpu0")["processing_units"] == 108
+    assert ours.profile == HardwareResourceProfile([GPU], [], [WIRE])  # type: ignore[list-item]  # mappings become values
+
+
+MISTAKES: dict[str, tuple[Callable[[VirtualHardwarePlatform], Any], str]] = {
+    "an unknown device": (lambda p: p.submit_computation_task("gpu1", HEAVY), 'did you mean "gpu0"'),
+    "an unknown endpoint": (lambda p: p.submit_network_transfer_task("client_node_1", "gpu0", 1), "client_node_0"),
+    "no way": (lambda p: p.submit_network_transfer_task("gpu0", "client_node_0", 1), "no links lead from gpu0"),
+    "a source twice": (
+        lambda p: p.submit_network_transfer_task("gpu0", "gpu0", 1, source_node_id="gpu0"),
+        "needs source",
+    ),
+    "a size below zero": (lambda p: p.submit_network_transfer_task("gpu0", "gpu0", -1), "number of bytes >= 0"),
+    "a misspelt key": (lambda p: p.submit_computation_task("gpu0", {"memory_reads": 1}), "memory_read_bytes"),
+    "a precision without a rate": (
+        lambda p: p.submit_computation_task("gpu0", {"flops_required_fp8": 1}),
+        "it has fp16, int8",
+    ),
+    "too many units": (
+        lambda p: p.submit_computation_task("gpu0", {"num_processing_units_requested": 109}),
+        "asks for 109 processing units",
+    ),
+    "an efficiency above one": (lambda p: p.set_efficiency_factors(mfu=1.5), r"\(0, 1\]"),
+    "an unknown model": (lambda p: p.submit_model_task("gpu0", "lama3-8b", 1), "llama3-8b"),
+    "an unknown collective": (lambda p: p.submit_collective_task("gather_all", ["gpu0"], 1), "all_gather"),
+    "a tree where there is none": (
+        lambda p: p.submit_collective_task("all_gather", ["gpu0", "client_node_0"], 1, algorithm="tree"),
+        'use "ring"',
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_at_once(mistake: str) -> None:
+    make, message = MISTAKES[mistake]
+    with pytest.raises(MinitrainError, match=message):
+        make(platform())
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ({"compute_device": []}, "compute_devices"),
+        ({"compute_devices": [GPU, GPU]}, "two devices are called"),
+        ({"compute_devices": [{**GPU, "memory_gbps": 0}]}, "memory_gbps must be a number above 0"),
+        ({"compute_devices": [{"device_id": "x"}]}, "peak_tflops, memory_capacity_bytes, memory_gbps missing"),
+        ({"network_links": [{**WIRE, "bandwidth_bps": -1}]}, "bandwidth_bps must be above 0"),
+        ({"network_links": [WIRE, WIRE]}, "two links are called"),
+        ({"network_links": [{"topology": "tours", "dims": [2]}]}, 'did you mean "torus"'),
+        ({"network_links": [{"topology": "torus", "dims": [2]}]}, "lacks bandwidth_bps"),
+    ],
+)
+def test_a_wrong_profile_is_one_clear_error(profile: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        VirtualHardwarePlatform().initialize(profile)
+
+
+def test_a_platform_that_was_not_set_up_says_so() -> None:
+    with pytest.raises(UsageError, match="call initialize"):
+        VirtualHardwarePlatform().submit_computation_task("gpu0", HEAVY)

@@ -1,0 +1,158 @@
+"""The solver against the specification's values, to the last float, and what it refuses."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pint
+import pytest
+
+import minitrain as mt
+from minitrain.errors import UsageError
+from minitrain.machine import Processor, load_config, shipped_configs
+from minitrain.machine.devices import A100_SPEC
+from minitrain.machine.solver.constants import BYTES_FP16, BYTES_FP32, BYTES_INT8, Q_, ureg
+from minitrain.machine.solver.engine import Engine, PerformanceProfile, PrecisionFallbackWarning
+from minitrain.machine.solver.formulas import calc_bottleneck
+from minitrain.machine.solver.models import MODELS, ModelSpec
+from minitrain.machine.solver.systems import SYSTEMS, Hardware, SystemArchetype
+
+CASES = [
+    ("ResNet50", "A100", 1, "fp16", 0.041282051282051285, "Compute", 0.016512820512820516, True),
+    ("ResNet50", "A100", 256, "fp16", 6.743205128205129, "Compute", 2.697282051282052, True),
+    ("ResNet50", "A100", 32, "fp32", 13.471410256410259, "Compute", 5.388564102564104, True),
+    ("BERT", "H100", 8, "int8", 0.18786760990399193, "Compute", 0.13150732693279435, True),
+    ("BERT", "H100", 8, "fp32", 0.3659150657229525, "Compute", 0.2561405460060668, True),
+    ("GPT2", "V100", 1, "int8", 1.686666666666667, "Memory", 0.5060000000000001, True),
+    ("Llama2-70B", "H100", 1, "fp16", 41.8010447761194, "Memory", 29.26073134328358, False),
+    ("Llama2-70B", "H100", 512, "int8", 72.45062657908035, "Compute", 50.71543860535624, True),
+    ("MobileNetV2", "JetsonOrinNX", 1, "fp16", 0.2686274509803922, "Memory", 0.006715686274509805, True),
+    ("MobileNetV2", "Phone", 1, "int8", 1.035, "Memory", 0, True),
+    ("Anomaly", "ESP32", 1, "int8", 10.4, "Compute", 0.01248, True),
+    ("GPT3", "A100", 64, "fp16", 171.6677709661599, "Memory", 68.66710838646397, False),
+]
+FALLS_BACK = {("H100", "fp32"), ("V100", "int8"), ("Phone", "int8"), ("ESP32", "int8")}
+
+
+def solved(model: str, system: str, batch_size: int, precision: str) -> PerformanceProfile:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        profile = Engine.solve(MODELS[model], SYSTEMS[system], batch_size, precision)
+    kinds = [warning.category for warning in caught]
+    assert kinds == ([PrecisionFallbackWarning] if (system, precision) in FALLS_BACK else [])
+    return profile
+
+
+def test_a_profile_s_parts_fit_together() -> None:
+    profile = solved("GPT2", "A100", 4, "fp16")
+    longest = max(profile.latency_compute, profile.latency_memory)
+    assert profile.latency == longest + profile.latency_overhead
+    assert (profile.throughput * profile.latency).to_base_units().magnitude == pytest.approx(4)
+    assert profile.memory_footprint == 3e9 * ureg.byte
+    assert profile.arithmetic_intensity == 4 * ureg.flop / ureg.byte
+    assert profile.peak_flops_actual == 156 * ureg.teraflop / ureg.second
+    assert profile.peak_bw_actual == SYSTEMS["A100"].hardware.memory_bw
+
+
+def test_flops_bytes_and_counts_do_not_mix() -> None:
+    for left, right in ((ureg.flop, ureg.byte), (ureg.byte, ureg.count), (ureg.count, ureg.flop)):
+        with pytest.raises(pint.DimensionalityError):
+            1 * left + 1 * right
+    with pytest.raises(pint.DimensionalityError):
+        calc_bottleneck(1 * ureg.byte, 1 * ureg.byte, Q_(1, "flop/s"), Q_(1, "byte/s"))
+
+
+def test_calc_bottleneck_names_the_slower_one() -> None:
+    assert [size.magnitude for size in (BYTES_FP32, BYTES_FP16, BYTES_INT8)] == [4, 2, 1]
+    found = calc_bottleneck(Q_(2, "teraflop"), Q_(1, "gigabyte"), Q_(1, "teraflop/s"), Q_(1, "gigabyte/s"))
+    assert found == {"compute_ms": 2000.0, "memory_ms": 1000.0, "bottleneck": "Compute", "intensity": 2000.0}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"precision": "fp8"}, 'precision must be one of "fp32", "fp16", "int8", got \'fp8\''),
+        ({"batch_size": 0}, "batch_size must be a whole number >= 1, got 0"),
+        ({"batch_size": 1.5}, "batch_size must be a whole number >= 1, got 1.5"),
+        ({"batch_size": True}, "batch_size must be a whole number >= 1, got True"),
+        ({"efficiency": 0}, r"efficiency is a share of the peak in \(0, 1\], got 0"),
+        ({"efficiency": 1.01}, r"efficiency is a share of the peak in \(0, 1\], got 1.01"),
+        ({"efficiency": float("nan")}, r"efficiency is a share of the peak in \(0, 1\], got nan"),
+        ({"efficiency": "x"}, r"efficiency is a share of the peak in \(0, 1\], got 'x'"),
+    ],
+)
+def test_parameters_outside_their_rules_are_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Engine.solve(MODELS["BERT"], SYSTEMS["A100"], **parameters)
+
+
+TERA, GIGA, CAPACITY = Q_(1, "teraflop/s"), Q_(1, "gigabyte/s"), Q_(1, "GiB")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ModelSpec("x", 1e9),
+            r'parameters of model x must be a quantity > 0 in count .* such as Q_\(1, "count"',
+        ),
+        (lambda: ModelSpec("x", Q_(-1, "count")), "parameters of model x must be a quantity > 0 in count"),
+        (lambda: ModelSpec("x", Q_(float("nan"), "count")), "parameters of model x must be a quantity > 0"),
+        (
+            lambda: ModelSpec("x", pint.UnitRegistry().Quantity(1, "count")),
+            "must be a quantity > 0 in count .ureg of minitrain",
+        ),
+        (lambda: ModelSpec("x", Q_(1, "count"), Q_(0, "flop")), "inference_flops of model x must be a quantity > 0"),
+        (lambda: Hardware("x", GIGA, TERA, CAPACITY), "peak_flops of hardware x must be a quantity > 0 in flop/s"),
+        (lambda: Hardware("x", TERA, None, CAPACITY), "memory_bw of hardware x must be a quantity > 0 .* got None"),
+        (lambda: Hardware("x", TERA, GIGA, CAPACITY, tdp=400), "tdp of hardware x must be a quantity > 0 in watt"),
+        (lambda: Hardware("x", TERA, GIGA, CAPACITY, dispatch_tax=Q_(-1, "us")), "dispatch_tax .* quantity >= 0 in s"),
+        (lambda: SystemArchetype("x", SYSTEMS["A100"].hardware, 5), "ram of system x must be a quantity > 0 in byte"),
+        (lambda: SystemArchetype("x", "A100"), "a SystemArchetype is made of a Hardware, got 'A100'"),  # type: ignore[arg-type]  # that is the point
+        (lambda: Engine.solve("BERT", SYSTEMS["A100"]), "takes a ModelSpec, got 'BERT'; mt.solve takes names too"),  # type: ignore[arg-type]  # that is the point
+        (lambda: Engine.solve(MODELS["BERT"], "A100"), "takes a SystemArchetype, got 'A100'"),  # type: ignore[arg-type]  # that is the point
+    ],
+)
+def test_figures_without_their_units_or_impossible_are_refused_at_once(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_our_own_names_and_objects_are_taken() -> None:
+    by_name = mt.solve("llama3-8b", "h100_80g_nvl8", batch_size=8)
+    model = mt.models()["llama3-8b"]
+    assert by_name == mt.solve(model, load_config("h100_80g_nvl8"), batch_size=np.int64(8))  # type: ignore[arg-type]  # whole numbers of NumPy will do
+    assert by_name.memory_footprint == 2 * model.num_parameters * ureg.byte
+    assert by_name.bottleneck == "Memory"
+    assert by_name.latency_memory.magnitude == pytest.approx(2 * model.num_parameters / 3350e9 * 1e3)
+
+
+def test_experts_that_rest_are_read_and_do_no_work() -> None:
+    model = mt.models()["mixtral-8x7b"]
+    spec = ModelSpec.from_transformer(model)
+    assert spec.flops.magnitude == 2 * model.num_active_parameters < 2 * model.num_parameters
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_a_view_on_a_config_loses_nothing(name: str) -> None:
+    system = load_config(name)
+    assert SystemArchetype.from_device(system).to_device() is system
+    assert Hardware.from_device(Hardware.from_device(system).to_device()) == Hardware.from_device(system)
+
+
+def test_the_specifications_numbers_stay_apart() -> None:
+    bandwidths = [A100_SPEC.bandwidth, SYSTEMS["A100"].hardware.memory_bw.to("GB/s").magnitude]
+    assert [*bandwidths, load_config("a100_80g").mem1.GBps] == [1935, 2039, 2039]
+    assert SYSTEMS["A100"].ram.to("byte").magnitude == 80 * 2**30
+
+
+def test_a_preset_is_no_view() -> None:
+    with pytest.raises(UsageError, match="only a view on a hardware config can become one again; A100 has its own"):
+        SYSTEMS["A100"].to_device()
+
+
+def test_a_config_without_half_precision_is_refused() -> None:
+    system = replace(load_config("a100_80g"), processor=Processor({}, {}))
+    with pytest.raises(UsageError, match="a peak in half precision, but config a100_80g has no matrix"):
+        Hardware.from_device(system)

@@ -1,0 +1,232 @@
+"""Prices of kernels: closed forms, properties, and rows of published measurements."""
+
+import pickle
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minitrain as mt
+from minitrain.errors import HardwareConfigError, UsageError
+from minitrain.machine import load_config, shipped_configs
+from minitrain.machine.device import TERMS
+from minitrain.machine.kernel_device import TILES, KernelDevice, rates_of
+from minitrain.workloads.architecture import PRECISIONS
+from minitrain.workloads.degrees import Work
+from minitrain.workloads.kernels import FlashAttention, KernelList, Matmul, MemoryPass
+from minitrain.workloads.unit_kernels import forward_kernels
+
+A100, H100 = KernelDevice(load_config("a100_80g")), KernelDevice(load_config("h100_80g_nvl8"))
+PRICED = [name for name in shipped_configs() if load_config(name).kernels is not None]
+SIZES = st.integers(1, 2000).map(lambda size: 8 * size)
+DEVICES = st.sampled_from([KernelDevice(load_config(name)) for name in PRICED])
+
+
+def pcie_a100() -> KernelDevice:
+    """The card that most rows were measured on: its best matmul is 252.9 TFLOP/s, that of the SXM card 271.2."""
+    return KernelDevice(A100.system, A100.rates.scaled(252.9 / 271.2))
+
+
+def causal(length: int, num_heads: int, **changes: Any) -> FlashAttention:
+    sizes = {"num_samples": 1, "num_queries": length, "num_keys": length, "num_heads": num_heads}
+    pairs = length * (length + 1) // 2
+    return FlashAttention(
+        **{**sizes, "num_kv_heads": 1, "key_dim": 128, "value_dim": 128, "num_pairs": pairs, **changes}
+    )
+
+
+def test_ten_devices_say_what_their_kernels_reach() -> None:
+    families = {"a100", "b200", "gb200", "gh200", "h100", "h200", "l40s", "mi300x", "v100"}
+    assert {name.split("_")[0] for name in PRICED} == families
+    assert len(PRICED) == 10
+
+
+def test_a_full_wave_takes_its_tiles_and_their_prologue() -> None:
+    rates = A100.rates
+    seconds = A100.kernel_seconds(Matmul(256 * 9, 128 * 12, 65536))
+    tile = 2 * 256 * 128 * (65536 + rates.matmul["float16"].prologue)
+    assert seconds == pytest.approx(1.75e-6 + tile / (rates.matmul["float16"].tflops * 1e12 / 108), rel=1e-12)
+
+
+def test_one_tile_more_than_a_wave_costs_up_to_another_wave() -> None:
+    rates = replace(A100.rates, splits=(1,))
+    device = KernelDevice(A100.system, rates)
+    one, more = (device.kernel_seconds(Matmul(256 * tiles, 128, 65536)) for tiles in (108, 109))
+    assert 1.1 < more / one <= 2
+    smooth = KernelDevice(A100.system, rates.without("waves"))
+    one, more = (smooth.kernel_seconds(Matmul(256 * tiles, 128, 65536)) for tiles in (108, 109))
+    assert more / one == pytest.approx(109 / 108, rel=1e-3)
+
+
+def test_splitting_k_helps_where_tiles_are_few() -> None:
+    narrow = Matmul(256, 256, 65536)
+    assert A100.kernel_seconds(narrow) < 0.6 * KernelDevice(A100.system, A100.rates.without("split_k")).kernel_seconds(
+        narrow
+    )
+
+
+def test_a_row_that_is_no_multiple_of_16_bytes_slows_a_matmul_but_the_number_of_tokens_does_not() -> None:
+    plain = A100.kernel_seconds(Matmul(8192, 8192, 8192)) - 1.75e-6
+    assert A100.kernel_seconds(Matmul(8191, 8192, 8192)) - 1.75e-6 == plain
+    assert A100.kernel_seconds(Matmul(8192, 8191, 8192)) - 1.75e-6 == pytest.approx(plain / 0.685)
+    assert A100.kernel_seconds(Matmul(8192, 8192, 8191, kind="weight_gradient")) < 1.05 * plain
+
+
+def test_the_alignment_factor_is_the_measured_cliff() -> None:
+    """Three matmuls of a SwiGLU MLP on H100 with 10922 and 10944 columns: 272.73 and 398.38 TFLOP/s (k1 0866, 0867)."""
+    assert pytest.approx(272.73 / 398.38, abs=1e-3) == A100.rates.unaligned
+
+
+def test_a_pass_over_memory_takes_its_bytes_at_the_achieved_bandwidth() -> None:
+    assert A100.kernel_seconds(MemoryPass("copy", 10**6, 8)) == 1.5e-6 + 8e6 / 1737e9
+    assert A100.kernel_seconds(MemoryPass("nothing", 0, 8)) == 0
+
+
+def test_a_layer_is_never_faster_than_its_launches() -> None:
+    tiny = KernelList((MemoryPass("norm", 1000, 4),), 16)
+    assert A100.pass_seconds(tiny) == 16 * 2.62e-6
+    assert KernelDevice(A100.system, launch_s=81e-6).pass_seconds(tiny) == 16 * 81e-6
+    assert KernelDevice(A100.system, launch_s=0).pass_seconds(tiny) == A100.kernel_seconds(tiny.kernels[0])
+
+
+def test_attention_takes_its_flop_and_the_tail_of_its_longest_block() -> None:
+    kernel, rate = causal(4096, 32), A100.rates.attention_rate("flash2", is_backward=False)
+    flop_per_s = 312e12 * rate.efficiency
+    longest = 128 * 4096 * 2 * 256 / (flop_per_s / 108)
+    expected = 5e-6 + kernel.work_flop / flop_per_s + rate.tail * longest
+    assert A100.kernel_seconds(kernel) == pytest.approx(expected, rel=1e-12)
+
+
+def test_dropout_in_attention_takes_six_integer_operations_a_pair() -> None:
+    plain, dropped = (A100.kernel_seconds(causal(4096, 32, has_dropout=flag)) for flag in (False, True))
+    assert dropped - plain == pytest.approx(6 * 32 * 4096 * 4097 / 2 / (19.5e12 / 4))
+
+
+def test_single_precision_runs_on_the_vector_units_at_the_share_that_was_measured() -> None:
+    system = load_config("a100_40g")
+    device = KernelDevice(system, rates_of(system))
+    layer = mt.Transformer(
+        num_layers=1,
+        hidden_size=7168,
+        num_heads=56,
+        vocab_size=1024,
+        seq_len=2048,
+        attention="unfused",
+        dropout=0.1,
+        precision=PRECISIONS["fp32"],
+    )
+    forward = sum(device.pass_seconds(forward_kernels(layer, unit, Work(1, 2048))) for unit in layer.units()[1:3])
+    assert forward == pytest.approx(0.1451, rel=0.07)  # OPT-30B, one sample, table n1
+    assert device.peak_flop_per_s("float32") == 19.5e12
+
+
+def test_newer_attention_kernels_are_faster_and_small_heads_slower() -> None:
+    seconds = [H100.kernel_seconds(causal(8192, 32, generation=name)) for name in ("flash1", "flash2", "flash3")]
+    assert seconds == sorted(seconds, reverse=True)
+    small, large = (
+        H100.kernel_seconds(causal(8192, heads, key_dim=dim, value_dim=dim)) for heads, dim in ((64, 64), (32, 128))
+    )
+    assert small > large
+
+
+def test_float8_is_less_than_twice_as_fast() -> None:
+    half, eight = (
+        H100.kernel_seconds(Matmul(4096, 4096, 7168, datatype=datatype, element_bytes=size))
+        for datatype, size in (("float16", 2), ("float8", 1))
+    )
+    assert 1.5 < half / eight < 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "measured_us", "within"),
+    [
+        # MooreThreads/SimuMax @4dcaae5 configs/system/a100_pcie.json: k1 0052, 0056, 0055, 0061, 0063, 0051, 0049
+        (Matmul(4096, 24576, 1536), 1421.76, 0.01),
+        (Matmul(4096, 5120, 576), 130.85, 0.03),
+        (Matmul(4096, 576, 5120), 155.87, 0.05),
+        (Matmul(4096, 5120, 16384), 2939.55, 0.02),
+        (Matmul(5120, 16384, 4096, kind="weight_gradient", result_bytes=8), 3063.2, 0.01),
+        (Matmul(1536, 5120, 4096, kind="weight_gradient", result_bytes=8), 330.67, 0.12),
+        (Matmul(4096, 1536, 5120), 262.15, 0.18),  # nearly two waves, at a higher clock than full ones on this card
+        (causal(4096, 64), 1484.44, 0.05),  # k2 0009, forward
+        (causal(4096, 64, is_backward=True), 4382.9, 0.08),  # k2 0021, backward
+    ],
+)
+def test_rows_measured_on_a_pcie_a100_are_met(kernel: Matmul, measured_us: float, within: float) -> None:
+    assert pcie_a100().kernel_seconds(kernel) == pytest.approx(measured_us * 1e-6, rel=within)
+
+
+def test_float8_rows_measured_on_h800_are_met_with_nothing_fitted_on_them() -> None:
+    """deepseek-ai/DeepGEMM @a6d97a1, README: 4096 x 7168 x 16384 in 708.45 us, and 4096 x 4096 x 7168 in 184.45 us."""
+    for n, k, measured_us in ((7168, 16384, 708.45), (4096, 7168, 184.45)):
+        kernel = Matmul(4096, n, k, datatype="float8", element_bytes=1)
+        assert H100.kernel_seconds(kernel) == pytest.approx(measured_us * 1e-6, rel=0.1)
+
+
+@given(DEVICES, SIZES, SIZES, SIZES, st.integers(1, 40), st.sampled_from("mnkb"))
+def test_more_work_never_takes_less_time(device: KernelDevice, m: int, n: int, k: int, batch: int, grown: str) -> None:
+    sizes = {"m": m, "n": n, "k": k, "b": batch}
+    less = Matmul(sizes["m"], sizes["n"], sizes["k"], sizes["b"])
+    sizes[grown] += 8
+    more = Matmul(sizes["m"], sizes["n"], sizes["k"], sizes["b"])
+    assert device.kernel_seconds(less) <= device.kernel_seconds(more)
+
+
+@given(DEVICES, SIZES, SIZES, SIZES, st.integers(1, 40))
+def test_no_matmul_beats_the_rates_that_were_achieved(device: KernelDevice, m: int, n: int, k: int, batch: int) -> None:
+    kernel, rates = Matmul(m, n, k, batch), device.rates
+    seconds = device.kernel_seconds(kernel)
+    assert kernel.work_flop / seconds < rates.matmul["float16"].tflops * 1e12
+    assert kernel.traffic_bytes / seconds < rates.GBps * 1e9
+    tiles = min(ceil(m / rows) * ceil(n / columns) * rows * columns for rows, columns in TILES)
+    assert seconds > 2 * tiles * batch * k / (rates.matmul["float16"].tflops * 1e12)
+
+
+@given(DEVICES, st.integers(1, 64), st.integers(1, 64), st.booleans())
+def test_longer_attention_never_takes_less_time(device: KernelDevice, blocks: int, heads: int, back: bool) -> None:
+    generation = next(iter(device.rates.attention))
+    less, more = (
+        device.kernel_seconds(causal(128 * size, heads, generation=generation, is_backward=back))
+        for size in (blocks, blocks + 1)
+    )
+    assert less <= more
+
+
+@given(st.sampled_from(TERMS), SIZES, SIZES, SIZES)
+def test_a_term_left_out_never_makes_a_forward_matmul_slower_but_for_the_split(
+    term: str, m: int, n: int, k: int
+) -> None:
+    kernel, bare = Matmul(m, n, k), KernelDevice(A100.system, A100.rates.without(term))
+    full = A100.kernel_seconds(kernel)
+    assert bare.kernel_seconds(kernel) >= full if term == "split_k" else bare.kernel_seconds(kernel) <= full
+
+
+def test_what_a_device_does_not_have_is_named_with_what_it_has() -> None:
+    with pytest.raises(HardwareConfigError, match=r"kernels\.matmul\.float4 is missing \(it has float16\)"):
+        A100.kernel_seconds(Matmul(8, 8, 8, datatype="float4"))
+    with pytest.raises(HardwareConfigError, match=r"kernels\.attention\.flash3 is missing \(it has flash1, flash2\)"):
+        A100.kernel_seconds(causal(128, 1, generation="flash3"))
+    with pytest.raises(
+        HardwareConfigError,
+        match=r'tpu_v5p has no key kernels; use fidelity="roofline", or one of a100_40g, .*, v100_32g_nvl8',
+    ):
+        KernelDevice(load_config("tpu_v5p"))
+    with pytest.raises(UsageError, match="a kernel's price has no term 'luck'; use waves, prologue"):
+        A100.rates.without("luck")
+
+
+def test_a_device_is_the_same_after_pickle_and_prices_the_same() -> None:
+    device = KernelDevice(A100.system, launch_s=1e-5)
+    copy = pickle.loads(pickle.dumps(device))
+    assert (copy.rates, copy.launch_s) == (device.rates, 1e-5)
+    assert copy.kernel_seconds(Matmul(512, 512, 512)) == device.kernel_seconds(Matmul(512, 512, 512))
+
+
+def test_capacity_peak_and_loads_are_those_of_the_config() -> None:
+    assert A100.capacity_bytes == 80 * 2**30
+    assert A100.peak_flop_per_s("float16") == 312e12
+    assert A100.load_seconds(0) == 0
+    assert A100.load_seconds(1e9) == 1e9 / (32e9 * 0.87)

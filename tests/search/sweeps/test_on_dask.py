@@ -1,0 +1,169 @@
+"""Sweeps on Dask: the rows of one process, with strategies of one's own, and none lost with a worker."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+from distributed.nanny import WorkerProcess
+from distributed.utils import get_mp_context
+from typer.testing import CliRunner
+
+import minitrain as mt
+from minitrain.cli import app
+from minitrain.errors import UsageError
+from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
+from tests.search.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
+
+_FEW_STARTS = {
+    "distributed.scheduler.allowed-failures": 1,
+    "distributed.worker.multiprocessing-method": "forkserver",  # spawned, each takes a second to import all
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    local: Any = LocalCluster  # it has no types
+    connected: Any = Client
+    context: Any = get_mp_context
+    with dask.config.set(_FEW_STARTS):
+        context().set_forkserver_preload(["distributed", "minitrain.search.sweeps.batches", "minitrain.run.simulation"])
+        with (
+            local(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+            connected(cluster) as client,
+        ):
+            yield client
+
+
+def _executor(client: Any) -> Any:
+    return client.get_executor()
+
+
+def _address(client: Client) -> str:
+    scheduler: Any = client.scheduler
+    return str(scheduler.address)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    # Dask's nanny replaces no worker that is lost before it has seen it begin
+    return write_strategies(tmp_path, lives_s=0.5)
+
+
+def test_a_client_its_executor_and_its_address_give_the_rows_of_one_process(client: Client) -> None:
+    expected = alone(["ddp", "zero3"], GRID)
+    seen: list[tuple[int, int | None]] = []
+    for executor in (client, _executor(client), _address(client)):
+        made = mt.sweep(["ddp", "zero3"], GRID, executor, progress=lambda *counts: seen.append(counts), **SIZES)
+        assert made.rows() == expected
+    assert seen == [(done, 12) for done in range(1, 13)] * 3
+
+
+def test_files_of_strategies_are_sent_with_those_beside_them(client: Client, file: Path) -> None:
+    grid = {"world_size": [1, 2, 4]}
+    rows = mt.sweep(f"{file}:mine", grid, client, **SIZES).rows()
+    assert rows == alone(f"{file}:mine", grid)
+    assert rows[2]["error"] == f"ValueError: 42 in {file}"
+
+
+def test_functions_of_modules_that_are_not_installed_are_sent(client: Client) -> None:
+    assert mt.sweep(failing, {"world_size": [1, 2]}, client, **SIZES).rows() == alone(failing, {"world_size": [1, 2]})
+
+
+async def failing(model: mt.Model) -> mt.Model:
+    raise ValueError(f"{model.world_size} {helper()}")
+
+
+def helper() -> str:
+    return "helped"
+
+
+def test_a_killed_worker_loses_no_row_and_is_said_once(client: Client, file: Path, tmp_path: Path) -> None:
+    grid: dict[str, list[Any]] = {"world_size": [1, 2], "deadly": [True]}
+    results = tmp_path / "rows.jsonl"
+    with pytest.warns(LostWorkersWarning, match="a worker was lost") as said:
+        rows = mt.sweep(f"{file}:mine", grid, client, results=results, **SIZES).rows()
+    assert len(said) == 1
+    assert (tmp_path / "mark").exists()
+    assert rows == alone(f"{file}:mine", grid)
+    assert len(results.read_text().splitlines()) == 2
+
+
+def test_a_configuration_that_kills_every_worker_is_a_failed_row(client: Client, file: Path) -> None:
+    with pytest.warns(LostWorkersWarning, match="a worker was lost"):
+        rows = mt.sweep(f"{file}:always_deadly", {"world_size": [1, 2]}, client, **SIZES).rows()
+    assert "WorkerLostError: every worker that simulated this was lost" in rows[1]["error"]
+    assert "WorkerLostError" not in str(rows[0]["error"])
+
+
+def test_restarted_workers_lose_no_row(
+    client: Client, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill: Any = WorkerProcess.kill  # it waits 4 s for the worker that waits
+    monkeypatch.setattr(WorkerProcess, "kill", lambda process, **_: kill(process, timeout=0.5))
+    made = mt.sweep(f"{file}:waiting", {"world_size": [1, 2]}, client, **SIZES)
+    rows = iter(made)
+    next(rows)
+    client.restart()
+    (tmp_path / "go").touch()
+    with pytest.warns(LostWorkersWarning, match="were restarted; what was under way is done again") as said:
+        list(rows)
+    assert len(said) == 1
+    assert made.rows() == alone(f"{file}:waiting", {"world_size": [1, 2]})
+
+
+def test_a_search_on_dask_finds_what_one_process_finds(client: Client, file: Path) -> None:
+    given: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "prune": "none"}
+    strategies = ["fsdp", f"{file}:mine"]
+    expected = mt.tune("tiny", strategies=strategies, jobs=1, **given).rows
+    with pytest.warns(LostWorkersWarning, match="a worker was lost"):
+        found = mt.tune("tiny", strategies=[*strategies, f"{file}:always_deadly"], executor=client, **given)
+    *rows, deadly = found.rows
+    assert rows == expected
+    assert deadly["reason"].startswith("WorkerLostError: every worker that simulated this was lost")
+
+
+def test_the_commands_run_on_dask(client: Client) -> None:
+    command = ["sweep", "ddp", "-g", "world_size=1,2", "--layers", "2", "--dask", _address(client), "--json"]
+    rows = json.loads(CliRunner().invoke(app, command).stdout)
+    assert [row["world_size"] for row in rows] == [1, 2]
+    search = ["tune", "fsdp", "--model", "tiny", "--world-size", "2", "--batch", "4", "--dask", _address(client)]
+    assert CliRunner().invoke(app, search).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dask", "tcp://a:1", "--ray", "auto"], "--dask and --ray say where to run; give one of them"),
+        (["--ray", "auto", "--jobs", "2"], "--ray and --jobs say where to run; give one of them"),
+        (["--dask", "host:8786"], "--dask takes the address of a scheduler, such as tcp://host:8786, got 'host:8786'"),
+        (["--time-limit", "0"], "time_limit_s must be a number of seconds above 0"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: list[str], message: str) -> None:
+    shown = CliRunner().invoke(app, ["sweep", "ddp", "-g", "world_size=1", *options])
+    assert (shown.exit_code, message in shown.stderr) == (2, True)
+
+
+def test_an_address_where_nobody_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.search.sweeps.executors.cluster_workers._CONNECT_S", 0.2)
+    with pytest.raises(UsageError, match=r"^no Dask scheduler answers at tcp://127.0.0.1:9; start one"):
+        mt.sweep("ddp", {"world_size": [1]}, "tcp://127.0.0.1:9").rows()
+
+
+def test_a_missing_extra_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(UsageError, match=r'`pip install "minitrain\[dask\]"` installs it'):
+        mt.sweep("ddp", {"world_size": [1]}, "tcp://127.0.0.1:9").rows()
+
+
+@pytest.mark.parametrize("executor", ["127.0.0.1:8786", 8, object])
+def test_what_is_no_executor_is_refused_before_anything_runs(executor: Any) -> None:
+    with pytest.raises(UsageError, match=r"executor must be a concurrent.futures executor, a dask"):
+        mt.sweep("ddp", {"world_size": [1]}, executor)

@@ -1,0 +1,369 @@
+"""Recipes of other tools: what is written can be read again, and what cannot be said or modelled is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.workloads.architecture import Precision
+from minitrain.workloads.exchange.launch_script import words_of
+from minitrain.workloads.exchange.megatron_model import evaluated
+from minitrain.workloads.exchange.writing import TOOLS, require_words
+
+SCRIPT = Path(__file__).parent / "pretrain_llama3_8b.sh"
+LLAMA = mt.models()["llama3-8b"]
+# The models that a tool has words for; all others it refuses.
+CAN_SAY = {
+    "megatron-lm": [*mt.models()],
+    "megatron-bridge": [*mt.models()],
+    "torchtitan": ["llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "deepseek-v3"],
+}
+PAIRS = [(tool, name) for tool, names in CAN_SAY.items() for name in names]
+TOML = """
+[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "70B"
+converters = ["float8"]
+[optimizer]
+name = "AdamW"
+lr = 1.5e-4
+[training]
+local_batch_size = 8
+seq_len = 8192
+max_norm = 1.0
+steps = 1000
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+pipeline_parallel_degree = 1
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = true
+"""
+LAYOUTS: list[tuple[str, dict[str, Any]]] = [
+    ("megatron", {"microbatch_size": 1}),
+    ("megatron", {"microbatch_size": 2, "tp": 8, "pp": 4, "sequence_parallel": True, "recompute": "full"}),
+    ("megatron", {"microbatch_size": 1, "tp": 2, "pp": 4, "num_chunks": 2, "overlap_messages": True}),
+    ("fsdp", {"microbatch_size": 2, "recompute": "full"}),
+]
+
+
+def anonymous(model: mt.Transformer | None) -> mt.Transformer:
+    """Return a model without the name and the source that no tool writes."""
+    assert model is not None
+    return replace(model, name="", source="")
+
+
+def as_told(strategy: str, options: dict[str, Any], tool: str) -> dict[str, Any]:
+    """Return options as a tool means them: torchtitan divides the sequence wherever it divides layers."""
+    if tool == "torchtitan":
+        more = {"sequence_parallel": True} if options.get("tp", 1) > 1 else {}
+        return {name: value for name, value in options.items() if name != "overlap_messages"} | more
+    return options
+
+
+@pytest.mark.parametrize(("tool", "name"), PAIRS)
+def test_what_is_written_is_read_as_the_same_model(tool: str, name: str) -> None:
+    model = mt.models()[name]
+    recipe = mt.Recipe("megatron", {"microbatch_size": 1}, model, 64, 128)
+    again = mt.read_recipe(mt.write_recipe(recipe, tool))
+    assert anonymous(again.model) == anonymous(model)
+    assert (again.strategy, again.options, again.global_batch_size) == ("megatron", recipe.options, 128)
+
+
+@pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge", "torchtitan"])
+@pytest.mark.parametrize(("strategy", "options"), LAYOUTS)
+def test_what_is_written_is_read_as_the_same_layout(tool: str, strategy: str, options: dict[str, Any]) -> None:
+    again = mt.read_recipe(mt.write_recipe(mt.Recipe(strategy, options, LLAMA, 64, 256), tool))
+    assert (again.strategy, again.options) == (strategy, as_told(strategy, options, tool))
+    assert again.global_batch_size == 256
+    assert again.world_size == (64 if tool == "torchtitan" else None)
+
+
+@pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
+@pytest.mark.parametrize("recompute", ["layernorm+mlp", "core_attn+layernorm", "mla_up_proj+moe+shared_experts"])
+def test_modules_that_are_computed_again_have_megatrons_words(tool: str, recompute: str) -> None:
+    options = {"microbatch_size": 1, "pp": 4, "recompute": recompute}
+    words = mt.write_recipe(mt.Recipe("megatron", options, LLAMA, 64, 256), tool)
+    assert mt.read_recipe(words).options == options
+    with pytest.raises(mt.UsageError, match=r"recompute=layernorm\+mlp"):
+        mt.write_recipe(mt.Recipe("megatron", {**options, "recompute": "layernorm+mlp"}, LLAMA, 64, 256), "torchtitan")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("megatron", {"microbatch_size": 1}),
+        ("megatron", {"microbatch_size": 4, "zero": 1}),
+        ("zero2", {"microbatch_size": 1}),
+        ("fsdp", {"microbatch_size": 1, "offload": "optimizer", "replicas": 2}),
+        ("fsdp", {"microbatch_size": 2, "offload": "activations"}),
+    ],
+)
+def test_deepspeed_says_the_layout_and_leaves_the_model_to_the_program(strategy: str, options: dict[str, Any]) -> None:
+    again = mt.read_recipe(mt.write_recipe(mt.Recipe(strategy, options, LLAMA, 16, 64), "deepspeed"))
+    assert (again.strategy, again.options, again.world_size, again.global_batch_size) == (strategy, options, 16, 64)
+    with pytest.raises(mt.UsageError, match=r"deepspeed do not say the workload; give --model"):
+        again.keywords()
+
+
+@pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
+def test_experts_and_shards_of_a_sequence_are_written_and_read(tool: str) -> None:
+    options = {"microbatch_size": 1, "tp": 2, "cp": 2, "ep": 8, "cp_comm_type": "all_gather", "capacity_factor": 1.25}
+    written = mt.write_recipe(mt.Recipe("megatron", options, mt.models()["mixtral-8x7b"], 64, 256), tool)
+    again = mt.read_recipe(written)
+    assert (again.options, again.notes) == (options, ())
+
+
+def test_experts_that_are_divided_as_other_layers_are_read_whole_with_a_note() -> None:
+    recipe = mt.read_recipe("--tensor-model-parallel-size 2 --expert-model-parallel-size 4")
+    assert recipe.notes == ("experts are taken whole on their ranks, not divided by tensor parallelism",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"window": 128, "window_layers": range(0, 32, 2), "sinks": True},
+        {"window": 4096}, {"qk_norm": "head", "head_dim": 64}, {"qkv_bias": True}, {"rope_share": 0.5},
+        {"mlp": "relu2", "norm": "layernorm", "bias": True, "qkv_bias": False, "output_bias": False, "mlp_bias": False},
+        {"dropout": 0.2, "attention_dropout": 0.0, "attention": "unfused"},
+        {"precision": "fp16"}, {"precision": "fp32"}, {"rope_scaling": 8.0}, {"rope_scaling": 32.0},
+        {"precision": Precision("fp8", weight_datatype="float8")},
+        {"num_experts": 64, "experts_per_token": 6, "num_shared_experts": 2, "moe_ffn_hidden_size": 1408,
+         "moe_layers": range(1, 32)},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
+def test_every_part_of_a_model_is_written_and_read(tool: str, changes: dict[str, Any]) -> None:
+    model = replace(LLAMA, **changes)
+    written = mt.write_recipe(mt.Recipe("megatron", {"microbatch_size": 1}, model, 8, 8), tool)
+    assert anonymous(mt.read_recipe(written).model) == anonymous(model)
+
+
+def test_positions_that_llama_3_1_scales_are_written_and_read(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False, "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = mt.Transformer.from_hf(tmp_path)
+    recipe = mt.Recipe("megatron", {"microbatch_size": 1}, model, 8, 8)
+    written = mt.write_recipe(recipe, "megatron-lm")
+    assert "--use-rope-scaling" in written
+    assert "--rope-scaling-factor 8.0" in written
+    assert "rope_scaling: true" in mt.write_recipe(recipe, "megatron-bridge")
+    read = mt.read_recipe(written).model
+    assert read is not None
+    assert (read.name, read.rope_scaling) == ("llama3.1-8b", 8.0)
+    (tmp_path / "config.json").write_text(
+        json.dumps(config).replace('"low_freq_factor": 1.0', '"low_freq_factor": 2.0')
+    )
+    with pytest.raises(mt.UsageError, match="it has no words for rope_scaling llama3"):
+        require_words(mt.Transformer.from_hf(tmp_path), "megatron-lm")
+
+
+def test_a_flavor_that_scales_positions_says_so_of_a_model_that_does_not() -> None:
+    options = {"microbatch_size": 1}
+    remark = "# this flavor scales rotary positions by 8; this model has 1"
+    assert remark in mt.write_recipe(mt.Recipe("fsdp", options, LLAMA, 8, 8), "torchtitan")
+    assert remark not in mt.write_recipe(mt.Recipe("fsdp", options, mt.models()["llama3.1-8b"], 8, 8), "torchtitan")
+
+
+@pytest.mark.parametrize(
+    ("changes", "tool", "what"),
+    [
+        ({"norm_placement": "both"}, "megatron-lm", "norm_placement='both'"),
+        ({"mlp": "geglu"}, "megatron-bridge", "mlp='geglu'"),
+        ({"score_cap": 50.0, "logit_cap": 30.0}, "megatron-lm", "score_cap; logit_cap"),
+        ({"qk_norm": "whole"}, "megatron-lm", "qk_norm='whole'"),
+        ({"output_bias": True}, "megatron-lm", "biases of some projections"),
+        (
+            {"taken_as": ("clamped SwiGLU",)},
+            "megatron-lm",
+            r"clamped SwiGLU; dataclasses.replace\(model, taken_as=\(\)\)",
+        ),
+        ({"num_kv_heads": 4}, "torchtitan", "sizes that are no flavor of its own"),
+        ({"precision": "fp16"}, "torchtitan", "precision 'fp16'"),
+    ],
+)
+def test_a_model_without_words_is_refused_before_a_layout_is_known(
+    changes: dict[str, Any], tool: str, what: str
+) -> None:
+    model = replace(LLAMA, **changes)
+    with pytest.raises(mt.UsageError, match=f"{tool} cannot be told to train llama3-8b: it has no words for {what}"):
+        require_words(model, tool)
+    with pytest.raises(mt.UsageError, match=what):
+        mt.write_recipe(mt.Recipe("megatron", {"microbatch_size": 1}, model, 8, 8), tool)
+
+
+@pytest.mark.parametrize(
+    ("tool", "strategy", "options", "what"),
+    [
+        ("megatron-lm", "zero3", {}, "the strategy zero3"),
+        ("megatron-bridge", "fsdp", {"replicas": 2}, "replicas of shards"),
+        ("megatron-lm", "megatron", {"zero": 3, "shard_size": 8}, "zero=3; shard_size=8"),
+        ("torchtitan", "megatron", {"cp": 2}, "cp of more than 1"),
+        ("torchtitan", "megatron", {"pp": 7, "num_chunks": 2}, "14 stages of 32 layers"),
+        ("deepspeed", "megatron", {"tp": 2}, "tp of more than 1; use megatron-lm"),
+        ("nemo", "megatron", {}, f"a recipe can be written for {', '.join(TOOLS)}"),
+    ],
+)
+def test_a_layout_without_words_is_refused(tool: str, strategy: str, options: dict[str, Any], what: str) -> None:
+    with pytest.raises(mt.UsageError, match=what):
+        mt.write_recipe(mt.Recipe(strategy, {"microbatch_size": 1, **options}, LLAMA, 56, 56), tool)
+
+
+def test_a_launch_script_is_read_with_its_variables_and_arrays() -> None:
+    recipe = mt.read_recipe(SCRIPT)
+    assert recipe.model == LLAMA
+    assert (recipe.strategy, recipe.world_size, recipe.global_batch_size) == ("megatron", 32, 128)
+    assert recipe.options == {
+        "microbatch_size": 1, "tp": 2, "pp": 2, "zero": 1, "sequence_parallel": True, "overlap_replicas": True,
+        "recompute": "selective",
+    }  # fmt: skip
+    run = mt.simulate(**recipe.keywords(world_size=8, global_batch_size=8))
+    assert (run.world_size, run.trained_model and run.trained_model.name) == (8, "llama3-8b")
+
+
+def test_deepseek_v3_is_read_as_megatron_writes_it() -> None:
+    text = """
+    --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --seq-length 4096
+    --max-position-embeddings 4096 --vocab-size 129280 --normalization RMSNorm --norm-epsilon 1e-6 --swiglu
+    --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope --hidden-dropout 0
+    --attention-dropout 0 --multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128
+    --qk-pos-emb-head-dim 64 --v-head-dim 128 --qk-layernorm --num-experts 256 --moe-router-topk 8
+    --moe-ffn-hidden-size 2048 --moe-shared-expert-intermediate-size 2048 --moe-layer-freq "([0]*3+[1]*58)"
+    --moe-router-enable-expert-bias --moe-router-score-function sigmoid --bf16 --micro-batch-size 1
+    --global-batch-size 8192 --tensor-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 61
+    """
+    recipe = mt.read_recipe(text)
+    assert recipe.model == mt.models()["deepseek-v3"]
+    assert recipe.options == {"tp": 2, "microbatch_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        (
+            "--num-layers 2 --hidden-sizes 8",
+            ["--hidden-sizes is not known; did you mean", "num_attention_heads is missing"],
+        ),
+        ("--num-layers $LAYERS", [r"--num-layers must have a value, got \$LAYERS; the script must set it"]),
+        ("--num-layers two", ["--num-layers must be a count, got 'two'"]),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
+            ["must be uniform, of one layer"],
+        ),
+        ("--recompute-modules moe_act norms", ["recompute_modules must be some of core_attn, .*, got norms"]),
+        ("--num-layers 2 --normalization Mine", ["normalization must be LayerNorm or RMSNorm"]),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", ["must be optim_grads_params"]),
+        ("--context-parallel-size 2 --cp-comm-type a2a", ["cp_comm_type must be p2p or all_gather"]),
+        ("--use-torch-fsdp2 --pipeline-model-parallel-size 2", ["beside FSDP is not modelled"]),
+        ("--tensor-model-parallel-size 2 --tensor-model-parallel-size 4", ["given twice with different values"]),
+    ],
+)
+def test_words_that_are_not_known_are_refused(text: str, faults: list[str]) -> None:
+    for fault in faults:
+        with pytest.raises(mt.UsageError, match=fault):
+            mt.read_recipe(text)
+
+
+def test_words_without_bearing_can_be_passed_over() -> None:
+    assert (
+        mt.read_recipe("--micro-batch-size 2 --my-own-flag 3", ignore=["--my_own_flag"]).options["microbatch_size"] == 2
+    )
+    assert mt.read_recipe("[parallelism]\nmine = 1\n", ignore=["parallelism.mine"]).strategy == "fsdp"
+
+
+def test_torchtitans_own_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "llama3_70b.toml"
+    path.write_text(TOML)
+    recipe = mt.read_recipe(path)
+    assert recipe.strategy == "fsdp"
+    assert recipe.options == {"microbatch_size": 8, "tp": 8, "sequence_parallel": True, "recompute": "full"}
+    assert recipe.model is not None
+    assert recipe.model.precision.weight_datatype == "float8"
+    with pytest.raises(mt.UsageError, match="torchtitan do not say the world_size; give --world-size"):
+        recipe.keywords()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[parallelism]\nmine = 1", "parallelism.mine is not known"),
+        ("[training]\n[mine]\nx = 1", r"\[mine\] is not known"),
+        ('[training]\n[model]\nname = "llama4"\nflavor = "17Bx16E"', "model llama4 17Bx16E is not known"),
+        ("[parallelism]\ncontext_parallel_degree = 2", "context_parallel_degree is not modelled"),
+        ("[parallelism]\npipeline_parallel_degree = 2\ndata_parallel_shard_degree = 4", "stages are sharded"),
+        ('{"train_batch_size": "auto"}', 'put in what "auto" stands for'),
+        ('{"train_batch_size": 8, "mine": 1, "zero_optimization": {"stage": 4, "x": 1}}', "mine is not known"),
+        ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}', "offload_param is not modelled"),
+        ("model:\n  mine: 3\ntrain:\n  micro_batch_size: 1", "model.mine is not known"),
+        ("model.tensor_model_parallel_size=2\ntrainer.x=1", "trainer is not known"),
+        ("model:\n  activation_func: torch.nn.functional.relu\n", "activation_func must be silu, gelu or squared_relu"),
+        ("model:\n  num_layers: 2\nmixed_precision: nvfp4", "mixed_precision must be"),
+        ("hello\nworld", "must hold Megatron-LM's options"),
+    ],
+)
+def test_what_is_not_known_or_modelled_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(mt.UsageError, match=fault):
+        mt.read_recipe(text + "\n")
+
+
+def test_overrides_of_megatron_bridge_say_the_layout_alone() -> None:
+    recipe = mt.read_recipe(
+        "model.tensor_model_parallel_size=4 model.sequence_parallel=true \\\n train.micro_batch_size=1\n"
+    )
+    assert (recipe.model, recipe.options) == (None, {"tp": 4, "microbatch_size": 1, "sequence_parallel": True})
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(mt.UsageError, match="must be a file that can be read"):
+        mt.read_recipe(tmp_path / "none.sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A=3\n--x ${A} --y=$B --z ${C:-7}", {"--x": ["3"], "--y": ["$B"], "--z": ["7"]}),
+        ('A="--x 1 --y 2"\nrun.py $A --on', {"--x": ["1"], "--y": ["2"], "--on": []}),
+        ("A=(--x 1)\nA+=(--y 2)\nrun ${A[@]}", {"--x": ["1"], "--y": ["2"]}),
+        ("A=(--list '([1]*2)')\nrun ${A[*]} # --no", {"--list": ["([1]*2)"]}),
+        ("N=4\n--x $((N * (2 + 1)))", {"--x": ["12"]}),
+    ],
+)
+def test_words_of_a_shell_are_put_in(text: str, expected: dict[str, list[str]]) -> None:
+    assert words_of(text).options == expected
+
+
+def test_an_open_quote_is_refused() -> None:
+    with pytest.raises(mt.UsageError, match="close the quote"):
+        words_of('--x "1')
+
+
+def test_only_lists_and_integers_are_evaluated() -> None:
+    assert (evaluated("2"), evaluated("127,0"), evaluated([1, 0])) == (2, [127, 0], [1, 0])
+    for text in ("open('x')", "[1]*'a'", "a", "[1"):
+        with pytest.raises(ValueError, match="must be an integer, or a list"):
+            evaluated(text)
+
+
+def test_a_recipe_that_is_json_can_be_changed(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        json.dumps({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}})
+    )
+    keywords = mt.read_recipe(path).keywords(workload="tiny", world_size=4)
+    assert mt.simulate(**keywords).strategy == "fsdp"
