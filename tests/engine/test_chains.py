@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import CollectiveMismatchError, DeadlockError, LawError, StrategyError, TensorTypeError
 from minitrain.lib import Model, Weight, WeightGrad
-from minitrain.run.analysis.dependencies import critical_path, make_graph, retime
+from minitrain.run.analysis.dependencies import critical_path, make_graph
+from minitrain.run.analysis.retiming import retimed_events
 from minitrain.run.analysis.timeline import as_timeline, timeline_of_events
 from minitrain.view.chakra import _dependencies
 from minitrain.view.chrome import chrome_trace
@@ -419,7 +420,7 @@ def test_the_graph_of_random_chains_gives_their_times_and_no_step_of_the_critica
     run = simulate(strategy_of(random_steps(seed)))
     for timeline in (as_timeline(run.logs), timeline_of_events(logs_of(run))):
         graph = make_graph(timeline)
-        assert np.array_equal(retime(graph, timeline.duration), timeline.time)
+        assert np.array_equal(retimed_events(graph, timeline.duration)[1], timeline.time)
         path = critical_path(graph)
         assert not path.wait.any()
         assert sum(path.seconds().values()) == pytest.approx(timeline.step_time)

@@ -17,7 +17,8 @@ from minitrain.lib import Model
 from minitrain.machine import load_config
 from minitrain.machine.price import Price
 from minitrain.operations import ON_COMPUTE, STREAM, STRIDE
-from minitrain.run.analysis.dependencies import critical_path, make_graph, retime, what_ifs
+from minitrain.run.analysis.dependencies import critical_path, make_graph
+from minitrain.run.analysis.retiming import retimed_events, what_ifs
 from minitrain.run.analysis.timeline import as_timeline, timeline_of_events
 from minitrain.tensors.on_host import OnHost
 from minitrain.view.chakra import write_chakra
@@ -377,7 +378,7 @@ def test_columns_dependencies_and_critical_path_know_the_streams() -> None:
     assert line.streams == again.streams
     assert {stream.kind for stream in line.streams} >= {"compute", "comm", "offload", "fetch"}
     graph = make_graph(line)
-    assert np.array_equal(retime(graph, line.duration), line.time)
+    assert np.array_equal(retimed_events(graph, line.duration)[1], line.time)
     assert critical_path(graph).by_typ()
     assert {"offload", "fetch"} <= set(what_ifs(graph))
     assert run.communication_by_axis["host"].seconds > 0

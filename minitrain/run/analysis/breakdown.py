@@ -59,7 +59,8 @@ from minitrain.operations import (
     EventLog,
     Stream,
 )
-from minitrain.run.analysis.dependencies import collectives, make_graph, messages, moments
+from minitrain.run.analysis.dependencies import collectives, make_graph, messages
+from minitrain.run.analysis.retiming import retimed_events
 from minitrain.run.analysis.timeline import (
     NONE,
     Bools,
@@ -628,9 +629,8 @@ def step_alone(timeline: Timeline) -> Timeline:
     working = np.diff(timeline.starts) > 0
     if are_alike(np.unique(timeline.load_ends[working])):
         return timeline
-    duration, count = np.where(timeline.loading, 0.0, timeline.duration), timeline.num_events
-    times = moments(make_graph(timeline), duration)
-    time, launched = times[:count], times[count : 2 * count]
+    duration = np.where(timeline.loading, 0.0, timeline.duration)
+    launched, time = retimed_events(make_graph(timeline), duration)
     found = replace(timeline, time=time, end=time + duration, duration=duration, launched=launched)
     return replace(found, waited_for=_waited_for(found))
 

@@ -1,7 +1,7 @@
 """Which operations of a run wait for which: the graph whose longest path is the step time.
 
 An operation has two moments: when its rank submits it, and when it begins to work. A collective has one more: when all
-of its members have been submitted. The rules are those of the simulator:
+of its members have been submitted. So has a rank: its final clock. The rules are those of the simulator:
 
 - A rank submits its operations in order. It also waits for the end of a compute operation before it goes on, and for
   every result that the program awaits.
@@ -10,19 +10,10 @@ of its members have been submitted. The rules are those of the simulator:
   send, and a collective for all of its members.
 - What was given the result of a launched operation waits for the end of that, and so do all members of a collective.
 
-So a graph with the durations of a log gives the times of the log again, to the last float.
+So a graph with the durations of a log gives the times of the log again, to the last float: see
+`minitrain.run.analysis.retiming`.
 
 Which operations of different ranks belong together: a send and its receive, the members of a collective.
-
-The moments of a run's dependency graph in levels: each waits only for moments of the levels before it.
-
-All moments of a level are timed by one numpy call, and so are several cases of durations. Ranks work side by side, so
-a run of many ranks has few levels with many moments each.
-
-What if operations lasted differently: the times of a run with other durations and the same dependencies.
-
-Only durations change. A strategy that would then choose another order or more overlap is not modelled. An operation
-that was slowed down by communication beside it stays slow. Loading stays as it is, and is no part of the step.
 
 The critical path: the chain of operations, across ranks, that sets the step time.
 
@@ -35,16 +26,14 @@ of them is at work. Time that no dependency explains, as in a measured log, coun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from minitrain.errors import UsageError
-from minitrain.operations import COLLECTIVES, COMM, COMMUNICATIONS, RECV, SEND
-from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline, Trace, as_timeline
+from minitrain.operations import COMM, RECV, SEND
+from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
 
 
 def messages(timeline: Timeline) -> tuple[Ints, Ints]:
@@ -97,7 +86,8 @@ def _numbered(*columns: Ints) -> Ints:
 class Graph:
     """The moments of a run, and an edge from each moment to every moment that waits for it.
 
-    With n events, moment i is the beginning of event i, n + i its submission, 2 n + k the meeting of collective k.
+    With n events, moment i is the beginning of event i, n + i its submission, and 2 n + k the meeting of collective k.
+    The final clocks of the ranks come last.
 
     Args:
         timeline: the events.
@@ -137,15 +127,15 @@ def make_graph(timeline: Timeline) -> Graph:
     made, given = timeline.handed_on
     until = np.arange(count)  # of each event, the moment at which it needs what it was given
     until[members] = meeting
+    num_moments = 2 * count + len(places) - 1 + timeline.num_ranks
     edges = [
-        *_of_clocks(timeline),
+        *_of_clocks(timeline, num_moments - timeline.num_ranks),
         _of_streams(timeline),
         (*messages(timeline), False),
         (count + members, meeting, False),
         (meeting, members, False),
         (made, until[given], True),
     ]
-    num_moments = 2 * count + len(places) - 1
     return Graph(
         timeline,
         num_moments,
@@ -167,19 +157,19 @@ def _released(timeline: Timeline, num_moments: int) -> Floats:
 _Edges = tuple[Ints, Ints, bool]
 
 
-def _of_clocks(timeline: Timeline) -> list[_Edges]:
+def _of_clocks(timeline: Timeline, first_clock: int) -> list[_Edges]:
     """Return the edges within each rank: its program's order, its computing, and the results that it awaits."""
     count, computes = timeline.num_events, timeline.computes
-    events, collective = np.arange(count), timeline.on_stream(COMM)
-    ends = timeline.starts[timeline.rank + 1] if count else events
-    followed = np.flatnonzero(events + 1 < ends)
-    awaited = timeline.awaited + timeline.starts[timeline.rank]
-    returns = np.flatnonzero(~computes & (awaited < ends))
-    alone, busy = np.flatnonzero(~collective), followed[computes[followed]]
+    events, starts = np.arange(count), timeline.starts[timeline.rank]
+    ends, clock = timeline.starts[timeline.rank + 1], first_clock + timeline.rank
+    following = np.where(events + 1 < ends, count + events + 1, clock)
+    awaited = np.where(starts + timeline.awaited < ends, count + starts + timeline.awaited, clock)
+    moved, launched = np.flatnonzero(~computes), np.flatnonzero(~computes & timeline.overlaps)
+    alone = np.flatnonzero(~timeline.on_stream(COMM))
     return [
-        (count + followed, count + followed + 1, False),
-        (returns, count + awaited[returns], True),
-        (busy, count + busy + 1, True),
+        (count + launched, following[launched], False),
+        (moved, awaited[moved], True),
+        (events[computes], following[computes], True),
         (count + alone, alone, False),
     ]
 
@@ -193,214 +183,9 @@ def _of_streams(timeline: Timeline) -> _Edges:
     return order[:-1][same], order[1:][same], True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Levels:
-    """The edges of a graph by the level of their targets, and in a level by target.
-
-    Args:
-        num_events: events of the run; of a graph of a log, their beginnings are the first moments.
-        num_moments: all moments.
-        source: the moment that comes first, one an edge, (num_edges,), like the next one.
-        ending: the event whose end is waited for, or `num_events` where it is the source itself.
-        first: index of each target's first edge, (num_targets,), and the number of edges at the end.
-        target: the moments that wait for some other one, (num_targets,).
-        borders: index of each level's first target, and the number of targets at the end.
-        release: the earliest time of each moment, s, (num_moments,); None if all may begin at 0.
-    """
-
-    num_events: int
-    num_moments: int
-    source: Ints
-    ending: Ints
-    first: Ints
-    target: Ints
-    borders: Ints
-    release: Floats | None = None
-
-    def times(self, durations: Floats) -> Floats:
-        """Return when each event begins, s, (num_events, num_cases), given how long each lasts, in the same form."""
-        return self.moments(durations)[: self.num_events]
-
-    def moments(self, durations: Floats) -> Floats:
-        """Return when each moment comes, s, (num_moments, num_cases), given how long each event lasts."""
-        lasts = np.zeros((self.num_events + 1, durations.shape[1]))
-        lasts[: self.num_events] = durations
-        times = np.zeros((self.num_moments, durations.shape[1]))
-        borders, first = self.borders.tolist(), self.first.tolist()
-        released = None if self.release is None else self.release[self.target, None]
-        for low, high in pairwise(borders):
-            edges = slice(first[low], first[high])
-            arrivals = times[self.source[edges]] + lasts[self.ending[edges]]
-            latest = np.maximum.reduceat(arrivals, self.first[low:high] - first[low], axis=0)
-            times[self.target[low:high]] = latest if released is None else np.maximum(latest, released[low:high])
-        return times
-
-
-def make_levels(graph: Graph) -> Levels | None:
-    """Return the levels of a graph, or None if some of its moments wait for one another in a circle."""
-    count = graph.timeline.num_events
-    ending = np.where(graph.after_end, graph.source, count)
-    levels = levels_of_edges(count, graph.num_moments, graph.source, graph.target, ending)
-    return levels if levels is None or graph.release is None else replace(levels, release=graph.release)
-
-
-def levels_of_edges(num_events: int, num_moments: int, source: Ints, target: Ints, ending: Ints) -> Levels | None:
-    """Return the levels of edges in any order, or None if some moments wait for one another in a circle.
-
-    Args:
-        num_events: how many events there are.
-        num_moments: how many moments there are.
-        source: the moment that comes first, one an edge, (num_edges,), like all that follow.
-        target: the moment that waits for it.
-        ending: the event whose end is waited for, or `num_events` where it is the source itself.
-    """
-    level = _levels(num_moments, source, target)
-    if level is None:
-        return None
-    order = np.argsort(level[target] * num_moments + target, kind="stable")
-    source, target = source[order], target[order]
-    is_new = np.append(True, target[1:] != target[:-1])[: len(target)]
-    first = np.flatnonzero(is_new)
-    waiting = target[first]
-    borders = np.searchsorted(level[waiting], np.arange(1, level.max(initial=0) + 2))
-    places = np.append(first, len(target))
-    return Levels(num_events, num_moments, source, ending[order], places, waiting, borders)
-
-
-def _levels(num_moments: int, source: Ints, target: Ints) -> Ints | None:
-    """Return the level of each moment, or None where there is a circle: 0 for those that wait for nothing."""
-    order = np.argsort(source, kind="stable")
-    missing = np.bincount(target, minlength=num_moments)
-    first = np.searchsorted(source[order], np.arange(num_moments + 1))
-    target, degree = target[order], np.diff(first)
-    level, done, current = np.zeros(num_moments, np.int64), 0, 0
-    place = np.zeros(num_moments, np.int64)
-    ready = np.flatnonzero(missing == 0)
-    while len(ready):
-        level[ready] = current
-        current, done = current + 1, done + len(ready)
-        counts = degree[ready]
-        ends = np.cumsum(counts)
-        freed = target[np.arange(ends[-1]) + np.repeat(first[ready] - ends + counts, counts)]
-        np.subtract.at(missing, freed, 1)
-        ready = freed[missing[freed] == 0]
-        place[ready] = np.arange(len(ready))  # of a moment that was freed twice, the last place stays
-        ready = ready[place[ready] == np.arange(len(ready))]
-    return level if done == num_moments else None
-
-
-_WIDE = 10  # ranks that are as long as the longest; for fewer, numpy's calls cost more than a loop over events
-
-
-def retime(graph: Graph, duration: Floats) -> Floats:
-    """Return when each event would begin.
-
-    Args:
-        graph: the dependencies.
-        duration: how long each event is to last, s, (num_events,).
-
-    Returns:
-        Times, s, (num_events,).
-
-    Raises:
-        UsageError: operations wait for one another in a circle, which no real log has.
-    """
-    return moments(graph, duration)[: len(duration)]
-
-
-def moments(graph: Graph, duration: Floats) -> Floats:
-    """Return when each moment would come, s, (num_moments,): `retime` returns those at which events begin."""
-    order = np.argsort(graph.source, kind="stable")
-    first = np.searchsorted(graph.source[order], np.arange(graph.num_moments + 1)).tolist()
-    targets, after_end = graph.target[order].tolist(), graph.after_end[order].tolist()
-    missing = np.bincount(graph.target, minlength=graph.num_moments)
-    times = [0.0] * graph.num_moments if graph.release is None else graph.release.tolist()
-    lasts = duration.tolist() + [0.0] * (graph.num_moments - len(duration))
-    ready, missing, done = np.flatnonzero(missing == 0).tolist(), missing.tolist(), 0
-    while ready:
-        moment = ready.pop()
-        done += 1
-        begin = times[moment]
-        end = begin + lasts[moment]
-        for edge in range(first[moment], first[moment + 1]):
-            target = targets[edge]
-            arrival = end if after_end[edge] else begin
-            if arrival > times[target]:
-                times[target] = arrival
-            missing[target] -= 1
-            if not missing[target]:
-                ready.append(target)
-    if done < graph.num_moments:
-        raise _circle()
-    return np.array(times)
-
-
-def _circle() -> UsageError:
+def circle() -> UsageError:
+    """Return what is said of a log whose operations wait for one another."""
     return UsageError("the log is damaged: some of its operations wait for one another in a circle")
-
-
-def retime_all(graph: Graph, durations: Sequence[Floats]) -> list[Floats]:
-    """Return when each event would begin, for several durations: the same floats as `retime` gives for each alone.
-
-    Args:
-        graph: the dependencies.
-        durations: how long each event is to last, s, one (num_events,) a case.
-
-    Returns:
-        Times, s, one (num_events,) a case.
-
-    Raises:
-        UsageError: operations wait for one another in a circle, which no real log has.
-    """
-    longest = int(np.diff(graph.timeline.starts).max(initial=0))
-    if graph.timeline.num_events < _WIDE * longest or not durations:
-        return [retime(graph, duration) for duration in durations]
-    levels = make_levels(graph)
-    if levels is None:
-        raise _circle()
-    times = levels.times(np.stack(durations, axis=1))
-    return [times[:, case] for case in range(len(durations))]
-
-
-def what_if(trace: Trace | Graph, free: Collection[str]) -> float:
-    """Return the step time if all operations of some types took no time.
-
-    Args:
-        trace: one log a rank, columns, or their graph.
-        free: types of operations, such as "all_gather".
-
-    Returns:
-        The step time, s.
-    """
-    graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
-    return _steps(graph, [free])[0]
-
-
-def _steps(graph: Graph, classes: Sequence[Collection[str]]) -> list[float]:
-    """Return the step time if all operations of one class took no time, s, for each class."""
-    line = graph.timeline
-    durations = [np.where(line.of_types(free) & ~line.loading, 0.0, line.duration) for free in classes]
-    times = retime_all(graph, durations)
-    return [float((time + lasts).max(initial=0.0)) - line.begin for time, lasts in zip(times, durations, strict=True)]
-
-
-def what_ifs(graph: Graph) -> Mapping[str, float]:
-    """Return the step time for every class of operation that could be free, s, the best first."""
-    typs = set(_typs_that_last(graph.timeline))
-    classes = {typ: {typ} for typ in typs - set(COMMUNICATIONS)}
-    classes |= {typ: {typ} for typ in typs & set(COLLECTIVES)}
-    if typs & {SEND, RECV}:
-        classes["messages"] = {SEND, RECV}
-    if typs & set(COMMUNICATIONS):
-        classes["all communication"] = typs & set(COMMUNICATIONS)
-    found = dict(zip(classes, _steps(graph, list(classes.values())), strict=True))
-    return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
-
-
-def _typs_that_last(timeline: Timeline) -> list[str]:
-    """Return the types of which some operation takes time."""
-    lasts = (timeline.duration > 0) & ~timeline.loading
-    return [timeline.typs[code] for code in np.unique(timeline.typ[lasts]).tolist()]
 
 
 _ROUNDING = 1e-12
@@ -494,7 +279,7 @@ def _require_no_circle(moment: Ints) -> None:
     for _ in range(len(moment).bit_length()):  # each round follows twice as many dependencies
         following = following[following]
     if np.any(following != NONE):
-        raise UsageError("the log is damaged: some of its operations wait for one another in a circle")
+        raise circle()
 
 
 def critical_path(graph: Graph, bound: Binding | None = None) -> CriticalPath:

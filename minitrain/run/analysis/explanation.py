@@ -38,9 +38,9 @@ from minitrain.run.analysis.dependencies import (
     critical_path,
     make_graph,
     messages,
-    what_ifs,
 )
 from minitrain.run.analysis.memory_over_time import HighWater, Journals, high_water
+from minitrain.run.analysis.retiming import what_ifs
 from minitrain.run.analysis.textbook_bubble import ClosedForm, closed_form
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, sweep_timeline
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from minitrain.operations import COMMUNICATIONS
-from minitrain.run.analysis.dependencies import Graph, make_graph, retime
+from minitrain.run.analysis.dependencies import Graph, make_graph
+from minitrain.run.analysis.retiming import retimed_events
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Trace, as_timeline
 
 
@@ -148,7 +149,7 @@ def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] 
         holds(sizes),
         sizes,
         bubble(sizes),
-        _makespan(retime(graph, free), free, passes) - float(work.max()),
+        _makespan(retimed_events(graph, free)[1], free, passes) - float(work.max()),
         _makespan(line.time, line.duration, passes) - float(work.max()),
         float(work.max()),
     )

@@ -52,8 +52,9 @@ from minitrain.engine.shares import Shares
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine.price import RankPredictors, predictor_of
 from minitrain.operations import Event, Outage
-from minitrain.run.analysis.dependencies import collectives, make_graph, messages, retime
+from minitrain.run.analysis.dependencies import collectives, make_graph, messages
 from minitrain.run.analysis.labels import duration
+from minitrain.run.analysis.retiming import retimed_events
 from minitrain.run.analysis.timeline import Bools, Timeline
 from minitrain.run.faults import Fault, FaultRate, Recovery
 from minitrain.run.rank_tasks import PreparedRun
@@ -175,7 +176,7 @@ def finished_events(timeline: Timeline, dead: Collection[int], at_s: float, stop
     lost = np.isin(timeline.rank, list(dead)) & (timeline.end > at_s)
     lost = _with_partners(timeline, lost)
     duration = np.where(lost, np.inf, timeline.duration)
-    end = retime(make_graph(timeline), duration) + duration  # infinity for what never comes to an end
+    end = retimed_events(make_graph(timeline), duration)[1] + duration  # infinity for what never comes to an end
     return ~_with_partners(timeline, ~(end <= stop_s))
 
 

@@ -1,10 +1,8 @@
-"""A run as activities that wait for one another: the smallest graph whose longest path is the step time.
+"""A run as activities: what is drawn once in a sample of noise.
 
-An *activity* is an operation of one rank, or a whole collective, since its members begin and end together. The graph of
-the log (`minitrain.run.analysis.dependencies`) has two moments an event. Many of them coincide: a compute operation
-begins when it is submitted. About a quarter is left here, and thousands of samples are timed on it at once. A maximum
-of floats is exact in any order, so that the times are those of the whole graph to the last float. Loading stays as it
-was recorded, and is no part of the step.
+An *activity* is an operation of one rank, or a whole collective, since its members begin and end together. Thousands of
+samples are timed at once by `minitrain.run.analysis.retiming`, to the last float. Loading stays as it was recorded, and
+is no part of the step.
 
 Draws of noise: how long every activity of a run lasts in each sample.
 
@@ -21,7 +19,8 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.operations import PASSES, UPDATE
-from minitrain.run.analysis.dependencies import Graph, Levels, collectives, levels_of_edges, make_graph, messages
+from minitrain.run.analysis.dependencies import collectives, make_graph, messages
+from minitrain.run.analysis.retiming import Program, make_program, retime
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
 from minitrain.whatif.noise.noise import Histogram, Noise, SlowLink
 
@@ -32,27 +31,23 @@ class Activities:
 
     Args:
         timeline: the recorded run.
-        event: an event of each activity; of a collective, its lowest rank's, (num_activities,), like the next three.
-        begin: the moment when it begins.
+        event: an event of each activity; of a collective, its lowest rank's, (num_activities,), like the next two.
         draw: index of its random factor; both sides of a message, and all members of a collective, share one.
         duration: how long it lasted in the record, s.
         of_event: the activity of each event, (num_events,).
-        submitted: the moment when each event is submitted, (num_events,).
-        last: activities that nothing waits for, of which one ends the step.
         is_shared: whether an activity is a whole collective, (num_activities,).
-        levels: the moments, by the order in which they can be timed.
+        program: the moments, whose durations are those of the activities.
+        last: the value of the step's end.
     """
 
     timeline: Timeline
     event: Ints
-    begin: Ints
     draw: Ints
     duration: Floats
     of_event: Ints
-    submitted: Ints
-    last: Ints
     is_shared: Bools
-    levels: Levels
+    program: Program
+    last: int
 
     @property
     def loading(self) -> Bools:
@@ -64,10 +59,10 @@ class Activities:
         """How many activities there are."""
         return len(self.event)
 
-    def ends(self, moments: Floats, durations: Floats, activities: Ints) -> Floats:
-        """Return when some activities end, s, (len(activities), num_samples)."""
-        ends: Floats = moments[self.begin[activities]] + durations[activities]
-        return ends
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers a sample takes: durations and moments."""
+        return len(self.program.code) + self.num_activities
 
     def step_times(self, durations: Floats) -> Floats:
         """Return the step time of each sample, s, (num_samples,).
@@ -75,8 +70,7 @@ class Activities:
         Args:
             durations: how long activities last, s, (num_activities, num_samples).
         """
-        moments = self.levels.moments(durations)
-        steps: Floats = self.ends(moments, durations, self.last).max(axis=0, initial=0.0) - self.timeline.begin
+        steps: Floats = retime(self.program, durations, np.array([self.last]))[0] - self.timeline.begin
         return steps
 
 
@@ -86,28 +80,18 @@ def make_activities(timeline: Timeline) -> Activities:
     Raises:
         UsageError: operations wait for one another in a circle, which no real log has.
     """
-    graph, count = make_graph(timeline), timeline.num_events
     members, places = collectives(timeline)
-    shared = _shared(timeline, members, places)
-    edges = _Edges.of(graph, shared).without_detours(count).contracted()
-    event, of_event = np.unique(shared, return_inverse=True)
-    kept, moments = np.unique(edges.moment_of, return_inverse=True)
-    ending = np.append(of_event, len(event))[edges.ending]
-    source, target = moments[edges.source], moments[edges.target]
-    levels = levels_of_edges(len(event), len(kept), source, target, ending)
-    if levels is None:
-        raise UsageError("the log is damaged: some of its operations wait for one another in a circle")
+    event, of_event = np.unique(_shared(timeline, members, places), return_inverse=True)
+    program = make_program(make_graph(timeline), of_event)
     return Activities(
         timeline,
         event,
-        moments[event],
         _draws(timeline, members, places)[event],
         timeline.duration[event],
         of_event,
-        moments[count : 2 * count],
-        np.setdiff1d(np.arange(len(event)), ending),
         np.bincount(of_event, minlength=len(event)) > 1,
-        levels,
+        program,
+        program.latest(program.end.tolist()),
     )
 
 
@@ -130,71 +114,6 @@ def _draws(timeline: Timeline, members: Ints, places: Ints) -> Ints:
     sends, receives = messages(timeline)
     found[receives] = sends
     return np.unique(found, return_inverse=True)[1].astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Edges:
-    """Edges between moments, of which some have become one.
-
-    Args:
-        source: the moment that comes first, one an edge, like the next two.
-        target: the moment that waits for it.
-        ending: the event whose end is waited for, or the number of events where it is the source itself.
-        moment_of: the moment that each of the log's moments has become.
-        none: the number of events.
-    """
-
-    source: Ints
-    target: Ints
-    ending: Ints
-    moment_of: Ints
-    none: int
-
-    @staticmethod
-    def of(graph: Graph, shared: Ints) -> _Edges:
-        """Return the edges of a log whose members of one collective begin at one moment."""
-        moment_of, count = np.arange(graph.num_moments), graph.timeline.num_events
-        moment_of[:count] = shared
-        ending = np.full(len(graph.source), count)
-        ending[graph.after_end] = shared[graph.source[graph.after_end]]
-        return _Edges(moment_of[graph.source], moment_of[graph.target], ending, moment_of, count)
-
-    def without_detours(self, count: int) -> _Edges:
-        """Return the edges without those from one submission to the next that also waits for the end of the first."""
-        ends = np.zeros(2 * count + 1, dtype=bool)  # whether a submission waits for the end of the event before it
-        waits = (self.ending < count) & (self.target >= count) & (self.target < 2 * count)
-        before = self.target[waits] - count - 1
-        ends[self.target[waits]] |= self.ending[waits] == self.moment_of[np.maximum(before, 0)]
-        steps = (self.ending == count) & (self.source >= count) & (self.target == self.source + 1)
-        steps &= ends[np.minimum(self.target, 2 * count)]
-        return self._kept(~steps)
-
-    def contracted(self) -> _Edges:
-        """Return the edges after every moment that waits for one other moment alone has become that one."""
-        edges = self._distinct()
-        while True:
-            single = np.bincount(edges.target, minlength=len(edges.moment_of))[edges.target] == 1
-            single &= edges.ending == self.none
-            if not single.any():
-                return edges
-            edges = edges._joined(single)._distinct()
-
-    def _joined(self, single: Bools) -> _Edges:
-        """Return the edges after the targets of some have become their sources."""
-        into = np.arange(len(self.moment_of))
-        into[self.target[single]] = self.source[single]
-        for _ in range(len(into).bit_length()):  # twice as far each time
-            into = into[into]
-        rest = self._kept(~single)
-        return _Edges(into[rest.source], into[rest.target], rest.ending, into[self.moment_of], self.none)
-
-    def _kept(self, kept: Bools) -> _Edges:
-        return _Edges(self.source[kept], self.target[kept], self.ending[kept], self.moment_of, self.none)
-
-    def _distinct(self) -> _Edges:
-        """Return the edges, each once."""
-        rows = np.unique(np.stack([self.target, self.source, self.ending], axis=1), axis=0)
-        return _Edges(rows[:, 1], rows[:, 0], rows[:, 2], self.moment_of, self.none)
 
 
 _SLOWED = frozenset((*PASSES, UPDATE))  # what `slowdown` of a run slows down: loading weights is no computing

@@ -3,8 +3,8 @@
 The slowest samples: which ranks and which operations are on their critical paths, and what they add there.
 
 The critical path of a sample is followed backwards from its latest end, as in `minitrain.run.analysis.dependencies`,
-for all samples side by side. Of two dependencies that are fulfilled at the same time, the end of an activity goes
-before a beginning. A path has no gap, so that its activities together last as long as the step.
+for all samples side by side. Of dependencies that are fulfilled at the same time, the end of the first activity is
+taken: those of low ranks come first. A path has no gap, so that its activities together last as long as the step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitrain.run.analysis.labels import duration
+from minitrain.run.analysis.retiming import retime
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints
 from minitrain.run.result import Run
 from minitrain.whatif.noise.activities import Activities
@@ -71,25 +72,6 @@ class Tail:
     operations: Sequence[Carrier]
 
 
-class _InEdges(NamedTuple):
-    """The edges into each moment, those that wait for an end first: `first[m]` to `first[m] + degree[m]`."""
-
-    first: Ints
-    degree: Ints
-    source: Ints
-    ending: Ints
-
-
-def _in_edges(activities: Activities) -> _InEdges:
-    """Return the edges into each moment."""
-    levels = activities.levels
-    counts = np.diff(levels.first)
-    order = np.lexsort((levels.ending == activities.num_activities, np.repeat(np.arange(len(counts)), counts)))
-    first, degree = np.zeros(levels.num_moments, np.int64), np.zeros(levels.num_moments, np.int64)
-    first[levels.target], degree[levels.target] = levels.first[:-1], counts
-    return _InEdges(first, degree, levels.source[order], levels.ending[order])
-
-
 class PathFinder:
     """Finds the critical paths of samples.
 
@@ -99,47 +81,41 @@ class PathFinder:
 
     def __init__(self, activities: Activities) -> None:
         self._activities = activities
-        self._edges = _in_edges(activities)
+        target, self._source, self._activity = activities.program.waits()
+        self._first = np.searchsorted(target, np.arange(len(activities.program.code) + 1))
 
     def path(self, durations: Floats) -> CriticalEvents:
         """Return the critical paths of samples, given how long activities last, (num_activities, num_samples)."""
-        moments = self._activities.levels.moments(durations)
-        lasts = np.concatenate([durations, np.zeros((1, durations.shape[1]))])
-        steps = list(self._steps(moments, lasts))
+        times = retime(self._activities.program, durations)
+        steps = list(self._steps(times))
         sample, activity = (np.concatenate(parts) for parts in zip(*steps, strict=True))
-        seconds = lasts[activity, sample]
+        seconds = durations[activity, sample]
         kept = (seconds > 0) & ~self._activities.loading[activity]
         return CriticalEvents(sample[kept], activity[kept], seconds[kept])
 
-    def _steps(self, moments: Floats, lasts: Floats) -> Iterator[tuple[Ints, Ints]]:
+    def _steps(self, times: Floats) -> Iterator[tuple[Ints, Ints]]:
         """Yield the next activity of each sample's path, backwards from the last, until all have reached the start."""
-        activities, sample = self._activities, np.arange(moments.shape[1])
-        ends = activities.ends(moments, lasts, activities.last)
-        activity = activities.last[ends.argmax(axis=0)]
-        moment = activities.begin[activity]
-        yield sample, activity
-        while True:
-            going = self._edges.degree[moment] > 0
+        sample = np.arange(times.shape[1])
+        moment = np.full(times.shape[1], self._activities.last)
+        while len(sample):
+            wait = self._fulfilled_last(sample, moment, times)
+            ended = self._activity[wait] != NONE
+            yield sample[ended], self._activity[wait[ended]]
+            moment = self._source[wait]
+            going = self._first[moment + 1] > self._first[moment]
             sample, moment = sample[going], moment[going]
-            if not len(sample):
-                return
-            edge = self._fulfilled_last(sample, moment, moments, lasts)
-            activity, moment = self._edges.ending[edge], self._edges.source[edge]
-            ended = activity < activities.num_activities
-            yield sample[ended], activity[ended]
 
-    def _fulfilled_last(self, sample: Ints, moment: Ints, moments: Floats, lasts: Floats) -> Ints:
-        """Return the edge that was fulfilled last before the moment of each sample, (num_samples,)."""
-        edges = self._edges
-        counts = edges.degree[moment]
+    def _fulfilled_last(self, sample: Ints, moment: Ints, times: Floats) -> Ints:
+        """Return the wait that was over last before the moment of each sample, (num_samples,)."""
+        counts = self._first[moment + 1] - self._first[moment]
         begins = np.cumsum(counts) - counts
         owner = np.repeat(np.arange(len(counts)), counts)
-        edge = np.arange(len(owner)) + (edges.first[moment] - begins)[owner]
-        column = sample[owner]
-        arrival = moments[edges.source[edge], column] + lasts[edges.ending[edge], column]
+        wait = np.arange(len(owner)) + (self._first[moment] - begins)[owner]
+        arrival = times[self._source[wait], sample[owner]]
         is_last = np.flatnonzero(arrival == np.maximum.reduceat(arrival, begins)[owner])
         _, first = np.unique(owner[is_last], return_index=True)
-        return edge[is_last[first]]
+        chosen: Ints = wait[is_last[first]]
+        return chosen
 
 
 class PathSums:

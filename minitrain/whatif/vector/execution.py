@@ -25,7 +25,7 @@ from minitrain.engine.model import Model
 from minitrain.errors import MinitrainError
 from minitrain.machine.price import Predictor, Price
 from minitrain.operations import LAUNCHED, STRIDE, TIME
-from minitrain.run.analysis.graph import Graph, graph_of_logs, retime
+from minitrain.run.analysis.retiming import Program, program_of_logs, retime, seconds_of
 from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.run.folding.model import FoldedModel
 from minitrain.run.rank_tasks import PreparedRun
@@ -191,13 +191,15 @@ class Recording:
 
     Args:
         run: the run.
-        graph: its graph.
+        program: its moments.
+        prices: what their durations are the prices of.
         recorder: what was asked and chosen.
         excesses: when ranks exceeded memories.
     """
 
     run: Run
-    graph: Graph
+    program: Program
+    prices: Sequence[Price]
     recorder: Recorder
     excesses: Sequence[Excess]
 
@@ -207,8 +209,8 @@ class Recording:
         Raises:
             NotRecordedError: they move other bytes there.
         """
-        found = np.empty((len(self.graph.prices), len(chosen)))
-        for row, own in zip(found, self.graph.prices, strict=True):
+        found = np.empty((len(self.prices), len(chosen)))
+        for row, own in zip(found, self.prices, strict=True):
             question = self.recorder.questions.get(id(own), (None,))[0]
             price = own if question is None else question.ask(fleet.of_rank(question.rank))
             if price.size_bytes != own.size_bytes:
@@ -297,7 +299,7 @@ def _that_agree(recording: Recording, parts: Sequence[tuple[Fleet, Ints]]) -> li
 
 def _timed(recording: Recording, parts: Sequence[tuple[Fleet, Ints]], reason: str | None) -> list[MachineGroup]:
     """Return the figures of machines that do what a run did, as many at once as there is room for."""
-    most = min(MOST_AT_ONCE, max(1, MOST_BYTES // (8 * len(recording.graph.code))))
+    most = min(MOST_AT_ONCE, max(1, MOST_BYTES // (8 * len(recording.program.code))))
     groups = []
     batch: list[tuple[Fleet, Ints]] = []
     room = most
@@ -316,7 +318,7 @@ def _group(recording: Recording, parts: Sequence[tuple[Fleet, Ints]], reason: st
     """Return the figures of some machines."""
     durations = np.concatenate([recording.durations(fleet, chosen) for fleet, chosen in parts], axis=1)
     places = np.concatenate([fleet.places[chosen] for fleet, chosen in parts])
-    recorded = Recorded(recording.run, recording.graph, durations, recording.excesses)
+    recorded = Recorded(recording.run, recording.program, recording.prices, durations, recording.excesses)
     return MachineGroup(places, JointFigures(recorded, list(parts)), reason)
 
 
@@ -360,11 +362,11 @@ async def record(prepared: PreparedRun, machines: Machines, parts: Sequence[tupl
         model._looked_at = None
     if recorder.looked:
         raise NotRecordedError(recorder.looked)
-    graph = graph_of_logs(run.class_logs, list(run.ranks_of_class_logs))
-    times = _own_times(run, graph)
-    moments = {id(model): rank for model, rank in zip(run.class_models, graph.ranks, strict=True)}
+    program, prices = program_of_logs(run.class_logs, run.ranks_of_class_logs)
+    times = _own_times(run, program, prices)
+    moments = {id(model): rank for model, rank in zip(run.class_models, program.ranks, strict=True)}
     found = [
-        (watch.model._rank, excess, excess.moment(graph, moments[id(watch.model)], times))
+        (watch.model._rank, excess, excess.moment(program, moments[id(watch.model)], times))
         for watch in watches
         if id(watch.model) in moments
         for excess in watch.excesses
@@ -372,17 +374,17 @@ async def record(prepared: PreparedRun, machines: Machines, parts: Sequence[tupl
     excesses = [Excess(rank, excess, moment) for rank, excess, moment in found if moment is not None]
     if len(excesses) < len(found):
         raise NotRecordedError("a memory is exceeded at no clock that operations have")
-    return Recording(run, graph, recorder, excesses)
+    return Recording(run, program, prices, recorder, excesses)
 
 
-def _own_times(run: Run, graph: Graph) -> Floats:
+def _own_times(run: Run, program: Program, prices: Sequence[Price]) -> Floats:
     """Return when all values come on the machine on which a run was executed, s, (num_values,).
 
     Raises:
         NotRecordedError: they are not the clocks of the run, since the strategy has set one.
     """
-    times = retime(graph, graph.durations())[:, 0]
-    for moments, log, model in zip(graph.ranks, run.class_logs, run.class_models, strict=True):
+    times = retime(program, seconds_of(prices))[:, 0]
+    for moments, log, model in zip(program.ranks, run.class_logs, run.class_models, strict=True):
         rows: Any = log._rows  # type: ignore[attr-defined]  # a flat log
         same = times[moments.begin].tolist() == rows[TIME::STRIDE] and times[moments.clock] == model.time
         if not same or times[moments.submitted].tolist() != rows[LAUNCHED::STRIDE]:

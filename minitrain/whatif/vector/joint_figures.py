@@ -212,7 +212,7 @@ def excesses_of_devices(recorded: Recorded, sizes: Sequence[float | None]) -> li
     memories = [device_memory_of(model) for model in models]
     moments = {
         model._rank: rank.submitted[fullest_row(model._rows)] if len(rank.end) else 0
-        for model, rank in zip(models, recorded.graph.ranks, strict=True)
+        for model, rank in zip(models, recorded.program.ranks, strict=True)
     }
     times = dict(zip(moments, recorded.at(list(moments.values())), strict=True))
     found: list[OutOfMemory | None] = []
@@ -282,7 +282,7 @@ class JointFigures:
     def step_time(self) -> Floats:
         """From the end of loading to the latest final clock of all ranks, s."""
         timed = self._recorded.timed
-        last: Floats = timed.at([rank.clock for rank in timed.graph.ranks]).max(axis=0)
+        last: Floats = timed.at(timed.program.clock.tolist()).max(axis=0)
         return last - self._begin
 
     @property

@@ -18,7 +18,7 @@ from minitrain.engine.model import Model
 from minitrain.machine.price import Price
 from minitrain.operations import COMPUTE, LAUNCHED, NOTE, PASSES, PRICE, STREAM, STRIDE, TIME, TYP, EventLog
 from minitrain.run.analysis.breakdown import loads_of
-from minitrain.run.analysis.graph import Graph, RankMoments, retime
+from minitrain.run.analysis.retiming import Program, RankMoments, retime
 from minitrain.run.analysis.timeline import Bools, Floats, Ints
 from minitrain.run.device_memory import row_of_excess, units_of
 from minitrain.run.result import Run
@@ -30,14 +30,18 @@ class Recorded:
 
     Args:
         run: the run.
-        graph: its graph.
-        durations: of the graph's prices on each machine, s, (num_prices, num_machines).
+        program: its moments.
+        prices: what their durations are the prices of.
+        durations: on each machine, s, (num_prices, num_machines).
         excesses: when ranks exceeded memories.
     """
 
-    def __init__(self, run: Run, graph: Graph, durations: Floats, excesses: Sequence[Excess]) -> None:
+    def __init__(
+        self, run: Run, program: Program, prices: Sequence[Price], durations: Floats, excesses: Sequence[Excess]
+    ) -> None:
         self.run = run
-        self.graph = graph
+        self.program = program
+        self.prices = prices
         self.excesses = excesses
         self.durations = durations
         self.num_machines: int = durations.shape[1]
@@ -45,12 +49,12 @@ class Recorded:
 
     def at(self, values: Sequence[int]) -> Floats:
         """Return when some moments come, s, (num_values, num_machines)."""
-        return retime(self.graph, self.durations, np.array(values, dtype=np.int64))
+        return retime(self.program, self.durations, np.array(values, dtype=np.int64))
 
     @cached_property
     def load_ends(self) -> Floats:
         """When the weights of each log's rank are there, s, (num_logs, num_machines); logs without events left out."""
-        counts = zip(self.graph.ranks, self.num_loads, strict=True)
+        counts = zip(self.program.ranks, self.num_loads, strict=True)
         return self.at([int(rank.end[count - 1]) if count else 0 for rank, count in counts if len(rank.end)] or [0])
 
     @cached_property
@@ -64,25 +68,25 @@ class Recorded:
         """What figures of the step are made from: loads take no time on machines where they end at unequal times."""
         if self.loads_alike.all():
             return self
-        ranks = zip(self.graph.ranks, self.run.class_logs, self.num_loads, strict=True)
-        prices = {id(price): place for place, price in enumerate(self.graph.prices)}
+        ranks = zip(self.program.ranks, self.run.class_logs, self.num_loads, strict=True)
+        prices = {id(price): place for place, price in enumerate(self.prices)}
         loading = {prices[id(price)] for _, log, count in ranks for price in log._rows[PRICE : count * STRIDE : STRIDE]}  # type: ignore[attr-defined]
         durations = self.durations.copy()
         for place in loading:
             durations[place, ~self.loads_alike] = 0.0
-        return Recorded(self.run, self.graph, durations, self.excesses)
+        return Recorded(self.run, self.program, self.prices, durations, self.excesses)
 
     @cached_property
     def _times(self) -> Floats:
         """When each value of the graph comes, s, (num_values, num_machines)."""
-        return retime(self.graph, self.durations)
+        return retime(self.program, self.durations)
 
     @cached_property
     def logs(self) -> list[TimedLog]:
         """The logs with their times; ranks that do the same at the same time share one."""
         known: dict[Any, TimedLog] = {}
         found = []
-        for rank, log in zip(self.graph.ranks, self.run.class_logs, strict=True):
+        for rank, log in zip(self.program.ranks, self.run.class_logs, strict=True):
             rows: Any = log._rows  # type: ignore[attr-defined]  # a flat log
             computes = np.array([stream.kind == COMPUTE for stream in rows[STREAM::STRIDE]], dtype=bool)
             key = rank.begin.tobytes(), rank.end.tobytes(), computes.tobytes()
@@ -94,7 +98,7 @@ class Recorded:
 
     def _lasts(self, end: Ints, places: Ints) -> Floats:
         """Return how long some events of a rank last, s: an end is a beginning plus a duration."""
-        code = self.graph.code
+        code = self.program.code
         return self.durations[[code[value][1] for value in end[places].tolist()]]
 
     def log_on(self, machine: int, log: Any, place: int) -> EventLog:
@@ -105,8 +109,8 @@ class Recorded:
             log: the flat log of a rank.
             place: of the log that was recorded for it.
         """
-        rank, times = self.graph.ranks[place], self._times[:, machine]
-        seconds = dict(zip(map(id, self.graph.prices), self.durations[:, machine].tolist(), strict=True))
+        rank, times = self.program.ranks[place], self._times[:, machine]
+        seconds = dict(zip(map(id, self.prices), self.durations[:, machine].tolist(), strict=True))
         rows = list(log._rows)
         rows[TIME::STRIDE], rows[LAUNCHED::STRIDE] = times[rank.begin].tolist(), times[rank.submitted].tolist()
         rows[PRICE::STRIDE] = [Price(seconds[id(price)], price.size_bytes) for price in rows[PRICE::STRIDE]]
@@ -218,11 +222,11 @@ class ExceededMemory:
     clock: float
     held_bytes: Mapping[str, float]
 
-    def moment(self, graph: Graph, rank: RankMoments, own_times: Floats) -> int | None:
+    def moment(self, program: Program, rank: RankMoments, own_times: Floats) -> int | None:
         """Return the value of the moment; None where the rank's clock was at no moment that is known.
 
         Args:
-            graph: that of the run.
+            program: that of the run.
             rank: the rank's moments.
             own_times: of all values, on the machine on which it ran, s.
         """
@@ -235,7 +239,7 @@ class ExceededMemory:
         for clock in (begun, ended):
             values = [clock, *rank.end[list(self.awaited)].tolist()]
             if own_times[values].max() == self.clock:
-                return graph.latest(values)
+                return program.latest(values)
         return None
 
 

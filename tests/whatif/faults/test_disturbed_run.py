@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.run.analysis.dependencies import collectives, make_graph, messages, retime
+from minitrain.run.analysis.dependencies import collectives, make_graph, messages
+from minitrain.run.analysis.retiming import retimed_events
 from minitrain.run.analysis.timeline import as_timeline
 from minitrain.run.result import Run
 from minitrain.whatif.faults.disturbed_run import DisturbedRun, finished_part
@@ -160,7 +161,7 @@ def test_a_disturbed_step_replays_its_own_times() -> None:
     at_s = 0.5 * plain("zero3").step_time
     run = disturbed("zero3", [mt.Fault(2, at_s), mt.Fault(1, at_s + 0.5)], mt.Recovery(1.0, 2.0, spares=2))
     line = run.timeline
-    np.testing.assert_allclose(retime(make_graph(line), line.duration), line.time, rtol=1e-12)
+    np.testing.assert_allclose(retimed_events(make_graph(line), line.duration)[1], line.time, rtol=1e-12)
     assert max(run.explain().what_ifs.values()) < run.step_time
     assert [cause for cause, seconds in run.lost_by_cause.items() if cause == "fewer ranks" and seconds] == []
 

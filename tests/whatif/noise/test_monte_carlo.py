@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.run.analysis.dependencies import critical_path, make_graph, retime
+from minitrain.run.analysis.dependencies import critical_path, make_graph
+from minitrain.run.analysis.retiming import retime, retimed_events
 from minitrain.run.analysis.timeline import Floats
 from minitrain.whatif.noise.activities import Activities, Draws, make_activities
 from minitrain.whatif.noise.distribution import PathFinder
@@ -51,12 +52,13 @@ def test_one_rank_alone_is_as_slow_as_simulated() -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_the_smallest_graph_gives_the_clocks_of_the_run(name: str) -> None:
+def test_the_graph_of_activities_gives_the_clocks_of_the_run(name: str) -> None:
     run = mt.simulate(name, **_SIZES)
     activities = make_activities(run.timeline)
-    moments = activities.levels.moments(activities.duration[:, None])[:, 0]
-    np.testing.assert_array_equal(moments[activities.begin[activities.of_event]], run.timeline.time)
-    np.testing.assert_array_equal(moments[activities.submitted], run.timeline.launched)
+    program = activities.program
+    moments = retime(program, activities.duration[:, None])[:, 0]
+    np.testing.assert_array_equal(moments[program.begin], run.timeline.time)
+    np.testing.assert_array_equal(moments[program.submitted], run.timeline.launched)
     assert mt.monte_carlo(run, mt.Noise(), samples=3).step_times.tolist() == [run.step_time] * 3
 
 
@@ -68,10 +70,9 @@ def test_a_sample_is_the_run_timed_again_and_its_path_is_as_long_as_the_step(nam
     graph = make_graph(activities.timeline)
     for sample in range(6):
         lasts = durations[activities.of_event, sample]
-        times = retime(graph, lasts)
+        submitted, times = retimed_events(graph, lasts)
         assert (times + lasts).max() - activities.timeline.begin == steps[sample]
         line = replace(activities.timeline, time=times, end=times + lasts, duration=lasts)
-        submitted = activities.levels.moments(durations)[activities.submitted, sample]
         line = replace(line, launched=submitted)
         known = critical_path(make_graph(line))
         assert path.seconds[path.sample == sample].sum() == pytest.approx(steps[sample], rel=1e-12)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.machine.config import load_config
 from minitrain.operations import LAUNCHED, MEMORY, PRICE, SAMPLES, STRIDE, TIME, TYP
-from minitrain.run.analysis.graph import retime
+from minitrain.run.analysis.retiming import retime
 from minitrain.whatif.vector.joint_figures import JointFigures
 from tests.small_transformers import LLAMA_LIKE
 
@@ -48,12 +48,12 @@ def require_equal_to_separate(priced: mt.Priced) -> None:
 def _require_equal_logs(figures: JointFigures, place: int, separate: mt.Run) -> None:
     """Require that all events of one execution are those of a separate run on one machine."""
     recorded = figures._recorded
-    times = retime(recorded.graph, recorded.durations)[:, place]
-    durations = dict(zip(map(id, recorded.graph.prices), recorded.durations[:, place].tolist(), strict=True))
+    times = retime(recorded.program, recorded.durations)[:, place]
+    durations = dict(zip(map(id, recorded.prices), recorded.durations[:, place].tolist(), strict=True))
     ours, theirs = (run.class_logs for run in (recorded.run, separate))
     if len(ours) != len(theirs):  # a machine without stragglers may fold where all together do not
         theirs = separate.logs
-    for moments, log, wanted in zip(recorded.graph.ranks, ours, theirs, strict=True):
+    for moments, log, wanted in zip(recorded.program.ranks, ours, theirs, strict=True):
         rows, expected = log._rows, wanted._rows  # type: ignore[attr-defined]  # flat logs
         for column in (TYP, MEMORY, SAMPLES):
             assert rows[column::STRIDE] == expected[column::STRIDE]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.operations import LAUNCHED, STRIDE, TIME
-from minitrain.run.analysis.dependencies import make_graph
-from minitrain.run.analysis.dependencies import retime as retime_events
-from minitrain.run.analysis.graph import Values, graph_of_logs, retime
+from minitrain.run.analysis.dependencies import collectives, make_graph, messages
+from minitrain.run.analysis.retiming import Values, program_of_logs, retime, retimed_events, seconds_of
+from minitrain.run.analysis.timeline import Floats, Timeline
 from minitrain.run.folding.run import FoldedRun
 
 Move = tuple[str, int]
@@ -68,12 +68,48 @@ sizes: dict[str, Any] = {"num_layers": 2, "global_batch_size": _BATCH, "check": 
 
 def require_own_clocks(run: Any) -> None:
     """Require that the graph of a run gives the clocks of its log."""
-    graph = graph_of_logs(run.class_logs, list(run.ranks_of_class_logs))
-    times = retime(graph, graph.durations())[:, 0]
-    for moments, log, model in zip(graph.ranks, run.class_logs, run.class_models, strict=True):
+    program, prices = program_of_logs(run.class_logs, run.ranks_of_class_logs)
+    times = retime(program, seconds_of(prices))[:, 0]
+    for moments, log, model in zip(program.ranks, run.class_logs, run.class_models, strict=True):
         assert times[moments.begin].tolist() == log._rows[TIME::STRIDE]
         assert times[moments.submitted].tolist() == log._rows[LAUNCHED::STRIDE]
         assert times[moments.clock] == model.time
+
+
+def by_the_rules(line: Timeline, durations: Floats) -> tuple[Floats, Floats]:
+    """Return when events are submitted, and begin, by going over all rules until nothing moves any more."""
+    made, given = line.handed_on
+    sends, receives = messages(line)
+    members, places = collectives(line)
+    groups = [group.tolist() for group in np.split(members, places[1:-1]) if len(group)]
+    own: list[list[int]] = [np.flatnonzero((line.rank == r) & (line.index < i)).tolist() for r, i in _places(line)]
+    over = [
+        [other for other in earlier if line.computes[other] or line.awaited[other] <= line.index[event]]
+        for event, earlier in enumerate(own)
+    ]
+    moves = [
+        [other for other in earlier if not line.computes[event] and line.stream[other] == line.stream[event]]
+        for event, earlier in enumerate(own)
+    ]
+    for maker, event in zip(made.tolist(), given.tolist(), strict=True):
+        moves[event].append(maker)
+    submitted, begin = [0.0] * line.num_events, [0.0] * line.num_events
+    while True:
+        end = [time + lasts for time, lasts in zip(begin, durations.tolist(), strict=True)]
+        now = [max([0.0, *(submitted[e] for e in own[k]), *(end[e] for e in over[k])]) for k in range(len(begin))]
+        then = [max([submitted[k], *(end[e] for e in moves[k])]) for k in range(len(begin))]
+        for send, receive in zip(sends.tolist(), receives.tolist(), strict=True):
+            then[receive] = max(then[receive], begin[send])
+        for group in groups:
+            latest = max(then[event] for event in group)
+            then = [latest if event in group else time for event, time in enumerate(then)]
+        if (now, then) == (submitted, begin):
+            return np.array(now), np.array(then)
+        submitted, begin = now, then
+
+
+def _places(line: Timeline) -> list[tuple[int, int]]:
+    return list(zip(line.rank.tolist(), line.index.tolist(), strict=True))
 
 
 @settings(max_examples=60)
@@ -95,18 +131,19 @@ def test_any_program_is_priced_as_by_separate_simulations(
 
 @settings(max_examples=30)
 @given(moves, st.integers(1, 4), st.data())
-def test_other_durations_give_the_times_of_the_edges_between_operations(
-    moves: list[Move], world_size: int, data: Any
-) -> None:
+def test_other_durations_give_the_times_of_the_rules(moves: list[Move], world_size: int, data: Any) -> None:
     run = mt.simulate(program(moves), world_size=world_size, **sizes)
-    graph, line = graph_of_logs(run.logs, range(world_size)), run.timeline
-    factors = data.draw(st.lists(st.floats(0.0, 3.0), min_size=len(graph.prices), max_size=len(graph.prices)))
-    durations = graph.durations() * np.array(factors)[:, None]
-    factor_of = dict(zip(map(id, graph.prices), factors, strict=True))
+    (recorded, prices), line = program_of_logs(run.logs, range(world_size)), run.timeline
+    factors = data.draw(st.lists(st.floats(0.0, 3.0), min_size=len(prices), max_size=len(prices)))
+    durations = seconds_of(prices) * np.array(factors)[:, None]
+    factor_of = dict(zip(map(id, prices), factors, strict=True))
     of_events = [price.seconds * factor_of[id(price)] for log in run.logs for price in log._rows[3::STRIDE]]  # type: ignore[attr-defined]
-    times = retime(graph, durations)[:, 0]
-    found = np.concatenate([times[moments.begin] for moments in graph.ranks])
-    np.testing.assert_array_equal(found, retime_events(make_graph(line), np.array(of_events)))
+    times = retime(recorded, durations)[:, 0]
+    found = by_the_rules(line, np.array(of_events))
+    np.testing.assert_array_equal(times[recorded.begin], found[1])
+    np.testing.assert_array_equal(times[recorded.submitted], found[0])
+    for ours, theirs in zip(retimed_events(make_graph(line), np.array(of_events)), found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", sorted(mt.strategies()))
@@ -119,15 +156,15 @@ def test_a_graph_of_classes_gives_the_clocks_of_a_folded_run(name: str) -> None:
 
 def test_few_rows_are_enough_and_give_the_same_times() -> None:
     run = mt.simulate("1f1b", world_size=4, num_layers=4, global_batch_size=8)
-    graph = graph_of_logs(run.logs, range(4))
-    durations = graph.durations() * np.array([[1.0, 0.5, 2.0]])
-    wanted = np.array([moments.clock for moments in graph.ranks])
-    np.testing.assert_array_equal(retime(graph, durations, wanted), retime(graph, durations)[wanted])
+    program, prices = program_of_logs(run.logs, range(4))
+    durations = seconds_of(prices) * np.array([[1.0, 0.5, 2.0]])
+    wanted = program.clock
+    np.testing.assert_array_equal(retime(program, durations, wanted), retime(program, durations)[wanted])
 
 
 def test_ranks_that_do_the_same_share_their_moments() -> None:
     one, many = (mt.simulate("ddp", world_size=size, num_layers=4, global_batch_size=size) for size in (2, 16))
-    lengths = [len(graph_of_logs(run.logs, range(run.world_size)).code) for run in (one, many)]
+    lengths = [len(program_of_logs(run.logs, range(run.world_size))[0].code) for run in (one, many)]
     assert lengths[0] == lengths[1]
 
 
@@ -145,4 +182,4 @@ def test_what_comes_after_another_moment_is_the_latest_of_both() -> None:
 def test_a_log_without_its_partners_is_damaged() -> None:
     run = mt.simulate("1f1b", world_size=2, num_layers=2, global_batch_size=2)
     with pytest.raises(mt.UsageError, match="wait for one another in a circle"):
-        graph_of_logs(run.logs[1:], [1])
+        program_of_logs(run.logs[1:], [1])
