@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from minitrain.engine.model import Model
 from minitrain.engine.watched import watched
 from minitrain.run.strategy_loading import choose_strategy
-from minitrain.training.launcher import free_port
+from minitrain.training.launcher import meeting_place
 from minitrain.training.layers import Arithmetic
 from minitrain.training.nets import DenseBytes, read_text
 from minitrain.training.program import record
@@ -96,10 +96,12 @@ def our_step(name: str, net: DenseBytes, rank: int) -> Callable[[int], None]:
     return step
 
 
-def rank_main(rank: int, port: int, width: int, rounds: int) -> None:
+def rank_main(rank: int, meeting: str, width: int, rounds: int) -> None:
     """Time all pairs on one rank; the first prints."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    host, _, port = meeting.rpartition(":")
+    store = dist.TCPStore(host, int(port), is_master=False)  # type: ignore[attr-defined]  # documented
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     net = DenseBytes(LAYERS, read_text(), width=width)
     if rank == 0:
         print(f"{RANKS} processes, {LAYERS} layers of {width}, batch {BATCH}, float32, fused Adam; ms a step, medians")
@@ -128,12 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--short", action="store_true", help="narrow layers and few rounds, to see that it works")
     sizes = (256, 2) if parser.parse_args().short else (1024, 20)
-    context, port = multiprocessing.get_context("spawn"), free_port()
-    processes = [context.Process(target=rank_main, args=(rank, port, *sizes)) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    context = multiprocessing.get_context("spawn")
+    with meeting_place() as meeting:
+        processes = [context.Process(target=rank_main, args=(rank, meeting, *sizes)) for rank in range(RANKS)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
 
 
 if __name__ == "__main__":

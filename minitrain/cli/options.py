@@ -54,7 +54,6 @@ from minitrain.run.strategy_loading import (
     takes_option,
 )
 from minitrain.search.sweeps.executors.choice import require_workers
-from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
 from minitrain.workloads.matmul import DENSE
 
 DEFAULT = RunParameters()
@@ -510,14 +509,14 @@ def executor_of(given: Given) -> str | None:
 
 
 @contextlib.contextmanager
-def saying_losses() -> Iterator[None]:
-    """Say on stderr, in a line each, that workers were lost."""
+def saying_warnings(kind: type[Warning]) -> Iterator[None]:
+    """Say warnings of a kind on stderr, in a line each."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", LostWorkersWarning)
+        warnings.simplefilter("always", kind)
         shown: Any = warnings.showwarning
 
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
-            if issubclass(category, LostWorkersWarning):
+            if issubclass(category, kind):
                 print_error(str(message))
             else:
                 shown(message, category, *where, **more)

@@ -19,6 +19,7 @@ from minitrain.plain_text import printable
 from minitrain.run.figures import TABLES
 from minitrain.run.strategy_loading import literal
 from minitrain.search.sweeps.batches import Row, succeeded
+from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
 from minitrain.search.sweeps.sweep import Sweep
 from minitrain.view.tables import filled_table, frameless_table
 
@@ -72,7 +73,7 @@ def sweep(
     }
     with (
         user_prints_to_stderr(as_json),
-        options.saying_losses(),
+        options.saying_warnings(LostWorkersWarning),
         Progress() as progress,
         saying_what_is_kept(lambda: _kept(done, results)),
     ):

@@ -12,6 +12,7 @@ from minitrain.cli import options
 from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.run.analysis.labels import duration
+from minitrain.training.measured import LossWarning
 from minitrain.training.train import BACKENDS, DATATYPES
 from minitrain.view.tables import run_table
 
@@ -33,6 +34,7 @@ def train(
     checkpoints: Path | None = None,
     checkpoint_every: int = 10,
     patience: float = 5.0,
+    force: bool = False,
     out: Path | None = None,
     html: Path | None = None,
 ) -> None:
@@ -56,6 +58,7 @@ def train(
         checkpoints (FOLDER): Write checkpoints there, and go on from the newest.
         checkpoint_every (N): Steps from checkpoint to checkpoint.
         patience (S): How long a rank may do nothing between two operations.
+        force: Start even if this machine has too few cores or too little free memory.
         out (FILE): Write the measured log, for `minitrain trace`.
         html (PAGE): Write the page of the measured step.
     """
@@ -64,7 +67,11 @@ def train(
     given.workload, given.num_layers = workload, num_layers
     sizes = options.batch_of(given) | ({} if num_layers is None else {"num_layers": num_layers})
     done: list[tuple[float, float]] = []  # when each step has ended, s, and its loss
-    with user_prints_to_stderr(given.as_json), Progress() as progress:
+    with (
+        user_prints_to_stderr(given.as_json),
+        options.saying_warnings(LossWarning),
+        Progress() as progress,
+    ):
 
         def watch(_: int, loss: float) -> None:
             done.append((monotonic(), loss))
@@ -91,6 +98,7 @@ def train(
             checkpoints=checkpoints,
             checkpoint_every=checkpoint_every,
             patience=patience,
+            force=force,
             watch=watch,
             **options.strategy_options(given),
         )

@@ -21,6 +21,7 @@ from minitrain.plain_text import printable
 from minitrain.run.analysis.labels import duration
 from minitrain.run.figures import TABLES
 from minitrain.run.result import TokenBudget
+from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
 from minitrain.search.tuning.findings import described
 from minitrain.search.tuning.result import Tuning
 from minitrain.search.tuning.search import Row, distinct, options_of
@@ -81,7 +82,7 @@ def tune(
         **options.of_given(given, "world_size"),
         **options.batch_of(given),
     }
-    with user_prints_to_stderr(given.as_json), options.saying_losses(), Progress() as progress:
+    with user_prints_to_stderr(given.as_json), options.saying_warnings(LostWorkersWarning), Progress() as progress:
         found = mt.tune(
             hardware=options.named_hardware(options.at_cost(given.hardware, given)),
             objective=objective,

@@ -20,9 +20,6 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from minitrain.errors import UsageError
 from minitrain.training.contents import Flat, put_together
@@ -81,6 +78,8 @@ class Checkpoints:
 
     def save(self, num_steps: int, carried: Mapping[int, tuple[Flat, Flat]], rank: int) -> None:
         """Write the state after so many steps; all ranks call it."""
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415  (takes half a second)
+
         folder = self.folder / f"step-{num_steps:08d}"
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it wrote
@@ -127,6 +126,9 @@ def read_checkpoint(folder: Path) -> dict[int, tuple[torch.Tensor, torch.Tensor]
 
 def _read(folder: Path, layers: set[int] | None) -> dict[str, torch.Tensor]:
     """Return pieces that cover some layers of a checkpoint, or all."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
     found: dict[tuple[str, int], list[tuple[int, int]]] = {}
     metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
     for key in metadata:

@@ -1,8 +1,10 @@
 """Starting the processes of all ranks on this machine, watching them, and ending all of them when one fails.
 
-Each rank is a process of its own with a pipe to this one. A rank that dies closes its pipe, which is noticed at once.
-One that does nothing between two operations for too long is noticed by asking. Whatever happens, all processes have
-ended when `launch` returns or raises.
+Each rank is a process of its own with a pipe to this one. A rank that dies closes its pipe, and one that is stopped
+(SIGSTOP) has another state: both are noticed at once. One that does nothing between two operations for too long is
+noticed by asking; how long that is grows with the machine's load, and time in which this process was not given a core
+does not count. Whatever happens, all processes have ended when `launch` returns or raises, with those that they have
+started.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,6 +26,7 @@ from time import monotonic
 from typing import Any, NoReturn
 
 import cloudpickle  # type: ignore[import-untyped]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented
 
 from minitrain.errors import TrainingError
 from minitrain.training.program import RankProgram
@@ -33,6 +36,7 @@ MOST_PRINTED = 2**16
 """Bytes that a rank may print before the rest is left out."""
 
 _ASK_S = 0.5
+_MOST_LOADED = 4.0  # a busy machine makes the limit of silence this many times longer at most
 _GRACE_S = 0.5  # how long other ranks may take to say that they failed too, of which the first cause is looked for
 
 
@@ -42,29 +46,54 @@ class _Process:
 
     Attributes:
         doing: step, operation, and whether the rank is in code of its own, as it said last.
-        since: when that was first so, s.
-        heard: when it said something last, s.
+        same_s: how long that has been so, s.
+        silent_s: how long it has said nothing, s.
         has_joined: whether it has met the others.
         failure: why it ended: whether that only follows from another rank's, the error if it could be sent, and text.
+        is_done: whether it has taken all steps.
+        has_ended: whether its pipe is closed.
     """
 
     rank: int
     popen: subprocess.Popen[bytes]
     pipe: Connection
+    reader: threading.Thread
     doing: tuple[int, int, bool] = (-1, -1, False)
-    since: float = 0.0
-    heard: float = 0.0
+    same_s: float = 0.0
+    silent_s: float = 0.0
     failure: tuple[bool, bytes | None, str] | None = None
     has_joined: bool = False
+    is_done: bool = False
     has_ended: bool = False
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it said so, or died."""
+        return self.failure is not None or self.has_died
 
-def free_port() -> int:
-    """Return a port of this machine that nobody listens to."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+    @property
+    def has_died(self) -> bool:
+        """Whether it ended before its last step, without saying why."""
+        return self.has_ended and not self.is_done and self.failure is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process is stopped by a signal, as far as this system tells."""
+        if not hasattr(os, "waitid") or self.popen.returncode is not None:
+            return False
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
+
+
+@contextmanager
+def meeting_place() -> Iterator[str]:
+    """Yield the address where ranks on this machine meet, at a port that the system has chosen."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    try:
+        yield f"127.0.0.1:{store.port}"
+    finally:
+        del store  # which closes the port
 
 
 def launch(
@@ -100,7 +129,7 @@ def _started(rank: int, say: Callable[[str], None]) -> _Process:
     """Start the process of a rank, whose lines are passed on."""
     ours, theirs = Pipe()
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    environment = {**os.environ, FD: str(theirs.fileno()), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, FD: f"{theirs.fileno()} {os.getpid()}", "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     environment.setdefault("OMP_NUM_THREADS", "1")
     popen = subprocess.Popen(
         [sys.executable, "-c", "from minitrain.training.worker import main; main()"],
@@ -112,20 +141,22 @@ def _started(rank: int, say: Callable[[str], None]) -> _Process:
         start_new_session=True,  # Ctrl-C is for this process
     )
     theirs.close()
-    threading.Thread(target=_pass_on, args=(rank, popen, say), daemon=True).start()
-    return _Process(rank, popen, ours, since=monotonic(), heard=monotonic())
+    reader = threading.Thread(target=_pass_on, args=(rank, popen, say), daemon=True)
+    reader.start()
+    return _Process(rank, popen, ours, reader)
 
 
 def _pass_on(rank: int, popen: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
     """Pass on what a rank prints, as far as anybody can read it."""
-    printed = 0
     assert popen.stdout is not None
-    for line in popen.stdout:
-        if printed < MOST_PRINTED:
-            printed += len(line)
-            say(f"[rank {rank}] {line[:MOST_PRINTED].decode(errors='replace').rstrip()}")
-            if printed >= MOST_PRINTED:
-                say(f"[rank {rank}] has printed more than {MOST_PRINTED // 1024} KiB; the rest is left out")
+    printed = 0
+    with popen.stdout as lines:
+        for line in iter(partial(lines.readline, MOST_PRINTED), b""):
+            if printed < MOST_PRINTED:
+                printed += len(line)
+                say(f"[rank {rank}] {line.decode(errors='replace').rstrip()}")
+                if printed >= MOST_PRINTED:
+                    say(f"[rank {rank}] has printed more than {MOST_PRINTED // 1024} KiB; the rest is left out")
 
 
 def _watch(
@@ -136,57 +167,73 @@ def _watch(
 ) -> None:
     """Take what ranks report until all have ended, and raise why one failed."""
     by_pipe = {process.pipe: process for process in processes}
-    failing_since: float | None = None
-    asked = 0.0
+    failed: list[_Process] = []  # in the order in which that was known
+    failing_since, asked = 0.0, monotonic()
     while by_pipe:
-        for pipe in wait(list(by_pipe), timeout=_ASK_S / 5):
-            process = by_pipe[pipe]  # type: ignore[index]  # one of them
-            try:
-                _take(process, process.pipe.recv(), on_message)
-            except (EOFError, OSError):
-                del by_pipe[process.pipe]
-                process.has_ended = True
-                process.popen.wait()
+        ready: list[Any] = wait(list(by_pipe), timeout=_ASK_S / 5)
+        for process in [by_pipe[pipe] for pipe in ready]:
+            _take(process, on_message)
         now = monotonic()
-        if any(process.failure or (process.has_ended and process.popen.returncode) for process in processes):
-            failing_since = now if failing_since is None else failing_since
-            if now - failing_since > _GRACE_S or not by_pipe:
-                _raise_first(processes)
-        elif now - asked > _ASK_S:
-            asked = now
+        if not failed and now - asked > _ASK_S:
+            passed_s, asked = min(now - asked, 2 * _ASK_S), now  # more, and this process itself was kept waiting
+            limit_s = patience_s * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST_LOADED)
             for process in by_pipe.values():
-                _require_life(process, programs[process.rank], patience_s, now)
+                _require_life(process, programs[process.rank], passed_s, limit_s)
+        for process in processes:
+            if process.has_failed and process not in failed:
+                failing_since = failing_since or now
+                failed.append(process)
+        by_pipe = {pipe: process for pipe, process in by_pipe.items() if not process.has_ended}
+        if failed and (now - failing_since > _GRACE_S or not by_pipe):
+            _raise_first(failed)
 
 
-def _take(process: _Process, message: tuple[Any, ...], on_message: Callable[[int, tuple[Any, ...]], None]) -> None:
-    """Take note of what a rank reports."""
-    kind, *facts = message
-    process.heard = monotonic()
+def _take(process: _Process, on_message: Callable[[int, tuple[Any, ...]], None]) -> None:
+    """Take note of what a rank reports, or that it has closed its pipe."""
+    try:
+        kind, *facts = message = process.pipe.recv()
+    except (EOFError, OSError):
+        process.has_ended = True
+        return
+    process.silent_s = 0.0
     if kind == "failed":
         _, *failure = facts
         process.failure = (failure[0], failure[1], failure[2])
     elif kind == "doing":
         if (found := (facts[0], facts[1], facts[2])) != process.doing:
-            process.doing, process.since = found, process.heard
+            process.doing, process.same_s = found, 0.0
     else:
         process.has_joined = True
+        process.is_done |= kind == "end"
         on_message(process.rank, message)
 
 
-def _require_life(process: _Process, program: RankProgram, patience_s: float, now: float) -> None:
+def _require_life(process: _Process, program: RankProgram, passed_s: float, limit_s: float) -> None:
     """Ask a rank what it does, and require that it goes on."""
+    if process.popen.poll() is not None and not process.pipe.poll():
+        process.has_ended = True  # what it has started holds its pipe open
+        return
+    process.same_s += passed_s
+    process.silent_s += passed_s
     step, row, is_own_code = process.doing
-    if row >= 0 and is_own_code and now - process.since > patience_s:
+    if process.is_stopped:
         raise TrainingError(
-            f"rank {process.rank} has done nothing for {now - process.since:.0f} s of step {step}: "
+            f"rank {process.rank} was stopped by a signal in step {max(step, 0)}, and cannot go on; run again, and let "
+            "nothing send SIGSTOP to its process",
+            rank=process.rank,
+            step=step,
+        )
+    if row >= 0 and is_own_code and process.same_s > limit_s:
+        raise TrainingError(
+            f"rank {process.rank} has done nothing for {process.same_s:.0f} s of step {step}: "
             f"{program.between(row)}; end what it waits for in the strategy, or give a larger patience",
             rank=process.rank,
             step=step,
         )
-    if process.has_joined and now - process.heard > patience_s:
+    if process.has_joined and process.silent_s > limit_s:
         raise TrainingError(
-            f"rank {process.rank} has not answered for {now - process.heard:.0f} s in step {max(step, 0)}: its "
-            "process is stopped, or in code that lets nothing else run; give a larger patience if it computes",
+            f"rank {process.rank} has not answered for {process.silent_s:.0f} s in step {max(step, 0)}: it is in code "
+            "that lets nothing else run; give a larger patience if it computes",
             rank=process.rank,
             step=step,
         )
@@ -194,20 +241,34 @@ def _require_life(process: _Process, program: RankProgram, patience_s: float, no
         process.pipe.send("?")
 
 
-def _raise_first(processes: Sequence[_Process]) -> NoReturn:
-    """Raise the error of the rank that failed first, as far as that can be told: others only lost it."""
-    died = [process for process in processes if process.has_ended and not process.failure and process.popen.returncode]
-    own = [process for process in processes if process.failure and not process.failure[0]]
-    if own:
-        _raise_own(own[0])
-    if died:
-        code = died[0].popen.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise TrainingError(
-            f"rank {died[0].rank} {how} in step {max(died[0].doing[0], 0)}; all other ranks were ended",
-            rank=died[0].rank,
-        )
-    _raise_own(next(process for process in processes if process.failure))
+def _raise_first(failed: Sequence[_Process]) -> NoReturn:
+    """Raise the error of the rank that failed first, as far as that can be told: others only lost it.
+
+    Args:
+        failed: those that have, in the order in which that was known.
+    """
+    for process in failed:
+        if process.failure and not process.failure[0]:
+            _raise_own(process)
+    for process in failed:
+        if process.has_died:
+            raise TrainingError(
+                f"rank {process.rank} {_end_of(process.popen)} in step {max(process.doing[0], 0)}; all other ranks "
+                "were ended",
+                rank=process.rank,
+            )
+    _raise_own(failed[0])
+
+
+def _end_of(popen: subprocess.Popen[bytes]) -> str:
+    """Return how a process has ended that has said nothing, in words."""
+    try:
+        code = popen.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        return "has closed its connection to this process"
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL (by the system itself where memory is full)"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _raise_own(process: _Process) -> NoReturn:
@@ -224,17 +285,11 @@ def _raise_own(process: _Process) -> NoReturn:
 
 
 def _end(processes: Sequence[_Process]) -> None:
-    """End what still runs."""
-    left = [process.popen for process in processes if process.popen.poll() is None]
-    for popen in left:
-        popen.terminate()
-    for popen in left:
-        try:
-            popen.wait(0.3)
-        except subprocess.TimeoutExpired:
-            popen.kill()
-            popen.wait()
+    """End what still runs: the ranks, and what they have started."""
     for process in processes:
+        with suppress(ProcessLookupError, PermissionError):  # of its session nothing is left
+            os.killpg(process.popen.pid, signal.SIGKILL)
+    for process in processes:
+        process.popen.wait()
         process.pipe.close()
-        if process.popen.stdout is not None and process.popen.poll() is not None:
-            process.popen.stdout.close()
+        process.reader.join(_GRACE_S)  # what was printed last is still passed on

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from minitrain.training.worker import Times
 
 
+class LossWarning(UserWarning):
+    """The loss of a step is infinite or no number."""
+
+
 @dataclass(frozen=True)
 class MeasuredRun(Run):
     """Training steps of real processes.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import math
 import os
 import platform
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +24,13 @@ from minitrain.operations.computations import COMPUTATIONS
 from minitrain.proof.arithmetic import Adam, Momentum
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import TransformerProblem
+from minitrain.run.analysis.labels import GIB
 from minitrain.run.parameters import RunParameters
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training.checkpoints import Checkpoints
-from minitrain.training.launcher import free_port, launch
+from minitrain.training.launcher import launch, meeting_place
 from minitrain.training.layers import Arithmetic, Net
-from minitrain.training.measured import MeasuredRun, measured_run
+from minitrain.training.measured import LossWarning, MeasuredRun, measured_run
 from minitrain.training.nets import DenseBytes, DenseProof, read_text
 from minitrain.training.program import Program
 from minitrain.training.transformer import TransformerNet
@@ -33,6 +40,10 @@ from minitrain.workloads.transformer_workload import TransformerWorkload
 
 TIMEOUT_S = 60.0
 """How long a rank waits for the others at most, s; whoever hangs is found sooner."""
+
+MOST_RANKS_A_CORE = 8
+PROCESS_BYTES = 2**28
+"""What a process takes that has imported torch and met others, bytes; measured 0.22 to 0.26 GiB."""
 
 Watch = Callable[[int, float], None]
 
@@ -74,6 +85,17 @@ class Training:
         return partial(DenseBytes, self.run.num_layers, text, seed=self.seed, optimizer=self.optimizer, dtype=dtype)
 
     @cached_property
+    def versions(self) -> dict[str, str]:
+        """What all ranks must have the same of, beside the program."""
+        function = choose_strategy(self.strategy).function
+        paths = sorted(Path(__file__).parents[1].rglob("*.py"))
+        with suppress(TypeError):  # it was made without a file
+            paths.append(Path(inspect.getfile(function)))
+        code = hashlib.sha256(b"".join(path.read_bytes() for path in paths if path.is_file())).hexdigest()
+        python = platform.python_version()
+        return {"code": code[:12], "minitrain": version("minitrain"), "torch": torch.__version__, "Python": python}
+
+    @cached_property
     def checkpoints(self) -> Checkpoints | None:
         """Where the state is kept, and what a run must have in common with the one that it goes on from."""
         if self.folder is None:
@@ -89,12 +111,13 @@ class Training:
         }
         return Checkpoints(Path(self.folder), self.checkpoint_every, facts)
 
-    def require_more_steps(self) -> None:
-        """Require that a run that goes on has something to do.
+    def require_work(self) -> None:
+        """Require that it is known what is trained, and that a run that goes on has something to do.
 
         Raises:
-            UsageError: it has not, or the checkpoint is of another run.
+            UsageError: it is not, it has not, or the checkpoint is of another run.
         """
+        _ = self.net  # refuses what it does not know
         found = self.checkpoints and self.checkpoints.newest()
         if found and found[0] >= self.steps:
             raise UsageError(
@@ -102,7 +125,7 @@ class Training:
                 steps=self.steps,
             )
 
-    def task(self, program: Program, rank: int, meeting: str) -> Task:
+    def task(self, program: Program, rank: int, meeting: str | None) -> Task:
         """Return what one rank does."""
         return Task(
             rank=rank,
@@ -121,8 +144,51 @@ class Training:
             threads=1,
             checkpoints=self.checkpoints,
             predictor=program.run.prepared.predictor_of(rank),
-            digest=program.digest,
+            versions={"program": program.digest[:12], **self.versions},
         )
+
+
+def require_room(program: Program, num_here: int) -> None:
+    """Require that this machine is not too small for the ranks that it is to run.
+
+    Args:
+        program: what the ranks do.
+        num_here: how many are on this machine.
+
+    Raises:
+        UsageError: there are too many for its cores, or it has too little memory that is free.
+    """
+    cores = os.cpu_count() or 1
+    if num_here > MOST_RANKS_A_CORE * cores:
+        raise UsageError(
+            f"{num_here} processes are too many for the {cores} cores here, on which {MOST_RANKS_A_CORE * cores} make "
+            "sense; use fewer ranks, or force=True (--force)",
+            world_size=num_here,
+        )
+    first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK", "0"))
+    peaks = program.run.peak_memory_per_rank[first : first + num_here]
+    needed = sum(peaks) * program.run.bytes_per_element + num_here * PROCESS_BYTES
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise UsageError(
+            f"{num_here} processes need {needed / GIB:.2f} GiB ({max(peaks) * program.run.bytes_per_element / GIB:.2f} "
+            f"GiB of tensors on the largest, as simulated, and {PROCESS_BYTES / GIB:.2f} GiB each for torch), and "
+            f"{free / GIB:.2f} GiB of memory are free; use a smaller model or fewer ranks, or force=True (--force)",
+            needed_bytes=needed,
+            free_bytes=free,
+        )
+
+
+def free_bytes() -> int | None:
+    """Return how much memory processes may still take here, bytes: the machine's, or what a container leaves."""
+    found = []
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found.append(int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024)
+    with suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+        most, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        found.append(max(int(most) - int(used), 0))
+    return min(found, default=None)
 
 
 def train_ranks(
@@ -148,6 +214,13 @@ def train_ranks(
     def on_message(rank: int, message: tuple[Any, ...]) -> None:
         kind, *what = message
         if kind == "step" and rank == 0:
+            if not math.isfinite(what[1]) and all(map(math.isfinite, losses)):
+                warnings.warn(
+                    f"the loss of step {what[0]} is {what[1]}, and what is trained from there on is of no use; take "
+                    "smaller steps (optimizer=), or look for what the strategy sums or scales wrongly",
+                    LossWarning,
+                    stacklevel=2,
+                )
             losses.append(what[1])
             watch(*what)
         elif kind == "end":
@@ -157,13 +230,13 @@ def train_ranks(
     world_size = training.run.world_size
     if "RANK" in os.environ:
         rank = int(os.environ["RANK"])
-        mine = train_rank(training.task(program, rank, "env://"), partial(on_message, 0), Doing())
+        mine = train_rank(training.task(program, rank, None), partial(on_message, 0), Doing())
         found: list[Any] = [None] * world_size
         dist.all_gather_object(found, mine)
         dist.destroy_process_group()
         times = dict(enumerate(found))
     else:
-        meeting = f"tcp://127.0.0.1:{free_port()}"
-        launch([training.task(program, rank, meeting) for rank in range(world_size)], on_message, say, patience_s)
+        with meeting_place() as meeting:
+            launch([training.task(program, rank, meeting) for rank in range(world_size)], on_message, say, patience_s)
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     return measured_run(program, [times[rank] for rank in range(world_size)], losses, training.backend, machine)

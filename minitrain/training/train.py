@@ -26,6 +26,7 @@ NUM_BYTES, PROOF_WIDTH = 256, 8
 BACKENDS = ("gloo",)
 DATATYPES = ("float32", "float64")
 
+
 Watch = Callable[[int, float], None]
 """Called after each step with its number and its loss."""
 
@@ -47,6 +48,7 @@ def train(
     checkpoints: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     patience: float = 5.0,
+    force: bool = False,
     watch: Watch | None = None,
     say: Callable[[str], None] = print,
     **parameters: Any,
@@ -73,7 +75,8 @@ def train(
         numerics: train on the numbers of a proof instead, as for `simulate`.
         checkpoints: a folder for checkpoints; a run goes on from the newest there.
         checkpoint_every: after how many steps one is written; the last step's always is.
-        patience: how long a rank may do nothing between two operations, s.
+        patience: how long a rank may do nothing between two operations, s; up to four times that on a busy machine.
+        force: start even if this machine has too few cores or too little free memory.
         watch: called after each step.
         say: takes lines that ranks print.
         parameters: others of `simulate`, and the strategy's own options.
@@ -105,7 +108,7 @@ def train(
     given = {**sizes, "workload": dense if workload is None else workload, **parameters}
     parameters_of_run, options = split_keywords(given)
     _require_torch()
-    from minitrain.training.ranks import Training, train_ranks  # noqa: PLC0415  (torch takes seconds to import)
+    from minitrain.training.ranks import Training, require_room, train_ranks  # noqa: PLC0415  (torch takes seconds to import)
 
     training = Training(
         strategy=strategy,
@@ -121,9 +124,11 @@ def train(
         folder=checkpoints,
         checkpoint_every=checkpoint_every,
     )
-    training.require_more_steps()
+    training.require_work()
     program = record(strategy, given)
     _require_whole(program)
+    if not force:
+        require_room(program, int(os.environ["LOCAL_WORLD_SIZE"]) if started else world_size)
     return train_ranks(training, program, watch or (lambda *_: None), say, patience)
 
 

@@ -7,6 +7,7 @@ when its pipe does, so that nothing is left over when the launcher is killed.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import datetime
 import os
 import platform
@@ -18,7 +19,6 @@ import traceback
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
@@ -34,13 +34,15 @@ from minitrain.operations import STRIDE
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.layers import Arithmetic, Carried, Net
 from minitrain.training.program import RankProgram
-from minitrain.training.wire import ProcessExecutor, ProcessTransport
+from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTransport
 
 KEPT_STEPS = 25
 """Of how many of the last steps the times of single operations are kept."""
 
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+
 FD = "MINITRAIN_TRAIN_FD"
-"""The environment variable with the file descriptor of a rank's pipe."""
+"""The environment variable with the file descriptor of a rank's pipe, and the process that started it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,12 @@ class Task:
         net: makes what is trained.
         steps: how many steps to end with.
         backend: of torch.distributed.
-        meeting: where the ranks meet, as torch.distributed has it: "tcp://host:port", or "env://" under torchrun.
+        meeting: the store where the ranks meet, "host:port"; None for that of torchrun.
         timeout_s: how long a rank waits for the others at most, s.
         threads: that a rank computes with.
         checkpoints: where the state is kept, or None.
         predictor: what prices the operations, as in the simulation: a strategy may ask for shares of layers by it.
-        digest: of all ranks' programs, which each rank must have the same of.
+        versions: of program, code and packages, of which each rank must have the same.
     """
 
     rank: int
@@ -78,12 +80,12 @@ class Task:
     net: Callable[[], Net]
     steps: int
     backend: str
-    meeting: str
+    meeting: str | None
     timeout_s: float
     threads: int
     checkpoints: Checkpoints | None
     predictor: Any
-    digest: str
+    versions: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -147,9 +149,11 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
     """
     torch.set_num_threads(task.threads)
     wait = datetime.timedelta(seconds=task.timeout_s)
-    dist.init_process_group(
-        task.backend, init_method=task.meeting, rank=task.rank, world_size=task.world_size, timeout=wait
-    )
+    store: Any = None
+    if task.meeting is not None:
+        host, _, port = task.meeting.rpartition(":")
+        store = dist.TCPStore(host, int(port), is_master=False, timeout=wait)  # type: ignore[attr-defined]  # documented
+    dist.init_process_group(task.backend, store=store, rank=task.rank, world_size=task.world_size, timeout=wait)
     require_one_program(task)
     report(("joined",))
     everybody = tuple(range(task.world_size))
@@ -205,17 +209,19 @@ def require_one_program(task: Task) -> None:
     Raises:
         UsageError: they have not.
     """
-    mine = task.digest, version("minitrain"), torch.__version__
     found: list[Any] = [None] * task.world_size
-    dist.all_gather_object(found, mine)
-    if len(set(found)) > 1:
-        listed = "; ".join(
-            f"rank {rank}: program {digest[:12]}, minitrain {ours}, torch {theirs}"
-            for rank, (digest, ours, theirs) in enumerate(found)
-        )
+    dist.all_gather_object(found, dict(task.versions))
+    differ = []
+    for name in task.versions:
+        ranks: dict[Any, list[int]] = {}
+        for rank, each in enumerate(found):
+            ranks.setdefault(each.get(name), []).append(rank)
+        if len(ranks) > 1:
+            differ.append(f"{name} {', '.join(f'{value} on ranks {who}' for value, who in ranks.items())}")
+    if differ:
         raise UsageError(
-            f"all ranks must run the same strategy with the same parameters and versions; got {listed}; install and "
-            "copy the same on every node"
+            f"all ranks must run the same strategy with the same parameters and versions; got {'; '.join(differ)}; "
+            "install and copy the same on every node"
         )
 
 
@@ -278,10 +284,20 @@ class Pipe:
             os._exit(1)
 
 
+def die_with(parent: int) -> None:
+    """Let the system kill this process when the one that started it ends, where it can: also one that is stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
 def main() -> None:
     """Do what the launcher says, report, and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends all ranks
-    pipe = Pipe(Connection(int(os.environ.pop(FD))))
+    descriptor, parent = map(int, os.environ.pop(FD).split())
+    die_with(parent)
+    pipe = Pipe(Connection(descriptor))
     status = 0
     try:
         task = load(pipe.receive())
@@ -302,9 +318,13 @@ def told(error: BaseException) -> tuple[bool, bytes | None, str]:
     """Return whether an error may only follow from another rank's, the error as it can be sent, and its trace."""
     import pickle  # noqa: PLC0415  (only where something failed)
 
-    follows = isinstance(error, RuntimeError) and not isinstance(error, RecursionError | NotImplementedError)
-    ours = Path(__file__).parents[1]
-    place = [frame for frame in traceback.extract_tb(error.__traceback__) if ours not in Path(frame.filename).parents]
+    ours, frames = Path(__file__).parents[1], traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    is_of_torch = Path(dist.__file__).parent in Path(last.filename).parents or last.name == PendingNumbers.wait.__name__
+    follows = isinstance(error, RuntimeError) and is_of_torch
+    place = [
+        frame for frame in frames if ours not in Path(frame.filename).parents and not frame.filename.startswith("<")
+    ]
     if place and isinstance(error, Exception):
         error.add_note(f"at {place[-1].filename}:{place[-1].lineno}, in {place[-1].name}")
     try:

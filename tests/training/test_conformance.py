@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import minitrain as mt  # noqa: E402
 from minitrain.proof.problem import Problem  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402
 from minitrain.training.checkpoints import read_checkpoint  # noqa: E402
-from minitrain.training.launcher import free_port  # noqa: E402
+from minitrain.training.launcher import meeting_place  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
 from minitrain.training.ranks import Training  # noqa: E402
 from minitrain.training.worker import Doing, Task, train_rank  # noqa: E402
@@ -55,7 +56,7 @@ def rank_of_all(rank: int, sent: bytes) -> None:
 
 def trained(names: list[str], world_size: int, folder: Path, **given: Any) -> dict[str, dict[int, Any]]:
     """Return weights and optimizer states after a step of each strategy on real processes, by layer."""
-    runs = []
+    runs, held = [], ExitStack()
     for name in names:
         run, options = split_keywords({"world_size": world_size, "global_batch_size": BATCH, **given})
         training = Training(
@@ -73,7 +74,7 @@ def trained(names: list[str], world_size: int, folder: Path, **given: Any) -> di
             checkpoint_every=1,
         )
         program = record(name, {"world_size": world_size, "global_batch_size": BATCH, **given})
-        meeting = f"tcp://127.0.0.1:{free_port()}"
+        meeting = held.enter_context(meeting_place())
         runs.append([training.task(program, rank, meeting) for rank in range(world_size)])
     context = multiprocessing.get_context("spawn")
     sent = cloudpickle.dumps(runs)
@@ -83,6 +84,7 @@ def trained(names: list[str], world_size: int, folder: Path, **given: Any) -> di
     rank_of_all(0, sent)  # here, so that a debugger and coverage see it
     for process in processes:
         process.join(200)
+    held.close()
     assert [process.exitcode for process in processes] == [0] * (world_size - 1)
     return {name: read_checkpoint(next((folder / re.sub(r"\W", "_", name)).iterdir())) for name in names}
 

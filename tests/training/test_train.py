@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
+import re
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +17,12 @@ pytest.importorskip("torch")
 pytest.importorskip("cloudpickle")
 
 import minitrain as mt
+from minitrain.training import ranks
 from minitrain.training.program import record
+from minitrain.workloads.dense_rows import DenseRows
+from tests.training.processes import left, marked, minitrain, wait_for
 
 WRONG = Path(__file__).parent / "wrong_programs.py"
-SOON_S = 30.0
-"""A limit for tests on machines that do much else; alone, a wrong program ends within 3 s, or 6 where one hangs."""
-
-
-MARK = "MINITRAIN_TEST"
-
-
-def marked(mark: str) -> dict[str, str]:
-    """Return an environment that the processes of a run inherit, by which they are found."""
-    return {**os.environ, MARK: mark}
-
-
-def left(mark: str) -> list[str]:
-    """Return the processes that run with a mark."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            if f"{MARK}={mark}".encode() in path.read_bytes().split(b"\0"):
-                found.append(path.parent.name)
-    return found
 
 
 def test_zero3_learns_bytes_and_is_measured() -> None:
@@ -110,62 +92,6 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("killed", mt.TrainingError, "rank 1 was killed by SIGKILL"),
-        ("exits", mt.TrainingError, "rank 1 ended with exit code 7"),
-        ("leaves", mt.TrainingError, "SystemExit"),
-        ("raises", KeyError, "oops"),
-        ("skips", mt.StrategyError, "its operation 0 is the end of its step, and was load_weights of layer 0"),
-        ("meets_first", mt.StrategyError, "its operation 0 is barrier among ranks .0, 1., and was load_weights"),
-        ("meets_last", mt.StrategyError, "is barrier among ranks .0, 1., and was the end of its step"),
-        ("swaps", mt.StrategyError, r"all_reduce of WeightGrad.layer 0.* and was all_reduce of WeightGrad.layer 3"),
-        ("returns_nothing", mt.StrategyError, "must return the model of its rank, got None"),
-    ],
-)
-def test_a_wrong_rank_ends_all_and_is_named(name: str, error: type[Exception], message: str) -> None:
-    began = time.monotonic()
-    with pytest.raises(error, match=message) as found:
-        mt.train(f"{WRONG}:{name}", world_size=2, steps=2)
-    assert time.monotonic() - began < SOON_S
-    if name == "raises":
-        assert any("wrong_programs.py:" in note for note in found.value.__notes__)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("sleeps", "rank 1 has done nothing .* after loss of layer 4, the next is backward of layer 3"),
-        ("spins", "rank 1 has done nothing .* after loss of layer 4, the next is backward of layer 3"),
-        ("sleeps_in_loop", "rank 1 has done nothing .* at its beginning, the next is load_weights of layer 0"),
-        ("stops", "rank 1 has not answered"),
-    ],
-)
-def test_a_rank_that_hangs_ends_all_and_is_named(name: str, message: str) -> None:
-    began = time.monotonic()
-    with pytest.raises(mt.TrainingError, match=message):
-        mt.train(f"{WRONG}:{name}", world_size=2, steps=2, patience=2)
-    assert time.monotonic() - began < SOON_S
-
-
-def test_a_rank_may_print_megabytes() -> None:
-    said: list[str] = []
-    run = mt.train(f"{WRONG}:prints", world_size=2, steps=2, say=said.append)
-    assert len(run.losses) == 2
-    assert said[-1] == "[rank 1] has printed more than 64 KiB; the rest is left out"
-    assert sum(map(len, said)) < 2**17
-
-
-def test_wrong_programs_are_found_before_a_process_starts() -> None:
-    with pytest.raises(mt.DeadlockError):
-        mt.train(f"{WRONG}:deadlocks", world_size=2)
-    with pytest.raises(mt.CollectiveMismatchError):
-        mt.train(f"{WRONG}:mismatches", world_size=2)
-    with pytest.raises(mt.UsageError, match=r"several tasks of its own.*use model.launch"):
-        mt.train(f"{WRONG}:has_tasks", world_size=2)
-
-
-@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"backend": "mpi"}, "backend must be gloo, got 'mpi'"),
@@ -181,17 +107,60 @@ def test_bad_parameters_are_refused(given: dict[str, Any], message: str) -> None
         mt.train("ddp", **given)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_ending_the_launcher_ends_the_ranks(sent: signal.Signals, tmp_path: Path) -> None:
-    command = [*minitrain(), "train", "ddp", "--world-size", "2", "--steps", "100000"]
-    running = subprocess.Popen(command, env=marked(str(tmp_path)), stderr=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: len(left(str(tmp_path))) >= 3)  # the command and two ranks
-        time.sleep(2)
-    finally:
-        running.send_signal(sent)
-        running.wait(20)
-    wait_for(lambda: not left(str(tmp_path)))
+def test_more_ranks_than_the_machine_is_made_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(mt.UsageError, match=r"17 processes are too many for the 2 cores here.*--force"):
+        mt.train("ddp", world_size=17, global_batch_size=17)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "free_bytes", lambda: 2**29)
+    said = r"2 processes need 0\.\d\d GiB \(0\.00 GiB of tensors on the largest, as simulated, .* 0.50 GiB"
+    with pytest.raises(mt.UsageError, match=said) as found:
+        mt.train("ddp", steps=1)
+    predicted = mt.simulate("ddp", world_size=2, num_layers=4, global_batch_size=64, workload=DenseRows(256, 4))
+    tensors = sum(predicted.peak_memory_per_rank) * 4
+    assert found.value.needed_bytes == tensors + 2 * ranks.PROCESS_BYTES
+    assert mt.train("ddp", steps=1, force=True).losses
+
+
+def test_free_memory_is_some_of_the_machines() -> None:
+    free = ranks.free_bytes()
+    assert free is None or 2**24 < free < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_world_size_that_torchrun_does_not_match_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(mt.UsageError, match="torchrun has started 2 ranks, and world_size is 4; leave it out"):
+        mt.train("ddp", world_size=4)
+
+
+@pytest.mark.parametrize("what", ["program", "code"])
+def test_nodes_with_different_code_are_refused(what: str, tmp_path: Path) -> None:
+    """One node has a strategy with a line more."""
+    more = {"code": "", "program": "    await model.barrier()\n"}[what]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
+    source = (WRONG.parent / "wrong_programs.py").read_text(encoding="utf-8")
+    nodes = []
+    for node in range(2):
+        path = tmp_path / str(node) / "mine.py"
+        path.parent.mkdir()
+        begin = "async def mine(model: Model) -> Model:\n"
+        path.write_text(
+            f"{source}\n\n{begin}{more if node else ''}    return await ddp(model)  # {node}\n", encoding="utf-8"
+        )
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), *where]
+        told = ["--nproc-per-node", "1", "-m", "minitrain", "train", "mine.py:mine", "--steps", "2"]
+        nodes.append(
+            subprocess.Popen([*command, *told], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=path.parent)
+        )
+    said = [node.communicate(timeout=200)[0].decode() for node in nodes]
+    assert all(node.returncode for node in nodes)
+    assert any(re.search(what + r" \w{12} on ranks \[0\], \w{12} on ranks \[1\]", each) for each in said)
 
 
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
@@ -234,16 +203,3 @@ def test_programs_are_the_same_wherever_they_are_simulated() -> None:
     digests = {record("fsdp", {"world_size": 4, "num_layers": 4}).digest for _ in range(2)}
     assert len(digests) == 1
     assert record("ddp", {"world_size": 4, "num_layers": 4}).digest not in digests
-
-
-def minitrain() -> list[str]:
-    """Return the command line's first words."""
-    return [sys.executable, "-m", "minitrain"]
-
-
-def wait_for(condition: Any, limit_s: float = 60.0) -> None:
-    """Wait until something holds."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

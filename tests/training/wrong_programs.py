@@ -1,11 +1,19 @@
 """Strategies that do on a real process what they do not in a simulation; some that are wrong in both; one chain."""
 
 import asyncio
+import contextlib
+import ctypes
 import os
+import random
+import re
+import resource
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from minitrain.lib import Model
@@ -16,7 +24,7 @@ def is_real(model: Model) -> bool:
     return model.rank == 1 and os.environ.get("PYTHONUNBUFFERED") == "1" and model._executor is not None
 
 
-async def ddp(model: Model, in_between: Callable[[Model], None] | None = None, order: int = -1) -> Model:
+async def ddp(model: Model, in_between: Callable[[Model], Any] | None = None, order: int = -1) -> Model:
     """Train as ddp does; `in_between` is called between forward and backward."""
     num_layers, weights = model.num_layers, model.weights
     for k in range(num_layers):
@@ -109,6 +117,197 @@ async def spins(model: Model) -> Model:
 
 async def prints(model: Model) -> Model:
     return await ddp(model, _print)
+
+
+async def exits_early(model: Model) -> Model:
+    """End as if all were well."""
+    return await ddp(model, lambda model: os._exit(0) if is_real(model) else None)
+
+
+async def aborts(model: Model) -> Model:
+    return await ddp(model, lambda model: os.abort() if is_real(model) else None)
+
+
+async def reads_nowhere(model: Model) -> Model:
+    """Read what is not in memory."""
+    return await ddp(model, lambda model: ctypes.string_at(0) if is_real(model) else None)
+
+
+def _close(model: Model) -> None:
+    for path in [*Path("/proc/self/fd").iterdir()] if is_real(model) else ():
+        with contextlib.suppress(OSError):
+            if str(path.readlink()).startswith("socket"):
+                os.close(int(path.name))
+
+
+async def closes_sockets(model: Model) -> Model:
+    return await ddp(model, _close)
+
+
+def _fill(model: Model) -> None:
+    if is_real(model):
+        import torch
+
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**26,) * 2)
+        torch.ones(2**26)
+
+
+async def fills_memory(model: Model) -> Model:
+    return await ddp(model, _fill)
+
+
+async def ends_torch(model: Model) -> Model:
+    """End what torch communicates by."""
+
+    def end(model: Model) -> None:
+        if is_real(model):
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
+    return await ddp(model, end)
+
+
+async def recurses(model: Model) -> Model:
+    def again(model: Model) -> None:
+        if is_real(model):
+            again(model)
+
+    return await ddp(model, again)
+
+
+async def waits_for_lock(model: Model) -> Model:
+    """Wait for what nobody gives back."""
+    return await ddp(model, lambda model: waits(threading.Lock()) if is_real(model) else None)
+
+
+def waits(lock: Any) -> None:
+    lock.acquire()
+    lock.acquire()
+
+
+async def waits_for_child(model: Model) -> Model:
+    """Start a process that does not end, and wait for it."""
+    wait = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    return await ddp(model, lambda model: subprocess.run(wait, check=True) if is_real(model) else None)
+
+
+async def leaves_child(model: Model) -> Model:
+    """Start a process that has the rank's pipes too, and die."""
+
+    def fork(model: Model) -> None:
+        if is_real(model):
+            if os.fork() == 0:
+                time.sleep(1000)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return await ddp(model, fork)
+
+
+async def lets_nothing_run(model: Model) -> Model:
+    """Hold the interpreter's lock: no other thread of the process can answer."""
+    return await ddp(model, lambda model: re.match("(a+)+$", "a" * 60 + "b") if is_real(model) else None)
+
+
+async def asks(model: Model) -> Model:
+    """Read what nobody types."""
+    return await ddp(model, lambda model: input() if is_real(model) else None)
+
+
+async def misses_collective(model: Model) -> Model:
+    """Leave out a collective that the others take part in."""
+    return await _gives(model, [0, 2, 3] if is_real(model) else [0, 1, 2, 3])
+
+
+async def repeats_collective(model: Model) -> Model:
+    return await _gives(model, [0, 1, 1, 2, 3] if is_real(model) else [0, 1, 2, 3])
+
+
+async def by_chance(model: Model) -> Model:
+    """Do what differs between processes."""
+    return await _gives(model, [random.Random(os.getpid()).randrange(4) for _ in range(12)])
+
+
+async def by_clock(model: Model) -> Model:
+    now = time.time_ns() if is_real(model) else 0
+    return await _gives(model, [now // 5**k % 4 for k in range(12)])
+
+
+async def _gives(model: Model, layers: list[int]) -> Model:
+    """Give all ranks weights of some layers, which they have, and train."""
+    for k in layers:
+        weight, _ = model.load_weights(k)
+        await model.broadcast(weight, 0, k)
+    return await ddp(model)
+
+
+async def wrong_peer(model: Model) -> Model:
+    """Send to oneself's other neighbour."""
+    num, other = model.world_size, is_real(model)
+    await _sends(model, [(model.rank + (2 if other else 1)) % num], [(model.rank - 1) % num], ["a"], ["a"])
+    return await ddp(model)
+
+
+async def crossed_sends(model: Model) -> Model:
+    """Send two messages in another order."""
+    peer, tags = (1 - model.rank) % model.world_size, ["a", "b"]
+    await _sends(model, [peer, peer], [peer, peer], tags[::-1] if is_real(model) else tags, tags)
+    return await ddp(model)
+
+
+async def wrong_tag(model: Model) -> Model:
+    peer = (1 - model.rank) % model.world_size
+    await _sends(model, [peer], [peer], ["b" if is_real(model) else "a"], ["a"])
+    return await ddp(model)
+
+
+async def sends_more(model: Model) -> Model:
+    """Send a message that nobody expects."""
+    peer = (1 - model.rank) % model.world_size
+    await _sends(model, [peer] * (1 + is_real(model)), [peer], ["a", "b"], ["a"])
+    return await ddp(model)
+
+
+async def receives_more(model: Model) -> Model:
+    """Wait for a message that nobody sends."""
+    peer = (1 - model.rank) % model.world_size
+    await _sends(model, [peer], [peer] * (1 + is_real(model)), ["a"], ["a", "b"])
+    return await ddp(model)
+
+
+async def _sends(model: Model, to: list[int], of: list[int], tags: list[str], expected: list[str]) -> None:
+    """Send this rank's input to some ranks, and receive as many."""
+    sent = model.get_input_activation(model.samples_of_rank())
+    for peer, tag in zip(to, tags, strict=False):
+        await model.send(peer, sent, tag=tag)
+    for peer, tag in zip(of, expected, strict=False):
+        await model.receive(peer, tag=tag)
+
+
+async def sends_other(model: Model) -> Model:
+    """Send a part of what was sent."""
+    peer = (1 - model.rank) % model.world_size
+    samples = sorted(model.samples_of_rank())
+    await model.send(peer, model.get_input_activation(samples[: len(samples) // (1 + is_real(model))]))
+    await model.receive(peer)
+    return await ddp(model)
+
+
+async def reads_file(model: Model) -> Model:
+    """Do what a file says, which is named by a relative path."""
+    order = [int(word) for word in Path("order.txt").read_text().split()]
+    return await _gives(model, order)
+
+
+async def diverges(model: Model) -> Model:
+    """Train with gradients that are no numbers."""
+
+    def spoil(model: Model) -> None:
+        if model._executor is not None:
+            model.grad_activations["one"]._content.values.fill_(float("nan"))  # type: ignore[attr-defined]
+
+    return await ddp(model, spoil)
 
 
 async def sleeps_in_loop(model: Model) -> Model:
