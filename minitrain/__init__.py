@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from minitrain.tensors.index_sets import span
     from minitrain.training.measured import MeasuredRun
     from minitrain.training.train import train
+    from minitrain.whatif.diff import Gap, diff
     from minitrain.whatif.faults.disturbed_run import DisturbedRun
     from minitrain.whatif.faults.goodput import Goodput, goodput
     from minitrain.whatif.noise.monte_carlo import MonteCarlo, monte_carlo
@@ -87,6 +88,7 @@ _HOMES = {
     "workloads.exchange.reading": ("read_recipe",),
     "workloads.exchange.recipe": ("Recipe",),
     "workloads.exchange.writing": ("write_recipe",),
+    "whatif.diff": ("Gap", "diff"),
     "whatif.faults.disturbed_run": ("DisturbedRun",),
     "whatif.faults.goodput": ("Goodput", "goodput"),
     "learn.grader": ("Grade", "grade"),
@@ -163,6 +165,7 @@ __all__ = [
     "Fault",
     "FaultRate",
     "FixedPredictor",
+    "Gap",
     "Goodput",
     "Grade",
     "HardwareConfigError",
@@ -199,6 +202,7 @@ __all__ = [
     "UsageError",
     "Validation",
     "compare",
+    "diff",
     "from_schedule",
     "goodput",
     "grade",

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "List the shipped strategies; or show one: its options with their defaults, and the sizes that it needs.",
     ),
     "train": ("train:train", "Train by one strategy on real processes, and print losses and where time goes."),
+    "diff": ("diff:diff", "Attribute the gap between the step times of two saved runs, and print its parts."),
     "trace": ("trace:trace", "Show, explain and export saved runs."),
     "prove": (
         "prove:prove",

@@ -58,7 +58,7 @@ from minitrain.workloads.matmul import DENSE
 
 DEFAULT = RunParameters()
 _TRAINED = "compare run sweep goodput prove train"
-_PRINTING = "compare run sweep tune plan goodput prove train validate"
+_PRINTING = "diff compare run sweep tune plan goodput prove train validate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

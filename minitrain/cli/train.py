@@ -9,6 +9,7 @@ from time import monotonic
 
 import minitrain as mt
 from minitrain.cli import options
+from minitrain.cli.diff import show_gap
 from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.run.analysis.labels import duration
@@ -35,6 +36,7 @@ def train(
     checkpoint_every: int = 10,
     patience: float = 5.0,
     force: bool = False,
+    against: str | None = None,
     out: Path | None = None,
     html: Path | None = None,
 ) -> None:
@@ -59,6 +61,7 @@ def train(
         checkpoint_every (N): Steps from checkpoint to checkpoint.
         patience (S): How long a rank may do nothing between two operations.
         force: Start even if this machine has too few cores or too little free memory.
+        against (RUN): Say where the gap to another run comes from: predicted, for the simulated step, or a saved run.
         out (FILE): Write the measured log, for `minitrain trace`.
         html (PAGE): Write the page of the measured step.
     """
@@ -108,9 +111,16 @@ def train(
             run.save(out)
         if html is not None:
             run.write_html(html)
+    gap = None if against is None else mt.diff(_other(run, against), run, names=(against, "measured"))
     if given.as_json:
-        print_json(run.summary())
+        print_json(run.summary() | ({} if gap is None else {"gap": gap.summary()}))
         return
+    _say(run, gap)
+    print_lines(f"wrote {path}" for path in (out, html) if path is not None)
+
+
+def _say(run: mt.MeasuredRun, gap: mt.Gap | None) -> None:
+    """Print what has been trained, where a step's time goes, and where the gap to another run comes from."""
     print_lines(
         [
             f"{run.strategy} on {run.world_size} processes ({run.backend}, {run.hardware}): "
@@ -119,7 +129,13 @@ def train(
         ]
     )
     print_table(run_table(run))
-    print_lines(f"wrote {path}" for path in (out, html) if path is not None)
+    if gap is not None:
+        show_gap(gap, None)
+
+
+def _other(run: mt.MeasuredRun, against: str) -> mt.Run:
+    """Return what a measured run is compared with."""
+    return mt.load_run(against) if run.predicted is None or against != "predicted" else run.predicted
 
 
 def curve(losses: Sequence[float], width: int = 40) -> str:

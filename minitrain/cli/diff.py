@@ -1,0 +1,42 @@
+"""The command `minitrain diff`: where the gap between two runs comes from.
+
+It is a file of its own, since it is a command, and `minitrain train` prints gaps too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import minitrain as mt
+from minitrain.cli import options
+from minitrain.cli.generation import Given
+from minitrain.cli.output import print_json, print_lines, print_table
+
+
+def diff(before: Path, after: Path, *, given: Given, html: Path | None = None) -> None:
+    """Attribute the gap between the step times of two saved runs, and print its parts.
+
+    Two runs of one program are compared operation by operation: predicted and measured, two machines, before and after
+    a change. The parts add up to the gap. Runs of different programs are compared by what sets their step times.
+
+    Args:
+        before (RUN): The file of a run, such as a predicted one.
+        after (RUN): The file of the run whose step is longer or shorter.
+        given: The shared options.
+        html (PAGE): Write a page: both runs on one time axis.
+    """
+    options.require_file("--html", html)
+    names = (before.stem, after.stem) if before.stem != after.stem else (str(before), str(after))
+    show_gap(mt.diff(before, after, names=names), html, as_json=given.as_json)
+
+
+def show_gap(gap: mt.Gap, html: Path | None, *, as_json: bool = False) -> None:
+    """Print a gap, and write its page if that is asked for."""
+    if html is not None:
+        gap.write_html(html)
+    if as_json:
+        print_json(gap.summary())
+        return
+    print_lines(gap.words)
+    print_table(gap.table())
+    print_lines(f"wrote {path}" for path in (html,) if path is not None)

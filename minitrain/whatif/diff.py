@@ -1,0 +1,665 @@
+"""Where the gap between two runs comes from: `diff`, and what it returns.
+
+Two runs of one program issue the same operations in the same order, so the k-th of a rank in one is the k-th in the
+other: a simulated step and the same step measured, two machines, before and after a change. What differs is how long
+each operation lasts, and the *lag* before each moment, which no dependency explains: the host between two operations.
+
+**The attribution.** Let every duration and lag go from those of A to those of B, all at the same pace. The step time is
+the length of the longest path, a convex, piecewise linear function on this way. Wherever an operation is on the longest
+path, the step grows by as much as the operation does. An operation's part of the gap is its difference times the share
+of the way for which it is on the longest path (Aumann and Shapley's values of a game, 1974). The parts add up to the
+gap, no order of causes is chosen, and what both runs hide costs nothing. Where paths change is found exactly, by
+tangents, up to `minitrain.whatif.ways.MOST_PATHS` paths; beyond those a stretch is divided between its two ends so that
+the sum holds.
+
+**What explains it.** For one operation, one kind, one layer, one rank or one link after the other: the step time of B
+with A's times for this alone. The narrowest that closes most of the gap is named.
+
+Where the programs differ (another strategy, other microbatches), there is no way from one to the other. Then the
+critical path of each run, which is as long as its step, is split by the same causes, and the parts are compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minitrain.errors import UsageError
+from minitrain.operations import COMM, HOST_MOVES
+from minitrain.run.analysis.dependencies import collectives, critical_path, make_graph, messages
+from minitrain.run.analysis.labels import duration
+from minitrain.run.analysis.timeline import NO_LAYER, Bools, Floats, Ints, Timeline
+from minitrain.run.data_frames import data_frame
+from minitrain.run.result import Run, load_run
+from minitrain.whatif.ways import NEAR, Case, Moments, Way
+
+COMPUTING, BESIDE, SKEW = "computing", "computing beside communication", "skew between ranks"
+LATENCY, BANDWIDTH, TRANSFER = "latency", "bandwidth", "communication"
+HOST, LATE, MOVES = "between operations", "late begins", "moves to the host"
+CAUSES = {
+    COMPUTING: "kernels that take longer, on all ranks alike",
+    BESIDE: "kernels that take longer while communication runs beside them than they do alone",
+    SKEW: "kernels that take longer on this rank than on the median one",
+    LATENCY: "what each collective takes whatever its size",
+    BANDWIDTH: "what collectives take by the byte",
+    TRANSFER: "collectives and messages of one size, or single ones that differ from the others of their kind",
+    MOVES: "offloads to the host's memory, and fetches",
+    HOST: "time before an operation in which its rank does nothing that the log knows: the host, and launching",
+    LATE: "communication that begins after all that it waits for",
+}
+"""What a part of a gap may be due to."""
+
+_CLOSES = 0.9  # of what the best explanation closes: what a narrower one must close to be named
+_TRIED = 24  # explanations of each form
+_LIKE = 3  # ranks with a like operation, from which one may say what is usual
+_BESIDE, _ALONE = 0.5, 0.1  # shares of an operation that communication runs beside
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the gap.
+
+    Args:
+        cause: why, a key of `CAUSES`.
+        operation: what, such as "backward" or "all_gather".
+        seconds: how much of the gap this is, s; negative where B is faster.
+        layers: of its operations, in order; empty where they have none.
+        ranks: of its operations, in order.
+        count: how many operations.
+        before: mean duration (or lag) of these in A, s; their sum on the critical path if the programs differ.
+        after: likewise in B.
+        per: what these two are: "each" or "on the path".
+    """
+
+    cause: str
+    operation: str
+    seconds: float
+    layers: tuple[int, ...]
+    ranks: tuple[int, ...]
+    count: int
+    before: float
+    after: float
+    per: str = "each"
+
+    def __str__(self) -> str:
+        what = self.operation if self.cause in (COMPUTING, TRANSFER) else f"{self.cause}, {self.operation}"
+        where = f" ({self.where})" if self.where else ""
+        return f"{what}{where}: {duration(self.after)} {self.per}, not {duration(self.before)}"
+
+    @property
+    def where(self) -> str:
+        """The layers and ranks of its operations, in words."""
+        return ", ".join(text for text in (_numbers("layer", self.layers), _numbers("rank", self.ranks)) if text)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What explains most of a gap.
+
+    Args:
+        what: an operation, a kind of operation, a layer, a rank or a link, in words.
+        form: which of these: "all" (computing, or communication), "operation", "kind", "kind on a rank",
+            "kind of a layer", "layer", "rank" or "link".
+        step_time: the step time of B with A's times for this alone, s.
+        layers: of its operations, in order.
+        ranks: of its operations, in order.
+        count: how many operations these are; of a collective or a message, one a rank.
+    """
+
+    what: str
+    form: str
+    step_time: float
+    layers: tuple[int, ...]
+    ranks: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """The difference between the step times of two runs, and what it is due to.
+
+    Args:
+        before: the first run, A.
+        after: the second, B.
+        names: what both are called.
+        attribution: parts that add up to `seconds`, the largest first.
+        explanation: what explains most of it; None where nothing does, or the programs differ.
+        without_partner: operations of one run alone, in words; empty for runs of the same program.
+    """
+
+    before: Run
+    after: Run
+    names: tuple[str, str]
+    attribution: Sequence[Part]
+    explanation: Explanation | None = None
+    without_partner: Sequence[str] = ()
+    share_by_event: Any = field(default=None, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """How much longer the step of B takes, s."""
+        return self.after.step_time - self.before.step_time
+
+    @property
+    def is_same_program(self) -> bool:
+        """Whether both runs did the same operations in the same order, so that each has its partner."""
+        return self.share_by_event is not None
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What the gap is due to, in sentences, the most important first."""
+        a, b = self.names
+        first, second, more = self.before.step_time, self.after.step_time, self.seconds
+        how_much = f"{duration(abs(more))} {'longer' if more >= 0 else 'shorter'}"
+        times = f" ({second / first:.3g} times as long)" if first and more else ""
+        found = [f"{b} takes {duration(second)} a step, {a} {duration(first)}: {how_much}{times}."]
+        if self.explanation is not None:
+            found.append(
+                f"Mostly: {self.explanation.what}. With the times of {a} for this alone, {b} would take "
+                f"{duration(self.explanation.step_time)}."
+            )
+        for part in self.attribution[:4]:
+            if abs(part.seconds) >= 0.05 * abs(self.seconds):
+                found.append(f"{duration(part.seconds)} of {duration(self.seconds)}: {part}.")
+        if not self.is_same_program:
+            found.append("The programs differ, so what is compared is what sets the step time of each.")
+        return [*found, *self.without_partner]
+
+    def summary(self) -> dict[str, Any]:
+        """Return all of it as a plain dict, ready for JSON."""
+        return {
+            "before": self.names[0],
+            "after": self.names[1],
+            "step_time_before_s": self.before.step_time,
+            "step_time_after_s": self.after.step_time,
+            "gap_s": self.seconds,
+            "same_program": self.is_same_program,
+            "explanation": None if self.explanation is None else asdict(self.explanation),
+            "attribution": [asdict(part) for part in self.attribution],
+            "without_partner": [*self.without_partner],
+        }
+
+    def to_pandas(self) -> Any:
+        """Return the parts as a pandas DataFrame, a row each.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame([asdict(part) for part in self.attribution])
+
+    def table(self) -> Any:
+        """Return the parts as a rich table; `rich.print` shows it."""
+        from minitrain.whatif.diff_page import parts_table  # noqa: PLC0415  (rich only when somebody looks)
+
+        return parts_table(self)
+
+    def write_html(self, path: str | PathLike[str]) -> Path:
+        """Write words, table and both runs on one time axis as a page that needs no internet, and return its path."""
+        from minitrain.whatif.diff_page import write_diff_page  # noqa: PLC0415  (plotly only when somebody looks)
+
+        return write_diff_page(self, Path(path))
+
+    def __str__(self) -> str:
+        return "\n".join(self.words)
+
+
+def diff(before: Any, after: Any, *, names: tuple[str, str] = ("A", "B")) -> Gap:
+    """Attribute the gap between the step times of two runs.
+
+    Args:
+        before: the run to compare with, A: a `Run`, a `MeasuredRun`, or the path of a saved run.
+        after: the run whose step is longer or shorter, B, likewise.
+        names: what to call them.
+
+    Returns:
+        The parts of the gap, which add up to it.
+
+    Raises:
+        UsageError: a run kept no events (`log="summary"`), or has none.
+    """
+    first, second = (_run_of(given, name) for given, name in zip((before, after), names, strict=True))
+    lines = first.step_timeline, second.step_timeline
+    if _is_same_program(*lines):
+        return _of_same_program(first, second, lines, names)
+    parts = _compared(*(_on_critical_path(line) for line in lines))
+    return Gap(first, second, names, parts, without_partner=_without_partner(*lines, names))
+
+
+def _run_of(given: Any, name: str) -> Run:
+    """Return a run with events.
+
+    Raises:
+        UsageError: it is none.
+    """
+    run = given if isinstance(given, Run) else load_run(given)
+    if not run.keeps_events:
+        raise UsageError(f'{name} kept totals and no events; simulate it with log="full" to compare its operations')
+    if not run.num_events:
+        raise UsageError(f"{name} has no events; a diff needs two runs that did something")
+    return run
+
+
+def _is_same_program(a: Timeline, b: Timeline) -> bool:
+    """Return whether two runs did the same operations in the same order."""
+    if not np.array_equal(a.starts, b.starts):
+        return False
+    columns = ((a.layer, b.layer), (a.peer, b.peer), (a.awaited, b.awaited))
+    if not all(np.array_equal(*pair) for pair in columns):
+        return False
+    coded = ("typ", "typs"), ("group", "groups"), ("tag", "tags"), ("samples", "sample_sets"), ("after", "chains")
+    return all(_say_the_same((getattr(a, x), getattr(a, y)), (getattr(b, x), getattr(b, y))) for x, y in coded)
+
+
+def _say_the_same(a: tuple[Ints, tuple[Any, ...]], b: tuple[Ints, tuple[Any, ...]]) -> bool:
+    """Return whether two columns of indices into tuples have the same values."""
+    pairs = np.unique(np.column_stack([a[0], b[0]]), axis=0)
+    return all(a[1][i] == b[1][j] for i, j in pairs.tolist())
+
+
+# --- what the parts are due to -----------------------------------------------------------------------------------
+
+
+class _Share(NamedTuple):
+    """Some seconds of a gap, and the operation that they belong to.
+
+    Args:
+        cause: a key of `CAUSES`.
+        event: the operation.
+        seconds: how much, s.
+        before: how long the operation, or the lag before it, is in A, s.
+        after: likewise in B.
+    """
+
+    cause: str
+    event: int
+    seconds: float
+    before: float
+    after: float
+
+
+def _of_same_program(first: Run, second: Run, lines: tuple[Timeline, Timeline], names: tuple[str, str]) -> Gap:
+    """Return the gap between two runs whose operations are partners."""
+    program = Moments(make_graph(lines[0]))
+    a, b = (program.case(line) for line in lines)
+    way = Way(program, a, b)
+    way.walk()
+    shares = [*_of_durations(lines, a, b, way), *_of_lags(program, a, b, way)]
+    by_event = np.zeros(program.num_events)
+    for share in shares:
+        by_event[share.event] += share.seconds
+    parts = _parts(lines[0], shares)
+    gap = second.step_time - first.step_time
+    explanation = _Explanations(program, lines[0], a, b, by_event).narrowest() if abs(gap) > NEAR else None
+    return Gap(first, second, names, parts, explanation, share_by_event=by_event)
+
+
+def _of_durations(lines: tuple[Timeline, Timeline], a: Case, b: Case, way: Way) -> Iterator[_Share]:
+    """Yield the shares of operations that last longer or shorter, by cause."""
+    line, on_path = lines[0], np.flatnonzero(way.of_events)
+    usual, beside = _usual_differences(line, a, way.more), _slower_beside(lines, a, b)
+    latency, by_size = _fitted(line, a.durations), _fitted(line, b.durations)
+    computes, moves = line.computes, line.of_types(HOST_MOVES)
+    for event in on_path.tolist():
+        seconds, more = float(way.of_events[event]), float(way.more.durations[event])
+        share, both = seconds / more, (float(a.durations[event]), float(b.durations[event]))
+        if computes[event]:
+            common = float(usual[event])
+            busy = min(max(beside[event], 0.0), max(common, 0.0))
+            causes = {COMPUTING: common - busy, BESIDE: busy, SKEW: more - common}
+        elif moves[event]:
+            causes = {MOVES: more}
+        else:
+            kind, size = _kind_of_transfer(line, event), float(line.size_bytes[event])
+            causes = {TRANSFER: more}
+            if kind in latency and kind in by_size:
+                (before, each), (after, each_after) = latency[kind], by_size[kind]
+                causes = {LATENCY: after - before, BANDWIDTH: (each_after - each) * size}
+                causes[TRANSFER] = more - sum(causes.values())
+        yield from (_Share(cause, event, share * part, *both) for cause, part in causes.items() if share * part)
+
+
+def _of_lags(program: Moments, a: Case, b: Case, way: Way) -> Iterator[_Share]:
+    """Yield the shares of time that nothing explains: before operations, and before communication begins."""
+    count = program.num_events
+    for moment in np.flatnonzero(way.of_moments[: 2 * count]).tolist():
+        cause = LATE if moment < count else HOST
+        seconds = float(way.of_moments[moment])
+        yield _Share(cause, moment % count, seconds, float(a.lags[moment]), float(b.lags[moment]))
+
+
+def _usual_differences(line: Timeline, a: Case, more: Case) -> Floats:
+    """Return the difference of each operation that its like on other ranks have too, s, (num_events,).
+
+    Alike are the k-th operations of a type on a layer, where three ranks or more have it: the usual difference is their
+    median. Elsewhere, as in a pipeline, alike are all of one kind: what is usual is the median of the ranks' ratios.
+    """
+    _, kind = np.unique(np.column_stack([line.typ, line.layer, line.recomputed]), axis=0, return_inverse=True)
+    order = np.lexsort((line.rank, kind.reshape(-1)))  # stable: in the order of the program
+    keys = np.column_stack([kind.reshape(-1), line.rank])[order]
+    new = np.append(True, np.any(keys[1:] != keys[:-1], axis=1)) if len(keys) else np.zeros(0, bool)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order)) - np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+    pairs = np.column_stack([kind.reshape(-1), number])
+    _, like, size = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
+    like = like.reshape(-1)
+    usual = _medians(like, more.durations)
+    names, sparse = np.array([_name_of(line, event) for event in range(line.num_events)]), size[like] < _LIKE
+    lasts = sparse & (a.durations > 0)
+    for name in np.unique(names[lasts]).tolist():
+        same = np.flatnonzero(lasts & (names == name))
+        ratios = [np.median(more.durations[on] / a.durations[on]) for on in _by_rank(line, same)]
+        if len(ratios) >= _LIKE:
+            usual[same] = a.durations[same] * np.median(ratios)
+    return usual
+
+
+def _by_rank(line: Timeline, events: Ints) -> list[Ints]:
+    """Return events in groups, one a rank."""
+    return [events[line.rank[events] == rank] for rank in np.unique(line.rank[events])]
+
+
+def _medians(group: Ints, values: Floats) -> Floats:
+    """Return the median of each value's group, (num_values,)."""
+    order = np.lexsort((values, group))
+    begins = np.searchsorted(group[order], np.arange(group.max(initial=-1) + 2))
+    low, high = begins[:-1], np.maximum(begins[1:] - 1, 0)
+    middle = (values[order][(low + high) // 2] + values[order][(low + high + 1) // 2]) / 2
+    found: Floats = middle[group]
+    return found
+
+
+def _slower_beside(lines: tuple[Timeline, Timeline], a: Case, b: Case) -> Floats:
+    """Return how much longer each computation is in B than those of its rank that run alone, s."""
+    line, after = lines
+    share = _share_beside(after)
+    found = np.zeros(line.num_events)
+    ratio = np.divide(b.durations, a.durations, out=np.ones(line.num_events), where=a.durations > 0)
+    computes = line.computes & ~line.loading
+    for typ in np.unique(line.typ[computes]).tolist():
+        for own in _by_rank(line, np.flatnonzero(computes & (line.typ == typ))):
+            alone, beside = own[share[own] <= _ALONE], own[share[own] >= _BESIDE]
+            if len(alone) and len(beside):
+                found[beside] = (ratio[beside] - np.median(ratio[alone])) * a.durations[beside]
+    return found
+
+
+def _share_beside(line: Timeline) -> Floats:
+    """Return which share of each computation some communication of its rank runs beside, (num_events,)."""
+    share = np.zeros(line.num_events)
+    for low, high in pairwise(line.starts.tolist()):
+        computes, last = line.computes[low:high], line.duration[low:high]
+        moving = np.flatnonzero(~computes & (last > 0)) + low
+        if not len(moving):
+            continue
+        moving = moving[np.argsort(line.time[moving], kind="stable")]
+        begins, ends = line.time[moving], np.maximum.accumulate(line.end[moving])
+        starts = np.append(True, begins[1:] > ends[:-1])
+        begins, ends = begins[starts], ends[np.append(np.flatnonzero(starts)[1:] - 1, len(ends) - 1)]
+        passed = np.append(0.0, np.cumsum(ends - begins))
+
+        def busy(moments: Floats, begins: Floats = begins, ends: Floats = ends, passed: Floats = passed) -> Floats:
+            place = np.searchsorted(begins, moments, side="right")
+            over = np.append(-np.inf, ends)[place] - moments
+            result: Floats = passed[place] - np.maximum(over, 0.0)
+            return result
+
+        mine = slice(low, high)
+        covered = busy(line.end[mine]) - busy(line.time[mine])
+        share[mine] = np.divide(covered, last, out=np.zeros(high - low), where=(last > 0) & computes)
+    return share
+
+
+def _kind_of_transfer(line: Timeline, event: int) -> Hashable:
+    """Return what transfers of one curve have in common: their type, and how many ranks meet."""
+    group = line.groups[line.group[event]]
+    return line.typs[line.typ[event]], None if group is None else len(group)
+
+
+def _fitted(line: Timeline, durations: Floats) -> dict[Hashable, tuple[float, float]]:
+    """Return latency, s, and s a byte of each kind of transfer that comes in several sizes, by least squares."""
+    found: dict[Hashable, list[int]] = {}
+    for event in np.flatnonzero(~line.computes & ~line.of_types(HOST_MOVES)).tolist():
+        found.setdefault(_kind_of_transfer(line, event), []).append(event)
+    fits = {}
+    for kind, events in found.items():
+        sizes = line.size_bytes[events]
+        if len(np.unique(sizes)) > 1:
+            each, latency = np.polyfit(sizes, durations[events], 1)
+            fits[kind] = float(latency), float(each)
+    return fits
+
+
+def _parts(line: Timeline, shares: Iterable[_Share]) -> list[Part]:
+    """Return shares as parts, one for each cause and kind of operation, the largest first."""
+    found: dict[tuple[str, str], list[_Share]] = {}
+    for share in shares:
+        found.setdefault((share.cause, _name_of(line, share.event)), []).append(share)
+    parts = [
+        Part(
+            cause,
+            operation,
+            sum(share.seconds for share in alike),
+            _distinct(line.layer[[share.event for share in alike]], NO_LAYER),
+            _distinct(line.rank[[share.event for share in alike]]),
+            len(alike),
+            float(np.mean([share.before for share in alike])),
+            float(np.mean([share.after for share in alike])),
+        )
+        for (cause, operation), alike in found.items()
+    ]
+    return sorted(parts, key=lambda part: -abs(part.seconds))
+
+
+def _distinct(values: Ints, but: int | None = None) -> tuple[int, ...]:
+    return tuple(value for value in np.unique(values).tolist() if value != but)
+
+
+def _name_of(line: Timeline, event: int) -> str:
+    """Return what an operation is called: "backward", or "backward of attention" where layers have kinds."""
+    typ, layer = line.typs[line.typ[event]], int(line.layer[event])
+    kind = line.layer_name(layer).rpartition(" ")[0] if layer != NO_LAYER and line.layer_names else ""
+    return f"{typ} of {kind}" if kind else typ
+
+
+def _numbers(word: str, numbers: Sequence[int]) -> str:
+    """Return numbers in words: "layers 3 to 30", "ranks 1, 4"."""
+    if not numbers:
+        return ""
+    if len(numbers) == 1:
+        return f"{word} {numbers[0]}"
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{word}s {numbers[0]} to {numbers[-1]}"
+    shown = ", ".join(map(str, numbers[:4]))
+    return f"{word}s {shown}{f' and {len(numbers) - 4} more' if len(numbers) > 4 else ''}"
+
+
+# --- what explains most of it ------------------------------------------------------------------------------------
+
+
+class _Explanations:
+    """Groups of operations, and the step time of B where each group, alone, is as in A."""
+
+    def __init__(self, program: Moments, line: Timeline, a: Case, b: Case, by_event: Floats) -> None:
+        self._program, self._line, self._a, self._b, self._by_event = program, line, a, b, by_event
+        self._meeting = _meetings(line)
+
+    def narrowest(self) -> Explanation | None:
+        """Return the group of the fewest operations that closes most of the gap; None if none closes half of it."""
+        candidates = self._candidates()
+        if not candidates:
+            return None
+        gap = self._step(self._b) - self._step(self._a)
+        steps = self._with_times_of_a([chosen for _, _, chosen in candidates])
+        closed = (self._step(self._b) - steps) / gap
+        best = float(closed.max())
+        if best < 0.5:
+            return None
+        enough = [place for place in range(len(candidates)) if closed[place] >= _CLOSES * min(best, 1.0)]
+        place = min(enough, key=lambda place: (int(candidates[place][2].sum()), -closed[place]))
+        form, what, chosen = candidates[place]
+        layers, ranks = _distinct(self._line.layer[chosen], NO_LAYER), _distinct(self._line.rank[chosen])
+        return Explanation(what, form, float(steps[place]), layers, ranks, int(chosen.sum()))
+
+    def _step(self, case: Case) -> float:
+        return float(self._program.step_times(case.durations[:, None], case.lags[:, None])[0])
+
+    def _with_times_of_a(self, groups: Sequence[Bools]) -> Floats:
+        """Return the step time of B with the durations and lags of A in each group, s, (num_groups,)."""
+        steps, count = [], self._program.num_events
+        for chosen in groups:
+            durations = np.where(chosen, self._a.durations, self._b.durations)
+            lags = self._b.lags.copy()
+            both = np.concatenate([chosen, chosen])
+            lags[: 2 * count][both] = self._a.lags[: 2 * count][both]
+            steps.append(float(self._program.step_times(durations[:, None], lags[:, None])[0]))
+        return np.array(steps)
+
+    def _candidates(self) -> list[tuple[str, str, Bools]]:
+        """Return form, words and operations of the groups with the largest parts of the gap."""
+        line, found = self._line, []
+        own = ~line.loading
+        for form, keys in self._keys().items():
+            sums: dict[Hashable, float] = {}
+            for event in np.flatnonzero(self._by_event).tolist():
+                for key in keys[event]:
+                    sums[key] = sums.get(key, 0.0) + float(self._by_event[event])
+            sign = np.sign(sum(sums.values()))
+            largest = sorted((key for key in sums if sums[key] * sign > 0), key=lambda key: -abs(sums[key]))[:_TRIED]
+            for key in largest:
+                chosen = own & np.fromiter((key in of for of in keys), bool, line.num_events)
+                found.append((form, self._words(form, key, chosen), chosen))
+        return found
+
+    def _keys(self) -> dict[str, list[tuple[Hashable, ...]]]:
+        """Return, by form, the groups that each operation is in."""
+        line, count = self._line, self._line.num_events
+        names = [_name_of(line, event) for event in range(count)]
+        ranks, layers = line.rank.tolist(), line.layer.tolist()
+        links = [self._link(event) for event in range(count)]
+        computes = line.computes.tolist()
+        return {
+            "all": [("computing" if c else "communication",) for c in computes],
+            "operation": [(meeting,) for meeting in self._meeting],
+            "kind": [(name,) for name in names],
+            "kind on a rank": [((n, r),) if c else () for n, r, c in zip(names, ranks, computes, strict=True)],
+            "kind of a layer": [((n, k),) if k != NO_LAYER else () for n, k in zip(names, layers, strict=True)],
+            "layer": [(k,) if k != NO_LAYER else () for k in layers],
+            "rank": [(r,) if c else () for r, c in zip(ranks, computes, strict=True)],
+            "link": [() if link is None else (link,) for link in links],
+        }
+
+    def _link(self, event: int) -> Hashable:
+        """Return between whom a communication is; None of others."""
+        line = self._line
+        if line.peer[event] >= 0:
+            return tuple(sorted((int(line.rank[event]), int(line.peer[event]))))
+        stream = line.streams[line.stream[event]]
+        return (stream.group or ("all ranks",)) if stream.kind == COMM else None
+
+    def _words(self, form: str, key: Any, chosen: Bools) -> str:
+        """Return a group in words."""
+        line = self._line
+        if form == "operation":
+            event = int(np.flatnonzero(chosen)[0])
+            layer = _numbers("layer", _distinct(line.layer[chosen], NO_LAYER))
+            ranks = _numbers("rank", _distinct(line.rank[chosen]))
+            place = f"event {event - line.starts[line.rank[event]]} there"
+            return f"one {_name_of(line, event)} ({', '.join(text for text in (layer, ranks, place) if text)})"
+        if form == "all":
+            return f"all {key}"
+        if form == "kind":
+            return f"{key} on all ranks"
+        if form == "kind on a rank":
+            return f"{key[0]} on rank {line.rank_name(key[1])}"
+        if form == "kind of a layer":
+            return f"{key[0]} of {line.layer_name(key[1])}"
+        if form == "layer":
+            return f"all of {line.layer_name(key)}"
+        if form == "rank":
+            return f"all computing of rank {line.rank_name(key)}"
+        return f"communication among {'all ranks' if key == ('all ranks',) else _numbers('rank', key)}"
+
+
+def _meetings(line: Timeline) -> list[int]:
+    """Return, for each event, the first event of the operation that it is part of: a collective, or a message."""
+    found = np.arange(line.num_events)
+    members, places = collectives(line)
+    for low, high in pairwise(places.tolist()):
+        found[members[low:high]] = members[low]
+    sends, receives = messages(line)
+    found[receives] = sends
+    return [int(each) for each in found]
+
+
+# --- runs of different programs ----------------------------------------------------------------------------------
+
+
+def _on_critical_path(line: Timeline) -> list[tuple[str, str, float, int, int]]:
+    """Return cause, operation, seconds, layer and rank of what sets the step time of a run."""
+    path = critical_path(make_graph(line))
+    found = []
+    for event, wait, counts in zip(path.event.tolist(), path.wait.tolist(), path.counts.tolist(), strict=True):
+        name, place = _name_of(line, event), (int(line.layer[event]), int(line.rank[event]))
+        typ = line.typs[line.typ[event]]
+        cause = COMPUTING if line.streams[line.stream[event]].kind == "compute" else TRANSFER
+        if counts:
+            found.append((MOVES if typ in HOST_MOVES else cause, name, float(line.duration[event]), *place))
+        if wait:
+            found.append((HOST, name, wait, *place))
+    return found
+
+
+def _compared(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]]) -> list[Part]:
+    """Return the differences between what sets the step times of two runs, by cause and operation."""
+    keys = dict.fromkeys((each[0], each[1]) for each in (*a, *b))
+    parts = []
+    for cause, operation in keys:
+        alike = [[each for each in path if each[:2] == (cause, operation)] for path in (a, b)]
+        sums = [sum(each[2] for each in found) for found in alike]
+        layers = sorted({each[3] for found in alike for each in found if each[3] != NO_LAYER})
+        ranks = sorted({each[4] for found in alike for each in found})
+        if abs(sums[1] - sums[0]) > NEAR * max(sums):
+            count = max(map(len, alike))
+            parts.append(
+                Part(
+                    cause,
+                    operation,
+                    sums[1] - sums[0],
+                    tuple(layers),
+                    tuple(ranks),
+                    count,
+                    sums[0],
+                    sums[1],
+                    "on the path",
+                )
+            )
+    return sorted(parts, key=lambda part: -abs(part.seconds))
+
+
+def _without_partner(a: Timeline, b: Timeline, names: tuple[str, str]) -> list[str]:
+    """Return, in words, which operations of one run have no partner in the other: by rank, type, layer and samples."""
+    counts = [_counted(line) for line in (a, b)]
+    found = []
+    for own, other, name in ((counts[0], counts[1], names[0]), (counts[1], counts[0], names[1])):
+        alone: Counter[str] = Counter()
+        for key, number in (own - other).items():
+            alone[key[1]] += number
+        if alone:
+            listed = ", ".join(f"{number} {typ}" for typ, number in alone.most_common())
+            found.append(f"Of {name} alone: {listed}.")
+    return found
+
+
+def _counted(line: Timeline) -> Counter[tuple[int, str, int, frozenset[int]]]:
+    """Return how many operations there are of each rank, type, layer and set of samples."""
+    typs = (line.typs[code] for code in line.typ.tolist())
+    sets = (line.sample_sets[code] for code in line.samples.tolist())
+    return Counter(zip(line.rank.tolist(), typs, line.layer.tolist(), sets, strict=True))
