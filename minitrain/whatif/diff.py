@@ -465,7 +465,8 @@ def _distinct(values: Ints, but: int | None = None) -> tuple[int, ...]:
 def _name_of(line: Timeline, event: int) -> str:
     """Return what an operation is called: "backward", or "backward of attention" where layers have kinds."""
     typ, layer = line.typs[line.typ[event]], int(line.layer[event])
-    kind = line.layer_name(layer).rpartition(" ")[0] if layer != NO_LAYER and line.layer_names else ""
+    name = line.layer_names[layer] if 0 <= layer < len(line.layer_names) else ""
+    kind = name.rstrip("0123456789 ")
     return f"{typ} of {kind}" if kind else typ
 
 

@@ -67,7 +67,7 @@ def write_diff_page(gap: Any, path: Path) -> Path:
         links = _places(gap, lines)
     rows = [dict(zip(_COLUMNS, cells(part, gap.seconds), strict=True)) for part in gap.attribution]
     said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in gap.words)
-    table = html_table([{"operation": f"{row.pop('operation')}, {row['cause']}", **row} for row in rows], links)
+    table = html_table([{"part": f"{row.pop('operation')}, {row.pop('cause')}", **row} for row in rows], links)
     body = f'{said}<div class="wide">{table}</div>'
     return write_page(path, drawing, f"{b} beside {a}", body=body)
 
