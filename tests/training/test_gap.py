@@ -1,0 +1,69 @@
+"""Gaps between real runs, and to their predictions, are attributed to what was slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("cloudpickle")
+
+import minitrain as mt
+
+SIZES: dict[str, Any] = {"world_size": 2, "num_layers": 4, "global_batch_size": 8, "steps": 4}
+NAP = 0.1  # s
+
+STRATEGY = f"""
+import time
+
+from minitrain.lib import Model
+
+
+async def slow(model: Model, sleeper: int = -1) -> Model:
+    '''Data parallel on one microbatch; one rank sleeps before its backward of layer 2.'''
+    samples = model.global_batch_size // model.world_size
+    weights, states, activations, gradients, weight_gradients = model.storage()
+    layers = range(model.num_layers)
+    for layer in layers:
+        weights[layer], states[layer] = model.load_weights(layer)
+    activations[0] = model.get_input_activation(range(model.rank * samples, (model.rank + 1) * samples))
+    for layer in layers:
+        activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])
+    gradients[layers[-1]] = model.loss(activations.pop(len(layers)))
+    for layer in reversed(layers):
+        if (model.rank, layer) == (sleeper, 2):
+            time.sleep({NAP})
+        weight_gradients[layer], gradients[layer - 1] = model.backward(
+            layer, activations[layer], gradients[layer], weights[layer]
+        )
+        del activations[layer], gradients[layer]
+        weight_gradients[layer] = await model.all_reduce(weight_gradients[layer], layer)
+        weights[layer], states[layer] = model.update(layer, weight_gradients.pop(layer), weights[layer], states[layer])
+        model.set_final_weight(layer, weights[layer])
+    return model
+"""
+
+
+def test_what_makes_a_real_step_longer_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(STRATEGY, encoding="utf-8")
+    as_usual, slower = (mt.train(f"{file}:slow", sleeper=sleeper, **SIZES) for sleeper in (-1, 1))
+    gap = mt.diff(as_usual, slower)
+    assert gap.is_same_program
+    assert sum(part.seconds for part in gap.attribution) == pytest.approx(gap.seconds, rel=1e-6)
+    assert gap.seconds == pytest.approx(NAP, rel=0.5)
+    assert (gap.attribution[0].cause, gap.attribution[0].operation) == ("between operations", "backward")
+    assert 1 in gap.attribution[0].ranks
+    assert gap.explanation is not None
+    assert (gap.explanation.ranks, gap.explanation.layers) == ((1,), (2,))
+
+
+def test_a_measured_step_is_compared_with_its_prediction() -> None:
+    run = mt.train("zero3", **SIZES)
+    gap = mt.diff(run.predicted, run, names=("predicted", "measured"))
+    assert gap.is_same_program
+    assert sum(part.seconds for part in gap.attribution) == pytest.approx(gap.seconds, rel=1e-6)
+    assert run.predicted is not None
+    assert gap.seconds == run.step_time - run.predicted.step_time
