@@ -23,6 +23,7 @@ from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.proof.units import PADDING, names_of, places
 from minitrain.run.result import Run
+from minitrain.run.signatures import ProveKeywords, of_strategy
 from minitrain.run.simulation import simulate
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ class Proof:
         return f"{run.strategy} on {run.world_size} ranks trains {what} as one device does: the largest {largest}{by}"
 
 
+@of_strategy(ProveKeywords)
 def prove(
     strategy: str | Strategy,
     *,

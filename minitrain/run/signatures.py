@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from minitrain.run.parameters import RunParameters
@@ -103,6 +104,40 @@ class PriceKeywords(StepKeywords):
     grid: Mapping[str, Sequence[Any]] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProveKeywords(StepKeywords):
+    """Those of `prove`.
+
+    Args:
+        backend: as there.
+    """
+
+    backend: str | Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputKeywords(StepKeywords):
+    """Those of `goodput`; all are described there."""
+
+    days: float = 30.0
+    checkpoint_interval_s: float | None = None
+    checkpoint_bytes: float | None = None
+    asynchronous: bool = False
+    mtbf_hours: float | Mapping[str, float] | None = None
+    samples: int = 200
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepKeywords(StepKeywords):
+    """Those of `sweep`; all are described there."""
+
+    jobs: int | None = None
+    results: str | PathLike[str] | None = None
+    progress: Callable[[int, int | None], None] | None = None
+    time_limit_s: float | None = None
+
+
 class OfStrategy(Protocol[P, R_co]):
     """A function of a strategy and keywords."""
 
@@ -118,6 +153,21 @@ class OfStrategies(Protocol[P, R_co]):
         self, strategies: str | Iterable[str | Strategy] | None = None, *args: P.args, **keywords: P.kwargs
     ) -> R_co:
         """Simulate strategies with the same parameters."""
+        ...
+
+
+class OverGrid(Protocol[P, R_co]):
+    """A function of strategies, a grid of parameters, somewhere to run, and keywords."""
+
+    def __call__(
+        self,
+        strategies: str | Strategy | Iterable[str | Strategy],
+        grid: Any,
+        executor: Any = None,
+        *args: P.args,
+        **keywords: P.kwargs,
+    ) -> R_co:
+        """Simulate every strategy with every configuration."""
         ...
 
 
@@ -142,6 +192,11 @@ def of_strategy(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[...
 
 def of_strategies(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OfStrategies[P, R_co]]:
     """Do the same for a function of several strategies."""
+    return shows_run_parameters
+
+
+def over_grid(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OverGrid[P, R_co]]:
+    """Do the same for a function of strategies and a grid."""
     return shows_run_parameters
 
 

@@ -53,6 +53,12 @@ mt.simulate("ddp", hardware=["a100_80g", "h100_80g_nvl8"])  # wrong
 mt.simulate("ddp", world_size="3")  # wrong
 mt.compare("ddp", hardware=["a100_80g"])  # wrong
 mt.price("ddp", ["a100_80g"], wrld_size=3)  # wrong
+sweep: mt.Sweep = mt.sweep(["ddp", mine], {"world_size": [2, 4]}, jobs=1, num_layers=4)
+proof: mt.Proof = mt.prove("zero3", world_size=2, num_layers=2, backend="numpy")
+goodput: mt.Goodput = mt.goodput("zero3", days=2, world_size=64)
+mt.sweep("ddp", {"world_size": [2, 4]}, num_layer=4)  # wrong
+mt.prove("zero3", wrld_size=2)  # wrong
+mt.goodput("zero3", day=2)  # wrong
 """
 
 

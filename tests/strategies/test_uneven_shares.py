@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -94,14 +95,10 @@ async def divided_by_its_model(model: mt.Model, scale: bool = False) -> mt.Model
 
 
 def test_one_strategy_of_a_users_own_serves_equal_and_uneven_shares() -> None:
-    assert mt.prove(divided_by_its_model, **SIZES).largest < 1e-12
-    assert mt.prove(divided_by_its_model, **SIZES, shares=[9, 4, 2, 1]).largest < 1e-12
-
-
-def test_a_gradient_weighted_by_ranks_instead_of_samples_does_not_pass_the_proof() -> None:
-    assert mt.prove(divided_by_its_model, **SIZES, scale=True, strict=False).largest < 1e-12  # equal: no difference
+    scaled = partial(divided_by_its_model, scale=True)
+    assert mt.prove(scaled, **SIZES, strict=False).largest < 1e-12  # equal: no difference
     with pytest.raises(ProofError, match="differs from single-device training"):
-        mt.prove(divided_by_its_model, **SIZES, scale=True, shares=[9, 4, 2, 1], strict=False)
+        mt.prove(scaled, **SIZES, shares=[9, 4, 2, 1], strict=False)
 
 
 async def overlapping(model: mt.Model) -> mt.Model:

@@ -34,6 +34,7 @@ from minitrain.errors import UsageError, require_count
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, PRICE_ONLY
+from minitrain.run.signatures import SweepKeywords, over_grid
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import (
     ChosenStrategy,
@@ -351,6 +352,7 @@ MOST_EVENTS = 5000
 """The most events of a run whose picture a page shows."""
 
 
+@over_grid(SweepKeywords)
 def sweep(
     strategies: str | Strategy | Iterable[str | Strategy],
     grid: Grid,

@@ -36,7 +36,7 @@ from minitrain.run.event_loops import run_to_end
 from minitrain.run.faults import Recovery, require_recovery
 from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
-from minitrain.run.signatures import shows_run_parameters
+from minitrain.run.signatures import GoodputKeywords, of_strategy
 from minitrain.run.simulation import simulate_prepared
 from minitrain.run.strategy_loading import Strategy
 from minitrain.whatif.faults.disturbed_run import (
@@ -343,7 +343,7 @@ class Goodput:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-@shows_run_parameters
+@of_strategy(GoodputKeywords)
 def goodput(
     strategy: str | Strategy,
     *,
