@@ -14,7 +14,7 @@ May import: the rooms up to `proof`. Open `train` first. The other files:
 | what is trained | `nets`, `transformer` |
 | processes | `ranks` tells each what to do, `launcher` starts and watches them, `worker` is what they run |
 | from step to step, and to disk | `checkpoints` |
-| the result | `measured` |
+| the result | `measured`; what is held: `memory` |
 
 Only `train`, `program` and `measured` can be imported without torch.
 """

@@ -18,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.optim.adam import adam
 
 from minitrain.engine.executors import Computed
+from minitrain.engine.kept_for_backward import mode_of
 from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import Adam, Momentum
 from minitrain.training.contents import Flat, Rows
@@ -90,36 +91,21 @@ class _Given(torch.autograd.Function):
 _TOKEN = torch.zeros((), requires_grad=True)  # lets the output of `_Given` have a gradient
 
 
-@final
-class Kept:
-    """What a layer keeps for its backward: the graph, and what autograd has saved, but for the weight.
+class _Saved:
+    """What autograd has saved, but for the weight: the graph holds it, and it holds nothing of the graph.
 
     Attributes:
-        tensors: what autograd has saved, in this order.
+        tensors: in the order in which they were saved.
+        weight: that backward was given, while it goes on.
     """
 
-    __slots__ = ("_given", "_output", "_weight", "tensors")
+    __slots__ = ("tensors", "weight")
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
-        self._weight: torch.Tensor | None = None
+        self.weight: torch.Tensor | None = None
 
-    def forward(self, layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Take an input through a layer, and keep what its backward needs.
-
-        Args:
-            layer: what it computes.
-            weight: flat.
-            x: the input.
-        """
-        own, seen = _Given.apply(_TOKEN, weight), _Given.apply(_TOKEN, x) if x.is_floating_point() else x
-        with saved_tensors_hooks(self._keeping(weight), self._found):
-            output = layer(own, seen)
-        self._given = [get_gradient_edge(own)] + ([get_gradient_edge(seen)] if seen is not x else [])
-        self._output = get_gradient_edge(output)
-        return output.detach()
-
-    def _keeping(self, weight: torch.Tensor) -> Callable[[torch.Tensor], Any]:
+    def keeping(self, weight: torch.Tensor) -> Callable[[torch.Tensor], Any]:
         """Return what keeps a saved tensor; of the weight, only which part of it."""
         place, start, tensors = weight.untyped_storage().data_ptr(), weight.storage_offset(), self.tensors
 
@@ -131,14 +117,39 @@ class Kept:
 
         return keep
 
-    def _found(self, what: Any) -> torch.Tensor:
+    def found(self, what: Any) -> torch.Tensor:
         """Return a saved tensor, or a part of the weight that backward was given."""
-        weight = self._weight
+        weight = self.weight
         if isinstance(what, int):
             return self.tensors[what] if weight is None else self.tensors[what].to(weight.device)
         shape, stride, offset = what
         assert weight is not None  # `backward` has set it
         return weight.as_strided(shape, stride, offset + weight.storage_offset())
+
+
+@final
+class Kept:
+    """What a layer keeps for its backward: the graph, and what autograd has saved, but for the weight."""
+
+    __slots__ = ("_given", "_output", "_saved")
+
+    def __init__(self) -> None:
+        self._saved = _Saved()
+
+    def forward(self, layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Take an input through a layer, and keep what its backward needs.
+
+        Args:
+            layer: what it computes.
+            weight: flat.
+            x: the input.
+        """
+        own, seen = _Given.apply(_TOKEN, weight), _Given.apply(_TOKEN, x) if x.is_floating_point() else x
+        with saved_tensors_hooks(self._saved.keeping(weight), self._saved.found):
+            output = layer(own, seen)
+        self._given = [get_gradient_edge(own)] + ([get_gradient_edge(seen)] if seen is not x else [])
+        self._output = get_gradient_edge(output)
+        return output.detach()
 
     def backward(self, weight: torch.Tensor | None, grad: torch.Tensor, *wanted: int) -> list[torch.Tensor]:
         """Return the gradients of the weight (0) and the input (1), as wanted; integers as inputs have none.
@@ -153,18 +164,20 @@ class Kept:
         Raises:
             UsageError: there is no weight.
         """
-        self._weight = weight if weight is not None else self._weight
-        if self._weight is None:
+        saved = self._saved
+        saved.weight = weight if weight is not None else saved.weight
+        if saved.weight is None:
             raise UsageError("backward_weight before backward_input needs the weight; give it as the last argument")
         edges = [self._given[place] for place in wanted if place < len(self._given)]
         found = list(torch.autograd.grad([self._output], edges, [grad], retain_graph=True)) if edges else []
         if wanted != (1,):
-            self._weight = None
+            saved.weight = None
         return found
 
     def move(self, place: Any) -> None:
         """Keep the same on another device."""
-        self.tensors[:] = [tensor.to(place) for tensor in self.tensors]
+        tensors = self._saved.tensors
+        tensors[:] = [tensor.to(place) for tensor in tensors]
 
 
 @final
@@ -208,8 +221,12 @@ class Arithmetic:
         return Rows(self.net.inputs(sorted(done.made.samples), self.global_batch_size, self.step))
 
     def forward(self, done: Computed, x: Rows, weight: Flat) -> Rows:
-        """Take an activation through a layer."""
-        return self._forward(done.layer, x, weight)
+        """Take an activation through a layer; keep nothing but its input where all is to be computed again."""
+        if mode_of(done.named.get("recompute") or done.model._recompute).recompute != "full":
+            return self._forward(done.layer, x, weight)
+        x.kept = None
+        with torch.no_grad():
+            return Rows(self.net.layers[done.layer](weight.values, x.values))
 
     def _forward(self, layer: int, x: Rows, weight: Flat) -> Rows:
         x.kept = kept = Kept()
@@ -225,6 +242,7 @@ class Arithmetic:
     def backward(self, done: Computed, x: Rows, grad: Rows, weight: Flat) -> tuple[Flat, Rows]:
         """Return the gradients of weight and input."""
         of_weight, *of_input = self._kept(done, x, weight).backward(weight.values, grad.values, 0, 1)
+        x.kept = None
         return Flat.whole(of_weight), Rows(of_input[0] if of_input else _NOTHING)
 
     def backward_input(self, done: Computed, x: Rows, grad: Rows, weight: Flat) -> Rows:

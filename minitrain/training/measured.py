@@ -38,7 +38,8 @@ class MeasuredRun(Run):
     """Training steps of real processes.
 
     Its logs and figures are those of the step that took the median time of the last `KEPT_STEPS`. Its peak of
-    memory is that of each rank's process, torch included; events say what tensors hold.
+    memory is what a rank's allocator gave to the tensors of one step (`minitrain.training.memory`); events say what
+    tensors hold in the simulation.
     Loading takes no time: weights stay where they are from step to step.
 
     Args:
@@ -46,6 +47,7 @@ class MeasuredRun(Run):
         seconds: what each step took, from when the first rank had its weights, s.
         first_step: number of the first of these, where the run went on from a checkpoint.
         backend: of torch.distributed.
+        process_bytes: the most memory that each rank's process has taken, torch included.
         predicted: the simulated step.
     """
 
@@ -53,6 +55,7 @@ class MeasuredRun(Run):
     seconds: Sequence[float] = field(default=(), repr=False)
     first_step: int = 0
     backend: str = "gloo"
+    process_bytes: Sequence[int] = ()
     predicted: Run | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -72,6 +75,7 @@ class MeasuredRun(Run):
             "step_times_s": self.step_times,
             "first_step": self.first_step,
             "backend": self.backend,
+            "process_bytes": [*self.process_bytes],
         }
         return super().summary() | more
 
@@ -120,6 +124,7 @@ def measured_run(
         seconds=seconds,
         first_step=first,
         backend=backend,
+        process_bytes=[each.process_bytes for each in times],
         predicted=predicted,
     )
 

@@ -176,6 +176,8 @@ class ProcessExecutor(ContentExecutor):
 
     Attributes:
         spans: begin and end of each operation of the step, s, by its row of the log.
+        count: says how many bytes are held, in a step whose memory is measured.
+        most_held: the most that it has said.
         is_busy: whether the rank computes, or waits for others, and is not in code of the strategy's own.
     """
 
@@ -186,6 +188,8 @@ class ProcessExecutor(ContentExecutor):
         self._sent: list[PendingNumbers] = []
         self.spans: dict[int, tuple[float, float]] = {}
         self.is_busy = False
+        self.count: Callable[[], int] | None = None
+        self.most_held = 0
 
     def arithmetic_of(self, model: Any) -> Arithmetic:  # noqa: ARG002  (it is of one rank)
         """Return what the rank computes."""
@@ -200,8 +204,13 @@ class ProcessExecutor(ContentExecutor):
         began = perf_counter()
         made = super().compute(model, op, given, named, do)
         self.spans[row] = began, perf_counter()
+        self._note_memory()
         self.is_busy = False
         return made
+
+    def _note_memory(self) -> None:
+        if self.count is not None:
+            self.most_held = max(self.most_held, self.count())
 
     def communicate(self, model: Any, op: str, given: tuple[Any, ...], submit: Callable[[], Any]) -> Any:  # noqa: ARG002  (it is of one rank)
         """Send a message: it leaves when it can, and a send waits for nobody. Move what goes to the host or back."""
@@ -283,6 +292,7 @@ class ProcessExecutor(ContentExecutor):
         if pending is not None:
             self.is_busy = True
             self.spans[row] = pending.began_s, pending.wait()
+            self._note_memory()
             self.is_busy = False
 
     def end_step(self, model: Any) -> array[float]:
@@ -324,7 +334,11 @@ class Started:
     ) -> None:
         self.net, self.group, self.ranks, self.index, self.root = net, group, ranks, index, root
         self.works: list[Any] = []
-        self.begin: Callable[[Any, Sequence[Any]], Finish] = getattr(self, f"_{record.name}", None)  # type: ignore[assignment]  # an exchange has none
+        self._name = record.name
+
+    def begin(self, value: Any, brought: Sequence[Any]) -> Finish:
+        """Start a collective that is no exchange."""
+        return getattr(self, f"_{self._name}")(value, brought)  # type: ignore[no-any-return]  # one of those below
 
     def _all_reduce(self, value: Any, _: Sequence[Any]) -> Finish:
         """Sum in place."""

@@ -11,7 +11,6 @@ import ctypes
 import datetime
 import os
 import platform
-import resource
 import signal
 import sys
 import threading
@@ -33,6 +32,7 @@ from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.layers import Arithmetic, Carried, Net
+from minitrain.training.memory import counting, process_bytes
 from minitrain.training.program import RankProgram
 from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTransport
 
@@ -118,7 +118,8 @@ class Times:
         first: number of the first step.
         moments: of each step, when it began, when its weights were loaded, and when its last operation ended.
         spans: of the last steps, begin and end of each operation in program order, by number of the step.
-        most_bytes: the most memory that the process has ever taken.
+        most_bytes: the most memory that the tensors of a step have taken.
+        process_bytes: the most that the process has taken, torch included.
         behind_s: by how much its clock is behind that of rank 0, s.
     """
 
@@ -126,6 +127,7 @@ class Times:
     moments: list[tuple[float, float, float]] = field(default_factory=list)
     spans: dict[int, array[float]] = field(default_factory=dict)
     most_bytes: int = 0
+    process_bytes: int = 0
     behind_s: float = 0.0
 
     def add(self, began: float, spans: array[float], num_loads: int) -> None:
@@ -159,6 +161,7 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
     everybody = tuple(range(task.world_size))
     groups = {members: dist.new_group(list(members), timeout=wait) for members in task.groups} | {everybody: None}
     net = task.net()
+    held, before = counting(net.device), 0
     arithmetic = Arithmetic(net, task.global_batch_size)
     executor = doing.executor = ProcessExecutor(task.program, arithmetic, groups)
     make_model = watched(Model, executor)
@@ -173,6 +176,9 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
             sizes = task.num_layers, task.global_batch_size
             model = make_model(task.rank, transport, *sizes, runtime_predictor=task.predictor)
             doing.step, doing.model = step, model
+            executor.count = None
+            if step == min(first + 1, task.steps - 1):  # the first step warms up
+                executor.count, before = held, held() - bytes_of(carried)
             began = perf_counter()
             runner.run(_step(task, model))
             doing.model = None
@@ -183,8 +189,13 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
             report(("step", step, loss.item()))
             if task.checkpoints is not None and task.checkpoints.is_due(step + 1, task.steps):
                 task.checkpoints.save(step + 1, carried, task.rank)
-    times.most_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    times.most_bytes, times.process_bytes = max(executor.most_held - before, 0), process_bytes()
     return times
+
+
+def bytes_of(carried: Carried) -> int:
+    """Return the bytes of what a step begins with."""
+    return sum(content.values.nbytes for contents in carried.values() for content in contents)
 
 
 def _handed_on(model: Model, arithmetic: Arithmetic) -> Carried:

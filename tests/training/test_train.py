@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,22 @@ def test_programs_are_the_same_wherever_they_are_simulated() -> None:
     digests = {record("fsdp", {"world_size": 4, "num_layers": 4}).digest for _ in range(2)}
     assert len(digests) == 1
     assert record("ddp", {"world_size": 4, "num_layers": 4}).digest not in digests
+
+
+def test_measured_memory_is_what_tensors_hold() -> None:
+    """Dense layers keep little else than is counted: tanh's output beside its input, and buffers of gloo."""
+    for name in ("ddp", "zero3"):
+        run = mt.train(name, world_size=2, num_layers=8, steps=3)
+        assert run.predicted is not None
+        for measured, predicted in zip(run.peak_memory_per_rank, run.predicted.peak_memory_per_rank, strict=True):
+            assert predicted * 0.8 < measured < predicted * 1.5
+        assert min(run.process_bytes) > 10 * max(run.peak_memory_per_rank)
+
+
+def test_recomputation_frees_what_it_computes_again() -> None:
+    tiny = replace(mt.models()["tiny"], num_layers=12)
+    none, full = (
+        mt.train(f"zero3:recompute={how}", workload=tiny, global_batch_size=32, steps=2) for how in ("none", "full")
+    )
+    assert full.losses == none.losses
+    assert max(full.peak_memory_per_rank) < 0.5 * max(none.peak_memory_per_rank)

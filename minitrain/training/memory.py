@@ -1,0 +1,56 @@
+"""How much memory a rank's tensors take, as its allocator says.
+
+On a GPU that is torch's own count, with what an operation takes while it computes. On a CPU it is what glibc's `malloc`
+has given out and not got back, read after each operation: every tensor that is held then, what autograd has kept, and
+buffers of gloo; not what an operation takes and gives back. Elsewhere it is what the process occupies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
+class _Mallinfo2(ctypes.Structure):
+    """The fields of glibc's `struct mallinfo2` (malloc.h)."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS.split())
+
+
+@cache
+def _mallinfo2() -> Any:
+    """Return glibc's function, or None where there is none: another library, or glibc before 2.33."""
+    found = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+    if found is not None:
+        found.restype = _Mallinfo2
+    return found
+
+
+def counting(device: torch.device) -> Callable[[], int]:
+    """Return what says how many bytes are held now: on a GPU, the most since the count began."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return lambda: torch.cuda.max_memory_allocated(device)
+    mallinfo2 = _mallinfo2()
+    if mallinfo2 is None:
+        return process_bytes
+
+    def in_use() -> int:
+        found = mallinfo2()
+        return int(found.uordblks + found.hblkhd)
+
+    return in_use
+
+
+def process_bytes() -> int:
+    """Return the most memory that this process has ever occupied."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
