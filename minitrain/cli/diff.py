@@ -1,7 +1,4 @@
-"""The command `minitrain diff`: where the gap between two runs comes from.
-
-It is a file of its own, since it is a command, and `minitrain train` prints gaps too.
-"""
+"""The command `minitrain diff`: where the gap between two runs comes from."""
 
 from __future__ import annotations
 
@@ -26,8 +23,18 @@ def diff(before: Path, after: Path, *, given: Given, html: Path | None = None) -
         html (PAGE): Write a page: both runs on one time axis.
     """
     options.require_file("--html", html)
-    names = (before.stem, after.stem) if before.stem != after.stem else (str(before), str(after))
+    names = _short_names(before, after)
     show_gap(mt.diff(before, after, names=names), html, as_json=given.as_json)
+
+
+def _short_names(first: Path, second: Path) -> tuple[str, str]:
+    """Return what files are called: their stems, or else the folders in which they differ.
+
+    >>> _short_names(Path("old/zero3/run.jsonl"), Path("new/zero3/run.jsonl"))
+    ('old', 'new')
+    """
+    pairs = zip(reversed(first.with_suffix("").parts), reversed(second.with_suffix("").parts), strict=False)
+    return next(((one, other) for one, other in pairs if one != other), (str(first), str(second)))
 
 
 def show_gap(gap: mt.Gap, html: Path | None, *, as_json: bool = False) -> None:

@@ -57,6 +57,8 @@ CAUSES = {
 }
 """What a part of a gap may be due to."""
 
+_SIZES = ("world_size", "num_layers", "global_batch_size")
+_CONDITIONS = ("strategy", "options", "workload", *_SIZES, "hardware", "priced_by")
 _CLOSES = 0.9  # of what the best explanation closes: what a narrower one must close to be named
 _TRIED = 24  # explanations of each form
 _LIKE = 3  # ranks with a like operation, from which one may say what is usual
@@ -153,6 +155,12 @@ class Gap:
         """Whether both runs did the same operations in the same order, so that each has its partner."""
         return self.share_by_event is not None
 
+    @property
+    def conditions(self) -> dict[str, tuple[Any, Any]]:
+        """What the runs were given that differs, by name: of A, and of B."""
+        both = {name: (getattr(self.before, name), getattr(self.after, name)) for name in _CONDITIONS}
+        return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+
     @cached_property
     def words(self) -> list[str]:
         """What the gap is due to, in sentences, the most important first."""
@@ -161,6 +169,9 @@ class Gap:
         how_much = f"{duration(abs(more))} {'longer' if more >= 0 else 'shorter'}"
         times = f" ({second / first:.3g} times as long)" if first and more else ""
         found = [f"{b} takes {duration(second)} a step, {a} {duration(first)}: {how_much}{times}."]
+        if self.conditions:
+            listed = (f"{name} {first} and {second}" for name, (first, second) in self.conditions.items())
+            found.append(f"What they were given differs: {'; '.join(listed)}.")
         if self.explanation is not None:
             found.append(
                 f"Mostly: {self.explanation.what}. With the times of {a} for this alone, {b} would take "
@@ -182,6 +193,7 @@ class Gap:
             "step_time_after_s": self.after.step_time,
             "gap_s": self.seconds,
             "same_program": self.is_same_program,
+            "conditions": self.conditions,
             "explanation": None if self.explanation is None else asdict(self.explanation),
             "attribution": [asdict(part) for part in self.attribution],
             "without_partner": [*self.without_partner],
