@@ -45,5 +45,6 @@ def show_gap(gap: mt.Gap, html: Path | None, *, as_json: bool = False) -> None:
         print_json(gap.summary())
         return
     print_lines(gap.words)
-    print_table(gap.table())
+    if gap.attribution:
+        print_table(gap.table())
     print_lines(f"wrote {path}" for path in (html,) if path is not None)

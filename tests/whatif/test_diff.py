@@ -211,10 +211,7 @@ def test_runs_of_different_programs_are_compared_by_what_sets_their_steps(runs: 
     assert adds_up(gap)
     assert not gap.is_same_program
     assert "programs differ" in str(gap)
-    assert gap.conditions == {
-        "strategy": ("zero3", "zero3_prefetch"),
-        "options": (runs["zero3"].options, gap.after.options),
-    }
+    assert gap.conditions == {"strategy": ("zero3", "zero3_prefetch")}
     more = mt.diff(runs["ddp"], runs["zero3"])
     assert adds_up(more)
     assert any(line.startswith("Of B alone:") and "all_gather" in line for line in more.without_partner)
