@@ -7,7 +7,6 @@ keep the costliest stage as cheap as possible, the one is taken whose stages dif
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -115,7 +114,12 @@ def _of_least_cost(predictor: _ByIdentity, num_layers: int, num_stages: int, num
         costs[-1] += machine.compute("loss", num_samples, num_layers).seconds
         return costs
 
-    return decide(predictor.value, costs_on, lambda costs: balanced(costs, num_stages))
+    return decide(
+        predictor.value,
+        costs_on,
+        lambda costs: balanced(costs, num_stages),
+        lambda costs: balanced_all(costs, num_stages),
+    )
 
 
 def balanced(costs: Sequence[float], num_stages: int) -> Stages:
@@ -124,59 +128,56 @@ def balanced(costs: Sequence[float], num_stages: int) -> Stages:
     >>> balanced([1, 1, 1, 1, 1, 3], 3)
     (range(0, 3), range(3, 5), range(5, 6))
     """
-    sums = [0.0, *accumulate(costs)]
-    limit = _least_limit(sums, num_stages) * _NO_MORE
-    return between(_most_even(sums, num_stages, limit))
-
-
-def _least_limit(sums: Sequence[float], num_stages: int) -> float:
-    """Return the least cost that no stage need exceed, by trying the cost of every possible stage."""
-    num_layers = len(sums) - 1
-    possible = sorted({stop - start for place, start in enumerate(sums) for stop in sums[place + 1 :]})
-    low, high = 0, len(possible) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _fits(sums, num_stages, num_layers, possible[middle]) else (middle + 1, high)
-    return possible[low]
-
-
-def _fits(sums: Sequence[float], num_stages: int, num_layers: int, limit: float) -> bool:
-    """Return whether stages of at most some cost take all layers, each as many as it can."""
-    place = 0
-    for _ in range(num_stages):
-        place = _furthest(sums, place, limit)
-        if place == num_layers:
-            return True
-    return False
-
-
-def _furthest(sums: Sequence[float], start: int, limit: float) -> int:
-    """Return where a stage that starts with some layer must stop at the latest; it compares the same floats."""
-    stop = bisect_right(sums, sums[start] + limit) - 1
-    while stop > start and sums[stop] - sums[start] > limit:  # rounding
-        stop -= 1
-    while stop + 1 < len(sums) and sums[stop + 1] - sums[start] <= limit:
-        stop += 1
-    return stop
+    return balanced_all([[cost] for cost in costs], num_stages)[0]
 
 
 _NO_MORE = 1 + 1e-9
 """Costs nearer than this differ by rounding alone."""
 
+_MOST_NUMBERS = 1 << 18  # in one array: 2 MiB
 
-def _most_even(sums: Sequence[float], num_stages: int, limit: float) -> list[int]:
-    """Return the borders of stages within a limit whose squares add up to least; of equal ones, the latest."""
-    num_layers = len(sums) - 1
-    best: dict[int, tuple[float, tuple[int, ...]]] = {num_layers: (0.0, (num_layers,))}
-    for num_behind in range(num_stages):
-        start_most = num_stages - 1 - num_behind  # a layer at least for each stage before
-        found: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for start in range(start_most, num_layers if start_most else 1):
-            furthest = _furthest(sums, start, limit)
-            for stop in best:
-                if start < stop <= furthest:
-                    squares = best[stop][0] + (sums[stop] - sums[start]) ** 2
-                    if start not in found or squares <= found[start][0] * _NO_MORE:
-                        found[start] = squares, (start, *best[stop][1])
-        best = found
-    return list(best[0][1])
+
+def balanced_all(costs: Any, num_stages: int) -> list[Stages]:
+    """Return what `balanced` does for several machines; costs are (num_layers, num_machines)."""
+    import numpy as np  # noqa: PLC0415  (`import minitrain` needs none)
+
+    costs = np.asarray(costs, dtype=float).T
+    sums = np.concatenate([np.zeros((len(costs), 1)), np.cumsum(costs, axis=1)], axis=1)
+    most = max(1, _MOST_NUMBERS // sums.shape[1] ** 2)
+    parts = [_borders(sums[first : first + most], num_stages) for first in range(0, len(sums), most)]
+    return [between(borders) for part in parts for borders in part.tolist()]
+
+
+def _borders(sums: Any, num_stages: int) -> Any:
+    """Return the borders of stages whose largest cost is least; of these, those whose squares add up to least.
+
+    Of equal ones, the latest are taken. Stages are put before others, one at a time.
+
+    Args:
+        sums: what the layers before each one cost, and all of them, (num_machines, num_layers + 1).
+        num_stages: how many stages.
+
+    Returns:
+        Layers, (num_machines, num_stages + 1).
+    """
+    import numpy as np  # noqa: PLC0415
+
+    machines, num_layers = np.arange(len(sums)), sums.shape[1] - 1
+    costs = sums[:, None] - sums[:, :, None]  # of a stage that begins with a layer and ends before another
+    costs[:, np.tri(num_layers + 1, dtype=bool)] = np.inf
+    nothing = np.where(np.arange(num_layers + 1) == num_layers, 0.0, np.inf) + np.zeros_like(sums)
+    largest, squares = nothing, nothing  # of all stages from a layer on
+    for _ in range(num_stages):
+        largest = np.maximum(costs, largest[:, None]).min(axis=2)
+    possible = np.where(costs <= largest[:, :1, None] * _NO_MORE, costs * costs, np.inf)
+    ends = []
+    for _ in range(num_stages):
+        totals = possible + squares[:, None]
+        least = totals.min(axis=2)
+        equal = totals <= least[:, :, None] * _NO_MORE
+        ends.append(num_layers - equal[:, :, ::-1].argmax(axis=2))
+        squares = np.take_along_axis(totals, ends[-1][:, :, None], axis=2)[:, :, 0]
+    borders = [np.zeros_like(machines)]
+    for end in reversed(ends):
+        borders.append(end[machines, borders[-1]])
+    return np.stack(borders, axis=1)

@@ -112,12 +112,13 @@ def columns_of(values: Sequence[Any]) -> Any:
     array([1., 2.])
     """
     first = values[0]
-    if all([value is first for value in values]):  # noqa: C419  (quicker for many)
+    if values[-1] is first and all([value is first for value in values]):  # noqa: C419  (quicker for many)
         return first
     kind = type(first)
     if kind is float or kind is int:
         return _column(values)
-    _same(list(map(type, values)))
+    if len(set(map(type, values))) > 1:
+        raise UnlikeError(list(map(type, values)))
     if is_dataclass(first):
         exact = _EXACT.get(kind.__name__, ())
         names = [one.name for one in fields(first)]
@@ -125,7 +126,9 @@ def columns_of(values: Sequence[Any]) -> Any:
         changes = {name: _same(each) if name in exact else columns_of(each) for name, each in columns.items()}
         return replace(first, **changes)  # type: ignore[type-var]  # an object, not its class
     if isinstance(first, Mapping):
-        keys = _same([tuple(value) for value in values])
+        if values.count(first) == len(values):
+            return first
+        keys = _same(list(map(tuple, values)))
         return MappingProxyType({key: columns_of([value[key] for value in values]) for key in keys})
     if isinstance(first, tuple) and first and is_dataclass(first[0]):
         _same([len(value) for value in values])
@@ -135,7 +138,7 @@ def columns_of(values: Sequence[Any]) -> Any:
 
 def _column(numbers: Sequence[Any]) -> Any:
     """Return an array of numbers, or the one number that all are."""
-    if not all(map(is_number, numbers)):
+    if not set(map(type, numbers)) <= {float, int} and not all(map(is_number, numbers)):
         raise UnlikeError([is_number(number) for number in numbers])
     if numbers.count(numbers[0]) == len(numbers):
         return numbers[0]

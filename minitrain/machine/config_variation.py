@@ -8,8 +8,10 @@ config file are. Left out are keys of the data sheet.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -171,6 +173,9 @@ def _validator(kind: str) -> Any:
     return TypeAdapter(values)
 
 
+_RANGES = ("Positive", "NonNegative", "Efficiency", "Usage")  # numbers between two others are valid if these are
+
+
 def validated(system: SystemConfig, path: str, values: Sequence[Any]) -> list[Any]:
     """Return values as a config holds them under a path.
 
@@ -191,8 +196,13 @@ def validated(system: SystemConfig, path: str, values: Sequence[Any]) -> list[An
         raise UsageError(f"{system.name} has no figure {path!r:.80} to vary; a key path is wanted, such as {example}")
     from pydantic import ValidationError  # noqa: PLC0415  (pydantic is heavy)
 
+    kind = _VALIDATORS["ops" if "ops" in keys else keys[-1]]
+    if kind in _RANGES and set(map(type, values)) == {float} and math.isfinite(sum(values)) and min(values) > 0:
+        with suppress(ValidationError):
+            _validator(kind).validate_python([min(values), max(values)])  # what lies between is in the range, too
+            return list(values)
     try:
-        found: list[Any] = _validator(_VALIDATORS["ops" if "ops" in keys else keys[-1]]).validate_python(list(values))
+        found: list[Any] = _validator(kind).validate_python(list(values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         expected = first.get("ctx", {}).get("expected", "what a config file may hold there")

@@ -119,7 +119,10 @@ class Predictor(TransferPrices, Protocol):
 
 
 def decide(
-    predictor: Predictor, prices_on: Callable[[Predictor], list[Any]], choose: Callable[[Sequence[Any]], T]
+    predictor: Predictor,
+    prices_on: Callable[[Predictor], list[Any]],
+    choose: Callable[[Sequence[Any]], T],
+    choose_each: Callable[[Any], Sequence[T]] | None = None,
 ) -> T:
     """Return what is chosen by prices; on which machines the same is chosen can be asked where a run is recorded.
 
@@ -127,9 +130,10 @@ def decide(
         predictor: what prices operations here.
         prices_on: asks a predictor for the prices.
         choose: makes of them what is chosen, which can be compared.
+        choose_each: does so for many machines, where prices are seconds: (num_prices, num_machines).
     """
     recorded = getattr(predictor, "decide", None)
-    return choose(prices_on(predictor)) if recorded is None else recorded(prices_on, choose)
+    return choose(prices_on(predictor)) if recorded is None else recorded(prices_on, choose, choose_each)
 
 
 def reference_of(predictor: Predictor) -> Predictor:

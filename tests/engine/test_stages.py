@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.engine.stages import balanced
+from minitrain.engine.stages import balanced, balanced_all
 from minitrain.lib import Model
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.machine.price import RankPredictors
@@ -35,6 +35,11 @@ def test_no_other_cut_has_a_cheaper_costliest_stage(costs: list[float], num_stag
     assert [layer for stage in found for layer in stage] == list(range(len(costs)))
     assert all(found)
     assert max(sum(costs[layer] for layer in stage) for stage in found) == pytest.approx(least, rel=1e-9, abs=1e-9)
+
+
+@given(costs=st.lists(st.tuples(*[st.sampled_from([0.1, 0.25, 1.0, 3.0])] * 3), min_size=3, max_size=9))
+def test_machines_are_cut_side_by_side_as_each_alone(costs: list[tuple[float, ...]]) -> None:
+    assert balanced_all(costs, 3) == [balanced(own, 3) for own in zip(*costs, strict=True)]
 
 
 def test_equal_layers_go_in_equal_shares() -> None:

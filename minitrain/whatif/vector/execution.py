@@ -59,17 +59,22 @@ class Decision:
         rank: the straggler whose prices they are; None for those of all other ranks.
         prices_on: asks a predictor for the prices.
         choose: makes of them what is chosen.
+        choose_each: does so for many machines, where it can.
         choice: what was chosen.
     """
 
     rank: int | None
     prices_on: Callable[[Any], list[Any]]
     choose: Callable[[Sequence[Any]], Any]
+    choose_each: Callable[[Any], Sequence[Any]] | None
     choice: Any
 
     def agrees(self, fleet: Fleet, chosen: Ints) -> np.typing.NDArray[np.bool_]:
         """Return on which of some machines of a fleet the same is chosen."""
         prices = self.prices_on(fleet.of_rank(self.rank))
+        if self.choose_each is not None:
+            columns = np.array([fleet.column(seconds)[chosen] for seconds in prices])
+            return np.array([choice == self.choice for choice in self.choose_each(columns)], dtype=bool)
         rows = zip(*(_each(price, chosen) for price in prices), strict=True)
         known: dict[tuple[Any, ...], bool] = {}
         return np.array([known[row] if row in known else self._know(known, row) for row in rows], dtype=bool)
@@ -153,10 +158,15 @@ class Recorder:
             self.questions[id(found)] = question, found
         return found
 
-    def decide(self, prices_on: Callable[[Any], list[Any]], choose: Callable[[Sequence[Any]], T]) -> T:
+    def decide(
+        self,
+        prices_on: Callable[[Any], list[Any]],
+        choose: Callable[[Sequence[Any]], T],
+        choose_each: Callable[[Any], Sequence[T]] | None = None,
+    ) -> T:
         """Note what is chosen by prices, and return it; see `minitrain.machine.price.decide`."""
         choice = choose(prices_on(self.recorded))
-        self.decisions.append(Decision(self._rank, prices_on, choose, choice))
+        self.decisions.append(Decision(self._rank, prices_on, choose, choose_each, choice))
         return choice
 
     def look(self, name: str) -> None:

@@ -67,12 +67,16 @@ class Machines:
             HardwareConfigError: a config lacks what prices need.
         """
         known: dict[int, Hashable] = {}
+        run_as: dict[int, Hashable] = {}
         alike: dict[Hashable, list[int]] = {}
         fixed = [values for path, values in self.varied.items() if not is_number_path(path)]
         columns: list[Hashable] = list(zip(*fixed, strict=True)) or [()] * len(self.sources)
         for place, source in enumerate(self.sources):
-            if source is not None:
-                alike.setdefault((_run_as(source, known), columns[place]), []).append(place)
+            if source is None:
+                continue
+            if id(source) not in run_as:
+                run_as[id(source)] = _run_as(source, known)
+            alike.setdefault((run_as[id(source)], columns[place]), []).append(place)
         pending, found = list(alike.values()), []
         while pending:
             places = pending.pop(0)

@@ -136,7 +136,8 @@ class Configurations:
         """Return the values of some paths as configs hold them."""
         if not paths:
             return {}
-        systems = {id(hardware): load_config(hardware) for hardware in self._values("hardware")}
+        given = {id(hardware): hardware for hardware in self._values("hardware")}
+        systems = {key: load_config(hardware) for key, hardware in given.items()}
         for system in systems.values():
             found = {path: validated(system, path, values) for path, values in paths.items()}
         return found
@@ -189,7 +190,13 @@ class Configurations:
         pricings = self._pricings(stands_for)
         given = zip(*map(self._values, ("hardware", "network", "placement")), pricings, strict=True)
         known: dict[int, Any] = {}
-        sources = [_machine(known, *machine) for machine in given]
+        alike: dict[tuple[int, ...], Machine | None] = {}
+        sources = []
+        for machine in given:
+            key = tuple(map(id, machine))
+            if key not in alike:
+                alike[key] = _machine(known, *machine)
+            sources.append(alike[key])
         slowdowns = self._values("slowdown")
         return Machines(sources, slowdowns if any(slowdowns) else None, self._varied)
 
@@ -213,13 +220,13 @@ def _machine(known: dict[int, Any], hardware: Any, network: str, placement: Any,
         placement: node of each rank.
         pricing: how operations are priced.
     """
-    found = known.get(id(hardware))
+    found = hardware if type(hardware) is SystemConfig else known.get(id(hardware))
     if found is None:
         found = cluster_or_other(hardware)
         if type(found) is SystemConfig or isinstance(found, str | os.PathLike | Mapping):
             found = load_config(found)
         known[id(hardware)] = found
-    if isinstance(found, RankPredictors | Cluster) or hasattr(found, "profile"):
+    if type(found) is not SystemConfig and (isinstance(found, RankPredictors | Cluster) or hasattr(found, "profile")):
         return None
     return Machine(found, network, placement, pricing)
 
