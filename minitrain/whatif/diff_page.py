@@ -107,6 +107,31 @@ def _frame(drawing: Any, gap: Any, lines: tuple[Timeline, Timeline]) -> None:
                 "hoverinfo": "text",
             }
         )
+    _join(drawing.layout, gap, lines, unit)
+
+
+def _join(layout: Any, gap: Any, lines: tuple[Timeline, Timeline], unit: float) -> None:
+    """Join the framed operations of both runs by lines, which the buttons show with both runs alone."""
+    below, above = layout["yaxis"]["domain"][0], layout["yaxis2"]["domain"][1]
+    middles = [(line.time + line.end) / 2 / unit for line in lines]
+    layout["shapes"] = [
+        {
+            "type": "line",
+            "xref": "x",
+            "yref": "paper",
+            "x0": float(middles[0][event]),
+            "y0": below,
+            "x1": float(middles[1][event]),
+            "y1": above,
+            "line": {"color": _SLOWER if gap.share_by_event[event] > 0 else _FASTER, "width": 1, "dash": "dot"},
+        }
+        for event in _largest(gap)
+    ]
+    for button in layout["updatemenus"][0]["buttons"]:
+        shown, changes = button["args"]
+        is_all = button["label"] == "all"
+        shown["visible"] += [is_all or button["label"] == name for name in gap.names]
+        changes |= {f"shapes[{place}].visible": is_all for place in range(len(layout["shapes"]))}
 
 
 def _said(gap: Any, lines: tuple[Timeline, Timeline], event: int) -> str:

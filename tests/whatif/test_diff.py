@@ -245,3 +245,27 @@ def test_totals_cannot_be_compared(runs: dict[str, mt.Run]) -> None:
     totals = mt.simulate("ddp", log="summary", **{**SIZES, "fold": "auto"})
     with pytest.raises(mt.UsageError, match='B kept totals and no events; simulate it with log="full"'):
         mt.diff(runs["ddp"], totals)
+
+
+@pytest.mark.browser
+def test_the_page_joins_both_runs_and_leads_from_a_part_to_its_operation(
+    runs: dict[str, mt.Run], tmp_path: Path, open_page: Callable[..., Any]
+) -> None:
+    line, page = runs["ddp"].step_timeline, tmp_path / "gap.html"
+    slower = again(runs["ddp"], lambda durations: durations * (1 + (line.rank == 1) * line.computes))
+    mt.diff(runs["ddp"], slower, names=("before", "after")).write_html(page)
+    shown = open_page(page, "light", 900)
+    shown.wait_for_selector("body[data-ready=yes]", timeout=30_000)
+
+    def joined() -> int:
+        count: int = shown.locator(".shapelayer path").count()
+        return count
+
+    assert joined() == 12
+    shown.locator("#buttons button", has_text="after").click()
+    shown.wait_for_function("document.querySelectorAll('.shapelayer path').length === 0")
+    shown.locator("#buttons button", has_text="all").click()
+    whole = shown.evaluate("document.getElementById('figure').layout.xaxis.range")
+    shown.locator("a", has_text="skew between ranks").first.click()
+    shown.wait_for_function(f"document.getElementById('figure').layout.xaxis.range[1] < {whole[1]}")
+    assert joined() == 12
