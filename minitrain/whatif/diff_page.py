@@ -157,8 +157,8 @@ def _places(gap: Any, lines: tuple[Timeline, Timeline]) -> dict[str, str]:
             event = int(np.argmax(np.where(alike, np.abs(gap.share_by_event), -1.0)))
             both = [(each.time[event] / unit, each.end[event] / unit) for each in lines]
             low, high = min(begin for begin, _ in both), max(end for _, end in both)
-            margin = max(high - low, 1e-9)
-            window = f"[{low - margin:.6g}, {high + margin:.6g}]"
+            margin = (high - low) / 10
+            window = f"[{max(low - margin, 0):.6g}, {high + margin:.6g}]"
             found[f"{part.operation}, {part.cause}"] = (
                 f"javascript:void Plotly.relayout('figure', {{'xaxis.range': {window}}})"
             )
