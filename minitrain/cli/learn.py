@@ -193,6 +193,43 @@ def check(what: What, *, dir: Here = HERE, exercises: Exercises = None) -> None:
         raise typer.Exit(FAILED)
 
 
+LEAST_BATCH = 64  # samples of a step: with fewer, the loss of single steps says little
+
+
+@learn.define()
+def run(
+    what: What,
+    *,
+    processes: int = 2,
+    steps: int = 100,
+    dir: Here = HERE,  # noqa: A002
+    exercises: Exercises = None,
+) -> None:
+    """Train by your work on real processes: the loss, and what was predicted beside what was measured.
+
+    Args:
+        what: Your file, or an exercise's number.
+        processes (N): Ranks, each a process.
+        steps (N): How many.
+        dir: Your folder.
+        exercises: A folder of exercises of your own; the shipped ones by default.
+    """
+    import minitrain as mt  # noqa: PLC0415  (not for `minitrain --help`)
+    from minitrain.cli.options import saying_warnings  # noqa: PLC0415
+    from minitrain.cli.train import say  # noqa: PLC0415
+    from minitrain.training.measured import LossWarning  # noqa: PLC0415
+
+    path, exercise = _file_of(what, dir, exercises)
+    case = next((case for case in exercise.public if case.world_size == processes), exercise.public[0])
+    batch = case.global_batch_size * -(-LEAST_BATCH // case.global_batch_size)
+    sizes = {**case.sizes, "world_size": processes, "global_batch_size": batch}
+    with saying_warnings(LossWarning), Progress() as progress:
+        progress.say(f"training {path} on {processes} processes")
+        found = mt.train(f"{path}:{exercise.function}", **sizes, **case.options, steps=steps)
+    assert found.predicted is not None  # it has just been simulated
+    say(found, mt.diff(found.predicted, found, names=("predicted", "measured")))
+
+
 @learn.define()
 def watch(
     what: What,

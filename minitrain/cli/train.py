@@ -115,11 +115,11 @@ def train(
     if given.as_json:
         print_json(run.summary() | ({} if gap is None else {"gap": gap.summary()}))
         return
-    _say(run, gap)
+    say(run, gap)
     print_lines(f"wrote {path}" for path in (out, html) if path is not None)
 
 
-def _say(run: mt.MeasuredRun, gap: mt.Gap | None) -> None:
+def say(run: mt.MeasuredRun, gap: mt.Gap | None) -> None:
     """Print what has been trained, where a step's time goes, and where the gap to another run comes from."""
     print_lines(
         [

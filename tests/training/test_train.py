@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("cloudpickle")
 
 import minitrain as mt
+from minitrain.learn import load_exercise
 from minitrain.training import ranks
 from minitrain.training.program import record
 from minitrain.workloads.dense_rows import DenseRows
@@ -223,3 +225,16 @@ def test_recomputation_frees_what_it_computes_again() -> None:
     )
     assert full.losses == none.losses
     assert max(full.peak_memory_per_rank) < 0.5 * max(none.peak_memory_per_rank)
+
+
+def test_a_submission_is_trained_and_compared_with_its_prediction(tmp_path: Path) -> None:
+    exercise = load_exercise("05")
+    shutil.copy(exercise.folder / "reference.py", tmp_path / "05_zero3.py")
+    command = [*minitrain(), "learn", "run", "05", "--processes", "2", "--steps", "40"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    found = re.search(r"zero3 on 2 processes .*: 40 steps.*\nloss (\S+) to (\S+) ", said)
+    assert found is not None
+    first, last = map(float, found.groups())
+    assert first > 5.4
+    assert last < 3.6
+    assert re.search(r"measured takes .* a step, predicted .*: .* longer", said)
