@@ -12,6 +12,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import itertools
 import os
 import pkgutil
 import re
@@ -121,10 +122,41 @@ def test_examples_of_documents_print_what_they_say(path: Path, tmp_path: Path) -
         assert Document(path).refreshed() == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_documents_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []
+def _anchors(path: Path) -> set[str]:
+    """Return what links to places within a document may say after `#`: its headings, as GitHub spells them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} (.+?)\s*$", FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        again = (f"{slug}-{number}" for number in itertools.count(1))
+        found.add(slug if slug not in found else next(other for other in again if other not in found))
+    return found
+
+
+def _lost(path: Path, link: str) -> bool:
+    """Return whether a link of a document leads to no file, or to no place in it."""
+    name, _, anchor = link.partition("#")
+    target = path.parent / name if name else path
+    return not target.exists() or bool(anchor and target.suffix == ".md" and anchor not in _anchors(target))
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    found = [
+        (path, link)
+        for path in DOCUMENTS
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", FENCE.sub("", path.read_text(encoding="utf-8")))
+    ]
+    assert sum("#" in link for _, link in found) > 10
+    assert [f"{path.relative_to(ROOT)}: {link}" for path, link in found if _lost(path, link)] == []
+
+
+def test_headings_have_the_anchors_that_github_gives_them(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(
+        "# A `b_c`: D-e, and [more](x.md)!\n```sh\n# no heading\n```\n## Twice\n## Twice\n", encoding="utf-8"
+    )
+    assert _anchors(path) == {"a-b_c-d-e-and-more", "twice", "twice-1"}
+    assert [_lost(path, link) for link in ("#twice-1", "page.md#twice", "#thrice", "none.md", "")] == [0, 0, 1, 1, 0]
 
 
 def _modules() -> list[str]:
