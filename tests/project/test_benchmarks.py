@@ -1,7 +1,11 @@
-"""The benchmarks run; what they measure is nobody's to assert."""
+"""The benchmarks run; what they measure is nobody's to assert.
+
+Those that take seconds are `slow`: without them, all modules are imported and the floor's events are counted.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mixed, published, vector
+import benchmarks
+from benchmarks import floor, mixed, published, vector
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,17 +24,20 @@ def _run(*arguments: str, module: str = "benchmarks") -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_the_short_form_measures_every_strategy_against_the_floor() -> None:
     rows = json.loads(_run("--short", "--json"))
     assert {row["strategy"] for row in rows} == {"ddp", "zero3", "1f1b", "interleaved_1f1b"}
     assert all(row["num_events"] > 0 and row["ratio"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_too_large_is_named() -> None:
     table = _run("--short", "--most-events", "0")
     assert table.count("is left out") == 8
 
 
+@pytest.mark.slow
 def test_sweeps_of_every_kind_are_measured_against_the_floor() -> None:
     head, *rows, note = _run("--short", module="benchmarks.sweep").splitlines()
     assert head.split() == ["strategy", "configurations/s", "floor", "events"]
@@ -39,11 +47,17 @@ def test_sweeps_of_every_kind_are_measured_against_the_floor() -> None:
 
 
 def test_the_floor_has_the_events_of_zero3() -> None:
-    code = "import benchmarks.floor as f; print(f.floor(4, 3))"
-    counted = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert int(counted) == 4 * (7 * 3 + 1)
+    assert floor.floor(4, 3) == 4 * (7 * 3 + 1)
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(benchmarks.__path__[0]).glob("[!_]*.py")))
+def test_every_benchmark_can_be_imported(name: str) -> None:
+    if name == "training":
+        pytest.importorskip("torch")
+    assert importlib.import_module(f"benchmarks.{name}").__doc__
+
+
+@pytest.mark.slow
 def test_the_cost_of_divided_layers_is_measured_beside_that_of_whole_ones() -> None:
     code = "from benchmarks.parts import table; print(*table(1, seq_len=64, workload='megatron-1.7b'), sep='\\n')"
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -52,12 +66,14 @@ def test_the_cost_of_divided_layers_is_measured_beside_that_of_whole_ones() -> N
     assert all(float(row[1]) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_samples_under_noise_are_measured() -> None:
     head, _, *rows = _run("--samples", "2", module="benchmarks.noise").splitlines()
     assert head == "| strategy, 64 ranks | layers | events | s for 2 samples | samples/s |"
     assert [row.split()[1] for row in rows] == ["zero3", "zero3", "ddp", "pp_zero1", "1f1b"]
 
 
+@pytest.mark.slow
 def test_folding_is_measured_against_the_floor_and_every_rank() -> None:
     head, *rows = _run("--short", module="benchmarks.folding").splitlines()
     assert head.split()[-4:] == ["times", "floor", "of", "fold=False"]
@@ -65,6 +81,7 @@ def test_folding_is_measured_against_the_floor_and_every_rank() -> None:
     assert all(float(figure) > 0 for row in rows[:2] for figure in row.split()[1:])
 
 
+@pytest.mark.slow
 def test_steps_of_real_processes_are_measured_beside_torch() -> None:
     pytest.importorskip("torch")
     head, *rows = _run("--short", module="benchmarks.training").splitlines()
