@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from minitrain.search.tuning.tune import tune
     from minitrain.tensors.index_sets import span
     from minitrain.training.measured import MeasuredRun
+    from minitrain.training.profiles import Profiled, read_profiles
     from minitrain.training.train import train
     from minitrain.whatif.diff import Gap, diff
     from minitrain.whatif.faults.disturbed_run import DisturbedRun
@@ -116,6 +117,7 @@ _HOMES = {
     "search.sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
     "training.measured": ("MeasuredRun",),
+    "training.profiles": ("Profiled", "read_profiles"),
     "training.train": ("train",),
     "search.tuning.result": ("Tuning",),
     "search.tuning.tune": ("tune",),
@@ -184,6 +186,7 @@ __all__ = [
     "Platform",
     "Precision",
     "Priced",
+    "Profiled",
     "Proof",
     "ProofError",
     "Recipe",
@@ -215,6 +218,7 @@ __all__ = [
     "price",
     "price_async",
     "prove",
+    "read_profiles",
     "read_recipe",
     "replay",
     "schedules",

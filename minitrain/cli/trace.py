@@ -125,6 +125,27 @@ def _format(out: Path, form: str | None) -> str:
 
 
 @trace.define()
+def profiles(run: RunFile, traces: list[Path], *, out: Path, step: int | None = None, as_json: bool = False) -> None:
+    """Read traces of torch's profiler as a measured run of a predicted program, and say what was matched.
+
+    The measured run has the operations of RUN with the times of the traces; `minitrain diff` compares the two.
+
+    Args:
+        run (RUN): The predicted run's file.
+        traces (TRACE): Chrome traces of the profiler, .json or .json.gz, of all ranks or some.
+        out (FILE): Write the measured run.
+        step (N): Which whole step of the traces, from 0 on; that of the median time by default.
+        as_json: Print JSON instead of text.
+    """
+    found = mt.read_profiles(mt.load_run(run), traces, step=step)
+    found.run.save(out)
+    if as_json:
+        print_json({**found.summary(), "step_time_s": found.run.step_time})
+        return
+    print_lines([*found.words, f"wrote {out}"])
+
+
+@trace.define()
 def explain(run: RunFile, *, as_json: bool = False) -> None:
     """Say why every rank waits, what sets the step time, what would help, and what fills the memory.
 

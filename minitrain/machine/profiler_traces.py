@@ -300,6 +300,7 @@ _ALIKE = 0.9  # of the kernels of two layers
 _MOST_NAMED = 8
 _Repetition = tuple[int, int, int]  # where it begins, its period, and how often it comes
 EMBEDDING, HEAD = "embedding", "head"
+FSDP_RANGES = "the ranges of FSDP"
 
 
 @final
@@ -372,7 +373,7 @@ def find_layers(trace: LaunchedKernels, marks: Marks | None, source: str) -> Fou
         return _labelled_ranges(trace, "marks")
     if marks is not None:
         raise _no_layers(marks, {one.name for _, one in trace.named()}, source)
-    for by, label in (("the ranges of FSDP", _label_by_fsdp), ("the calls of modules", _label_by_modules)):
+    for by, label in ((FSDP_RANGES, _label_by_fsdp), ("the calls of modules", _label_by_modules)):
         if label(trace):
             return _with_ends(_labelled_ranges(trace, by))
     launches = _settled(trace.launches())
@@ -631,7 +632,7 @@ class TracedLayers:
             UsageError: the trace cannot be read, or does not say what its layers are.
         """
         source = Path(path).name
-        data = _read(Path(path), source)
+        data = read_trace(Path(path), source)
         found = find_layers(LaunchedKernels(data["traceEvents"]), marks, source)
         busy, update_s, coverage = _times(found)
         layers = (EMBEDDING, *found.order, HEAD) if found.has_ends else found.order
@@ -730,8 +731,16 @@ def _device_of(data: Mapping[str, Any]) -> str:
     return str(devices[0].get("name", ""))
 
 
-def _read(path: Path, source: str) -> Mapping[str, Any]:
-    """Return the data of a trace."""
+def read_trace(path: Path, source: str) -> Mapping[str, Any]:
+    """Return the data of a trace, which has a list of "traceEvents".
+
+    Args:
+        path: of the trace, .json or .json.gz.
+        source: what messages call it.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     try:
         content = path.read_bytes()
         data = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)

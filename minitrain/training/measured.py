@@ -98,25 +98,13 @@ def measured_run(
     kept = [step for step in times[0].spans if step > first] or list(times[0].spans)  # the first warms up
     chosen = sorted(kept, key=lambda step: seconds[step - first])[(len(kept) - 1) // 2]
     predicted = program.run
-    given: dict[str, Any] = {each.name: getattr(predicted, each.name) for each in fields(Run)}
-    given |= {
+    given = measured_fields(predicted, hardware) | {
         "logs": _logs(
             program,
             [_aligned(each.spans[chosen], each) for each in times],
             min(loaded for _, loaded, _ in steps[chosen - first]),
         ),
-        "hardware": hardware,
-        "priced_by": "measured",
         "peak_memory_per_rank": [each.most_bytes / predicted.bytes_per_element for each in times],
-        "memory_by_kind": None,
-        "needed_memory_bytes": None,
-        "models": (),
-        "sheets": (),
-        "peak_flop_per_s": None,
-        "capacity_bytes": None,
-        "oom": None,
-        "device_kinds": (),
-        "prepared": None,
     }
     return MeasuredRun(
         **given,
@@ -127,6 +115,28 @@ def measured_run(
         process_bytes=[each.process_bytes for each in times],
         predicted=predicted,
     )
+
+
+def measured_fields(predicted: Run, hardware: str) -> dict[str, Any]:
+    """Return the fields of a measured run that follow from the predicted one; its logs are still the predicted ones.
+
+    Args:
+        predicted: the simulated step.
+        hardware: what the run calls its hardware.
+    """
+    return {each.name: getattr(predicted, each.name) for each in fields(Run)} | {
+        "hardware": hardware,
+        "priced_by": "measured",
+        "memory_by_kind": None,
+        "needed_memory_bytes": None,
+        "models": (),
+        "sheets": (),
+        "peak_flop_per_s": None,
+        "capacity_bytes": None,
+        "oom": None,
+        "device_kinds": (),
+        "prepared": None,
+    }
 
 
 def _on_one_clock(times: Times) -> list[tuple[float, float, float]]:
