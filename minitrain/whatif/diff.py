@@ -379,11 +379,12 @@ def _by_rank(line: Timeline, events: Ints) -> list[Ints]:
 
 
 def _medians(group: Ints, values: Floats) -> Floats:
-    """Return the median of each value's group, (num_values,)."""
+    """Return the median of each value's group, (num_values,); of two in the middle, that which is nearer to 0."""
     order = np.lexsort((values, group))
     begins = np.searchsorted(group[order], np.arange(group.max(initial=-1) + 2))
     low, high = begins[:-1], np.maximum(begins[1:] - 1, 0)
-    middle = (values[order][(low + high) // 2] + values[order][(low + high + 1) // 2]) / 2
+    lower, upper = values[order][(low + high) // 2], values[order][(low + high + 1) // 2]
+    middle = np.where(np.abs(lower) <= np.abs(upper), lower, upper)
     found: Floats = middle[group]
     return found
 

@@ -159,6 +159,13 @@ def test_the_way_back_has_the_same_parts_with_the_other_sign(runs: dict[str, mt.
     np.testing.assert_allclose(there.share_by_event, -back.share_by_event, atol=1e-12)
 
 
+def test_of_two_ranks_the_slower_one_is_skewed() -> None:
+    run = mt.simulate("ddp", **{**SIZES, "world_size": 2})
+    line = run.step_timeline
+    gap = mt.diff(run, again(run, lambda durations: durations * (1 + 0.5 * (line.rank == 1) * line.computes)))
+    assert {part.cause for part in gap.attribution} == {room.SKEW}
+
+
 def test_two_machines_differ_by_latency_and_bandwidth() -> None:
     sizes = {name: SIZES[name] for name in ("world_size", "global_batch_size", "fold")}
     a, b = (mt.simulate("zero3", workload="tiny", hardware=name, **sizes) for name in ("h100_80g_nvl8", "a100_80g"))
