@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from minitrain import hw
     from minitrain.engine.model import Model
     from minitrain.engine.shares import Shares
+    from minitrain.engine.strategy_model import StrategyModel
     from minitrain.errors import (
         CollectiveMismatchError,
         DeadlockError,
@@ -106,6 +107,7 @@ _HOMES = {
     "search.planning.result": ("Plan",),
     "whatif.replayed_runs": ("Replayed", "replay"),
     "engine.model": ("Model",),
+    "engine.strategy_model": ("StrategyModel",),
     "engine.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
     "run.faults": ("Fault", "FaultRate", "Recovery"),
@@ -197,6 +199,7 @@ __all__ = [
     "Shares",
     "SlowLink",
     "StrategyError",
+    "StrategyModel",
     "Sweep",
     "Thermal",
     "TrainingError",

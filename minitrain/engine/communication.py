@@ -16,11 +16,12 @@ from minitrain.engine.chains import Chains
 from minitrain.engine.host_memory import HostMemory
 from minitrain.engine.launched_memory import LaunchedMemory
 from minitrain.engine.operations import Launched, Operation, PeerStream, Unused
+from minitrain.engine.strategy_model import StrategyModel
 from minitrain.engine.transport.groups import Group, Mesh, require_axes
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
-from minitrain.machine.network import require_algorithm
 from minitrain.machine.price import PENDING
 from minitrain.operations import LAYER, NO_SAMPLES, OFFLOAD, RECV, SEND, Note, Stream
+from minitrain.operations.collectives import COLLECTIVES
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
 
@@ -94,115 +95,6 @@ class Communication(HostMemory):
             found = self._groups[communicator] = Group(communicator, self._rank)
         return found
 
-    async def all_reduce(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
-        """Sum a gradient (or a bucket of them) over the ranks of a group; every rank gets the sum.
-
-        On a device this works in place: the sum takes the place of `v`.
-
-        Args:
-            v: a `WeightGrad`, or a list of them, which share one latency.
-            layer: the layer that the event names.
-            group: who takes part; all ranks by default.
-            algorithm: "ring", "tree" or "hierarchical"; the network's own choice by default (see
-                `minitrain.machine.network`). It changes the price, not the sum.
-
-        Raises:
-            CollectiveMismatchError: the ranks bring what cannot be summed, or ask for different algorithms.
-            TensorTypeError: `v` is not a tensor.
-            UsageError: there is no such algorithm, or the network has none such for the group.
-        """
-        if algorithm is not None:
-            require_algorithm("all_reduce", algorithm)
-        return await self._collective("all_reduce", v, layer, group, algorithm)  # type: ignore[no-any-return]
-
-    async def reduce_scatter(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
-        """Sum a gradient (or a bucket of them) over the ranks of a group and keep this rank's shard of it.
-
-        Args, Raises: as for `all_reduce`; the gradients must be complete, and there is no tree.
-        """
-        if algorithm is not None:
-            require_algorithm("reduce_scatter", algorithm)
-        return await self._collective("reduce_scatter", v, layer, group, algorithm)  # type: ignore[no-any-return]
-
-    async def all_gather(self, v: T, layer: int, *, group: Groupish = None, algorithm: str | None = None) -> T:
-        """Put the shards of a group's ranks together; every rank gets all of them.
-
-        Args:
-            v: a `Weight`, `WeightGrad` or `OptState`, or a list of them, which share one latency.
-            layer: the layer that the event names.
-            group: who takes part; all ranks by default.
-            algorithm: "ring" or "hierarchical"; the network's own choice by default.
-
-        Raises:
-            CollectiveMismatchError: the ranks bring shards that do not belong together, or ask for two algorithms.
-            TensorTypeError: `v` is not a tensor.
-            UsageError: there is no such algorithm, or the network has none such for the group.
-        """
-        if algorithm is not None:
-            require_algorithm("all_gather", algorithm)
-        return await self._collective("all_gather", v, layer, group, algorithm)  # type: ignore[no-any-return]
-
-    async def broadcast(self, v: T | None, source: int, layer: int | None = None, *, group: Groupish = None) -> T:
-        """Give every rank of a group the tensor of one of them.
-
-        Args:
-            v: the tensor; on every rank but the source it is ignored.
-            source: whose tensor.
-            layer: the layer that the event names.
-            group: who takes part; all ranks by default.
-
-        Raises:
-            UsageError: the source is not in the group.
-        """
-        member = self._member(group)
-        members = member.ranks if self._world_size > 1 else (0, self._rank)  # in a world of one, any number
-        if source not in members:
-            raise UsageError(f"the source of a broadcast must be in the group {member.ranks}, got {source!r}")
-        value: Any = v
-        if source != self._rank and member.size > 1:
-            value = Unused(v.operation) if isinstance(v, Launched) else None
-        if value is None and source == self._rank:
-            raise TensorTypeError(f"broadcast on rank {self._rank} needs a tensor, got None", rank=self._rank)
-        return await self._collective("broadcast", value, layer, member, source)  # type: ignore[no-any-return]
-
-    async def all_to_all(self, v: Any, layer: int | None = None, *, group: Groupish = None) -> Any:
-        """Give the k-th tensor of a list to the k-th rank of a group, and get one from each.
-
-        Copies of tokens are one tensor: those for the k-th part of a layer's experts go to the k-th rank, and what the
-        experts have made of them comes back to the ranks whose samples they are.
-
-        Args:
-            v: one tensor for each rank of the group, in rank order; or copies of tokens (`RoutedTokens`,
-                `ExpertOutputs`, or the gradient of one).
-            layer: the layer that the event names.
-            group: who takes part; all ranks by default.
-
-        Returns:
-            A list of one tensor from each rank; or copies of tokens.
-
-        Raises:
-            CollectiveMismatchError: the ranks bring copies of tokens that do not belong together.
-            TensorTypeError: `v` is neither.
-        """
-        return await self._collective("all_to_all", v if v.__class__ in COPIES else self._listed(v), layer, group)
-
-    def _listed(self, v: Any) -> list[Any]:
-        """Return the tensors of an exchange as a list."""
-        if isinstance(v, Launched):
-            return v  # type: ignore[return-value]  # its result is looked at once it is there
-        if isinstance(v, Tensor):
-            raise TensorTypeError(
-                f"all_to_all on rank {self._rank} needs a list of one tensor for each rank, or copies of tokens for "
-                f"experts, got {type(v).__name__}",
-                rank=self._rank,
-                value=v,
-            )
-        return list(v)
-
-    async def barrier(self, group: Groupish = None) -> None:
-        """Wait until all ranks of a group have arrived."""
-        await self._collective("barrier", None, None, group)
-
     async def send(self, dest: int, v: Any, *, tag: Hashable = None) -> None:
         """Send a tensor to another rank.
 
@@ -267,6 +159,39 @@ class Communication(HostMemory):
             rank=self._rank,
         )
 
+    def _of_root(
+        self, op: str, v: Any, layer: int | None, group: Groupish, root: int
+    ) -> tuple[Any, int | None, Group, int]:
+        """Return what this rank gives to a collective with a root, as `_collective` takes it.
+
+        Raises:
+            TensorTypeError: it is the root of a copy and has no tensor.
+            UsageError: the root is not in the group.
+        """
+        member = self._member(group)
+        members = member.ranks if self._world_size > 1 else (0, self._rank)  # in a world of one, any number
+        if root not in members:
+            raise UsageError(f"the source of a {op} must be in the group {member.ranks}, got {root!r}")
+        value: Any = v
+        if COLLECTIVES[op].gives == "copy" and root != self._rank and member.size > 1:
+            value = Unused(v.operation) if isinstance(v, Launched) else None
+        if value is None and root == self._rank:
+            raise TensorTypeError(f"{op} on rank {self._rank} needs a tensor, got None", rank=self._rank)
+        return value, layer, member, root
+
+    def _listed(self, v: Any) -> Any:
+        """Return the tensors of an exchange as a list; copies of tokens as they are."""
+        if v.__class__ in COPIES or isinstance(v, Launched):  # whose result is looked at once it is there
+            return v
+        if isinstance(v, Tensor):
+            raise TensorTypeError(
+                f"all_to_all on rank {self._rank} needs a list of one tensor for each rank, or copies of tokens for "
+                f"experts, got {type(v).__name__}",
+                rank=self._rank,
+                value=v,
+            )
+        return list(v)
+
     def _member(self, group: Groupish) -> Group:
         """Return this rank's own view of a group."""
         if group is None:
@@ -319,9 +244,8 @@ class Communication(HostMemory):
 
     def _checked(self, op: str, value: Any) -> Any:
         """Return the result of a launched operation as another one takes it."""
-        if op == "all_to_all" and value.__class__ not in COPIES:
-            return self._communicable(op, self._listed(value))
-        return value if value.__class__ in TENSORS else self._communicable(op, value)
+        given = self._listed(value) if op in COLLECTIVES and COLLECTIVES[op].gives == "exchange" else value
+        return given if given.__class__ in TENSORS else self._communicable(op, given)
 
     def _go_on_soon(self) -> None:
         """Carry out operations that have been held, in the next iteration of the event loop."""
@@ -401,18 +325,7 @@ class Communication(HostMemory):
         return operation
 
 
-_OPERATIONS = frozenset(
+_OPERATIONS = frozenset(getattr(StrategyModel, op).__qualname__ for op in COLLECTIVES) | {
     method.__qualname__
-    for method in (
-        Communication.all_reduce,
-        Communication.reduce_scatter,
-        Communication.all_gather,
-        Communication.broadcast,
-        Communication.all_to_all,
-        Communication.barrier,
-        Communication.send,
-        Communication.receive,
-        Communication.offload,
-        Communication.fetch,
-    )
-)
+    for method in (Communication.send, Communication.receive, Communication.offload, Communication.fetch)
+}

@@ -35,6 +35,7 @@ from minitrain.engine.final_weights import check_final_weights
 from minitrain.engine.kept_for_backward import mode_of
 from minitrain.engine.shares import Shares
 from minitrain.engine.stages import blocks_of, stages_of
+from minitrain.engine.strategy_model import StrategyModel
 from minitrain.workloads.workload import Recompute
 
 _OF_THE_ENGINE = frozenset(
@@ -54,7 +55,7 @@ _OF_THE_ENGINE = frozenset(
 """Names that kinds of model override or that the engine uses, and that no strategy needs: `dir` leaves them out."""
 
 
-class Model(Attention, ExpertComputation, Communication):
+class Model(Attention, ExpertComputation, Communication, StrategyModel):
     """One rank of a training run.
 
     Args:

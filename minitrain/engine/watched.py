@@ -158,7 +158,7 @@ def watched(kind: type[M], executor: Executor | None = None) -> Callable[..., M]
         kind: the class of model.
         executor: what their operations do in addition.
     """
-    hooked = _hooked(kind)  # type: ignore[arg-type]  # classes hash
+    hooked = _hooked(kind)
     return hooked if executor is None else type(kind.__name__, (hooked,), {"_executor": executor, "__slots__": ()})
 
 

@@ -325,8 +325,8 @@ MEASURED_RANKS, MEASURED_NODES = 16, 2
 """The layout of the sweeps that curves between nodes were read from: two full nodes of eight."""
 
 
-def require_algorithm(op: str, algorithm: str | None) -> None:
-    """Require an algorithm that the operation has, or None.
+def require_algorithm(op: str, algorithm: str | None) -> str | None:
+    """Return an algorithm that the operation has, or None.
 
     Raises:
         UsageError: it has no such algorithm.
@@ -339,6 +339,7 @@ def require_algorithm(op: str, algorithm: str | None) -> None:
             op=op,
             algorithm=algorithm,
         )
+    return algorithm
 
 
 def no_such_algorithm(op: str, algorithm: str, why: str) -> UsageError:

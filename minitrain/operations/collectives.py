@@ -6,7 +6,7 @@ arrived first. A bucket (a list of tensors) is worked on tensor by tensor.
 A law of a collective asks `Brought` what the members bring, along the axes of `minitrain.tensors.placed`, and returns
 what makes each member's result. Folded runs ask the same laws with one value that stands for a class of ranks.
 
-A new collective is a law and a record here, and a method in `minitrain.engine.communication`. All else that knows
+A new collective is a law and a record here, and a method in `minitrain.engine.strategy_model`. All else that knows
 collectives reads the records.
 """
 

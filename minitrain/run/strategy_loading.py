@@ -42,7 +42,7 @@ from minitrain.errors import StrategyError
 from minitrain.run.above import above
 
 if TYPE_CHECKING:
-    from minitrain.engine.model import Model
+    from minitrain.engine.strategy_model import StrategyModel
 
 
 _PREFIX = "minitrain_strategy_"
@@ -173,7 +173,7 @@ class _Relative(ast.NodeTransformer):
         return ast.copy_location(ast.ImportFrom(module, [ast.alias(name, as_name)], self.level), node)
 
 
-Strategy = Callable[..., Awaitable["Model"]]
+Strategy = Callable[..., Awaitable["StrategyModel"]]
 
 _SPELLED_OTHERWISE = {"one_f_one_b": "1f1b"}
 
@@ -485,7 +485,7 @@ class ChosenStrategy:
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
 
-    def __call__(self, model: Model, **options: Any) -> Awaitable[Model]:
+    def __call__(self, model: StrategyModel, **options: Any) -> Awaitable[StrategyModel]:
         """Run the strategy on one rank."""
         return self.function(model, **self.options, **options)
 

@@ -19,6 +19,14 @@ KINDS: dict[type[Model], type[Model]] = {
     FoldedModel: Model,
 }
 OF_EVERY_CLASS = {"__doc__", "__init__", "__module__", "__annotations__", "__static_attributes__", "__firstlineno__"}
+OF_EVERY_CLASS |= {
+    "_abc_impl",
+    "_is_protocol",
+    "__abstractmethods__",
+    "__parameters__",
+    "__subclasshook__",
+}  # of protocols
+
 OF_EVERY_MODEL = {*dir(Model), *vars(Model(num_layers=1))}
 
 

@@ -1,0 +1,130 @@
+"""Every `model` satisfies `StrategyModel`, what a strategy may use of it: by names, parameters, and mypy."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.engine.model import Model
+from minitrain.engine.strategy_model import StrategyModel
+from minitrain.engine.watched import watched
+from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.computations import COMPUTATIONS
+from minitrain.run.folding.model import FoldedModel
+
+USED = {name for name in (*dir(StrategyModel), *StrategyModel.__annotations__) if not name.startswith("_")}
+OF_FINISHED_RANKS = {
+    "check",
+    "dist",
+    "dropped_copies",
+    "final_experts",
+    "final_weights",
+    "holds",
+    "log",
+    "log_event",
+    "memory_by_store",
+    "memory_journal",
+    "parts_of_loss",
+    "pass_modes",
+    "peak_by_kind",
+    "peak_host_bytes",
+    "peak_memory",
+    "recomputed_flop",
+    "routed_copies",
+    "runtime_predictor",
+    "status",
+}
+KINDS: dict[str, Callable[..., Model]] = {"plain": Model, "watched": watched(Model), "folded": FoldedModel}
+STRATEGIES = Path(mt.strategies()["ddp"].__code__.co_filename).parent
+
+
+def test_what_a_model_offers_is_what_a_strategy_may_use_or_is_to_be_read_of_finished_ranks() -> None:
+    assert not USED & OF_FINISHED_RANKS
+    assert set(dir(Model(num_layers=1))) == USED | OF_FINISHED_RANKS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_has_the_methods_with_the_same_parameters(kind: str) -> None:
+    for name in sorted(USED - StrategyModel.__annotations__.keys()):
+        stated, found = getattr(StrategyModel, name), getattr(KINDS[kind], name)
+        if isinstance(stated, property):
+            assert isinstance(found, property), name
+            continue
+        parameters = [(each.name, each.kind, each.default) for each in inspect.signature(stated).parameters.values()]
+        own = [(each.name, each.kind, each.default) for each in inspect.signature(found).parameters.values()]
+        assert own == parameters or own[-1][1] is inspect.Parameter.VAR_KEYWORD, name
+        assert inspect.iscoroutinefunction(found) == inspect.iscoroutinefunction(stated), name
+
+
+def test_every_operation_that_has_a_record_is_a_strategys_to_use() -> None:
+    assert {*COLLECTIVES, *COMPUTATIONS} <= USED
+
+
+def used_of_models(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "model":
+            yield node.attr
+
+
+def test_shipped_strategies_use_nothing_else_of_a_model() -> None:
+    used = {name for path in STRATEGIES.glob("*.py") for name in used_of_models(path)}
+    assert len(used) > 30
+    assert used <= USED
+
+
+CHECKED = """
+from typing import Any
+from minitrain import Model, StrategyModel
+from minitrain.run.folding.model import FoldedModel
+
+async def of_the_protocol(model: StrategyModel) -> StrategyModel:
+    weight, state = model.load_weights(0, model.rank, model.world_size)
+    model.weights[0] = await model.all_gather(weight, 0)
+    await model.all_reduce(weight, "0")  # wrong
+    model.log_event("forward")  # wrong
+    await model.launch(model.send(1, state))
+    return model
+
+def of_models(model: Model, folded: FoldedModel) -> None:
+    of_the_protocol(model)
+    of_the_protocol(folded)
+
+class Half:
+    rank = 0
+
+of_the_protocol(Half())  # wrong
+"""
+
+
+def test_type_checkers_take_every_model_and_no_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "checked.py"
+    path.write_text(CHECKED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--disable-error-code", "unused-coroutine", str(path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    wrong = {number for number, line in enumerate(CHECKED.splitlines(), 1) if line.endswith("# wrong")}
+    assert {int(line.split(":")[1]) for line in told.splitlines() if ": error:" in line} == wrong, told
+
+
+async def annotated(model: mt.StrategyModel) -> mt.StrategyModel:
+    state: Any
+    weight, state = model.load_weights(0)
+    model.weights[0], model.opt_states[0] = weight, state
+    model.activations[0] = model.get_input_activation(range(model.global_batch_size))
+    model.activations[1] = model.forward(0, model.activations[0], model.weights[0])
+    model.grad_activations[0] = model.loss(model.activations.pop(1))
+    model.grad_weights[0], _ = model.backward(0, model.activations[0], model.grad_activations[0], model.weights[0])
+    model.weights[0], model.opt_states[0] = model.update(0, model.grad_weights[0], weight, state)
+    model.set_final_weight(0, model.weights[0])
+    return model
+
+
+def test_a_strategy_may_be_annotated_with_the_protocol() -> None:
+    assert mt.simulate(annotated, world_size=1, num_layers=1, global_batch_size=2).step_time > 0
