@@ -3,6 +3,9 @@
 Two processes on this machine train the same dense layers on the same data: by a strategy, and by torch's
 DistributedDataParallel or fully_shard with the same layers, loss and optimizer. Steps alternate; the ratio of each pair
 is taken, and the median of these.
+
+Then what the tool itself costs an operation: the processor time of a rank's main thread in a step of narrow layers,
+without what passes in torch's computing, its submissions and its waits.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from torch.distributed.fsdp import fully_shard
 
 from minitrain.engine.model import Model
 from minitrain.engine.watched import watched
+from minitrain.operations.computations import COMPUTATIONS
 from minitrain.run.strategy_loading import choose_strategy
+from minitrain.training import wire
 from minitrain.training.launcher import meeting_place
 from minitrain.training.layers import Arithmetic
 from minitrain.training.nets import DenseBytes, read_text
@@ -33,6 +38,7 @@ from minitrain.training.wire import ProcessExecutor, ProcessTransport
 from minitrain.workloads.dense_rows import DenseRows
 
 RANKS, LAYERS, BATCH, WARM_UP = 2, 8, 64, 3
+NARROW = 256  # layers of which torch's share of a step is small
 PAIRS = (("ddp", "ddp"), ("ddp_overlap", "ddp"), ("zero3", "fully_shard"), ("fsdp", "fully_shard"))
 
 
@@ -72,15 +78,68 @@ def torch_step(kind: str, net: DenseBytes, rank: int) -> Callable[[int], None]:
     return step
 
 
-def our_step(name: str, net: DenseBytes, rank: int) -> Callable[[int], None]:
-    """Return what takes a step by a strategy."""
+class Timed:
+    """Adds up the processor time of this thread in some functions; one that is called by another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth = 0.0, 0
+
+    def around(self, do: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is timed."""
+
+        def timed(*given: Any, **named: Any) -> Any:
+            began, self._depth = time.thread_time(), self._depth + 1
+            try:
+                return do(*given, **named)
+            finally:
+                self._depth -= 1
+                self.seconds += 0.0 if self._depth else time.thread_time() - began
+
+        return timed
+
+
+def time_torch(timed: Timed) -> None:
+    """Let what a rank calls of torch be timed, from now on."""
+    for name in [op for op in COMPUTATIONS if hasattr(Arithmetic, op)]:
+        setattr(Arithmetic, name, timed.around(getattr(Arithmetic, name)))
+    for name in ("all_reduce", "isend", "irecv"):
+        setattr(dist, name, timed.around(getattr(dist, name)))
+    for name in ("_all_gather", "_reduce_scatter"):
+        setattr(wire, name, timed.around(getattr(wire, name)))
+    wire.PendingNumbers.wait = timed.around(wire.PendingNumbers.wait)  # type: ignore[method-assign]  # for this process
+
+
+def print_overhead(net: DenseBytes, rank: int, rounds: int) -> None:
+    """Print what an operation of each strategy costs beside torch; its last call in this process."""
+    timed = Timed()
+    time_torch(timed)
+    for name, num_ranks in (("ddp", 1), ("zero3", 1), ("ddp", RANKS), ("ddp_overlap", RANKS), ("zero3", RANKS)):
+        place = rank if num_ranks > 1 else 0
+        step, found = our_step(name, net, place, num_ranks), []
+        num = len(record(name, sizes_of(net, num_ranks)).ranks[place].operations)
+        for number in range(rounds + WARM_UP):
+            dist.barrier()
+            began, timed.seconds = time.thread_time(), 0.0
+            step(number)
+            found.append((time.thread_time() - began - timed.seconds) / num)
+        if rank == 0:
+            each = statistics.median(found[WARM_UP:]) * 1e6
+            print(f"{name:12} {num_ranks} rank(s), {num} operations, {each:.0f} us each beside torch")
+
+
+def sizes_of(net: DenseBytes, num_ranks: int = RANKS) -> dict[str, Any]:
+    """Return the sizes of all runs, as `simulate` takes them."""
     workload = DenseRows(net.width)
-    sizes = {"world_size": RANKS, "num_layers": LAYERS, "global_batch_size": BATCH}
-    program = record(name, {**sizes, "workload": workload})
+    return {"world_size": num_ranks, "num_layers": LAYERS, "global_batch_size": BATCH, "workload": workload}
+
+
+def our_step(name: str, net: DenseBytes, rank: int, num_ranks: int = RANKS) -> Callable[[int], None]:
+    """Return what takes a step by a strategy."""
+    program = record(name, sizes_of(net, num_ranks))
     arithmetic = Arithmetic(net, BATCH)
-    executor = ProcessExecutor(program.ranks[rank], arithmetic, {tuple(range(RANKS)): None})
+    executor = ProcessExecutor(program.ranks[rank], arithmetic, {tuple(range(num_ranks)): None})
     make_model = watched(Model, executor)
-    transport: Any = ProcessTransport(program.ranks[rank], RANKS)
+    transport: Any = ProcessTransport(program.ranks[rank], num_ranks)
     strategy: Any = choose_strategy(name).function
     predictor = program.run.prepared.predictor_of(rank)
     runner = asyncio.Runner()
@@ -122,6 +181,7 @@ def rank_main(rank: int, meeting: str, width: int, rounds: int) -> None:
         if rank == 0:
             print(f"{ours:12} {mine:7.1f}   torch {theirs:12} {other:7.1f}   median of ratios {ratio:.2f}")
             sys.stdout.flush()
+    print_overhead(DenseBytes(LAYERS, read_text(), width=NARROW), rank, 2 * rounds)
     dist.destroy_process_group()
 
 
