@@ -33,6 +33,8 @@ from minitrain.whatif.noise.distribution import (
 from minitrain.whatif.noise.noise import Noise
 
 _NUMBERS_AT_ONCE = 2**20  # in arrays of durations and moments, 8 MiB: about as much as a processor's cache holds
+_MOST_NUMBERS = 2**23
+_LEAST_AT_ONCE = 192  # samples: a moment takes one numpy call, whatever their number
 _WORST = 10  # the slowest 1 / 10 of the samples are the tail
 
 
@@ -100,7 +102,8 @@ def monte_carlo(run: Run, noise: Noise, *, samples: int = 1000, seed: int = 0) -
     _require_ranks(noise, run.world_size)
     activities = make_activities(run.step_timeline)
     draws = Draws(activities, noise, seed, _tiers(run))
-    at_once = max(_NUMBERS_AT_ONCE // max(activities.num_numbers, 1), 1)
+    numbers = max(activities.num_numbers, 1)
+    at_once = max(_NUMBERS_AT_ONCE // numbers, min(_LEAST_AT_ONCE, _MOST_NUMBERS // numbers), 1)
     parts = [activities.step_times(draws.durations(part)) for part in _parts(np.arange(samples), at_once)]
     step_times = np.concatenate(parts)
     worst = np.argsort(-step_times, kind="stable")[: -(-samples // _WORST)]

@@ -98,7 +98,7 @@ class Machines:
         sources: list[Any] = [self.sources[place] for place in places.tolist()]
         hardware: Any = sources[0].hardware
         if isinstance(hardware, SystemConfig):
-            hardware = _together([source.hardware for source in sources])
+            hardware = _together([source.hardware for source in sources], hasattr(workload, "pass_kernels"))
             for path, values in self.varied.items():
                 hardware = with_value(hardware, path, columns_of([values[place] for place in places.tolist()]))
         own = sources[0]
@@ -135,12 +135,12 @@ def _run_as(machine: Machine, known: dict[int, Hashable]) -> Hashable:
     return known[id(pricing)], named, network, where, hardware.sheet.device_class, hardware.sheet.num_units is None
 
 
-def _together(systems: Sequence[SystemConfig]) -> SystemConfig:
-    """Return configs of one kind as one, with columns."""
+def _together(systems: Sequence[SystemConfig], has_kernels: bool) -> SystemConfig:
+    """Return configs of one kind as one, with columns; of rates of kernels only where the workload has kernels."""
     first = systems[0]
     if all(system is first for system in systems):
         return first
-    names = ("processor", "mem1", "mem2", "networks", "kernels")
+    names = ("processor", "mem1", "mem2", "networks", *(("kernels",) if has_kernels else ()))
     sheet = replace(first.sheet, num_units=columns_of([system.sheet.num_units for system in systems]))
     changes = {name: columns_of([getattr(system, name) for system in systems]) for name in names}
     return replace(first, sheet=sheet, **changes)

@@ -189,14 +189,11 @@ class Configurations:
                 RunParameters(world_size=parameters.world_size, slowdown=slowdown, fold=parameters.fold)
         pricings = self._pricings(stands_for)
         given = zip(*map(self._values, ("hardware", "network", "placement")), pricings, strict=True)
+        are_one = not {"hardware", "network", "placement", *PRICING_PARAMETERS} & self._own.keys()
         known: dict[int, Any] = {}
-        alike: dict[tuple[int, ...], Machine | None] = {}
-        sources = []
-        for machine in given:
-            key = tuple(map(id, machine))
-            if key not in alike:
-                alike[key] = _machine(known, *machine)
-            sources.append(alike[key])
+        sources = [_machine(known, *machine) for machine in itertools.islice(given, 1 if are_one else None)]
+        if are_one:
+            sources *= self._count
         slowdowns = self._values("slowdown")
         return Machines(sources, slowdowns if any(slowdowns) else None, self._varied)
 

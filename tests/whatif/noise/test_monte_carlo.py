@@ -103,6 +103,7 @@ def test_samples_do_not_depend_on_how_many_are_timed_at_once(monkeypatch: pytest
     run = small("1f1b", microbatch_size=1)
     whole = mt.monte_carlo(run, _JITTER, samples=50)
     monkeypatch.setattr("minitrain.whatif.noise.monte_carlo._NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr("minitrain.whatif.noise.monte_carlo._LEAST_AT_ONCE", 1)
     single = mt.monte_carlo(run, _JITTER, samples=50)
     assert single.step_times.tolist() == whole.step_times.tolist()
     for one, other in zip(single.tail.ranks, whole.tail.ranks, strict=True):
