@@ -10,6 +10,7 @@ import minitrain as mt
 from minitrain import schedules
 from tests.small_transformers import DEEPSEEK_LIKE, LLAMA_LIKE, MIXTRAL_LIKE, QWEN_LIKE
 
+AGAIN = pytest.mark.no_cover  # test_transformer_proof.py goes through the lines of these models
 STAGES = [1, 2, 2, 1]
 DENSE: list[dict[str, Any]] = [
     {"world_size": 8, "cp": 2, "tp": 2, "pp": 2},
@@ -39,14 +40,16 @@ EXPERTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("workload", [LLAMA_LIKE, QWEN_LIKE], ids=lambda model: model.name)
+@pytest.mark.parametrize("workload", [LLAMA_LIKE, pytest.param(QWEN_LIKE, marks=AGAIN)], ids=lambda model: model.name)
 @pytest.mark.parametrize("options", DENSE, ids=str)
 def test_a_dense_model_trains_as_on_one_device(workload: mt.Transformer, options: dict[str, Any]) -> None:
     proof = mt.prove("megatron", workload=workload, global_batch_size=8, microbatch_size=1, **options)
     assert proof.largest_relative < 1e-9
 
 
-@pytest.mark.parametrize("workload", [MIXTRAL_LIKE, DEEPSEEK_LIKE], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "workload", [MIXTRAL_LIKE, pytest.param(DEEPSEEK_LIKE, marks=AGAIN)], ids=lambda model: model.name
+)
 @pytest.mark.parametrize("options", EXPERTS, ids=str)
 def test_a_model_with_experts_trains_as_on_one_device(workload: mt.Transformer, options: dict[str, Any]) -> None:
     stages: dict[str, Any] = {"layers_per_stage": STAGES} if options.get("schedule") == "dualpipe_v" else {}

@@ -113,7 +113,10 @@ def test_the_proof_holds_for_other_widths_seeds_and_optimizers(name: str, proble
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 2), (2, 4), (3, 6), (4, 8)])
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"),
+    [*(pytest.param(ranks, 2 * ranks, marks=pytest.mark.no_cover) for ranks in (1, 2, 3)), (4, 8)],  # the same lines
+)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_every_schedule_trains_as_one_device_does(name: str, ranks: int, microbatches: int, zero: int) -> None:
     chunks = 1 if name in ("gpipe", "one_f_one_b", "zb_h1", "zb_h2") else 2

@@ -85,6 +85,7 @@ def test_gpipe_and_1f1b_take_m_plus_p_minus_1_turns(generator: Generator) -> Non
         assert run(generator(p, m, 1), units(*times)).step_time == (m + p - 1) * sum(times)
 
 
+@pytest.mark.no_cover  # what is run here in all sizes, others run in a few
 @pytest.mark.parametrize("generator", [S.interleaved_1f1b, S.looped_bfs])
 def test_more_chunks_divide_the_bubble(generator: Generator) -> None:
     for p, k, v, times in product(range(1, 5), range(1, 4), range(1, 5), TIMES):
@@ -253,6 +254,7 @@ def test_dualpipe_v_keeps_half_a_microbatch_more_than_zbv() -> None:
         assert set(live_chunks(S.dualpipe_v(p, 2 * p + extra))) == {2 * p + 1}
 
 
+@pytest.mark.no_cover  # what is run here in all sizes, others run in a few
 def test_nothing_but_weights_and_states_is_left() -> None:
     for schedule, zero in product(every_schedule(largest=3), range(4)):
         for model in run(schedule, dp=2, zero=zero).models:
@@ -320,6 +322,7 @@ def require_every_sample_once(result: mt.Run) -> None:
         assert seen == dict.fromkeys(product(range(result.num_layers), range(result.global_batch_size)), 1)
 
 
+@pytest.mark.no_cover  # what is run here in all sizes, others run in a few
 @pytest.mark.parametrize("zero", range(4))
 def test_every_schedule_trains_on_every_sample_once(zero: int) -> None:
     for schedule in every_schedule(largest=3):
