@@ -96,7 +96,7 @@ def test_a_name_like_markup_is_shown_as_it_is() -> None:
 
 
 def test_a_table_that_rich_prints_shows_a_name_like_markup() -> None:
-    async def trains(model: Model) -> Model:
+    async def trains(model: Model) -> mt.StrategyModel:
         return await mt.strategies()["ddp"](model)
 
     trains.__name__ = "[/nope]"

@@ -42,7 +42,7 @@ def test_a_cut_sequence_trains_as_a_whole_one_does(name: str, options: dict[str,
 def test_a_block_that_is_merged_with_the_wrong_weight_is_found() -> None:
     """Merge two blocks by the mean of what they gave, as if each had half of the attention."""
 
-    async def averages(model: Model) -> Model:
+    async def averages(model: Model) -> mt.StrategyModel:
         attended: Any = type(model).attend
 
         def half(*given: Any) -> Any:

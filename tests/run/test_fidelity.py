@@ -169,7 +169,7 @@ def given_to_all(hardware: Any) -> dict[str, Any]:
     return {"workload": SMALL, "global_batch_size": 8, "hardware": hardware}
 
 
-async def mine(model: mt.Model) -> mt.Model:
+async def mine(model: mt.Model) -> mt.StrategyModel:
     """Train as `single` does."""
     return await mt.strategies()["single"](model)
 

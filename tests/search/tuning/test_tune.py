@@ -146,7 +146,7 @@ def test_layouts_that_end_their_workers_are_failed_rows_and_the_others_are_price
     ]
 
 
-async def own(model: mt.Model, microbatch_size: int = 1, fails: bool = False) -> mt.Model:
+async def own(model: mt.Model, microbatch_size: int = 1, fails: bool = False) -> mt.StrategyModel:
     """Train like ddp, or fail."""
     if fails:
         raise ZeroDivisionError("it was asked to")

@@ -63,7 +63,7 @@ def test_an_elastic_job_of_pipelines_gives_up_a_whole_one() -> None:
 
 
 def test_a_strategy_for_one_size_alone_says_that_it_cannot_go_on() -> None:
-    async def four(model: mt.Model) -> mt.Model:
+    async def four(model: mt.Model) -> mt.StrategyModel:
         if model.world_size != 4:
             raise UsageError("four ranks, please")
         return await mt.strategies()["ddp"](model)

@@ -18,14 +18,14 @@ _DDP = mt.strategies()["ddp"]
 def looking(look: Callable[[mt.Model], int]) -> Any:
     """Return a strategy that loads a weight as often as a look at its clock says, and then trains."""
 
-    async def strategy(model: mt.Model) -> mt.Model:
+    async def strategy(model: mt.Model) -> mt.StrategyModel:
         weights, opt_states, *_ = model.storage()
         weights[0], opt_states[0] = model.load_weights(0)
         for _ in range(look(model)):
             weights[1], opt_states[1] = model.load_weights(0)
         for key in list(weights):
             del weights[key], opt_states[key]
-        trained: mt.Model = await _DDP(model)
+        trained: mt.StrategyModel = await _DDP(model)
         return trained
 
     return strategy

@@ -134,7 +134,7 @@ def test_communication_by_axis_is_that_of_any_number_of_ranks(strategy: str, siz
     require_equal_to_separate(mt.price(strategy, ["h100_80g_nvl8", "a100_80g"], **more))
 
 
-async def _offloading(model: mt.Model) -> mt.Model:
+async def _offloading(model: mt.Model) -> mt.StrategyModel:
     """Train with what forward keeps on the host until backward."""
     weights, opt_states, activations, *_ = model.storage()
     weights[0], opt_states[0] = model.load_weights(0)
@@ -144,7 +144,7 @@ async def _offloading(model: mt.Model) -> mt.Model:
     activations["moved"] = await model.fetch(model.host["moved"])
     for store, key in ((weights, 0), (opt_states, 0), (activations, "moved"), (model.host, "moved")):
         del store[key]
-    trained: mt.Model = await mt.strategies()["ddp"](model)
+    trained: mt.StrategyModel = await mt.strategies()["ddp"](model)
     return trained
 
 
