@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def strategies(name: str | None = None, *, as_json: bool = False) -> None:
         _show(*load_strategy(name), as_json=as_json)
 
 
-def _list(found: dict[str, Strategy], *, as_json: bool) -> None:
+def _list(found: Mapping[str, Strategy], *, as_json: bool) -> None:
     """Print what each strategy is."""
     docs = {name: _what_it_is(function) for name, function in found.items()}
     if as_json:

@@ -42,6 +42,7 @@ from minitrain.errors import StrategyError
 from minitrain.run.above import above
 
 if TYPE_CHECKING:
+    from minitrain.engine.model import Model
     from minitrain.engine.strategy_model import StrategyModel
 
 
@@ -174,17 +175,18 @@ class _Relative(ast.NodeTransformer):
 
 
 Strategy = Callable[..., Awaitable["StrategyModel"]]
+ShippedStrategy = Callable[..., Awaitable["Model"]]
 
 _SPELLED_OTHERWISE = {"one_f_one_b": "1f1b"}
 
 
-def strategies() -> dict[str, Strategy]:
+def strategies() -> dict[str, ShippedStrategy]:
     """Return the shipped strategies by name ("1f1b" for `one_f_one_b`)."""
     return dict(_shipped())
 
 
 @lru_cache(maxsize=1)
-def _shipped() -> Mapping[str, Strategy]:
+def _shipped() -> Mapping[str, ShippedStrategy]:
     """Import the shipped strategies, once."""
     shipped = above("shipped strategies")
     return {_SPELLED_OTHERWISE.get(name, name): getattr(shipped, name) for name in shipped.__all__}
