@@ -27,7 +27,7 @@ from minitrain.training.layers import Net
 from minitrain.training.program import RankProgram
 
 _LAST_FILE = "minitrain.json"
-_PIECE = re.compile(r"(weight|state)\.(\d+)\.(\d+)-(\d+)")
+_PIECE = re.compile(r"(weight|state)\.(\w+)\.(\d+)-(\d+)")
 
 
 @final
@@ -76,7 +76,7 @@ class Checkpoints:
             )
         return steps, folder
 
-    def save(self, num_steps: int, carried: Mapping[int, tuple[Flat, Flat]], rank: int) -> None:
+    def save(self, num_steps: int, carried: Mapping[int | str, tuple[Flat, Flat]], rank: int) -> None:
         """Write the state after so many steps; all ranks call it."""
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415  (takes half a second)
 
@@ -97,8 +97,8 @@ class Checkpoints:
             text = json.dumps({"steps": num_steps, **self.facts}, indent=2)
             (folder / _LAST_FILE).write_text(text + "\n", encoding="utf-8")
 
-    def latest(self, program: RankProgram, net: Net) -> tuple[dict[int, tuple[Flat, Flat]], int]:
-        """Return the state of the newest checkpoint as far as a rank needs it, and its number of steps.
+    def latest(self, program: RankProgram | None, net: Net) -> tuple[dict[int | str, tuple[Flat, Flat]], int]:
+        """Return the state of the newest checkpoint as far as a rank needs it (all if None), and its number of steps.
 
         Raises:
             UsageError: it is of another run.
@@ -107,21 +107,31 @@ class Checkpoints:
         if newest is None:
             return {}, 0
         steps, folder = newest
-        layers = {layer for op, layer in program.operations if op == "load_weights" and layer is not None}
-        state = _read(folder, layers)
+        state = _read(folder, None if program is None else program.layers)
         state = {key: values.to(net.device) for key, values in state.items()}
+        layers = _layers_of(state)
         return {layer: (_whole("weight", layer, state), _whole("state", layer, state)) for layer in layers}, steps
 
 
-def read_checkpoint(folder: Path) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def read_checkpoint(folder: Path) -> dict[int | str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the whole weight (flat) and optimizer state (moments x elements) of each layer of one checkpoint.
+
+    A part of a layer is there under a name of its own, such as "3part0of2", "3router" or "3experts1of2".
 
     Args:
         folder: of one step, such as checkpoints/step-00000100.
     """
     state = _read(folder, None)
-    layers = sorted({int(key.split(".")[1]) for key in state})
-    return {layer: (_whole("weight", layer, state).values, _whole("state", layer, state).values) for layer in layers}
+    return {
+        layer: (_whole("weight", layer, state).values, _whole("state", layer, state).values)
+        for layer in _layers_of(state)
+    }
+
+
+def _layers_of(state: Mapping[str, Any]) -> list[int | str]:
+    """Return the layers that some keys are of, and the names of parts of layers."""
+    found = {key.split(".")[1] for key in state}
+    return [int(name) if name.isdigit() else name for name in sorted(found, key=lambda name: (len(name), name))]
 
 
 def _read(folder: Path, layers: set[int] | None) -> dict[str, torch.Tensor]:
@@ -129,12 +139,12 @@ def _read(folder: Path, layers: set[int] | None) -> dict[str, torch.Tensor]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
-    found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
     for key in metadata:
         name, layer, first, last = _PIECE.fullmatch(key).groups()  # type: ignore[union-attr]  # `save` wrote it
         if layers is None or int(layer) in layers:
-            found.setdefault((name, int(layer)), []).append((int(first), int(last)))
+            found.setdefault((name, layer), []).append((int(first), int(last)))
     keys = [
         f"{name}.{layer}.{first}-{last}"
         for (name, layer), pieces in found.items()
@@ -155,12 +165,12 @@ def _without_overlap(pieces: list[tuple[int, int]]) -> Iterator[tuple[int, int]]
             end = last
 
 
-def _whole(name: str, layer: int, state: Mapping[str, torch.Tensor]) -> Flat:
+def _whole(name: str, layer: int | str, state: Mapping[str, torch.Tensor]) -> Flat:
     """Return a layer's weight or optimizer state, put together."""
     found = []
     for key, values in state.items():
         kind, number, first, last = _PIECE.fullmatch(key).groups()  # type: ignore[union-attr]
-        if (kind, int(number)) == (name, layer):
+        if (kind, number) == (name, str(layer)):
             found.append(Flat(values, [(int(first), int(last))], int(last)))
     whole = put_together(found)
     return Flat.whole(whole.values)

@@ -65,12 +65,20 @@ class Flat:
 
     def shard(self, shard: int, num_shards: int) -> Flat:
         """Return the elements of one of `num_shards` shards."""
-        start, end = piece = bounds(shard, num_shards, self.size)
-        at = 0
+        piece = bounds(shard, num_shards, self.size)
+        found = self.shard_at(piece)
+        return Flat(found if found.shape == self.values.shape else found.clone(), [piece], self.size)
+
+    def shard_at(self, piece: Interval) -> torch.Tensor:
+        """Return the elements of an interval, which must be held, without copying.
+
+        Raises:
+            ValueError: they are not held.
+        """
+        (start, end), at = piece, 0
         for first, last in self.pieces:
             if first <= start and end <= last:
-                found = self.values[..., at + start - first : at + end - first]
-                return Flat(found if found.shape == self.values.shape else found.clone(), [piece], self.size)
+                return self.values[..., at + start - first : at + end - first]
             at += last - first
         raise ValueError(f"elements {start} to {end} are not held here, which are {list(self.pieces)} of {self.size}")
 

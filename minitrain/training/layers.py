@@ -23,8 +23,8 @@ from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import Adam, Momentum
 from minitrain.training.contents import Flat, Rows
 
-Carried = Mapping[int, tuple[Flat, Flat]]
-"""Weight and optimizer state by layer: what a rank hands on from one step to the next."""
+Carried = Mapping[int | str, tuple[Flat, Flat]]
+"""Weight and optimizer state by layer, or by the name of a part: what a rank hands on from one step to the next."""
 
 Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A layer: its flat weight and its input to its output."""
@@ -203,7 +203,7 @@ class Arithmetic:
         """Begin a step."""
         self.step, self.carried = step, carried
         self.loss_value = 0.0
-        self.states: dict[int, Flat] = {}
+        self.states: dict[int | str, Flat] = {}
 
     def load_weights(self, done: Computed) -> tuple[Flat, Flat]:
         """Return a shard of a layer's weight, and its optimizer state: those of the step before."""
@@ -265,8 +265,8 @@ class Arithmetic:
 
     def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
         """Take the optimizer's step; the new numbers take the place of the old ones."""
-        values, moments = weight.values, _cut(state, weight)
-        take_step(self.net.optimizer, values, _cut(grad, weight), moments, self.step + done.made[0].step)
+        values, moments = weight.values, cut_as(state, weight)
+        take_step(self.net.optimizer, values, cut_as(grad, weight), moments, self.step + done.made[0].step)
         self.states[done.layer] = after = Flat(moments, weight.pieces, weight.size)
         return weight, after
 
@@ -292,18 +292,11 @@ def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[F
     return found, state if state.pieces != weight.pieces or num_shards == 1 else state.shard(shard, num_shards)
 
 
-def _cut(content: Flat, like: Flat) -> torch.Tensor:
+def cut_as(content: Flat, like: Flat) -> torch.Tensor:
     """Return the elements that another content has, without copying."""
     if list(content.pieces) == list(like.pieces):
         return content.values
-    starts, at = [], 0
-    for first, last in content.pieces:
-        starts.append((first, last, at))
-        at += last - first
-    found = []
-    for first, last in like.pieces:
-        (place,) = [at + first - start for start, end, at in starts if start <= first and last <= end]
-        found.append(content.values[..., place : place + last - first])
+    found = [content.shard_at(piece) for piece in like.pieces]
     return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 

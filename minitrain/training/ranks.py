@@ -131,6 +131,7 @@ class Training:
             rank=rank,
             program=program.ranks[rank],
             groups=program.groups,
+            divides=program.divides,
             world_size=self.run.world_size,
             num_layers=self.run.num_layers,
             global_batch_size=self.run.global_batch_size,
@@ -207,7 +208,7 @@ def train_ranks(
         UsageError: the program has an operation that is not computed.
     """
     for op in {op for rank in program.ranks for op, _ in rank.operations if op in COMPUTATIONS}:
-        if not hasattr(Arithmetic, op):
+        if not hasattr(Arithmetic, op) and not program.divides:
             raise UsageError(f"real processes do not compute {op} yet, which {program.run.strategy} does", op=op)
     losses: list[float] = []
 

@@ -8,9 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
-from minitrain.operations.collectives import describe
 from minitrain.run.parameters import split_keywords
-from minitrain.tensors import KINDS
 from minitrain.training.program import Program, record
 from minitrain.workloads.dense_rows import DenseRows
 
@@ -126,7 +124,7 @@ def train(
     )
     training.require_work()
     program = record(strategy, given)
-    _require_whole(program)
+    _require_one_task(program)
     if not force:
         require_room(program, int(os.environ["LOCAL_WORLD_SIZE"]) if started else world_size)
     return train_ranks(training, program, watch or (lambda *_: None), say, patience)
@@ -153,7 +151,7 @@ def _require_word(name: str, value: str, known: Any) -> None:
         raise UsageError(f"{name} must be {' or '.join(known)}, got {value!r}", **{name: value})
 
 
-def _require_whole(program: Program) -> None:
+def _require_one_task(program: Program) -> None:
     """Require that real processes can do what a program does.
 
     Raises:
@@ -166,12 +164,3 @@ def _require_whole(program: Program) -> None:
                 "use model.launch instead of tasks",
                 rank=rank.rank,
             )
-        for each in rank.communications.values():
-            for value in (each.given, *each.brought):
-                for tensor in value if isinstance(value, list) else (value,):
-                    if tensor is not None and tensor.__class__ not in KINDS:
-                        raise UsageError(
-                            f"real processes compute whole layers on whole sequences, and rank {rank.rank} "
-                            f"communicates {describe(tensor)}; leave out what divides layers, sequences or experts",
-                            rank=rank.rank,
-                        )

@@ -157,7 +157,7 @@ class TransformerNet:
             )
         if text is not None and model.vocab_size < 256:
             raise UsageError(f"{model.name} must have a vocabulary of 256 to learn bytes, got {model.vocab_size}")
-        self._problem = problem
+        self.problem = problem
         self._text = None if text is None else torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         self.optimizer: Adam | Momentum = problem.optimizer
         self.dtype, self.device = dtype, device
@@ -165,7 +165,7 @@ class TransformerNet:
         self.layers: Sequence[Layer] = [partial(self._computed, unit) for unit in self._units]
 
     def _computed(self, unit: Unit, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return _UNITS[unit.kind](self._problem.model, by_name(weight, unit), x)
+        return _UNITS[unit.kind](self.problem.model, by_name(weight, unit), x)
 
     def size(self, layer: int) -> int:
         """Return the number of elements of a unit's weight."""
@@ -173,31 +173,31 @@ class TransformerNet:
 
     def initial_weight(self, layer: int) -> torch.Tensor:
         """Return the proof's initial weight."""
-        return torch.tensor(self._problem.initial_weight(layer))
+        return torch.tensor(self.problem.initial_weight(layer))
 
     def shape(self, layer: int, num_samples: int) -> tuple[int, ...]:
         """Return the shape of a unit's input: tokens of the embedding, vectors, or logits behind the head."""
-        tokens = (num_samples, self._problem.seq_len)
+        tokens = (num_samples, self.problem.seq_len)
         if layer == 0:
             return tokens
-        return *tokens, self._problem.model.vocab_size if layer == len(self._units) else self._problem.model.hidden_size
+        return *tokens, self.problem.model.vocab_size if layer == len(self._units) else self.problem.model.hidden_size
 
-    def _tokens(self, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
+    def tokens(self, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the tokens of some samples and the ones behind them, samples x (seq_len + 1)."""
         if self._text is None:
-            both: Any = self._problem.inputs(global_batch_size), self._problem.targets(global_batch_size)[:, -1:]
+            both: Any = self.problem.inputs(global_batch_size), self.problem.targets(global_batch_size)[:, -1:]
             return torch.cat([torch.tensor(each[list(samples)]) for each in both], -1)
-        length = self._problem.seq_len + 1
-        generator = torch.Generator().manual_seed((self._problem.seed << 32) + step)
+        length = self.problem.seq_len + 1
+        generator = torch.Generator().manual_seed((self.problem.seed << 32) + step)
         places = torch.randint(0, len(self._text) - length + 1, (global_batch_size,), generator=generator)
         return self._text[places[list(samples)][:, None] + torch.arange(length)]
 
     def inputs(self, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the tokens of some samples."""
-        return self._tokens(samples, global_batch_size, step)[:, :-1].to(self.device)
+        return self.tokens(samples, global_batch_size, step)[:, :-1].to(self.device)
 
     def loss(self, output: torch.Tensor, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the cross-entropy with the next tokens, nats, divided by the tokens of the batch."""
-        wanted = self._tokens(samples, global_batch_size, step)[:, 1:].to(self.device)
+        wanted = self.tokens(samples, global_batch_size, step)[:, 1:].to(self.device)
         total = functional.cross_entropy(output.flatten(0, 1), wanted.flatten(), reduction="sum")
-        return total / (global_batch_size * self._problem.seq_len)
+        return total / (global_batch_size * self.problem.seq_len)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, final
 from zlib import crc32
@@ -21,8 +22,10 @@ from minitrain.errors import UsageError
 from minitrain.operations import COMM, STRIDE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
 from minitrain.tensors import Activation, ActivationGrad, OptState, Sharded, Tensor
+from minitrain.tensors.placed import COPIES
 from minitrain.training.contents import Flat, Rows, bounds, pieces_of, put_together
-from minitrain.training.layers import Arithmetic, Net
+from minitrain.training.divided import DividedArithmetic, DividedCollective
+from minitrain.training.layers import Arithmetic
 from minitrain.training.program import RankProgram
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
@@ -181,17 +184,23 @@ class ProcessExecutor(ContentExecutor):
         is_busy: whether the rank computes, or waits for others, and is not in code of the strategy's own.
     """
 
-    def __init__(self, program: RankProgram, arithmetic: Arithmetic, groups: Mapping[tuple[int, ...], Any]) -> None:
+    def __init__(
+        self,
+        program: RankProgram,
+        arithmetic: Arithmetic | DividedArithmetic,
+        groups: Mapping[tuple[int, ...], Any],
+    ) -> None:
         self._program, self._arithmetic, self._torch_groups = program, arithmetic, groups
         self._pending: dict[int, PendingNumbers] = {}
         self._owed: dict[int, tuple[Any, Any]] = {}  # what launched operations make, and they, by the tensor's id
         self._sent: list[PendingNumbers] = []
+        self._exchanges: dict[tuple[int, ...], int] = {}  # of copies of tokens, by the members
         self.spans: dict[int, tuple[float, float]] = {}
         self.is_busy = False
         self.count: Callable[[], int] | None = None
         self.most_held = 0
 
-    def arithmetic_of(self, model: Any) -> Arithmetic:  # noqa: ARG002  (it is of one rank)
+    def arithmetic_of(self, model: Any) -> Arithmetic | DividedArithmetic:  # noqa: ARG002  (it is of one rank)
         """Return what the rank computes."""
         return self._arithmetic
 
@@ -220,7 +229,7 @@ class ProcessExecutor(ContentExecutor):
         if op == "send":
             dest, _, tag = given
             (content,) = self._contents_of(operation.value)
-            values = content.values.contiguous()
+            values = packed(content, self._arithmetic)
             work = dist.isend(values, dest, tag=number_of(tag))
             self._sent = [sent for sent in self._sent if not sent.has_ended]
             self._sent.append(PendingNumbers(began, [work], lambda: None, values))
@@ -236,6 +245,7 @@ class ProcessExecutor(ContentExecutor):
         (operation,), (result,) = operations, results
         ranks = operation.owner.ranks
         if len(ranks) == 1:
+            _take_over(operation.value, result)
             return
         row, value = operation.row // STRIDE, operation.value
         self._contents_of(value)
@@ -243,15 +253,15 @@ class ProcessExecutor(ContentExecutor):
         brought = self._program.communications[row].brought
         record = COLLECTIVES[operation.op]
         started = Started(
-            self._arithmetic.net, record, self._torch_groups[ranks], ranks, operation.owner.index, operation.detail
+            self._arithmetic, record, self._torch_groups[ranks], ranks, operation.owner.index, operation.detail
         )
-        if record.gives == "exchange":
+        if value.__class__ in COPIES:
+            ends = [self._exchange_copies(started, value, brought)]
+        elif record.gives == "exchange":
             ends = started.exchange(value, brought)
-        elif isinstance(value, list):
-            columns = zip(*brought, strict=True)
-            ends = [started.begin(item, column) for item, column in zip(value, columns, strict=True)]
         else:
-            ends = [started.begin(value, brought)]
+            columns = zip(*brought, strict=True) if isinstance(value, list) else [brought]
+            ends = [started.begin(item, column) for item, column in zip(_listed(value), columns, strict=True)]
 
         def finish() -> None:
             for made, end in zip(_listed(result), ends, strict=True):
@@ -260,17 +270,29 @@ class ProcessExecutor(ContentExecutor):
 
         self._await_later(operation, PendingNumbers(began, started.works, finish, value), result)
 
+    def _exchange_copies(self, started: Started, value: Any, brought: Sequence[Any]) -> Finish:
+        """Start to exchange copies of tokens; messages of several exchanges of a group have tags of their own."""
+        assert started.divided is not None  # nothing else makes copies
+        ranks = tuple(started.ranks)
+        self._exchanges[ranks] = count = self._exchanges.get(ranks, 0) + 1
+        tag = number_of(("copies", ranks, count))
+        return started.divided.exchange_copies(value, brought, tag, self._keep)
+
+    def _keep(self, work: Any, values: torch.Tensor) -> None:
+        """Keep a message until it has left."""
+        self._sent.append(PendingNumbers(0.0, [work], lambda: None, values))
+
     def receive(self, operation: Any, value: Any, result: Any) -> None:
         """Start to receive a message."""
         tag = self._program.communications[operation.row // STRIDE].tag
-        content = empty_for(value, self._arithmetic.net)
+        room, content_of = room_for(value, self._arithmetic)
         began = perf_counter()
-        work = dist.irecv(content.values, operation.owner.stream.peer, tag=number_of(tag))
+        work = dist.irecv(room, operation.owner.stream.peer, tag=number_of(tag))
 
         def finish() -> None:
-            result._content = content
+            result._content = content_of(room)
 
-        self._await_later(operation, PendingNumbers(began, [work], finish, content), result)
+        self._await_later(operation, PendingNumbers(began, [work], finish, room), result)
 
     def _await_later(self, operation: Any, pending: PendingNumbers, result: Any) -> None:
         if operation.model.launching:
@@ -318,7 +340,7 @@ class Started:
     """A collective under way on this rank, tensor by tensor.
 
     Args:
-        net: what is trained.
+        arithmetic: what the rank computes.
         record: which collective.
         group: that of torch.distributed.
         ranks: its members.
@@ -330,15 +352,29 @@ class Started:
     """
 
     def __init__(
-        self, net: Net, record: Collective, group: Any, ranks: Sequence[int], index: int, root: int | None
+        self,
+        arithmetic: Arithmetic | DividedArithmetic,
+        record: Collective,
+        group: Any,
+        ranks: Sequence[int],
+        index: int,
+        root: int | None,
     ) -> None:
-        self.net, self.group, self.ranks, self.index, self.root = net, group, ranks, index, root
+        self.arithmetic, self.name = arithmetic, record.name
+        self.group, self.ranks, self.index, self.root = group, ranks, index, root
         self.works: list[Any] = []
-        self._name = record.name
+        self.divided = (
+            DividedCollective(arithmetic, group, ranks, index, self.works)
+            if isinstance(arithmetic, DividedArithmetic)
+            else None
+        )
 
     def begin(self, value: Any, brought: Sequence[Any]) -> Finish:
-        """Start a collective that is no exchange."""
-        return getattr(self, f"_{self._name}")(value, brought)  # type: ignore[no-any-return]  # one of those below
+        """Start, and return what gives the result its content once all works have ended."""
+        divided = self.divided
+        if divided is not None and value is not None and divided.takes(self.name, value):
+            return getattr(divided, self.name)(value, brought)  # type: ignore[no-any-return]  # of all methods
+        return getattr(self, f"_{self.name}")(value, brought)  # type: ignore[no-any-return]
 
     def _all_reduce(self, value: Any, _: Sequence[Any]) -> Finish:
         """Sum in place."""
@@ -384,27 +420,24 @@ class Started:
     def _broadcast(self, value: Any, brought: Sequence[Any]) -> Finish:
         """Get what the root has."""
         sent = brought[self.ranks.index(self.root)]
-        content = value._content if value is not None else empty_for(sent, self.net)
-        content.values = content.values.contiguous()
-        self.works.append(dist.broadcast(content.values, self.root, group=self.group, async_op=True))
-        return lambda: content
+        room, content_of = room_for(sent, self.arithmetic)
+        if value is not None:
+            room = packed(value._content, self.arithmetic)
+        self.works.append(dist.broadcast(room, self.root, group=self.group, async_op=True))
+        return lambda: content_of(room)
 
     def exchange(self, value: Sequence[Any], brought: Sequence[Sequence[Any]]) -> list[Finish]:
         """Give a tensor to each member and get one from each."""
-        mine = [empty_for(column[self.index], self.net) for column in brought]
-        sent = torch.cat([each._content.values.reshape(-1) for each in value])
-        got = sent.new_empty(sum(content.values.numel() for content in mine))
-        sizes = [content.values.numel() for content in mine], [each._content.values.numel() for each in value]
+        mine = [room_for(column[self.index], self.arithmetic) for column in brought]
+        given = [packed(each._content, self.arithmetic).reshape(-1) for each in value]
+        sizes = [room.numel() for room, _ in mine], [values.numel() for values in given]
+        sent = torch.cat(given)
+        got = sent.new_empty(sum(sizes[0]))
         self.works.append(dist.all_to_all_single(got, sent, *sizes, group=self.group, async_op=True))
-
-        def end_of(content: Rows | Flat, values: torch.Tensor) -> Finish:
-            def end() -> Rows | Flat:
-                content.values = values.view(content.values.shape)
-                return content
-
-            return end
-
-        return [end_of(content, values) for content, values in zip(mine, got.split(sizes[0]), strict=True)]
+        return [
+            partial(content_of, values.view(room.shape))
+            for (room, content_of), values in zip(mine, got.split(sizes[0]), strict=True)
+        ]
 
     def _barrier(self, *_: Any) -> Finish:
         """Wait for all."""
@@ -412,22 +445,41 @@ class Started:
         return lambda: None
 
 
-def empty_for(symbol: Tensor, net: Net) -> Rows | Flat:
-    """Return room for what a tensor of another rank carries."""
+def packed(content: Any, arithmetic: Arithmetic | DividedArithmetic) -> torch.Tensor:
+    """Return what a content is on its way."""
+    if isinstance(arithmetic, DividedArithmetic):
+        return arithmetic.packed(content)
+    return content.values.contiguous()  # type: ignore[no-any-return]  # of rows and of shards
+
+
+def room_for(
+    symbol: Tensor, arithmetic: Arithmetic | DividedArithmetic
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+    """Return room for what a tensor of another rank carries, and what makes its content of that."""
+    if isinstance(arithmetic, DividedArithmetic):
+        return arithmetic.room_for(symbol)
+    net = arithmetic.net
     if isinstance(symbol, Activation | ActivationGrad):
         layer = symbol.layer + isinstance(symbol, ActivationGrad)
-        return Rows(torch.empty(net.shape(layer, len(symbol.samples)), dtype=net.dtype, device=net.device))
+        return torch.empty(net.shape(layer, len(symbol.samples)), dtype=net.dtype, device=net.device), Rows
     assert isinstance(symbol, Sharded)
     size = net.size(symbol.layer)
     pieces = pieces_of(symbol.shards, symbol.num_shards, size)
     held = sum(last - first for first, last in pieces)
     shape = (net.optimizer.num_moments, held) if isinstance(symbol, OptState) else (held,)
-    return Flat(torch.empty(shape, dtype=net.dtype, device=net.device), pieces, size)
+    return torch.empty(shape, dtype=net.dtype, device=net.device), lambda values: Flat(values, pieces, size)
 
 
 def number_of(tag: Any) -> int:
     """Return the number that torch.distributed knows a tag by: 0 for no tag."""
     return 0 if tag is None else crc32(repr(tag).encode()) & 0x3FFFFFFF or 1
+
+
+def _take_over(value: Any, result: Any) -> None:
+    """Give the result of a collective of one what it has brought."""
+    for made, item in zip(_listed(result), _listed(value), strict=True):
+        if made is not None and made is not item:
+            made._content = item._content
 
 
 def _listed(value: Any) -> list[Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
-from minitrain.errors import TensorTypeError
+from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.placed import PLACED_KINDS
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 
@@ -83,7 +84,16 @@ class DenseRows:
         )
 
     def memory_elements(self, tensor: Any) -> float:
-        """Return the size of a tensor, elements."""
+        """Return the size of a tensor, elements.
+
+        Raises:
+            UsageError: it is of a part of a layer, of a sequence or of experts.
+        """
+        if tensor.__class__ in PLACED_KINDS:
+            raise UsageError(
+                f"dense layers are whole, as are their rows, and {type(tensor).__name__} is of a part; leave out what "
+                'divides layers, sequences or experts, or train a transformer, such as workload="tiny"'
+            )
         if tensor.__class__ in (Activation, ActivationGrad):
             return len(tensor.samples) * self.width
         moments = _MOMENTS if tensor.__class__ is OptState else 1

@@ -23,6 +23,7 @@ import numpy as np  # noqa: E402
 
 import minitrain as mt  # noqa: E402
 from minitrain.proof.problem import Problem  # noqa: E402
+from minitrain.proof.units import Part, taken  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402
 from minitrain.training.checkpoints import read_checkpoint  # noqa: E402
 from minitrain.training.launcher import meeting_place  # noqa: E402
@@ -33,12 +34,39 @@ from minitrain.workloads.dense_rows import DenseRows  # noqa: E402
 
 BATCH = 16
 DIVIDES = {
-    "deepseek_like": "experts",
-    "gathered_context": "sequences",
-    "moe": "experts",
-    "ring_attention": "sequences",
+    2: {
+        "tiny": (
+            "ring_attention",
+            "gathered_context",
+            "megatron:tp=2",
+            "megatron:tp=2,sequence_parallel=true,overlap_parts=true",
+            "megatron:cp=2",
+            "megatron:tp=2,schedule=zb_h1",
+        ),
+        "tiny-moe": ("moe:ep=2", "deepseek_like:ep=2", "megatron:ep=2"),
+    },
+    4: {
+        "tiny": (
+            "ring_attention:tp=2",
+            "ring_attention:balanced=false",
+            "gathered_context:tp=2",
+            "megatron:tp=2,pp=2",
+            "megatron:tp=2,cp=2",
+            "megatron:cp=4,cp_comm_type=all_gather",
+            "megatron:tp=2,sequence_parallel=true,zero=1",
+            "megatron:tp=2,zero=3",
+            "megatron:tp=4",
+        ),
+        "tiny-moe": (
+            "moe:ep=2,zero=1",
+            "moe:ep=4",
+            "deepseek_like:ep=2",
+            "megatron:ep=2,tp=2,sequence_parallel=true",
+            "megatron:ep=2,cp=2",
+        ),
+    },
 }
-"""Strategies that real processes refuse, and what they divide."""
+"""What divides layers, sequences or experts, by number of ranks and what is trained; only transformers can be."""
 
 NOT_BY = {2: ("pp_hsdp", "single"), 4: ("single",)}
 """What so many ranks are too few or too many for."""
@@ -110,7 +138,8 @@ def require_same(found: dict[str, dict[int, Any]], wanted: dict[int, tuple[Any, 
 
 def names_of(world_size: int) -> list[str]:
     """Return the shipped strategies, with options, that so many ranks can run."""
-    names = [name for name in mt.strategies() if name not in DIVIDES and name not in NOT_BY[world_size]]
+    divide = {name.partition(":")[0] for names in DIVIDES[world_size].values() for name in names} - {"megatron"}
+    names = [name for name in mt.strategies() if name not in divide and name not in NOT_BY[world_size]]
     return [f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names]
 
 
@@ -131,7 +160,62 @@ def test_experts_that_are_whole_are_trained(tmp_path: Path) -> None:
     require_same(trained(["ddp", "zero3", "1f1b"], 2, tmp_path, **given), reference(**given))
 
 
-@pytest.mark.parametrize("name", DIVIDES)
-def test_what_divides_layers_is_refused_before_a_process_starts(name: str) -> None:
-    with pytest.raises(mt.UsageError, match="leave out what divides layers, sequences or experts"):
-        mt.train(name, workload="tiny-moe" if DIVIDES[name] == "experts" else "tiny", steps=1)
+def divided(wanted: Any, name: str, model: Any) -> Any:
+    """Return the weight and the optimizer state of a part of a layer, of those of whole layers."""
+    found = re.fullmatch(r"(\d+)(part|router|experts)?((\d+)of(\d+))?", name)
+    assert found is not None
+    layer, piece, _, *of = found.groups()
+    index, count = map(int, of) if of[0] else (0, 1)
+    part = {
+        None: Part(),
+        "part": Part(index, count),
+        "router": Part(piece="router"),
+        "experts": Part(expert_index=index, num_expert_parts=count, piece="experts"),
+    }[piece]
+    return tuple(taken(values, model.units()[int(layer)], part) for values in wanted[int(layer)])
+
+
+def parts_of(name: str) -> set[str]:
+    """Return the names of all parts of the layer that a part is of."""
+    layer, piece, count = re.fullmatch(r"(\d+)(?:(\D+)(?:\d+of(\d+))?)?", name).groups()  # type: ignore[union-attr]
+    if piece == "part":
+        return {f"{layer}part{index}of{count}" for index in range(int(count))}
+    return {name}
+
+
+@pytest.mark.parametrize("workload", ["tiny", "tiny-moe"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_what_is_divided_is_trained_as_on_a_single_device(world_size: int, workload: str, tmp_path: Path) -> None:
+    wanted, model = reference(workload=workload), mt.models()[workload]
+    found = trained(list(DIVIDES[world_size][workload]), world_size, tmp_path, workload=workload)
+    for name, layers in found.items():
+        names = {str(key) for key in layers}
+        assert {int(re.match(r"\d+", key)[0]) for key in names} == wanted.keys(), name  # type: ignore[index]
+        assert set().union(*map(parts_of, names)) == names, name
+        require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
+        for key, contents in layers.items():  # assert_allclose would let one element stand for all
+            assert [one.shape for one in contents] == [one.shape for one in divided(wanted, str(key), model)]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_parts_are_less_than_the_whole(world_size: int, tmp_path: Path) -> None:
+    name, wanted = f"megatron:tp={world_size}", reference(workload="tiny")
+    found = trained([name], world_size, tmp_path, workload="tiny")[name]
+    for layer, (whole, _) in wanted.items():
+        parts = [found[f"{layer}part{index}of{world_size}"][0].numel() for index in range(world_size)]  # type: ignore[index]
+        assert len(set(parts)) == 1
+        assert parts[0] < 0.6 * whole.size if world_size == 2 else parts[0] < 0.4 * whole.size
+
+
+@pytest.mark.parametrize("name", ["ring_attention", "gathered_context"])
+def test_dense_layers_that_are_divided_are_refused_before_a_process_starts(name: str) -> None:
+    with pytest.raises(mt.UsageError, match="dense layers are whole, as are their rows"):
+        mt.train(name, steps=1)
+
+
+def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"strategy": "megatron", "tp": 2, "workload": "tiny", "global_batch_size": 8}
+    whole = mt.train(steps=3, **given).losses
+    first = mt.train(steps=2, checkpoints=tmp_path, **given).losses
+    last = mt.train(steps=3, checkpoints=tmp_path, **given).losses
+    assert [*first, *last] == list(whole)
