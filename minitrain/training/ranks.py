@@ -43,7 +43,7 @@ TIMEOUT_S = 60.0
 
 MOST_RANKS_A_CORE = 8
 PROCESS_BYTES = 2**28
-"""What a process takes for itself that has imported torch and met others, bytes: 0.19 GiB were measured, and some room."""
+"""What a process takes for itself that has imported torch and met others, bytes: 0.19 GiB measured, and some room."""
 
 Watch = Callable[[int, float], None]
 
