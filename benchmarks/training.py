@@ -143,7 +143,7 @@ def our_step(name: str, net: DenseBytes, rank: int, num_ranks: int = RANKS) -> C
     strategy: Any = choose_strategy(name).function
     predictor = program.run.prepared.predictor_of(rank)
     runner = asyncio.Runner()
-    carried: dict[int, Any] = {}
+    carried: dict[int | str, Any] = {}
 
     def step(number: int) -> None:
         arithmetic.begin(number, carried)

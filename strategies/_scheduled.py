@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from minitrain.errors import StrategyError, UsageError
 from minitrain.lib import Model
-from minitrain.run.strategy_loading import Strategy
+from minitrain.run.strategy_loading import ShippedStrategy
 from minitrain.schedules import Schedule
 from minitrain.search.schedules.pipeline import from_schedule
 
@@ -65,7 +65,7 @@ async def run_schedule(
 
 
 @lru_cache(maxsize=8)
-def _strategy(generator: Generator, num_ranks: int, num_microbatches: int, num_chunks: int) -> Strategy:
+def _strategy(generator: Generator, num_ranks: int, num_microbatches: int, num_chunks: int) -> ShippedStrategy:
     """Return the strategy that runs a schedule, the same for all ranks of a run."""
     try:
         return from_schedule(generator(num_ranks, num_microbatches, num_chunks))

@@ -68,6 +68,15 @@ class MeasuredRun(Run):
         """The events of each rank."""
         return self.logs
 
+    def _view(self) -> Any:
+        """Return what pictures say of the run, with the losses of all steps."""
+        from minitrain.view.explanation_panel import section  # noqa: PLC0415  (only when somebody looks)
+        from minitrain.view.svg import curve_svg  # noqa: PLC0415
+
+        curve = curve_svg(self.losses, self.first_step, "mean loss of each step", "mean loss, nats")
+        panel = section([("What it has learnt", [curve])]) if curve else ""
+        return replace(super()._view(), panel=panel)
+
     def summary(self) -> dict[str, Any]:
         """Return the figures, ready for JSON."""
         more = {

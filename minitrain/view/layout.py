@@ -160,6 +160,7 @@ class View:
         capacity_bytes: memory of the device, bytes, drawn as a line; None where there is none.
         bytes_per_element: bytes of one element of memory; by default those of the specified workload.
         links: what shared links carried, shown below the picture; None where none were shared.
+        panel: HTML of a panel of its own, above the picture of a page.
     """
 
     title: str = ""
@@ -168,6 +169,7 @@ class View:
     capacity_bytes: float | None = None
     bytes_per_element: float = MATMUL_LAYER.bytes_per_element
     links: Links | None = None
+    panel: str = ""
 
     @property
     def subtitle(self) -> str:

@@ -495,9 +495,8 @@ def write_html(
     drawing, num_fixed = drawn_bars(bars, view, journals, explained.critical_path)
     details = {**payload(bars, view), "numFixed": num_fixed} if len(bars) > MAX_BARS else None
     below = "" if view.links is None else link_panel(view.links)
-    return write_page(
-        path, drawing, view.title, include_plotlyjs, details, explanation_panel(explained), view.facts, below
-    )
+    body = view.panel + explanation_panel(explained)
+    return write_page(path, drawing, view.title, include_plotlyjs, details, body, view.facts, below)
 
 
 def write_compare_html(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -153,3 +153,47 @@ def _text_class(kind: Kind) -> str:
 def _px(value: float) -> str:
     """Write a coordinate to a hundredth of a pixel."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+_CURVE = (560, 150, 48, 22)  # width, height, space for numbers at the left and below, px
+_MOST_POINTS = 500
+
+
+def curve_svg(values: Sequence[float], first: int, title: str, unit: str) -> str:
+    """Return numbers over their steps as a line, in the colours of the page around it.
+
+    Of many steps, a point is the mean of some. What is no finite number is left out.
+
+    Args:
+        values: one a step.
+        first: number of the first step.
+        title: what they are, for who cannot see the picture.
+        unit: of the numbers.
+    """
+    width, height, left, below = _CURVE
+    size = -(-len(values) // _MOST_POINTS)
+    parts = [
+        (at, [each for each in values[at : at + size] if math.isfinite(each)]) for at in range(0, len(values), size)
+    ]
+    points = [(first + at + (len(part) - 1) / 2, sum(part) / len(part)) for at, part in parts if part]
+    if not points:
+        return ""
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    last = max(first + len(values) - 1, first + 1)
+
+    def place(step: float, value: float) -> str:
+        x = left + (step - first) / (last - first) * (width - left - 8)
+        return f"{x:.1f},{8 + (high - value) / ((high - low) or 1) * (height - below - 16):.1f}"
+
+    line = " ".join(place(*point) for point in points)
+    marks = ((left - 6, 12, high, "end"), (left - 6, height - below - 4, low, "end"))
+    texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{value:.3g}</text>' for x, y, value, anchor in marks)
+    return (
+        f'<svg class="curve" viewBox="0 0 {width} {height}" role="img" style="max-width:{width}px;width:100%">'
+        f"<title>{html.escape(title)}</title>"
+        f'<g fill="currentColor" font-size="11">{texts}'
+        f'<text x="{left}" y="{height - 4}">step {first}</text>'
+        f'<text x="{width - 8}" y="{height - 4}" text-anchor="end">step {last}, {html.escape(unit)}</text></g>'
+        f'<path d="M{left} {height - below}H{width - 8}" stroke="currentColor" stroke-opacity=".3"/>'
+        f'<polyline points="{line}" fill="none" stroke="#4477AA" stroke-width="1.8"/></svg>\n'
+    )

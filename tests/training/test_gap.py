@@ -60,8 +60,11 @@ def test_what_makes_a_real_step_longer_is_found(tmp_path: Path) -> None:
     assert (gap.explanation.ranks, gap.explanation.layers) == ((1,), (2,))
 
 
-def test_a_measured_step_is_compared_with_its_prediction() -> None:
+def test_a_measured_step_is_compared_with_its_prediction_and_drawn_with_its_losses(tmp_path: Path) -> None:
     run = mt.train("zero3", **SIZES)
+    page = run.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert 'class="curve"' in page
+    assert "step 3, mean loss, nats" in page
     gap = mt.diff(run.predicted, run, names=("predicted", "measured"))
     assert gap.is_same_program
     assert sum(part.seconds for part in gap.attribution) == pytest.approx(gap.seconds, rel=1e-6)

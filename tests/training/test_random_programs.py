@@ -117,5 +117,5 @@ def test_random_programs_train_what_a_single_device_trains(
         trained = read_checkpoint(Path(folder) / f"step-{STEPS:08d}")
     assert trained.keys() == wanted.keys()
     for layer, contents in trained.items():
-        for one, other in zip(contents, wanted[layer], strict=True):
+        for one, other in zip(contents, wanted[int(layer)], strict=True):
             np.testing.assert_allclose(one.numpy(), other, rtol=0, atol=1e-10)

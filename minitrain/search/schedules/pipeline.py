@@ -34,7 +34,7 @@ from typing import Any, Generic, TypeVar
 from minitrain.engine.model import Model
 from minitrain.engine.operations import Launched
 from minitrain.errors import StrategyError, UsageError
-from minitrain.run.strategy_loading import Strategy
+from minitrain.run.strategy_loading import ShippedStrategy
 from minitrain.search.schedules.held_layers import Degrees, Division, HeldLayers, Steps, require_multiple
 from minitrain.search.schedules.layer_passes import LayerPasses, Routing, Travelling
 from minitrain.search.schedules.schedule import Action, Cell, Schedule, validate
@@ -292,7 +292,7 @@ async def _until_travelling(steps: Steps, result: Any) -> Any:
 count_as_strategy(__file__)
 
 
-def from_schedule(schedule: Schedule) -> Strategy:
+def from_schedule(schedule: Schedule) -> ShippedStrategy:
     """Return the strategy that runs a schedule.
 
     Its pipelines have `schedule.num_ranks` places, with tp x cp ranks at each; all others are replicas. The strategy
@@ -366,7 +366,7 @@ def from_schedule(schedule: Schedule) -> Strategy:
     return strategy
 
 
-def from_schedule_file(path: Path) -> Strategy:
+def from_schedule_file(path: Path) -> ShippedStrategy:
     """Return the strategy that runs the schedule of a CSV file (see `Schedule.from_csv`), which has the file's name.
 
     Raises:
