@@ -28,8 +28,10 @@ from torch.distributed.fsdp import fully_shard
 from minitrain.engine.model import Model
 from minitrain.engine.watched import watched
 from minitrain.operations.computations import COMPUTATIONS
+from minitrain.proof.units import WHOLE
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training import wire
+from minitrain.training.contents import Rows
 from minitrain.training.launcher import meeting_place
 from minitrain.training.layers import Arithmetic
 from minitrain.training.nets import DenseBytes, read_text
@@ -57,7 +59,7 @@ class Layer(nn.Module):
 def torch_step(kind: str, net: DenseBytes, rank: int) -> Callable[[int], None]:
     """Return what takes a step by torch's own data parallelism."""
     model: Any = nn.Sequential(
-        *(Layer(net.initial_weight(k).float().view(net.width, net.width)) for k in range(LAYERS))
+        *(Layer(net.initial_weight(k, WHOLE).float().view(net.width, net.width)) for k in range(LAYERS))
     )
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
@@ -70,7 +72,8 @@ def torch_step(kind: str, net: DenseBytes, rank: int) -> Callable[[int], None]:
     samples = range(rank * BATCH // RANKS, (rank + 1) * BATCH // RANKS)
 
     def step(number: int) -> None:
-        loss = net.loss(model(net.inputs(samples, BATCH, number)), samples, BATCH, number) * RANKS
+        output = Rows(model(net.inputs(samples, None, BATCH, number)))
+        loss = net.loss(output, samples, BATCH, number) * RANKS
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()

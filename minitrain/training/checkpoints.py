@@ -27,6 +27,7 @@ from minitrain.training.layers import Net
 from minitrain.training.program import RankProgram
 
 _LAST_FILE = "minitrain.json"
+_NUMBER = re.compile(r"\d+")
 _PIECE = re.compile(r"(weight|state)\.(\w+)\.(\d+)-(\d+)")
 
 
@@ -97,8 +98,8 @@ class Checkpoints:
             text = json.dumps({"steps": num_steps, **self.facts}, indent=2)
             (folder / _LAST_FILE).write_text(text + "\n", encoding="utf-8")
 
-    def latest(self, program: RankProgram | None, net: Net) -> tuple[dict[int | str, tuple[Flat, Flat]], int]:
-        """Return the state of the newest checkpoint as far as a rank needs it (all if None), and its number of steps.
+    def latest(self, program: RankProgram, net: Net) -> tuple[dict[int | str, tuple[Flat, Flat]], int]:
+        """Return the state of the newest checkpoint as far as a rank needs it, and its number of steps.
 
         Raises:
             UsageError: it is of another run.
@@ -107,7 +108,7 @@ class Checkpoints:
         if newest is None:
             return {}, 0
         steps, folder = newest
-        state = _read(folder, None if program is None else program.layers)
+        state = _read(folder, program.layers)
         state = {key: values.to(net.device) for key, values in state.items()}
         layers = _layers_of(state)
         return {layer: (_whole("weight", layer, state), _whole("state", layer, state)) for layer in layers}, steps
@@ -143,7 +144,7 @@ def _read(folder: Path, layers: set[int] | None) -> dict[str, torch.Tensor]:
     metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
     for key in metadata:
         name, layer, first, last = _PIECE.fullmatch(key).groups()  # type: ignore[union-attr]  # `save` wrote it
-        if layers is None or int(layer) in layers:
+        if layers is None or int(_NUMBER.match(layer)[0]) in layers:  # type: ignore[index]  # as above
             found.setdefault((name, layer), []).append((int(first), int(last)))
     keys = [
         f"{name}.{layer}.{first}-{last}"

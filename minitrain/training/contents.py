@@ -6,37 +6,177 @@ proofs. A shard that is cut off is a copy, so that the whole can be freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
 
+from minitrain.errors import LawError
+from minitrain.proof.units import Part
+from minitrain.tensors import placed
+
 Interval = tuple[int, int]
+Positions = Any
+"""Where in the sequence tokens are, a tensor in ascending order; None where there is no sequence."""
+
+
+def part_of(weight: Any) -> Part:
+    """Return which part of a layer a weight, its gradient or its optimizer state is."""
+    if isinstance(weight, placed.ROUTER_PIECES):
+        return Part(piece="router")
+    if isinstance(weight, placed.EXPERT_PIECES):
+        return Part(expert_index=min(weight.parts), num_expert_parts=weight.num_parts, piece="experts")
+    return Part(min(weight.parts), weight.num_parts) if isinstance(weight, placed.WEIGHT_PARTS) else Part()
+
+
+def key_of(weight: Any) -> int | str:
+    """Return what a weight is called from step to step: its layer, and its part where it is one."""
+    part = part_of(weight)
+    if part.piece == "experts":
+        return f"{weight.layer}experts{part.expert_index}of{part.num_expert_parts}"
+    if part == Part():
+        return int(weight.layer)
+    return f"{weight.layer}{part.piece or f'part{part.index}of{part.count}'}"
+
+
+def are_same(one: Positions, other: Positions) -> bool:
+    """Return whether positions are the same."""
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _in_order(values: torch.Tensor, one: Positions, other: Positions, dim: int) -> tuple[torch.Tensor, Positions]:
+    """Return what is given for some positions and then for others, in ascending order of positions, and these."""
+    positions, order = torch.cat([one, other]).sort()
+    return values.index_select(dim, order.to(values.device)), positions
 
 
 @final
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The numbers of an activation or its gradient.
+    """The numbers of an activation or its gradient, for a sequence or some positions of it, whole or a part's share.
 
     Args:
-        values: samples first, in ascending order.
+        values: samples in ascending order x positions, if there are any x size.
+        positions: of the tokens.
         kept: what the layer that took it as an input has kept for its backward; see `minitrain.training.layers`.
     """
 
     values: torch.Tensor
+    positions: Positions = None
     kept: Any = None
 
     def add(self, other: Rows) -> Rows:
-        """Return the sum."""
-        return Rows(self.values + other.values)
+        """Return the sum, of the same tokens.
+
+        Raises:
+            LawError: they are other ones.
+        """
+        if not are_same(self.positions, other.positions):
+            raise LawError(
+                "what adds must be of the same tokens; one side was cut along the sequence, and not the other"
+            )
+        return Rows(self.values + other.values, self.positions)
+
+    def shard(self, shard: int, num_shards: int) -> Rows:
+        """Return one of `num_shards` equal pieces along the sequence."""
+        size = self.values.shape[1] // num_shards
+        here = slice(shard * size, (shard + 1) * size)
+        return Rows(self.values[:, here].contiguous(), self.positions[here])
+
+    def combine(self, other: Rows) -> Rows:
+        """Return the tokens of both, in the order of their positions."""
+        return Rows(*_in_order(torch.cat([self.values, other.values], 1), self.positions, other.positions, 1))
+
+    def at(self, positions: Positions) -> Rows:
+        """Return the tokens at some positions, all of which must be here."""
+        if are_same(positions, self.positions):
+            return self
+        places = torch.searchsorted(self.positions, positions)
+        return Rows(self.values[:, places], positions)
+
+    def has(self, positions: Positions) -> bool:
+        """Return whether all of some positions are here."""
+        return are_same(positions, self.positions) or bool(torch.isin(positions, self.positions).all())
+
+    def spread(self, positions: Positions) -> torch.Tensor:
+        """Return the values for more positions than these, with zeros for the others."""
+        if are_same(positions, self.positions):
+            return self.values
+        found = self.values.new_zeros(self.values.shape[0], len(positions), self.values.shape[2])
+        found[:, torch.searchsorted(positions, self.positions)] = self.values
+        return found
+
+    def packed(self) -> torch.Tensor:
+        """Return what is sent."""
+        return self.values.contiguous()
+
+    def unpacked(self, values: torch.Tensor) -> Rows:
+        """Return what came for the same tokens."""
+        return Rows(values, self.positions)
 
     def moved(self, place: Any) -> Rows:
         """Return a copy on another device; what is kept for backward moves there."""
         if self.kept is not None:
             self.kept.move(place)
-        return Rows(self.values.to(place, copy=True), self.kept)
+        return Rows(self.values.to(place, copy=True), self.positions, self.kept)
+
+
+@final
+@dataclass(slots=True, eq=False)
+class KeysValues:
+    """The keys and values of some positions of a sequence, or their gradients.
+
+    Args:
+        keys: samples x kv_heads x positions x key_dim.
+        values: samples x kv_heads x positions x value_dim.
+        positions: of both.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    positions: Positions
+
+    def add(self, other: KeysValues) -> KeysValues:
+        """Return the sum of gradients of the same positions.
+
+        Raises:
+            LawError: the positions differ.
+        """
+        if not are_same(self.positions, other.positions):
+            raise LawError(
+                "gradients of keys and values add where they are of the same positions; send them home first"
+            )
+        return KeysValues(self.keys + other.keys, self.values + other.values, self.positions)
+
+    def combine(self, other: KeysValues) -> KeysValues:
+        """Return the keys and values of the positions of both, in ascending order of positions."""
+        both = torch.cat([self.packed(), other.packed()], 2)
+        return self._of(*_in_order(both, self.positions, other.positions, 2))
+
+    def at(self, positions: Positions) -> KeysValues:
+        """Return those of some of the positions."""
+        if are_same(positions, self.positions):
+            return self
+        places = torch.searchsorted(self.positions, positions)
+        return KeysValues(self.keys[:, :, places], self.values[:, :, places], positions)
+
+    def packed(self) -> torch.Tensor:
+        """Return what is sent: keys and values as one tensor."""
+        return torch.cat([self.keys, self.values], -1)
+
+    def unpacked(self, values: torch.Tensor) -> KeysValues:
+        """Return what came for the same positions."""
+        return self._of(values, self.positions)
+
+    def _of(self, values: torch.Tensor, positions: Positions) -> KeysValues:
+        """Return keys and values that are one tensor."""
+        keys, own = values.split([self.keys.shape[-1], self.values.shape[-1]], -1)
+        return KeysValues(keys, own, positions)
+
+    def moved(self, place: Any) -> KeysValues:
+        """Return a copy on another device."""
+        return KeysValues(self.keys.to(place, copy=True), self.values.to(place, copy=True), self.positions)
 
 
 @final
@@ -48,11 +188,13 @@ class Flat:
         values: the elements that are held along the last axis, in ascending order.
         pieces: which elements of the whole they are: disjoint intervals in ascending order.
         size: elements of the whole.
+        awaited: of a gradient of a part, where the rest of it will come from; see `minitrain.training.divided`.
     """
 
     values: torch.Tensor
     pieces: Sequence[Interval]
     size: int
+    awaited: tuple[Any, ...] = ()
 
     @classmethod
     def whole(cls, values: torch.Tensor) -> Flat:
@@ -61,12 +203,23 @@ class Flat:
 
     def add(self, other: Flat) -> Flat:
         """Return the sum."""
-        return Flat(self.values + other.values, self.pieces, self.size)
+        return Flat(self.values + other.values, self.pieces, self.size, self.awaited + other.awaited)
+
+    def settled(self) -> Flat:
+        """Return this gradient with all that it has awaited.
+
+        Raises:
+            LawError: the gradient of the layer's input was not summed over the parts.
+        """
+        for border in self.awaited:
+            border.add_common(self.values)
+        self.awaited = ()
+        return self
 
     def shard(self, shard: int, num_shards: int) -> Flat:
         """Return the elements of one of `num_shards` shards."""
         piece = bounds(shard, num_shards, self.size)
-        found = self.shard_at(piece)
+        found = self.settled().shard_at(piece)
         return Flat(found if found.shape == self.values.shape else found.clone(), [piece], self.size)
 
     def shard_at(self, piece: Interval) -> torch.Tensor:
@@ -84,11 +237,15 @@ class Flat:
 
     def combine(self, other: Flat) -> Flat:
         """Return the elements of both."""
-        return put_together([self, other])
+        return put_together([self.settled(), other.settled()])
+
+    def packed(self) -> torch.Tensor:
+        """Return what is sent."""
+        return self.settled().values.contiguous()
 
     def moved(self, place: Any) -> Flat:
         """Return a copy on another device."""
-        return Flat(self.values.to(place, copy=True), self.pieces, self.size)
+        return Flat(self.settled().values.to(place, copy=True), self.pieces, self.size)
 
 
 def put_together(contents: Iterable[Flat]) -> Flat:
@@ -129,3 +286,136 @@ def merged(pieces: Iterable[Interval]) -> list[Interval]:
         else:
             found.append((start, end))
     return found
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Attended:
+    """What some queries have got from the keys that they have met so far.
+
+    Args:
+        output: samples x heads x queries x value_dim: values weighted by the softmax over these keys.
+        log_sum_exp: samples x heads x queries: of the scores; minus infinity where a query has seen no key.
+    """
+
+    output: torch.Tensor
+    log_sum_exp: torch.Tensor
+
+    def add(self, other: Attended) -> Attended:
+        """Return what the same queries have got from the keys of both, which must be different ones.
+
+        Source: Dao et al. 2022, "FlashAttention", section 3.1: l = log(exp(l1) + exp(l2)), and the output is
+        exp(l1 - l) o1 + exp(l2 - l) o2.
+        """
+        total = torch.logaddexp(self.log_sum_exp, other.log_sum_exp)
+        mine, theirs = ((each.log_sum_exp - total).exp().nan_to_num(0.0)[..., None] for each in (self, other))
+        return Attended(mine * self.output + theirs * other.output, total)
+
+    def moved(self, place: Any) -> Attended:
+        """Return a copy on another device."""
+        return Attended(self.output.to(place, copy=True), self.log_sum_exp.to(place, copy=True))
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Logits:
+    """The logits that a rank has made of some rows of the vocabulary, and what it knows of all; or their gradient.
+
+    Args:
+        pieces: by part of the vocabulary, samples x positions x rows of the part.
+        num_parts: parts of the vocabulary.
+        positions: of the tokens.
+        targets: the next tokens, samples x positions.
+        statistics: 3 x samples x positions: of the logits that were added up the highest, the sum of exponentials of
+            all minus the highest, and that of the target, 0 where none has it. What parts exchange (Shoeybi et al.
+            2019, section 3).
+    """
+
+    pieces: Mapping[int, torch.Tensor]
+    num_parts: int
+    positions: Positions
+    targets: torch.Tensor
+    statistics: torch.Tensor
+
+    def add(self, other: Logits) -> Logits:
+        """Return the logits of both, with the statistics of all."""
+        merged = merge_statistics(self.statistics, other.statistics)
+        return replace(self, pieces={**self.pieces, **other.pieces}, statistics=merged)
+
+    def of_part(self, part: int, num_parts: int) -> Rows:
+        """Return the gradient of one part's logits.
+
+        Raises:
+            LawError: these logits were made by another rank.
+        """
+        if num_parts != self.num_parts or part not in self.pieces:
+            known = ", ".join(str(piece) for piece in self.pieces)
+            raise LawError(
+                f"the gradient of part {part} of {num_parts} of the logits is on the ranks that made them; here are "
+                f"those of part {known} of {self.num_parts}: call loss on every rank that holds a part of the head"
+            )
+        return Rows(self.pieces[part], self.positions)
+
+    def moved(self, place: Any) -> Logits:
+        """Return a copy on another device."""
+        pieces = {part: values.to(place, copy=True) for part, values in self.pieces.items()}
+        return replace(self, pieces=pieces, statistics=self.statistics.to(place, copy=True))
+
+
+def merge_statistics(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the statistics of the logits of both; see `Logits`."""
+    highest = torch.maximum(one[0], other[0])
+    total = one[1] * (one[0] - highest).exp() + other[1] * (other[0] - highest).exp()
+    return torch.stack([highest, total, one[2] + other[2]])
+
+
+Origin = tuple[int, int, int]
+"""Where copies come from: a sample, the first of a rank's shards of its sequence, and the piece of these shards."""
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Copies:
+    """The numbers of copies of tokens, or of what experts made of them, or their gradients.
+
+    Args:
+        rows: copies x hidden_size, by origin and expert.
+        kept: what the experts have kept for their backward.
+    """
+
+    rows: Mapping[Origin, Mapping[int, torch.Tensor]]
+    kept: Any = None
+
+    def add(self, other: Copies) -> Copies:
+        """Return the copies of both, of other samples or other experts."""
+        origins = sorted({*self.rows, *other.rows})
+        return Copies({origin: {**self.rows.get(origin, {}), **other.rows.get(origin, {})} for origin in origins})
+
+    @property
+    def experts(self) -> list[int]:
+        """For which experts they are."""
+        return sorted(next(iter(self.rows.values())))
+
+    def joined(self) -> tuple[torch.Tensor, list[int]]:
+        """Return all copies, expert by expert and within these in order of the samples, and how many each has."""
+        by_expert = [[rows[expert] for rows in self.rows.values()] for expert in self.experts]
+        return torch.cat([each for rows in by_expert for each in rows]), [sum(map(len, rows)) for rows in by_expert]
+
+    def split_alike(self, values: torch.Tensor) -> Copies:
+        """Return other rows for the same copies, as `joined` gives them."""
+        places = [(origin, expert) for expert in self.experts for origin in self.rows]
+        pieces = values.split([len(self.rows[origin][expert]) for origin, expert in places])
+        found: dict[Origin, dict[int, torch.Tensor]] = {origin: {} for origin in self.rows}
+        for (origin, expert), piece in zip(places, pieces, strict=True):
+            found[origin][expert] = piece
+        return Copies(found)
+
+    def moved(self, place: Any) -> Copies:
+        """Return a copy on another device; what is kept for backward moves there."""
+        if self.kept is not None:
+            self.kept.move(place)
+        found = {
+            origin: {expert: rows.to(place, copy=True) for expert, rows in of_origin.items()}
+            for origin, of_origin in self.rows.items()
+        }
+        return Copies(found, self.kept)

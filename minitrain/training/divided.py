@@ -1,382 +1,509 @@
-"""What a rank computes and communicates of layers, sequences and experts that are divided among ranks.
+"""What a rank computes of layers, sequences and experts that are divided among ranks, by torch and autograd.
 
-The arithmetic is that of proofs (`minitrain.proof.layers`), on the CPU by NumPy, and each rank has just its part: its
-heads, columns and rows, its positions, its experts and the tokens that come to them. Shards of weights, gradients and
-states are those of `minitrain.training.contents`, so that a shard of n has 1/n of the bytes.
+A layer of which a rank has a part goes forward in two steps, its *border* and its *inside* (see
+`minitrain.training.transformer`), and each keeps what its backward needs. Backward takes the gradient of the output to
+the border. What it has there is its share of a sum over the parts; the sum goes through the rank's own border, which
+gives the gradients of norm, router and biases. So the gradient of a part's weights awaits these, and can be used only
+once the sum was made.
 
-What a collective sums or gathers is what torch.distributed gets. gloo has no exchange whose sizes only the sender
-knows. So copies of tokens go in two steps: counts by `all_to_all_single`, and then a message to each member.
+Where the rank had gathered its input from shards of the sequence, these gradients cover its own shard alone. What is
+kept belongs to that shard then, which stands for the input when memory is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial, reduce
-from itertools import product
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, final
 
-import numpy as np
 import torch
-import torch.distributed as dist
 
 from minitrain.engine.executors import Computed
-from minitrain.errors import UsageError
-from minitrain.operations.collectives import perform
-from minitrain.operations.computations import COMPUTATIONS
-from minitrain.proof import arrays
-from minitrain.proof.attention_core import KeysValues, Tokens
-from minitrain.proof.layers import TransformerLayers
-from minitrain.proof.partial_gradients import Copies, PartGrad, PartialGrad
-from minitrain.proof.units import Logits, Part, Statistics, held_by_all, places, taken
-from minitrain.tensors import Activation, ActivationGrad, OptState, Tensor, placed
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE
-from minitrain.training.contents import Flat, pieces_of
-from minitrain.training.layers import Carried, cut_again, cut_as, take_step
-
-ABSENT = -1
-"""The count of copies of an origin that a rank has not."""
-
-
-def part_of(weight: Any) -> Part:
-    """Return which part of a layer a weight, its gradient or its optimizer state is."""
-    if isinstance(weight, placed.ROUTER_PIECES):
-        return Part(piece="router")
-    if isinstance(weight, placed.EXPERT_PIECES):
-        return Part(expert_index=min(weight.parts), num_expert_parts=weight.num_parts, piece="experts")
-    return Part(min(weight.parts), weight.num_parts) if isinstance(weight, placed.WEIGHT_PARTS) else Part()
-
-
-def key_of(weight: Any) -> int | str:
-    """Return what a weight is called from step to step: its layer, and its part where it is one."""
-    part = part_of(weight)
-    if part.piece == "experts":
-        return f"{weight.layer}experts{part.expert_index}of{part.num_expert_parts}"
-    if part == Part():
-        return int(weight.layer)
-    return f"{weight.layer}{part.piece or f'part{part.index}of{part.count}'}"
-
-
-class _Trained:
-    """A problem of a proof whose tokens are those of a step."""
-
-    def __init__(self, net: Any) -> None:
-        self._net, self.step = net, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._net.problem, name)
-
-    def inputs(self, global_batch_size: int) -> Any:
-        """Return the tokens of the batch, samples x seq_len."""
-        return self._net.tokens(range(global_batch_size), global_batch_size, self.step)[:, :-1].numpy()
-
-    def targets(self, global_batch_size: int) -> Any:
-        """Return the token that follows each of them."""
-        return self._net.tokens(range(global_batch_size), global_batch_size, self.step)[:, 1:].numpy()
+from minitrain.engine.kept_for_backward import mode_of
+from minitrain.errors import LawError, UsageError
+from minitrain.proof.partial_gradients import PartialGrad
+from minitrain.proof.units import WHOLE, Part
+from minitrain.tensors import Weight
+from minitrain.training.contents import (
+    Attended,
+    Copies,
+    Flat,
+    KeysValues,
+    Logits,
+    Positions,
+    Rows,
+    are_same,
+    part_of,
+)
+from minitrain.training.layers import Arithmetic, Carried, Kept
+from minitrain.training.transformer import (
+    TransformerNet,
+    attend,
+    attend_backward,
+    fed_to_experts,
+    joined,
+    projected,
+    routed,
+    rows_here,
+)
 
 
 @final
-class DividedArithmetic:
-    """What one rank computes of a transformer that is divided; as `minitrain.training.layers.Arithmetic`.
+@dataclass(slots=True, eq=False)
+class Border:
+    """The border that a rank's backward of a part has reached, and what is needed on its other side.
 
     Args:
-        net: what is trained: a transformer.
+        name: of the layer.
+        kept: what it has kept for backward; None once the sum has crossed, as the next two.
+        weight: of the part.
+        grad: of the output.
+        own: the positions that gradients of what all parts hold are to cover.
+        places: which elements of the weight all parts hold.
+        common: the gradients of these, once the sum has crossed.
+    """
+
+    name: str
+    kept: Kept | None
+    weight: torch.Tensor | None
+    grad: Rows | None
+    own: Positions
+    places: torch.Tensor
+    common: torch.Tensor | None = None
+
+    def cross(self, total: Rows) -> Rows:
+        """Take the sum over all parts back to the layer's input, for the tokens that it is of."""
+        of_weight, of_input = self._through(total, 0, 1)
+        if total.has(self.own):
+            if not are_same(self.own, total.positions):
+                (of_weight,) = self._through(total.at(self.own), 0)
+            nothing = total.values.new_zeros(len(self.places))  # a border without weights
+            self.common = nothing if of_weight is None else of_weight[self.places]
+        assert self.grad is not None  # it crosses once
+        positions, self.kept, self.weight, self.grad = self.grad.positions, None, None, None
+        return Rows(of_input, positions).at(total.positions) if of_input is not None else Rows(_NOTHING, positions)
+
+    def _through(self, total: Rows, *wanted: int) -> list[Any]:
+        """Return gradients of weight and input, as far as they come from some tokens."""
+        assert self.grad is not None  # as above
+        assert self.kept is not None
+        added = self.grad.at(total.positions).spread(self.grad.positions)
+        return self.kept.backward(self.weight, [total.spread(self.grad.positions), added], *wanted)
+
+    def add_common(self, values: torch.Tensor) -> None:
+        """Add the gradients of what all parts hold to those of the part.
+
+        Raises:
+            LawError: the sum has not crossed.
+        """
+        if self.common is None:
+            raise LawError(
+                f"the gradient of what all parts of {self.name} hold (norms, router, biases) is not known before the "
+                "gradient of its input is summed over the parts; all_reduce that over the ranks that hold the parts "
+                "first (or reduce_scatter it, if its input was gathered from shards of the sequence)"
+            )
+        values[self.places] += self.common
+
+
+_NOTHING = torch.zeros(())  # the gradient of tokens' numbers
+
+
+class _Steps:
+    """What several steps keep for backward."""
+
+    def move(self, place: Any) -> None:
+        """Keep the same on another device."""
+        for each in fields(self):  # type: ignore[arg-type]  # those that extend it are dataclasses
+            value = getattr(self, each.name)
+            if isinstance(value, Kept):
+                value.move(place)
+            elif isinstance(value, torch.Tensor):
+                setattr(self, each.name, value.to(place))
+            elif hasattr(value, "moved"):
+                setattr(self, each.name, value.moved(place))
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Part(_Steps):
+    """What a part of a layer keeps.
+
+    Args:
+        border: of its border.
+        inside: of its inside.
+        halfway: the border that `backward_input` has reached, for `backward_weight`, and the gradient of the output.
+    """
+
+    border: Kept
+    inside: Kept
+    halfway: tuple[Border, Rows] | None = None
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Attention(_Steps):
+    """What an attention keeps that is taken in steps.
+
+    Args:
+        border: of its border.
+        projecting: of queries, keys and values.
+        queries: samples x heads x positions x size.
+        rest: what is added once to the sum over parts, until that is done.
+        is_kept: whether backward will go on from this, and not take all steps again before.
+        joining: of the output projection.
+        attended: what the queries got from all keys.
+        grad: of the output, once it is known.
+        of_weight: the gradient of the output projection, likewise.
+    """
+
+    border: Kept
+    projecting: Kept
+    queries: torch.Tensor
+    rest: torch.Tensor | None
+    is_kept: bool
+    joining: Kept | None = None
+    attended: Attended | None = None
+    grad: Rows | None = None
+    of_weight: torch.Tensor | None = None
+
+
+@final
+@dataclass(slots=True, eq=False)
+class _Routed(_Steps):
+    """What a router keeps of some samples, until they have gone back.
+
+    Args:
+        routing: of the router piece.
+        shares: what each expert's output is multiplied by, samples x tokens x experts.
+        rest: what is added to the sum of the experts' outputs.
+        taken: samples x tokens x experts: which experts take a token.
+        of_shares: the gradient of the shares, once it is known.
+    """
+
+    routing: Kept
+    shares: torch.Tensor
+    rest: torch.Tensor
+    taken: torch.Tensor
+    of_shares: torch.Tensor | None = None
+
+    def where(self, expert: int) -> Any:
+        """Return which tokens an expert takes: index it by samples and tokens."""
+        return self.taken[..., expert]
+
+
+class DividedArithmetic(Arithmetic):
+    """What one rank computes of a transformer, whole or divided.
+
+    Args:
+        net: what is trained.
         global_batch_size: samples of a step.
     """
 
-    def __init__(self, net: Any, global_batch_size: int) -> None:
-        self.net, self.global_batch_size = net, global_batch_size
-        self.problem = _Trained(net)
-        self.begin(0, {})
+    def __init__(self, net: TransformerNet, global_batch_size: int) -> None:
+        super().__init__(net, global_batch_size)
+        self.net: TransformerNet = net
 
     def begin(self, step: int, carried: Carried) -> None:
         """Begin a step."""
-        self.step, self.carried, self.loss_value = step, carried, 0.0
-        self.states: dict[int | str, Flat] = {}
-        self.problem.step = step
-        problem: Any = self.problem
-        self.layers = TransformerLayers(problem)
+        super().begin(step, carried)
+        self._num_dropped = 0
 
-    def __getattr__(self, op: str) -> Any:
-        if op not in COMPUTATIONS or (not hasattr(TransformerLayers, op) and not hasattr(self.layers, op)):
-            raise AttributeError(op)
-        return partial(self._compute, getattr(self.layers, op))
+    load_router = load_experts = Arithmetic.load_weights
+    get_input_shard = Arithmetic.get_input_activation
 
-    def _compute(self, compute: Callable[..., Any], done: Computed, *contents: Any) -> Any:
-        """Compute on the arrays of this rank."""
-        tensors = [value for value in done.given if isinstance(value, Tensor)]
-        found = compute(done, *map(_for_layers, contents, tensors))
-        return tuple(map(_of_layers, found)) if isinstance(found, tuple) else _of_layers(found)
+    def forward(self, done: Computed, x: Any, weight: Flat) -> Any:
+        """Return what a layer, or a part of it, makes of its input."""
+        if not isinstance(x, Copies) and not _is_divided(done):
+            return super().forward(done, x, weight)
+        found, _ = self._forward(done, x, weight)
+        if mode_of(done.named.get("recompute") or done.model._recompute).recompute == "full":
+            _keeper(done, x).kept = None
+        return found
 
-    def load_weights(self, done: Computed) -> tuple[Flat, Flat]:
-        """Return what a rank holds of a layer or of a part of it, and its optimizer state: those of the step before."""
-        weight = done.made[0]
-        shard, key = min(weight.shards), key_of(weight)
-        if key in self.carried:
-            return cut_again(*self.carried[key], shard, weight.num_shards)
-        if self.carried:
-            raise UsageError(
-                f"the state that is carried on has no {key}, which rank {done.model._rank} loads; go on with the "
-                "parts that the state is of",
-                layer=weight.layer,
-            )
-        unit, net = self.problem.units[weight.layer], self.net
-        values = torch.from_numpy(taken(self.problem.initial_weight(weight.layer), unit, part_of(weight)))
-        found = Flat.whole(values.to(net.dtype)).shard(shard, weight.num_shards)
-        moments = found.values.new_zeros(net.optimizer.num_moments, found.values.numel())
-        return found, Flat(moments, found.pieces, found.size)
+    def _forward(self, done: Computed, x: Any, weight: Flat) -> tuple[Any, Any]:
+        if isinstance(x, Copies):
+            return self._experts_forward(done, x, weight)
+        if not _is_divided(done):
+            return super()._forward(done, x, weight)
+        layer, part, positions = done.layer, _part(done), x.positions
+        kept = _Part(Kept(), Kept())
+        inner, rest = kept.border.forward(self.net.border(layer, part, positions), weight.values, x.values)
+        made = kept.inside.forward(self.net.inside(layer, part, positions), weight.values, inner)
+        _keeper(done, x).kept = kept
+        if self.net.units[layer].kind == "head":
+            return self._logits(done, part, Rows(made, positions)), kept
+        return Rows(made + rest if part.index == 0 and rest is not None else made, positions), kept
 
-    load_router = load_experts = load_weights
+    def _logits(self, done: Computed, part: Part, made: Rows) -> Any:
+        """Return what a part of the head has made, with its share of the statistics."""
+        if part.count == 1:
+            return made
+        targets = self.net.targets(sorted(done.inp.samples), made.positions, self.global_batch_size, self.step)
+        values, num_rows = made.values, made.values.shape[-1]
+        seen = values.masked_fill(~self._exists(part.index, num_rows), -torch.inf)
+        highest = seen.amax(-1).clamp(min=torch.finfo(values.dtype).min)
+        row, is_here = rows_here(targets, part.index, num_rows)
+        target = torch.where(is_here, values.gather(-1, row[..., None])[..., 0], 0)
+        statistics = torch.stack([highest, (seen - highest[..., None]).exp().sum(-1), target])
+        return Logits({part.index: values}, part.count, made.positions, targets, statistics)
 
-    def loss(self, done: Computed, logits: Logits) -> Any:
+    def _exists(self, part: int, num_rows: int) -> torch.Tensor:
+        """Return which rows of a part of the vocabulary are no padding."""
+        rows = part * num_rows + torch.arange(num_rows, device=self.net.device)
+        return rows < self.net.problem.model.vocab_size
+
+    def loss(self, done: Computed, output: Any) -> Any:
         """Return the gradient of the logits; the value is added up by the rank with the first part of them."""
-        if 0 in logits.pieces:
-            num_tokens = self.global_batch_size * self.problem.seq_len
-            self.loss_value += float(logits.statistics.losses().sum()) / num_tokens
-        return self.layers.loss(done, logits)
+        if not isinstance(output, Logits):
+            return super().loss(done, output)
+        num_tokens = self.global_batch_size * self.net.problem.seq_len
+        highest, total, target = output.statistics
+        if 0 in output.pieces:
+            self.loss_value += float((highest + total.log() - target).sum()) / num_tokens
+        found = {}
+        for part, logits in output.pieces.items():
+            grad = (logits - highest[..., None]).exp_() / total[..., None]
+            row, is_here = rows_here(output.targets, part, logits.shape[-1])
+            grad.scatter_add_(-1, row[..., None], -is_here[..., None].to(grad.dtype))
+            found[part] = grad.masked_fill_(~self._exists(part, logits.shape[-1]), 0.0).div_(num_tokens)
+        return replace(output, pieces=found)
 
-    def update(self, done: Computed, grad: Flat | PartGrad, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
-        """Take the optimizer's step; the new numbers take the place of the old ones."""
-        grad = settled(grad, weight.values.dtype)
-        made = done.made[0]
-        moments = cut_as(state, weight)
-        take_step(self.net.optimizer, weight.values, cut_as(grad, weight), moments, self.step + made.step)
-        self.states[key_of(made)] = after = Flat(moments, weight.pieces, weight.size)
-        return weight, after
+    def backward(self, done: Computed, x: Any, grad: Any, weight: Flat) -> tuple[Flat, Any]:
+        """Return the gradients of the weights and of the input, or a part's share of it."""
+        if isinstance(x, Copies):
+            return self._experts_backward(done, x, grad, weight)
+        if not _is_divided(done):
+            return super().backward(done, x, grad, weight)
+        kept, rows = self._kept(done, x, weight), _of_part(done, grad)
+        of_weight, of_inner = kept.inside.backward(weight.values, [rows.values], 0, 1)
+        border = self._border(done, x, weight, kept.border, rows)
+        _keeper(done, x).kept = None
+        return self._of_border(done, border, of_weight, of_inner)
 
-    def positions(self, sequence: Any) -> Any:
-        """Return the positions of a part of the sequence."""
-        found = self.layers.positions(sequence.shards, sequence.num_shards)
-        pieces = np.split(found, sequence.num_pieces)
-        return np.concatenate([pieces[piece] for piece in sorted(sequence.pieces)])
+    def backward_input(self, done: Computed, x: Any, grad: Any, weight: Flat) -> Any:
+        """Return the gradient of the input, or a part's share of it."""
+        if isinstance(x, Copies):
+            (found,) = self._kept(done, x, weight).backward(weight.values, [grad.joined()[0]], 1)
+            return x.split_alike(found)
+        if not _is_divided(done):
+            return super().backward_input(done, x, grad, weight)
+        kept, rows = self._kept(done, x, weight), _of_part(done, grad)
+        (of_inner,) = kept.inside.backward(weight.values, [rows.values], 1)
+        border = self._border(done, x, weight, kept.border, rows)
+        kept.halfway = border, rows
+        return _input_grad(done, border, of_inner)
 
-    def positions_of(self, symbol: Any) -> Any:
-        """Return the positions of what a tensor is of."""
-        return self.positions(getattr(symbol, "sequence", WHOLE_SEQUENCE))
+    def backward_weight(self, done: Computed, x: Any, grad: Any, weight: Flat | None = None) -> Flat:
+        """Return the gradient of the weights, of which a part's awaits the sum of what `backward_input` made.
 
-    def room_for(self, symbol: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
-        """Return room for what a tensor of another rank carries, and what makes its content of that."""
-        net, model = self.net, self.net.problem.model
-        if not isinstance(symbol, Activation | ActivationGrad):
-            size = len(places(self.problem.units[symbol.layer], part_of(symbol)))
-            pieces = pieces_of(symbol.shards, symbol.num_shards, size)
-            held = sum(last - first for first, last in pieces)
-            shape: tuple[int, ...] = (net.optimizer.num_moments, held) if isinstance(symbol, OptState) else (held,)
-            return torch.empty(shape, dtype=net.dtype), lambda values: Flat(values, pieces, size)
-        positions = self.positions_of(symbol)
-        if not isinstance(symbol, placed.KeysValues | placed.KeysValuesGrad):
-            shape = len(symbol.samples), len(positions), model.hidden_size
-            return torch.empty(shape, dtype=net.dtype), lambda values: Tokens(values.numpy(), positions)
-        if model.latent is None:
-            heads, of_key, of_value = model.num_kv_heads, model.head_dim, model.head_dim
-        else:
-            heads, of_key, of_value = model.num_heads, model.latent.key_head_dim, model.latent.value_head_dim
-        shape = len(symbol.samples), heads // symbol.num_parts, len(positions), of_key + of_value
-        return torch.empty(shape, dtype=net.dtype), lambda values: _keys_values(values, of_key, positions)
+        Raises:
+            LawError: there was no `backward_input`.
+        """
+        values = None if weight is None else weight.values
+        if isinstance(x, Copies):
+            return Flat.whole(self._kept(done, x, weight).backward(values, [grad.joined()[0]], 0)[0])
+        kept = self._kept(done, x, weight)
+        if isinstance(kept, Kept):
+            return super().backward_weight(done, x, grad, weight)
+        if kept.halfway is None:
+            raise LawError(
+                f"backward_weight of layer {done.layer} needs what backward_input made of the same gradient for the "
+                "same samples on the same rank; call backward_input first, and backward_weight once after it"
+            )
+        border, rows = kept.halfway
+        (of_weight,) = kept.inside.backward(values, [rows.values], 0)
+        return _awaiting(border, of_weight)
 
-    def packed(self, content: Any) -> torch.Tensor:
-        """Return what a content is on its way."""
-        if isinstance(content, Flat):
-            return content.values.contiguous()
-        if isinstance(content, KeysValues):
-            return self.torch_of(np.concatenate([content.keys, content.values], axis=-1))
-        return self.torch_of(content.values)
+    def _kept(self, done: Computed, x: Any, weight: Flat | None) -> Any:
+        return _keeper(done, x).kept or super()._kept(done, x, weight)
 
-    def torch_of(self, values: Any) -> torch.Tensor:
-        """Return numbers of the arithmetic as a tensor of its own."""
-        return torch.tensor(np.ascontiguousarray(values), dtype=self.net.dtype)
+    def _border(self, done: Computed, x: Rows, weight: Flat, kept: Kept, grad: Rows) -> Border:
+        places = self.net.held_by_all(done.layer, _part(done))
+        return Border(self.net.units[done.layer].name, kept, weight.values, grad, _keeper(done, x).positions, places)
 
+    def _of_border(self, done: Computed, border: Border, of_weight: Any, of_inner: Any) -> tuple[Flat, Any]:
+        """Return the gradients of weights and input that a backward has once it has reached the border."""
+        found = _input_grad(done, border, of_inner)
+        return _awaiting(border, of_weight), found
 
-def _keys_values(values: torch.Tensor, of_key: int, positions: Any) -> KeysValues:
-    """Return keys and values that came as one tensor."""
-    found = values.numpy()
-    return KeysValues(found[..., :of_key], found[..., of_key:], positions)
+    def keys_values(self, done: Computed, x: Rows, weight: Flat) -> KeysValues:
+        """Return the keys and values of an attention that is taken in steps; its queries stay here."""
+        layer, part, positions = done.layer, _part(done), x.positions
+        border, projecting = Kept(), Kept()
+        inner, rest = border.forward(self.net.border(layer, part, positions), weight.values, x.values)
+        made = projecting.forward(self.net.taking(projected, layer, part, positions), weight.values, inner)
+        mode = mode_of(done.named.get("recompute") or done.model._recompute)
+        _keeper(done, x).kept = _Attention(border, projecting, made[0], rest, mode.recompute != "full")
+        return KeysValues(made[1], made[2], positions)
 
+    def attend(self, done: Computed, x: Rows, memory: KeysValues) -> Attended:
+        """Return what the queries get from some keys and values."""
+        return attend(_keeper(done, x).kept.queries, x.positions, memory, self.net.problem.model.window)
 
-def _for_layers(content: Any, symbol: Any) -> Any:
-    """Return a content as proofs have it."""
-    return arrays.Flat(content.values.numpy(), part_of(symbol)) if isinstance(content, Flat) else content
+    def project(self, done: Computed, x: Rows, weight: Flat, attended: Attended) -> Rows:
+        """Return the attention's output, or a part's share of it."""
+        keeper, part = _keeper(done, x), _part(done)
+        found = keeper.kept
+        found.joining, found.attended = Kept(), attended
+        made = found.joining.forward(self.net.taking(joined, done.layer, part), weight.values, attended.output)
+        if part.index == 0:
+            made = made + found.rest
+        found.rest = None
+        if not found.is_kept:
+            keeper.kept = None
+        return Rows(made, x.positions)
 
+    def backward_project(self, done: Computed, x: Rows, grad: Rows, weight: Flat) -> Rows:
+        """Return the gradient of what the queries got."""
+        found = _keeper(done, x).kept
+        found.grad = grad
+        found.of_weight, of_attended = found.joining.backward(weight.values, [grad.values], 0, 1)
+        return Rows(of_attended)
 
-def _of_layers(content: Any) -> Any:
-    """Return what proofs have made as it is here; gradients of parts are not finished before they are used."""
-    return Flat.whole(torch.from_numpy(content.values)) if isinstance(content, arrays.Flat) else content
+    def backward_attend(self, done: Computed, x: Rows, grad: Rows, memory: KeysValues) -> tuple[Rows, KeysValues]:
+        """Return the gradients of the queries and of some keys and values."""
+        found, window = _keeper(done, x).kept, self.net.problem.model.window
+        of_queries, of_memory = attend_backward(found.queries, x.positions, memory, found.attended, grad.values, window)
+        return Rows(of_queries), of_memory
 
+    def backward_keys_values(
+        self, done: Computed, x: Rows, weight: Flat, grad_queries: Rows, grad_memory: KeysValues
+    ) -> tuple[Flat, Any]:
+        """Return the gradients of weights and input of an attention that is taken in steps."""
+        found = _taken(_keeper(done, x))
+        grads = [grad_queries.values, grad_memory.keys, grad_memory.values]
+        of_weight, of_inner = found.projecting.backward(weight.values, grads, 0, 1)
+        border = self._border(done, x, weight, found.border, found.grad)
+        return self._of_border(done, border, of_weight + found.of_weight, of_inner)
 
-def settled(grad: Flat | PartGrad, dtype: torch.dtype) -> Flat:
-    """Return the gradient of a weight, which must be known by now."""
-    found = Flat.whole(torch.tensor(grad.values)) if isinstance(grad, PartGrad) else grad
-    return Flat(found.values.to(dtype), found.pieces, found.size)
+    def _experts_forward(self, done: Computed, copies: Copies, weight: Flat) -> tuple[Copies, Kept]:
+        rows, counts = copies.joined()
+        copies.kept = kept = Kept()
+        made = kept.forward(
+            self.net.taking(partial(fed_to_experts, counts=counts), done.layer, _part(done)), weight.values, rows
+        )
+        return copies.split_alike(made), kept
 
+    def _experts_backward(self, done: Computed, copies: Copies, grad: Copies, weight: Flat) -> tuple[Flat, Copies]:
+        kept = self._kept(done, copies, weight)
+        of_weight, of_rows = kept.backward(weight.values, [grad.joined()[0]], 0, 1)
+        copies.kept = None
+        return Flat.whole(of_weight), copies.split_alike(of_rows)
 
-@final
-class DividedCollective:
-    """A collective under way of what is divided; as `minitrain.training.wire.Started`.
+    def route(self, done: Computed, x: Rows, weight: Flat) -> Copies:
+        """Return the copies of tokens that the router makes, and tell the model how many it drops.
 
-    Args:
-        arithmetic: that of the rank.
-        group: that of torch.distributed.
-        ranks: its members.
-        index: the place of this rank among them.
-        works: takes those of torch.distributed.
-    """
-
-    def __init__(
-        self, arithmetic: DividedArithmetic, group: Any, ranks: Sequence[int], index: int, works: list[Any]
-    ) -> None:
-        self._arithmetic, self._group, self._ranks, self._index = arithmetic, group, ranks, index
-        self.works = works
-
-    def takes(self, op: str, value: Any) -> bool:
-        """Return whether a tensor is of what is divided; shards of weights go as those of whole layers do."""
-        content = value._content
-        if isinstance(content, PartGrad):
-            content = value._content = settled(content, self._arithmetic.net.dtype)
-        return not isinstance(content, Flat) or op == "all_reduce"
-
-    def all_reduce(self, value: Any, brought: Sequence[Any]) -> Callable[[], Any]:
-        """Sum: of logits, what the loss needs of them; of gradients of several parts, what all of them hold."""
-        content = value._content
-        if isinstance(content, Logits):
-            return self._statistics(content)
-        if isinstance(content, Flat):
-            return self._sum_of_weights(value, content, brought)
-        total = self._arithmetic.torch_of((content.inner if isinstance(content, PartialGrad) else content).values)
-        self.works.append(dist.all_reduce(total, group=self._group, async_op=True))
-        return lambda: _summed(content, total.numpy(), brought)
-
-    def _sum_of_weights(self, value: Any, content: Flat, brought: Sequence[Any]) -> Callable[[], Any]:
-        values = content.values
-        if len({part_of(each) for each in brought}) == 1:
-            self.works.append(dist.all_reduce(values, group=self._group, async_op=True))
-            return lambda: content
-        unit = self._arithmetic.problem.units[value.layer]
-        here = torch.tensor(held_by_all(unit, part_of(value)))
-        common = values[here]
-        self.works.append(dist.all_reduce(common, group=self._group, async_op=True))
-
-        def end() -> Flat:
-            values[here] = common
-            return content
-
-        return end
-
-    def _statistics(self, logits: Logits) -> Callable[[], Any]:
-        """Gather what the loss needs of the logits of each, since the sum of exponentials is no sum for torch."""
-        found = logits.statistics
-        mine = self._arithmetic.torch_of(np.stack([found.highest, found.total, found.target]))
-        all_of_them = [torch.empty_like(mine) for _ in self._ranks]
-        self.works.append(dist.all_gather(all_of_them, mine, group=self._group, async_op=True))
-        return lambda: replace(
-            logits, statistics=reduce(Statistics.merge, (Statistics(*each.numpy()) for each in all_of_them))
+        Raises:
+            UsageError: the strategy's capacity of experts is not that of what is trained.
+        """
+        rule, given = self.net.rule, done.named.get("capacity_factor")
+        if given != rule.capacity_factor:
+            raise UsageError(
+                f"capacity_factor ({given}) of the strategy must be that of what is trained ({rule.capacity_factor}), "
+                f"where tokens carry numbers; give numerics=TransformerProblem(model, capacity_factor={given})",
+                capacity_factor=given,
+            )
+        kept, sequence = Kept(), done.made.sequence
+        tokens, shares, rest, taken = kept.forward(
+            self.net.taking(routed, done.layer, _part(done)), weight.values, x.values
+        )
+        _keeper(done, x).kept = _Routed(kept, shares, rest, taken)
+        self._num_dropped += taken[..., 0].numel() * rule.per_token - int(taken.sum())
+        done.model.dropped_copies = self._num_dropped
+        first, (piece,) = min(sequence.shards), sequence.pieces
+        return Copies(
+            {
+                (sample, first, piece): {
+                    expert: tokens[place][taken[place, :, expert]] for expert in range(rule.num_experts)
+                }
+                for place, sample in enumerate(sorted(done.inp.samples))
+            }
         )
 
-    def reduce_scatter(self, value: Any, brought: Sequence[Any]) -> Callable[[], Any]:
-        """Sum, and get one piece along the sequence."""
-        content, arithmetic = value._content, self._arithmetic
-        if isinstance(content, KeysValues):
-            results = perform("reduce_scatter", list(brought), self._ranks, None, whole=False)
-            cut: list[Any] = [content.at(arithmetic.positions_of(result)) for result in results]
-            pieces = [arithmetic.packed(piece) for piece in cut]
-        else:
-            inner = content.inner if isinstance(content, PartialGrad) else content
-            cut = [inner.shard(place, len(self._ranks)) for place in range(len(self._ranks))]
-            pieces = [arithmetic.torch_of(piece.values) for piece in cut]
-        mine = torch.empty_like(pieces[self._index])
-        self.works.append(dist.reduce_scatter(mine, pieces, group=self._group, async_op=True))
-        own = cut[self._index]
-        if isinstance(content, KeysValues):
-            return lambda: _keys_values(mine, content.keys.shape[-1], own.positions)
-        cut_off = replace(content, inner=own) if isinstance(content, PartialGrad) else own
-        return lambda: _summed(cut_off, mine.numpy(), brought)
+    def combine(self, done: Computed, x: Rows, outputs: Copies, _weight: Any) -> Rows:
+        """Return the weighted sum of what the experts made, with shared experts and residual."""
+        routed = _keeper(done, x).kept
+        total = routed.rest.clone()
+        for expert, rows in _by_expert(outputs):
+            here = routed.where(expert)
+            total[here] += routed.shares[..., expert][here][:, None] * rows
+        return Rows(total, x.positions)
 
-    def all_gather(self, value: Any, brought: Sequence[Any]) -> Callable[[], Any]:
-        """Put pieces along the sequence together."""
-        rooms = [self._arithmetic.room_for(each) for each in brought]
-        mine = self._arithmetic.packed(value._content)
-        self.works.append(dist.all_gather([room for room, _ in rooms], mine, group=self._group, async_op=True))
+    def backward_combine(self, done: Computed, x: Rows, outputs: Copies, grad: Rows) -> Copies:
+        """Return the gradients of what the experts made, and keep that of the shares."""
+        routed, of_rows = _keeper(done, x).kept, []
+        routed.of_shares = torch.zeros_like(routed.shares)
+        for expert, rows in _by_expert(outputs):
+            here = routed.where(expert)
+            of_tokens = grad.values[here]
+            of_rows.append(routed.shares[..., expert][here][:, None] * of_tokens)
+            routed.of_shares[..., expert][here] = (rows * of_tokens).sum(-1)
+        return outputs.split_alike(torch.cat(of_rows))
 
-        def end() -> Any:
-            found = [make(room) for room, make in rooms]
-            return reduce(type(found[0]).combine, found)
-
-        return end
-
-    def exchange_copies(
-        self, value: Any, brought: Sequence[Any], tag: int, keep: Callable[[Any, Any], None]
-    ) -> Callable[[], Copies]:
-        """Send copies of tokens to the members that they are for, and get those of the others.
-
-        Args:
-            value: what this rank brings.
-            brought: what all bring.
-            tag: of the messages.
-            keep: takes a message that was sent, and its tensor, until it has left.
-        """
-        content: Copies = value._content
-        results = perform("all_to_all", list(brought), self._ranks, None, whole=False)
-        counts, rows = [], []
-        for result in results:
-            sent = [content.rows.get(origin, {}).get(expert) for origin, expert in self._places(value, result)]
-            counts += [ABSENT if each is None else len(each) for each in sent]
-            rows.append(self._joined([each for each in sent if each is not None]))
-        mine = results[self._index]
-        coming = [list(self._places(each, mine)) for each in brought]
-        counted = torch.empty(sum(map(len, coming)), dtype=torch.int64)
-        sizes = [len(each) for each in coming], [len(list(self._places(value, result))) for result in results]
-        given = torch.tensor(counts, dtype=torch.int64)
-        self.works.append(dist.all_to_all_single(counted, given, *sizes, group=self._group, async_op=True))
-        for place, (rank, values) in enumerate(zip(self._ranks, rows, strict=True)):
-            if place != self._index and values.numel():
-                keep(dist.isend(values, rank, tag=tag), values)
-
-        def end() -> Copies:
-            found, waited = [], list[Any]()
-            for place, numbers in enumerate(counted.split(sizes[0])):
-                here = [
-                    (*where, count)
-                    for where, count in zip(coming[place], numbers.tolist(), strict=True)
-                    if count != ABSENT
-                ]
-                shape = sum(count for *_, count in here), content_size
-                values = rows[place] if place == self._index else rows[place].new_empty(shape)
-                if place != self._index and values.numel():
-                    waited.append(dist.irecv(values, self._ranks[place], tag=tag))
-                found.append((here, values))
-            for work in waited:
-                work.wait()
-            return reduce(Copies.add, [_copies_of(*each) for each in found])
-
-        content_size = self._arithmetic.net.problem.model.hidden_size
-        return end
-
-    def _joined(self, rows: Sequence[Any]) -> torch.Tensor:
-        """Return rows one after the other."""
-        size = self._arithmetic.net.problem.model.hidden_size
-        return self._arithmetic.torch_of(np.concatenate([np.zeros((0, size)), *rows]))
-
-    def _places(self, sender: Any, result: Any) -> Any:
-        """Return for which origins and experts one member may send copies to another, as both know."""
-        experts = self._arithmetic.layers._experts.experts_of
-        both = sorted(sender.samples & result.samples)
-        shards = sorted(sender.sequence.shards & result.sequence.shards)
-        pieces = sorted(sender.sequence.pieces & result.sequence.pieces)
-        of_both = sorted({*experts(sender.parts, sender.num_parts)} & {*experts(result.parts, result.num_parts)})
-        return product(product(both, shards, pieces), of_both)
+    def backward_route(self, done: Computed, x: Rows, grad: Rows, of_copies: Copies, weight: Flat) -> tuple[Flat, Rows]:
+        """Return the gradients of the router piece and of the layer's input."""
+        routed = _taken(_keeper(done, x))
+        of_tokens = torch.zeros_like(grad.values)
+        for expert, rows in _by_expert(of_copies):
+            of_tokens[routed.where(expert)] += rows
+        grads = [of_tokens, routed.of_shares, grad.values, None]
+        of_weight, of_input = routed.routing.backward(weight.values, grads, 0, 1)
+        return Flat.whole(of_weight), Rows(of_input, grad.positions)
 
 
-def _copies_of(here: Sequence[tuple[Any, int, int]], values: torch.Tensor) -> Copies:
-    """Return copies from the counts by origin and expert, and their rows."""
-    found: dict[Any, dict[int, Any]] = {}
-    pieces = values.split([count for *_, count in here]) if here else ()
-    for (origin, expert, _), piece in zip(here, pieces, strict=True):
-        found.setdefault(origin, {})[expert] = piece.numpy()
-    return Copies(found)
+def arithmetic_of(net: Any, global_batch_size: int) -> Arithmetic:
+    """Return what one rank computes; layers that are no transformer's are whole."""
+    kind = DividedArithmetic if isinstance(net, TransformerNet) else Arithmetic
+    return kind(net, global_batch_size)
 
 
-def _summed(content: Any, total: Any, brought: Sequence[Any]) -> Any:
-    """Return a content with the numbers of a sum over ranks: a gradient goes through the rank's own norm then."""
-    if not isinstance(content, PartialGrad):
-        return content.with_values(total)
-    parts = frozenset().union(*(each.parts for each in brought))
-    return replace(content, inner=content.inner.with_values(total), parts=parts).finished()
+def _by_expert(copies: Copies) -> Iterable[tuple[int, torch.Tensor]]:
+    """Return the copies for each expert, in order of the samples."""
+    rows, counts = copies.joined()
+    return zip(copies.experts, rows.split(counts), strict=True)
+
+
+def _part(done: Computed) -> Part:
+    """Return which part of a layer an operation is given the weight of."""
+    return next((part_of(value) for value in done.given if isinstance(value, Weight)), WHOLE)
+
+
+def _taken(keeper: Any) -> Any:
+    """Return what is kept, for the last time."""
+    kept, keeper.kept = keeper.kept, None
+    return kept
+
+
+def _keeper(done: Computed, x: Any) -> Any:
+    """Return what keeps for an input: the shard of the sequence that it was gathered from, or itself."""
+    shard = getattr(getattr(done.inp, "_passage", None), "gathered_from", None)
+    return x if shard is None else shard._content
+
+
+def _is_divided(done: Computed) -> bool:
+    """Return whether a layer is a part, or its input was gathered from shards of the sequence."""
+    return _part(done) != WHOLE or getattr(getattr(done.inp, "_passage", None), "gathered_from", None) is not None
+
+
+def _of_part(done: Computed, grad: Any) -> Rows:
+    """Return the gradient of what a part has made."""
+    part = _part(done)
+    return grad.of_part(part.index, part.count) if isinstance(grad, Logits) else grad
+
+
+def _awaiting(border: Border, of_weight: torch.Tensor) -> Flat:
+    """Return the gradient of a part's weight, which awaits that of what all parts hold if it is not there yet."""
+    found = replace(Flat.whole(of_weight), awaited=(border,))
+    return found if border.common is None else found.settled()
+
+
+def _input_grad(done: Computed, border: Border, of_inner: Any) -> Any:
+    """Return the gradient of the input, or a part's share of it; the embedding has nothing to sum."""
+    part, grad = _part(done), border.grad
+    assert grad is not None  # it has not crossed
+    if of_inner is None:
+        return border.cross(grad)
+    share: Any = Rows(of_inner, grad.positions)
+    crossed: Any = (border,)
+    return PartialGrad(share, frozenset([part.index]), part.count, crossed).finished()

@@ -21,13 +21,18 @@ from minitrain.engine.executors import Computed
 from minitrain.engine.kept_for_backward import mode_of
 from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import Adam, Momentum
-from minitrain.training.contents import Flat, Rows
+from minitrain.proof.units import Part
+from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
+from minitrain.training.contents import Flat, Positions, Rows, key_of, part_of
 
 Carried = Mapping[int | str, tuple[Flat, Flat]]
 """Weight and optimizer state by layer, or by the name of a part: what a rank hands on from one step to the next."""
 
-Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""A layer: its flat weight and its input to its output."""
+Layer = Callable[[torch.Tensor, torch.Tensor, Positions], torch.Tensor]
+"""A layer: its flat weight and its input, at some positions of the sequence, to its output."""
+
+Function = Callable[..., Any]
+"""What is computed of a flat weight and tensors: a tensor, or several, of which some may be None."""
 
 
 class Net(Protocol):
@@ -53,24 +58,28 @@ class Net(Protocol):
         """Where the rank computes."""
         ...
 
-    def size(self, layer: int) -> int:
-        """Return the number of elements of a layer's weight."""
+    def size(self, layer: int, part: Part) -> int:
+        """Return the number of elements of a part of a layer's weight."""
         ...
 
-    def initial_weight(self, layer: int) -> torch.Tensor:
-        """Return the weight of a layer before the first step, flat."""
+    def initial_weight(self, layer: int, part: Part) -> torch.Tensor:
+        """Return a part of the weight of a layer before the first step, flat."""
         ...
 
-    def shape(self, layer: int, num_samples: int) -> tuple[int, ...]:
+    def positions(self, sequence: SequencePart) -> Positions:
+        """Return the positions of a part of the sequence."""
+        ...
+
+    def shape(self, layer: int, num_samples: int, positions: Positions) -> tuple[int, ...]:
         """Return the shape of a layer's input; of the model's output for the number of layers."""
         ...
 
-    def inputs(self, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
-        """Return the model's input for some samples."""
+    def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:
+        """Return the model's input for some samples, at some positions."""
         ...
 
-    def loss(self, output: torch.Tensor, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
-        """Return these samples' share of the mean loss of the batch."""
+    def loss(self, output: Rows, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
+        """Return these samples' and positions' share of the mean loss of the batch."""
         ...
 
 
@@ -129,36 +138,38 @@ class _Saved:
 
 @final
 class Kept:
-    """What a layer keeps for its backward: the graph, and what autograd has saved, but for the weight."""
+    """What a layer, or a step of one, keeps for backward: its graph, and what autograd has saved but for the weight."""
 
-    __slots__ = ("_given", "_output", "_saved")
+    __slots__ = ("_given", "_outputs", "_saved")
 
     def __init__(self) -> None:
         self._saved = _Saved()
 
-    def forward(self, layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Take an input through a layer, and keep what its backward needs.
+    def forward(self, function: Function, weight: torch.Tensor, *inputs: torch.Tensor) -> Any:
+        """Compute, and keep what backward needs.
 
         Args:
-            layer: what it computes.
+            function: what is computed of weight and inputs.
             weight: flat.
-            x: the input.
+            inputs: of which integers have no gradients.
         """
-        own, seen = _Given.apply(_TOKEN, weight), _Given.apply(_TOKEN, x) if x.is_floating_point() else x
+        seen = [_Given.apply(_TOKEN, each) if each.is_floating_point() else each for each in (weight, *inputs)]
         with saved_tensors_hooks(self._saved.keeping(weight), self._saved.found):
-            output = layer(own, seen)
-        self._given = [get_gradient_edge(own)] + ([get_gradient_edge(seen)] if seen is not x else [])
-        self._output = get_gradient_edge(output)
-        return output.detach()
+            found = function(*seen)
+        outputs = found if isinstance(found, tuple) else (found,)
+        self._given = [_edge_of(each) for each in seen]
+        self._outputs = [_edge_of(each) for each in outputs]
+        made = tuple(None if each is None else each.detach() for each in outputs)
+        return made if isinstance(found, tuple) else made[0]
 
-    def backward(self, weight: torch.Tensor | None, grad: torch.Tensor, *wanted: int) -> list[torch.Tensor]:
-        """Return the gradients of the weight (0) and the input (1), as wanted; integers as inputs have none.
+    def backward(self, weight: torch.Tensor | None, grads: Sequence[Any], *wanted: int) -> list[Any]:
+        """Return the gradients of the weight (0) and the inputs (1 ...), as wanted; None where there is none.
 
         The second half of a split backward takes the weight of the first, which is kept until then.
 
         Args:
             weight: flat; None for that of the first half.
-            grad: that of the output.
+            grads: those of the outputs.
             wanted: which gradients.
 
         Raises:
@@ -168,11 +179,17 @@ class Kept:
         saved.weight = weight if weight is not None else saved.weight
         if saved.weight is None:
             raise UsageError("backward_weight before backward_input needs the weight; give it as the last argument")
-        edges = [self._given[place] for place in wanted if place < len(self._given)]
-        found = list(torch.autograd.grad([self._output], edges, [grad], retain_graph=True)) if edges else []
+        ends = [(edge, grad) for edge, grad in zip(self._outputs, grads, strict=True) if edge is not None]
+        starts = [(place, self._given[place]) for place in wanted if self._given[place] is not None]
+        found: dict[int, Any] = {}
+        if ends and starts:
+            edges, of_edges = zip(*ends, strict=True)
+            given = [edge for _, edge in starts]
+            gradients = torch.autograd.grad(edges, given, of_edges, retain_graph=True, allow_unused=True)
+            found = {place: grad for (place, _), grad in zip(starts, gradients, strict=True)}
         if wanted != (1,):
             saved.weight = None
-        return found
+        return [found.get(place) for place in wanted]
 
     def move(self, place: Any) -> None:
         """Keep the same on another device."""
@@ -180,7 +197,11 @@ class Kept:
         tensors[:] = [tensor.to(place) for tensor in tensors]
 
 
-@final
+def _edge_of(tensor: torch.Tensor | None) -> Any:
+    """Return where a tensor is in its graph, None where it has no gradient."""
+    return None if tensor is None or not tensor.requires_grad else get_gradient_edge(tensor)
+
+
 class Arithmetic:
     """What one rank computes: a method for each operation, from the contents of its tensors to those of its results.
 
@@ -206,68 +227,83 @@ class Arithmetic:
         self.states: dict[int | str, Flat] = {}
 
     def load_weights(self, done: Computed) -> tuple[Flat, Flat]:
-        """Return a shard of a layer's weight, and its optimizer state: those of the step before."""
-        (shard,), num_shards = done.made[0].shards, done.made[0].num_shards
-        if done.layer in self.carried:
-            return cut_again(*self.carried[done.layer], shard, num_shards)
-        weight = Flat.whole(self.net.initial_weight(done.layer).to(self.net.device, self.net.dtype))
-        weight = weight.shard(shard, num_shards)
-        values = weight.values.clone() if num_shards == 1 else weight.values
-        moments = values.new_zeros(self.net.optimizer.num_moments, values.numel())
+        """Return a shard of a layer or of a part of it, and its optimizer state: those of the step before.
+
+        Raises:
+            UsageError: the step before was of other parts.
+        """
+        made, net = done.made[0], self.net
+        shard, key, part = min(made.shards), key_of(made), part_of(made)
+        if key in self.carried:
+            return cut_again(*self.carried[key], shard, made.num_shards)
+        if self.carried and key != done.layer:
+            raise UsageError(
+                f"the state that is carried on has no {key}, which rank {done.model._rank} loads; go on with the "
+                "parts that the state is of",
+                layer=done.layer,
+            )
+        weight = Flat.whole(net.initial_weight(done.layer, part).to(net.device, net.dtype))
+        weight = weight.shard(shard, made.num_shards)
+        values = weight.values.clone() if made.num_shards == 1 else weight.values
+        moments = values.new_zeros(net.optimizer.num_moments, values.numel())
         return Flat(values, weight.pieces, weight.size), Flat(moments, weight.pieces, weight.size)
 
     def get_input_activation(self, done: Computed) -> Rows:
-        """Return the model's input for some samples."""
-        return Rows(self.net.inputs(sorted(done.made.samples), self.global_batch_size, self.step))
+        """Return the model's input for some samples, and some part of their sequence."""
+        positions = self.net.positions(getattr(done.made, "sequence", WHOLE_SEQUENCE))
+        return Rows(self.net.inputs(sorted(done.made.samples), positions, self.global_batch_size, self.step), positions)
 
-    def forward(self, done: Computed, x: Rows, weight: Flat) -> Rows:
+    def forward(self, done: Computed, x: Any, weight: Flat) -> Any:
         """Take an activation through a layer; keep nothing but its input where all is to be computed again."""
         if mode_of(done.named.get("recompute") or done.model._recompute).recompute != "full":
-            return self._forward(done.layer, x, weight)
+            return self._forward(done, x, weight)[0]
         x.kept = None
         with torch.no_grad():
-            return Rows(self.net.layers[done.layer](weight.values, x.values))
+            return Rows(self.net.layers[done.layer](weight.values, x.values, x.positions), x.positions)
 
-    def _forward(self, layer: int, x: Rows, weight: Flat) -> Rows:
+    def _forward(self, done: Computed, x: Rows, weight: Flat) -> tuple[Rows, Kept]:
+        """Take an activation through a layer, and return what is kept too."""
         x.kept = kept = Kept()
-        return Rows(kept.forward(self.net.layers[layer], weight.values, x.values))
+        layer = self.net.layers[done.layer]
+        made = kept.forward(lambda own, seen: layer(own, seen, x.positions), weight.values, x.values)
+        return Rows(made, x.positions), kept
 
-    def loss(self, done: Computed, output: Rows) -> Rows:
+    def loss(self, done: Computed, output: Any) -> Any:
         """Return the gradient of the loss, whose value is added up."""
-        seen = output.values.detach().requires_grad_()
+        seen = Rows(output.values.detach().requires_grad_(), output.positions)
         value = self.net.loss(seen, sorted(done.made.samples), self.global_batch_size, self.step)
         self.loss_value += value.item()
-        return Rows(torch.autograd.grad(value, seen)[0])
+        return Rows(torch.autograd.grad(value, seen.values)[0], output.positions)
 
-    def backward(self, done: Computed, x: Rows, grad: Rows, weight: Flat) -> tuple[Flat, Rows]:
+    def backward(self, done: Computed, x: Any, grad: Any, weight: Flat) -> tuple[Flat, Any]:
         """Return the gradients of weight and input."""
-        of_weight, *of_input = self._kept(done, x, weight).backward(weight.values, grad.values, 0, 1)
+        of_weight, of_input = self._kept(done, x, weight).backward(weight.values, [grad.values], 0, 1)
         x.kept = None
-        return Flat.whole(of_weight), Rows(of_input[0] if of_input else _NOTHING)
+        return Flat.whole(of_weight), Rows(_NOTHING if of_input is None else of_input, grad.positions)
 
-    def backward_input(self, done: Computed, x: Rows, grad: Rows, weight: Flat) -> Rows:
+    def backward_input(self, done: Computed, x: Any, grad: Any, weight: Flat) -> Any:
         """Return the gradient of the input alone."""
-        found = self._kept(done, x, weight).backward(weight.values, grad.values, 1)
-        return Rows(found[0] if found else _NOTHING)
+        (found,) = self._kept(done, x, weight).backward(weight.values, [grad.values], 1)
+        return Rows(_NOTHING if found is None else found, grad.positions)
 
-    def backward_weight(self, done: Computed, x: Rows, grad: Rows, weight: Flat | None = None) -> Flat:
+    def backward_weight(self, done: Computed, x: Any, grad: Any, weight: Flat | None = None) -> Flat:
         """Return the gradient of the weight alone."""
         values = None if weight is None else weight.values
-        return Flat.whole(self._kept(done, x, weight).backward(values, grad.values, 0)[0])
+        return Flat.whole(self._kept(done, x, weight).backward(values, [grad.values], 0)[0])
 
-    def _kept(self, done: Computed, x: Rows, weight: Flat | None) -> Kept:
+    def _kept(self, done: Computed, x: Any, weight: Flat | None) -> Any:
         """Return what was kept for a backward; computed again from the input where nothing was."""
         if x.kept is None:
             if weight is None:
                 raise UsageError(f"nothing was kept for {done.op} of layer {done.layer}; give it the weight")
-            self._forward(done.layer, x, weight)
-        return x.kept  # type: ignore[no-any-return]
+            return self._forward(done, x, weight)[1]
+        return x.kept
 
     def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
         """Take the optimizer's step; the new numbers take the place of the old ones."""
-        values, moments = weight.values, cut_as(state, weight)
-        take_step(self.net.optimizer, values, cut_as(grad, weight), moments, self.step + done.made[0].step)
-        self.states[done.layer] = after = Flat(moments, weight.pieces, weight.size)
+        made, values, moments = done.made[0], weight.values, cut_as(state, weight)
+        take_step(self.net.optimizer, values, cut_as(grad.settled(), weight), moments, self.step + made.step)
+        self.states[key_of(made)] = after = Flat(moments, weight.pieces, weight.size)
         return weight, after
 
 

@@ -18,6 +18,9 @@ import torch
 from minitrain.errors import UsageError
 from minitrain.proof.arithmetic import Adam, Momentum
 from minitrain.proof.problem import Problem
+from minitrain.proof.units import Part
+from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.training.contents import Positions, Rows
 from minitrain.training.layers import Layer
 
 CONTEXT = 16
@@ -62,14 +65,17 @@ class Dense:
         self.dtype = dtype
         self.device = device
 
-    def _layer(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def _layer(self, weight: torch.Tensor, x: torch.Tensor, _: Positions) -> torch.Tensor:
         return torch.tanh(x) @ weight.view(self.width, self.width)
 
-    def size(self, layer: int) -> int:  # noqa: ARG002  (all are alike)
+    def size(self, layer: int, part: Part) -> int:  # noqa: ARG002  (all are alike, and whole)
         """Return the number of elements of a layer's weight."""
         return self.width**2
 
-    def shape(self, layer: int, num_samples: int) -> tuple[int, ...]:  # noqa: ARG002
+    def positions(self, sequence: SequencePart) -> Positions:
+        """Return nothing: a sample is one row."""
+
+    def shape(self, layer: int, num_samples: int, positions: Positions) -> tuple[int, ...]:  # noqa: ARG002
         """Return the shape of a layer's input."""
         return num_samples, self.width
 
@@ -110,7 +116,7 @@ class DenseBytes(Dense):
     def _generator(self, which: int) -> torch.Generator:
         return torch.Generator().manual_seed((self._seed << 32) + which + 1)
 
-    def initial_weight(self, layer: int) -> torch.Tensor:
+    def initial_weight(self, layer: int, part: Part) -> torch.Tensor:  # noqa: ARG002  (layers are whole)
         """Return normal random numbers at a scale where tanh does not saturate."""
         numbers = torch.randn(self.width**2, generator=self._generator(layer), dtype=torch.float64)
         scaled: torch.Tensor = numbers / (self.width / 2) ** 0.5
@@ -125,16 +131,16 @@ class DenseBytes(Dense):
             self._drawn = asked, places
         return self._drawn[1]
 
-    def inputs(self, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
+    def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:  # noqa: ARG002  (a sample is one row)
         """Return the codes of the bytes before the next one."""
         places = self._places(global_batch_size, step)[list(samples)]
         seen = self._text[places[:, None] + torch.arange(CONTEXT)]
         return self._codes[seen].reshape(len(places), -1).to(self.device)
 
-    def loss(self, output: torch.Tensor, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
+    def loss(self, output: Rows, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the cross-entropy with the next byte, nats, divided by the samples of the batch."""
         wanted = self._text[self._places(global_batch_size, step)[list(samples)] + CONTEXT].to(self.device)
-        total = torch.nn.functional.cross_entropy(output[:, :NUM_BYTES], wanted, reduction="sum")
+        total = torch.nn.functional.cross_entropy(output.values[:, :NUM_BYTES], wanted, reduction="sum")
         return total / global_batch_size
 
 
@@ -155,11 +161,11 @@ class DenseProof(Dense):
         super().__init__(num_layers, problem.width, problem.optimizer, dtype, device)
         self._problem = problem
 
-    def initial_weight(self, layer: int) -> torch.Tensor:
+    def initial_weight(self, layer: int, part: Part) -> torch.Tensor:  # noqa: ARG002  (layers are whole)
         """Return the proof's initial weight."""
         return torch.tensor(self._problem.initial_weight(layer)).view(-1)
 
-    def inputs(self, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:  # noqa: ARG002  (every step has them)
+    def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:  # noqa: ARG002  (every step has them)
         """Return the proof's inputs."""
         return torch.tensor(
             self._problem.inputs(global_batch_size)[list(samples)], dtype=self.dtype, device=self.device
@@ -167,7 +173,7 @@ class DenseProof(Dense):
 
     def loss(
         self,
-        output: torch.Tensor,
+        output: Rows,
         samples: Sequence[int],
         global_batch_size: int,
         step: int,  # noqa: ARG002
@@ -176,4 +182,4 @@ class DenseProof(Dense):
         targets = torch.tensor(
             self._problem.targets(global_batch_size)[list(samples)], dtype=self.dtype, device=self.device
         )
-        return ((output - targets) ** 2).sum() / 2 / global_batch_size
+        return ((output.values - targets) ** 2).sum() / 2 / global_batch_size

@@ -24,12 +24,6 @@ from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.tensors import Tensor, clone
 from minitrain.tensors.fields import fields_of
-from minitrain.tensors.placed import PLACED_KINDS
-
-_OF_WHOLE_LAYERS = {"load_weights", "get_input_activation", "forward", "loss", "update", "set_final_weight"} | {
-    f"backward{half}" for half in ("", "_input", "_weight")
-}
-_OF_PARTS = COMPUTATIONS.keys() - _OF_WHOLE_LAYERS
 
 
 @final
@@ -173,19 +167,6 @@ class Program:
             for rank in self.ranks
         ]
         return hashlib.sha256(repr(said).encode()).hexdigest()
-
-    @cached_property
-    def divides(self) -> bool:
-        """Whether some rank computes or communicates a part of a layer, of a sequence or of the experts."""
-        brought = (
-            value
-            for rank in self.ranks
-            for each in rank.communications.values()
-            for given in (each.given, *each.brought)
-            for value in (given if isinstance(given, list) else [given])
-        )
-        is_placed = any(value.__class__ in PLACED_KINDS for value in brought)
-        return is_placed or any(op in _OF_PARTS for rank in self.ranks for op, _ in rank.operations)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:

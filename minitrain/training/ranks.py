@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 
 from minitrain.errors import UsageError
-from minitrain.operations.computations import COMPUTATIONS
 from minitrain.proof.arithmetic import Adam, Momentum
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import TransformerProblem
@@ -29,7 +28,7 @@ from minitrain.run.parameters import RunParameters
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.launcher import launch, meeting_place
-from minitrain.training.layers import Arithmetic, Net
+from minitrain.training.layers import Net
 from minitrain.training.measured import LossWarning, MeasuredRun, measured_run
 from minitrain.training.nets import DenseBytes, DenseProof, read_text
 from minitrain.training.program import Program
@@ -131,7 +130,6 @@ class Training:
             rank=rank,
             program=program.ranks[rank],
             groups=program.groups,
-            divides=program.divides,
             world_size=self.run.world_size,
             num_layers=self.run.num_layers,
             global_batch_size=self.run.global_batch_size,
@@ -203,13 +201,7 @@ def train_ranks(
         watch: called after each step.
         say: takes lines that ranks print.
         patience_s: how long a rank may do nothing between two operations, s.
-
-    Raises:
-        UsageError: the program has an operation that is not computed.
     """
-    for op in {op for rank in program.ranks for op, _ in rank.operations if op in COMPUTATIONS}:
-        if not hasattr(Arithmetic, op) and not program.divides:
-            raise UsageError(f"real processes do not compute {op} yet, which {program.run.strategy} does", op=op)
     losses: list[float] = []
 
     def on_message(rank: int, message: tuple[Any, ...]) -> None:

@@ -1,131 +1,340 @@
-"""The units of a transformer as torch functions, whole: what `minitrain.proof.units` computes, by torch's kernels.
+"""The units of a transformer as torch functions, for a whole unit or one part of it.
 
-A unit's weight is one flat array, in the order of `Unit.weights`. Attention is `scaled_dot_product_attention`, which
-takes a flash kernel where there is one.
+They compute what `minitrain.proof.units` does, by torch's kernels. A unit's weight is one flat array, in the order of
+`Unit.weights`. It has two steps, so that parts of it add up to the whole:
+
+- its *border*: what all parts do with the input, token by token (norm, router, latents), and what is added once to
+  their sum (residual connection, biases, positions);
+- *inside*: what parts divide: heads, columns and rows, vocabulary rows, the columns of experts.
+
+Attention is `scaled_dot_product_attention`, which takes a flash kernel where there is one. Where keys and values come
+from other ranks it is taken in blocks, which are merged by the log-sum-exp of their scores (Dao et al. 2022; Liu et al.
+2023); backward of a block needs the merged output and log-sum-exp, and nothing else of other blocks (Dao 2023,
+algorithm 2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache, partial
 from math import prod
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from minitrain.errors import UsageError
 from minitrain.proof.arithmetic import Adam, Momentum
-from minitrain.proof.attention_core import ROTARY_BASE
+from minitrain.proof.attention_core import ROTARY_BASE, positions_of_shard
 from minitrain.proof.elementary import EPSILON
+from minitrain.proof.experts import RoutingRule
 from minitrain.proof.problem import TransformerProblem
+from minitrain.proof.units import WHOLE, Part, held_by_all, taken
+from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.training.contents import Attended, KeysValues, Positions, Rows
 from minitrain.training.layers import Layer
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 
 Weights = Mapping[str, torch.Tensor]
+Border = tuple[torch.Tensor, torch.Tensor | None]
+"""What *inside* works on, and what is added once to the sum of all parts."""
 
 CPU = torch.device("cpu")
 
 
-def by_name(flat: torch.Tensor, unit: Unit) -> Weights:
-    """Return a unit's flat weight as the arrays that it consists of."""
-    sizes = [prod(weight.shape) for weight in unit.weights]
-    return {
-        weight.name: values.view(weight.shape) for weight, values in zip(unit.weights, flat.split(sizes), strict=True)
-    }
+@lru_cache(maxsize=1024)
+def shapes_of(unit: Unit, part: Part = WHOLE) -> Mapping[str, tuple[int, ...]]:
+    """Return the shape of each weight that a part of a unit has, in order."""
+    return {weight.name: weight.part(part.degrees) for weight in unit.weights if part.has(weight)}
 
 
-def _normed(model: Transformer, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """Return tokens behind the norm of a unit."""
-    weight = weights["norm.weight"]
-    if model.norm == "layernorm":
-        return functional.layer_norm(x, x.shape[-1:], weight, weights.get("norm.bias"), EPSILON)
-    return functional.rms_norm(x, x.shape[-1:], weight, EPSILON)
+def by_name(flat: torch.Tensor, unit: Unit, part: Part = WHOLE) -> Weights:
+    """Return the flat weight of a part of a unit as the arrays that it consists of."""
+    shapes = shapes_of(unit, part)
+    pieces = flat.split([prod(shape) for shape in shapes.values()])
+    return {name: values.view(shape) for (name, shape), values in zip(shapes.items(), pieces, strict=True)}
 
 
-def _linear(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    bias = weights.get(f"{name}.bias")
-    found = x @ weights[name]
-    return found if bias is None else found + bias
+class Piece(NamedTuple):
+    """A part of a unit at work.
+
+    Args:
+        model: whose unit it is.
+        rule: how a router chooses.
+        weights: of the part.
+        positions: of the tokens.
+        part: which part.
+    """
+
+    model: Transformer
+    rule: RoutingRule
+    weights: Weights
+    positions: Positions
+    part: Part
+
+    def normed(self, x: torch.Tensor, prefix: str = "") -> torch.Tensor:
+        """Return tokens behind a norm."""
+        weight = self.weights[f"{prefix}norm.weight"]
+        if self.model.norm == "layernorm":
+            return functional.layer_norm(x, x.shape[-1:], weight, self.weights.get(f"{prefix}norm.bias"), EPSILON)
+        return functional.rms_norm(x, x.shape[-1:], weight, EPSILON)
+
+    def biased(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Return a sum with a bias, if the model has it."""
+        bias = self.weights.get(name)
+        return x if bias is None else x + bias
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Return what a matrix makes of tokens, with its bias."""
+        return self.biased(f"{name}.bias", x @ self.weights[name])
+
+    def under(self, prefix: str) -> Piece:
+        """Return the weights whose names begin so, by the rest of their names."""
+        own = {name.removeprefix(prefix): value for name, value in self.weights.items() if name.startswith(prefix)}
+        return self._replace(weights=own)
 
 
-def _rotated(heads: torch.Tensor) -> torch.Tensor:
+def _rotated(heads: torch.Tensor, positions: Positions) -> torch.Tensor:
     """Return queries or keys with rotary positions: halves, as in GPT-NeoX and Llama."""
     half = heads.shape[-1] // 2
     rates = ROTARY_BASE ** (-torch.arange(half, device=heads.device, dtype=torch.float64) / half)
-    angles = torch.arange(heads.shape[-2], device=heads.device, dtype=torch.float64)[:, None] * rates
+    angles = positions.to(heads.device)[:, None] * rates
     cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
     first, second = heads[..., :half], heads[..., half:]
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
 
 
-def _embedding(model: Transformer, weights: Weights, tokens: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
-    found = functional.embedding(tokens, weights["tokens"])
-    return found + weights["positions"][: tokens.shape[-1]] if "positions" in weights else found
+def _heads(tokens: torch.Tensor, size: int) -> torch.Tensor:
+    """Return samples x tokens x (heads x size) as samples x heads x tokens x size."""
+    heads: torch.Tensor = tokens.unflatten(-1, (-1, size))
+    return heads.transpose(1, 2)
 
 
-def _attention(model: Transformer, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    inner = _normed(model, weights, x)
-    queries, keys, values = (
-        _linear(weights, name, inner).unflatten(-1, (-1, model.head_dim)).transpose(1, 2)
-        for name in ("query", "key", "value")
-    )
-    if model.positions == "rotary":
-        queries, keys = _rotated(queries), _rotated(keys)
-    mask = None
-    if model.window is not None and model.window < x.shape[1]:
-        places = torch.arange(x.shape[1], device=x.device)
-        distance = places[:, None] - places[None, :]
-        mask = (distance >= 0) & (distance < model.window)
+def _embedding_border(own: Piece, tokens: torch.Tensor) -> Border:
+    if "positions" not in own.weights:
+        return tokens, None
+    rows = functional.embedding(own.positions.to(tokens.device), own.weights["positions"])
+    return tokens, rows.expand(len(tokens), -1, -1)
+
+
+def _embedding(own: Piece, tokens: torch.Tensor) -> torch.Tensor:
+    table = own.weights["tokens"]
+    if own.part.count == 1:
+        return functional.embedding(tokens, table)
+    row, is_here = rows_here(tokens, own.part.index, len(table))
+    return torch.where(is_here[..., None], functional.embedding(row, table), 0)
+
+
+def rows_here(tokens: torch.Tensor, part: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row of each token within a part of the vocabulary, and whether it is there; row 0 where it is not."""
+    row = tokens - part * num_rows
+    is_here = (row >= 0) & (row < num_rows)
+    return torch.where(is_here, row, 0), is_here
+
+
+def _attention_border(own: Piece, x: torch.Tensor) -> Border:
+    inner, sizes = own.normed(x), own.model.latent
+    if sizes is not None:  # what queries are made of, the latent for keys and values, and the rotary key
+        for_queries = inner
+        if sizes.query_rank is not None:
+            for_queries = own.normed(inner @ own.weights["query_down"], "query_")
+        latent, key = (inner @ own.weights["kv_down"]).split([sizes.kv_rank, sizes.rope_head_dim], -1)
+        inner = torch.cat([for_queries, own.normed(latent, "kv_"), key], -1)
+    return inner, own.biased("output.bias", x)
+
+
+def projected(own: Piece, inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys and values of some tokens and heads."""
+    if own.model.latent is not None:
+        return _projected_up(own, inner)
+    queries, keys, values = (_heads(own.linear(name, inner), own.model.head_dim) for name in ("query", "key", "value"))
+    if own.model.positions == "rotary":
+        queries, keys = _rotated(queries, own.positions), _rotated(keys, own.positions)
+    return queries, keys, values
+
+
+def _projected_up(own: Piece, inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys and values made of latents (DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.1)."""
+    sizes: Any = own.model.latent
+    rank, up = (own.model.hidden_size, "query") if sizes.query_rank is None else (sizes.query_rank, "query_up")
+    for_queries, latent, key = inner.split([rank, sizes.kv_rank, sizes.rope_head_dim], -1)
+    queries = _heads(for_queries @ own.weights[up], sizes.key_head_dim)
+    plain, turned = queries.split([sizes.nope_head_dim, sizes.rope_head_dim], -1)
+    made = _heads(latent @ own.weights["kv_up"], sizes.nope_head_dim + sizes.value_head_dim)
+    of_keys, values = made.split([sizes.nope_head_dim, sizes.value_head_dim], -1)
+    rotary = _rotated(key, own.positions)[:, None].expand(-1, of_keys.shape[1], -1, -1)
+    return torch.cat([plain, _rotated(turned, own.positions)], -1), torch.cat([of_keys, rotary], -1), values
+
+
+def _attention(own: Piece, inner: torch.Tensor) -> torch.Tensor:
+    queries, keys, values = projected(own, inner)
+    mask, window = None, own.model.window
+    if window is not None and window < queries.shape[2]:
+        mask = _visible(own.positions, own.positions, window).to(queries.device)
     got = functional.scaled_dot_product_attention(
         queries, keys, values, mask, is_causal=mask is None, enable_gqa=keys.shape[1] != queries.shape[1]
     )
-    return x + _linear(weights, "output", got.transpose(1, 2).flatten(2))
+    return joined(own, got)
 
 
-def _fed_forward(model: Transformer, weights: Weights, x: torch.Tensor, prefix: str = "") -> torch.Tensor:
-    up = _linear(weights, f"{prefix}up", x)
-    if model.mlp == "swiglu":
-        inner = functional.silu(_linear(weights, f"{prefix}gate", x)) * up
+def joined(own: Piece, heads: torch.Tensor) -> torch.Tensor:
+    """Return the output projection of what some heads have got."""
+    return heads.transpose(1, 2).flatten(2) @ own.weights["output"]
+
+
+def _mlp_border(own: Piece, x: torch.Tensor) -> Border:
+    return own.normed(x), own.biased("down.bias", x)
+
+
+def _fed_forward(own: Piece, x: torch.Tensor) -> torch.Tensor:
+    """Return what the matrices of an MLP make, without the last one's bias."""
+    up, kind = own.linear("up", x), own.model.mlp
+    if kind == "swiglu":
+        inner = functional.silu(own.linear("gate", x)) * up
     else:
-        inner = functional.relu(up) if model.mlp == "relu" else functional.gelu(up, approximate="tanh")
-    return _linear(weights, f"{prefix}down", inner)
+        inner = functional.relu(up) if kind == "relu" else functional.gelu(up, approximate="tanh")
+    return inner @ own.weights["down"]
 
 
-def _mlp(model: Transformer, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    return x + _fed_forward(model, weights, _normed(model, weights, x))
+def _of_experts(own: Piece) -> list[Piece]:
+    """Return each expert that is here."""
+    stacked = own.under("experts.").weights
+    each = zip(*(values.unbind() for values in stacked.values()), strict=True)
+    return [own._replace(weights=dict(zip(stacked, values, strict=True))) for values in each]
 
 
-def _moe(model: Transformer, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """Experts, all of them here; the router's weights are the softmax over all, divided by its sum over the chosen."""
-    inner = _normed(model, weights, x)
-    shares = (inner @ weights["router"]).softmax(-1)
-    preferred = inner @ weights["router"] + weights.get("router.bias", 0)
-    chosen = preferred.topk(model.experts_per_token, -1).indices
-    picked = shares.gather(-1, chosen)
-    if model.experts_per_token > 1:
-        picked = picked / picked.sum(-1, keepdim=True)
-    total = x + (_fed_forward(model, weights, inner, "shared.") if model.num_shared_experts else 0)
-    of_expert = [name for name in weights if name.startswith("experts.")]
-    for expert in range(model.num_experts):
-        *where, place = (chosen == expert).nonzero(as_tuple=True)
-        own = {name: weights[name][expert] for name in of_expert}
-        out = _fed_forward(model, own, inner[tuple(where)], "experts.")
-        total = total.index_put(tuple(where), out * picked[(*where, place)][:, None], accumulate=True)
+def _routing(own: Piece, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what each expert's output is multiplied by, samples x tokens x experts, and which experts take a token.
+
+    It is the softmax over all experts, divided by its sum over the chosen if these are several.
+    """
+    preferred = own.biased("router.bias", logits.detach())
+    best = preferred.topk(own.rule.per_token, -1).indices
+    taken = chosen = torch.zeros_like(preferred, dtype=torch.bool).scatter(-1, best, 1)
+    if own.rule.capacity_factor is not None:
+        taken = chosen & (chosen.cumsum(1) <= own.rule.capacity(logits.shape[1]))
+    shares = logits.softmax(-1)
+    if own.rule.per_token > 1:
+        shares = shares / torch.where(chosen, shares, 0).sum(-1, keepdim=True)
+    return torch.where(taken, shares, 0), taken
+
+
+def _shared(own: Piece, tokens: torch.Tensor) -> torch.Tensor | int:
+    """Return what the experts make that all tokens go to, without the last bias."""
+    return _fed_forward(own.under("shared."), tokens) if own.model.num_shared_experts else 0
+
+
+def _moe_border(own: Piece, x: torch.Tensor) -> Border:
+    tokens = own.normed(x)
+    logits, rest = tokens @ own.weights["router"], own.biased("shared.down.bias", x)
+    if "experts.down.bias" in own.weights:
+        rest = rest + _routing(own, logits)[0] @ own.weights["experts.down.bias"]
+    return torch.cat([tokens, logits], -1), rest
+
+
+def _moe(own: Piece, inner: torch.Tensor) -> torch.Tensor:
+    tokens, logits = inner.split([own.model.hidden_size, own.model.num_experts], -1)
+    shares, taken = _routing(own, logits)
+    total = torch.zeros_like(tokens) + _shared(own, tokens)
+    for number, expert in enumerate(_of_experts(own)):
+        where = taken[..., number].nonzero(as_tuple=True)
+        made = _fed_forward(expert, tokens[where]) * shares[..., number][where][:, None]
+        total = total.index_put(where, made, accumulate=True)
     return total
 
 
-def _head(model: Transformer, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    return _normed(model, weights, x) @ weights["tokens"]
+def routed(own: Piece, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tokens for experts, the experts' shares, what is added to their sum, and which tokens each takes."""
+    tokens = own.normed(x)
+    shares, taken = _routing(own, tokens @ own.weights["router"])
+    return tokens, shares, own.biased("shared.down.bias", x + _shared(own, tokens)), taken
 
 
-_UNITS: Mapping[str, Callable[[Transformer, Weights, torch.Tensor], torch.Tensor]] = {
-    "embedding": _embedding,
-    "attention": _attention,
-    "mlp": _mlp,
-    "moe": _moe,
-    "head": _head,
+def fed_to_experts(own: Piece, rows: torch.Tensor, *, counts: Sequence[int]) -> torch.Tensor:
+    """Return what the experts here make of rows, of which each gets so many, one after the other."""
+    each = zip(_of_experts(own), rows.split(list(counts)), strict=True)
+    return torch.cat([expert.biased("down.bias", _fed_forward(expert, piece)) for expert, piece in each])
+
+
+def _head_border(own: Piece, x: torch.Tensor) -> Border:
+    return own.normed(x), None
+
+
+def _head(own: Piece, inner: torch.Tensor) -> torch.Tensor:
+    return inner @ own.weights["tokens"]
+
+
+def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return which of some keys each of some queries sees: queries x keys."""
+    distance = queries[:, None] - keys[None, :]
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def _scores(queries: torch.Tensor, positions: Positions, memory: KeysValues, window: int | None) -> torch.Tensor:
+    """Return samples x kv_heads x group x queries x keys; minus infinity where a query does not see a key."""
+    scores = _grouped(queries, memory) @ memory.keys[:, :, None].mT * queries.shape[-1] ** -0.5
+    hidden = ~_visible(positions, memory.positions, window).to(queries.device)
+    found: torch.Tensor = scores.masked_fill_(hidden, -torch.inf)
+    return found
+
+
+def _grouped(heads: torch.Tensor, memory: KeysValues) -> torch.Tensor:
+    """Return heads of queries, those that share keys and values in a dimension of their own."""
+    found: torch.Tensor = heads.unflatten(1, (memory.keys.shape[1], -1))
+    return found
+
+
+def attend(queries: torch.Tensor, positions: Positions, memory: KeysValues, window: int | None) -> Attended:
+    """Return what queries get from some keys and values.
+
+    Args:
+        queries: samples x heads x queries x key_dim; scores are divided by the root of key_dim.
+        positions: those of the queries.
+        memory: keys and values, of the same or of other positions.
+        window: keys that a query sees at most; None for all.
+    """
+    scores = _scores(queries, positions, memory, window)
+    log_sum_exp = scores.logsumexp(-1)
+    output = scores.softmax(-1).nan_to_num_(0.0) @ memory.values[:, :, None]
+    return Attended(output.flatten(1, 2), log_sum_exp.flatten(1, 2))
+
+
+def attend_backward(
+    queries: torch.Tensor,
+    positions: Positions,
+    memory: KeysValues,
+    attended: Attended,
+    grad: torch.Tensor,
+    window: int | None,
+) -> tuple[torch.Tensor, KeysValues]:
+    """Take the gradient of what queries got back to them, and to some of the keys and values that they met.
+
+    Args:
+        queries: as `attend` was given them.
+        positions: as `attend` was given them.
+        memory: some of the keys and values that the queries met.
+        attended: what the queries got from all keys together, these and others.
+        grad: the gradient of its output.
+        window: as `attend` was given it.
+    """
+    log_sum_exp, of_output = _grouped(attended.log_sum_exp, memory)[..., None], _grouped(grad, memory)
+    shares = (_scores(queries, positions, memory, window) - log_sum_exp).exp()
+    of_values = (shares.mT @ of_output).sum(2)
+    mean = _grouped((grad * attended.output).sum(-1, keepdim=True), memory)
+    of_scores = shares * (of_output @ memory.values[:, :, None].mT - mean) * queries.shape[-1] ** -0.5
+    of_queries = (of_scores @ memory.keys[:, :, None]).flatten(1, 2)
+    of_keys = (of_scores.mT @ _grouped(queries, memory)).sum(2)
+    return of_queries, KeysValues(of_keys, of_values, memory.positions)
+
+
+_UNITS: Mapping[str, tuple[Callable[..., Border], Callable[..., torch.Tensor]]] = {
+    "embedding": (_embedding_border, _embedding),
+    "attention": (_attention_border, _attention),
+    "mlp": (_mlp_border, _fed_forward),
+    "moe": (_moe_border, _moe),
+    "head": (_head_border, _head),
 }
 
 
@@ -140,7 +349,7 @@ class TransformerNet:
         device: where they are.
 
     Raises:
-        UsageError: the model's vocabulary has not all bytes, or its attention is of latents.
+        UsageError: the model's vocabulary has not all bytes.
     """
 
     def __init__(
@@ -151,36 +360,76 @@ class TransformerNet:
         device: torch.device = CPU,
     ) -> None:
         model = problem.model
-        if model.latent is not None:
-            raise UsageError(
-                f"{model.name} has latent attention, which real processes do not compute; use another model"
-            )
         if text is not None and model.vocab_size < 256:
             raise UsageError(f"{model.name} must have a vocabulary of 256 to learn bytes, got {model.vocab_size}")
         self.problem = problem
         self._text = None if text is None else torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         self.optimizer: Adam | Momentum = problem.optimizer
         self.dtype, self.device = dtype, device
-        self._units = problem.units
-        self.layers: Sequence[Layer] = [partial(self._computed, unit) for unit in self._units]
+        self.units = problem.units
+        self.rule = RoutingRule(model.num_experts, model.experts_per_token, problem.capacity_factor)
+        self.layers: Sequence[Layer] = [partial(self._whole, layer) for layer in range(len(self.units))]
+        self.positions = cache(self._positions)
 
-    def _computed(self, unit: Unit, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return _UNITS[unit.kind](self.problem.model, by_name(weight, unit), x)
+    def taking(self, function: Callable[..., Any], layer: int, part: Part, positions: Positions = None) -> Any:
+        """Return a function of a piece as one of the flat weight of a part of a layer, and of tensors."""
+        unit, given = self.units[layer], (positions, part)
+        return lambda weight, *rest: function(
+            Piece(self.problem.model, self.rule, by_name(weight, unit, part), *given), *rest
+        )
 
-    def size(self, layer: int) -> int:
-        """Return the number of elements of a unit's weight."""
-        return sum(weight.num_parameters for weight in self._units[layer].weights)
+    def border(self, layer: int, part: Part, positions: Positions) -> Any:
+        """Return the border of a part of a layer, as a function of its flat weight and its input."""
+        return self.taking(_UNITS[self.units[layer].kind][0], layer, part, positions)
 
-    def initial_weight(self, layer: int) -> torch.Tensor:
-        """Return the proof's initial weight."""
-        return torch.tensor(self.problem.initial_weight(layer))
+    def inside(self, layer: int, part: Part, positions: Positions) -> Any:
+        """Return the inside of a part of a layer, as a function of its flat weight and what its border has made."""
+        return self.taking(_UNITS[self.units[layer].kind][1], layer, part, positions)
 
-    def shape(self, layer: int, num_samples: int) -> tuple[int, ...]:
+    def _whole(self, layer: int, weight: torch.Tensor, x: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """Return what a whole layer makes of its input."""
+        inner, rest = self.border(layer, WHOLE, positions)(weight, x)
+        made: torch.Tensor = self.inside(layer, WHOLE, positions)(weight, inner)
+        return made if rest is None else made + rest
+
+    def size(self, layer: int, part: Part) -> int:
+        """Return the number of elements of a part of a unit's weight."""
+        return sum(map(prod, shapes_of(self.units[layer], part).values()))
+
+    def initial_weight(self, layer: int, part: Part) -> torch.Tensor:
+        """Return the proof's initial weight, or a part of it."""
+        return torch.tensor(taken(self.problem.initial_weight(layer), self.units[layer], part))
+
+    def held_by_all(self, layer: int, part: Part) -> torch.Tensor:
+        """Return which elements of a part's weight all parts hold: norms, router, biases after a sum."""
+        return torch.tensor(held_by_all(self.units[layer], part).nonzero()[0], device=self.device)
+
+    def _positions(self, sequence: SequencePart) -> Positions:
+        """Return the positions of a part of the sequence."""
+        shards = [
+            positions_of_shard(self.problem.seq_len, each, sequence.num_shards) for each in sorted(sequence.shards)
+        ]
+        pieces = np.split(np.concatenate(shards), sequence.num_pieces)
+        return torch.from_numpy(np.concatenate([pieces[piece] for piece in sorted(sequence.pieces)]))
+
+    def shape(self, layer: int, num_samples: int, positions: Positions) -> tuple[int, ...]:
         """Return the shape of a unit's input: tokens of the embedding, vectors, or logits behind the head."""
-        tokens = (num_samples, self.problem.seq_len)
+        tokens = (num_samples, len(positions))
         if layer == 0:
             return tokens
-        return *tokens, self.problem.model.vocab_size if layer == len(self._units) else self.problem.model.hidden_size
+        return *tokens, self.problem.model.vocab_size if layer == len(self.units) else self.problem.model.hidden_size
+
+    def heads_of_memory(self, num_parts: int) -> tuple[int, int, int]:
+        """Return how many heads of keys and values a part has, and the sizes of their keys and values."""
+        model, sizes = self.problem.model, self.problem.model.latent
+        if sizes is not None:
+            return model.num_heads // num_parts, sizes.key_head_dim, sizes.value_head_dim
+        return model.num_kv_heads // num_parts, model.head_dim, model.head_dim
+
+    def experts_of(self, parts: Iterable[int], num_parts: int) -> set[int]:
+        """Return the experts of neighbouring parts: of one, or of all."""
+        size, found = self.problem.model.num_experts // num_parts, sorted(parts)
+        return set(range(found[0] * size, (found[-1] + 1) * size))
 
     def tokens(self, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the tokens of some samples and the ones behind them, samples x (seq_len + 1)."""
@@ -192,12 +441,16 @@ class TransformerNet:
         places = torch.randint(0, len(self._text) - length + 1, (global_batch_size,), generator=generator)
         return self._text[places[list(samples)][:, None] + torch.arange(length)]
 
-    def inputs(self, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
-        """Return the tokens of some samples."""
-        return self.tokens(samples, global_batch_size, step)[:, :-1].to(self.device)
+    def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:
+        """Return the tokens of some samples, at some positions."""
+        return self.tokens(samples, global_batch_size, step)[:, positions].to(self.device)
 
-    def loss(self, output: torch.Tensor, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
+    def targets(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:
+        """Return the tokens behind those."""
+        return self.tokens(samples, global_batch_size, step)[:, positions + 1].to(self.device)
+
+    def loss(self, output: Rows, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the cross-entropy with the next tokens, nats, divided by the tokens of the batch."""
-        wanted = self.tokens(samples, global_batch_size, step)[:, 1:].to(self.device)
-        total = functional.cross_entropy(output.flatten(0, 1), wanted.flatten(), reduction="sum")
+        wanted = self.targets(samples, output.positions, global_batch_size, step)
+        total = functional.cross_entropy(output.values.flatten(0, 1), wanted.flatten(), reduction="sum")
         return total / (global_batch_size * self.problem.seq_len)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
+from functools import partial, reduce
+from itertools import product
 from time import perf_counter
 from typing import Any, final
 from zlib import crc32
@@ -21,15 +23,30 @@ from minitrain.engine.executors import ContentExecutor
 from minitrain.errors import UsageError
 from minitrain.operations import COMM, STRIDE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
-from minitrain.tensors import Activation, ActivationGrad, OptState, Sharded, Tensor
+from minitrain.proof.partial_gradients import PartialGrad
+from minitrain.tensors import ActivationGrad, OptState, Sharded, placed
 from minitrain.tensors.placed import COPIES
-from minitrain.training.contents import Flat, Rows, bounds, pieces_of, put_together
-from minitrain.training.divided import DividedArithmetic, DividedCollective
+from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE
+from minitrain.training.contents import (
+    Copies,
+    Flat,
+    KeysValues,
+    Logits,
+    Rows,
+    bounds,
+    merge_statistics,
+    part_of,
+    pieces_of,
+    put_together,
+)
 from minitrain.training.layers import Arithmetic
 from minitrain.training.program import RankProgram
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+ABSENT = -1
+"""The count of copies of an origin that a rank has not."""
 
 Finish = Callable[[], Any]
 """Returns the content of a result, once its communication has ended."""
@@ -123,16 +140,16 @@ class ProcessTransport:
     def __init__(self, program: RankProgram, world_size: int) -> None:
         self.program, self.world_size = program, world_size
         self.world = ProcessGroup(self, tuple(range(world_size)), is_world=True)
-        self._groups = {self.world.ranks: self.world}
+        self.groups = {self.world.ranks: self.world}
         self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}
         self.remembered: dict[int, Any] = {}
 
     def communicator(self, ranks: Iterable[int]) -> ProcessGroup:
         """Return the group of some ranks."""
         members = tuple(sorted(set(ranks)))
-        if members not in self._groups:
-            self._groups[members] = ProcessGroup(self, members, is_world=False)
-        return self._groups[members]
+        if members not in self.groups:
+            self.groups[members] = ProcessGroup(self, members, is_world=False)
+        return self.groups[members]
 
     def communicator_along(self, lowest: int, axes: tuple[tuple[int, int], ...]) -> ProcessGroup:
         """Return the group of the ranks along some axes of a mesh."""
@@ -187,7 +204,7 @@ class ProcessExecutor(ContentExecutor):
     def __init__(
         self,
         program: RankProgram,
-        arithmetic: Arithmetic | DividedArithmetic,
+        arithmetic: Arithmetic,
         groups: Mapping[tuple[int, ...], Any],
     ) -> None:
         self._program, self._arithmetic, self._torch_groups = program, arithmetic, groups
@@ -200,7 +217,7 @@ class ProcessExecutor(ContentExecutor):
         self.count: Callable[[], int] | None = None
         self.most_held = 0
 
-    def arithmetic_of(self, model: Any) -> Arithmetic | DividedArithmetic:  # noqa: ARG002  (it is of one rank)
+    def arithmetic_of(self, model: Any) -> Arithmetic:  # noqa: ARG002  (it is of one rank)
         """Return what the rank computes."""
         return self._arithmetic
 
@@ -229,14 +246,14 @@ class ProcessExecutor(ContentExecutor):
         if op == "send":
             dest, _, tag = given
             (content,) = self._contents_of(operation.value)
-            values = packed(content, self._arithmetic)
+            values = content.packed()
             work = dist.isend(values, dest, tag=number_of(tag))
             self._sent = [sent for sent in self._sent if not sent.has_ended]
             self._sent.append(PendingNumbers(began, [work], lambda: None, values))
             self.spans[row] = began, perf_counter()
         elif op in ("offload", "fetch"):
             place = "cpu" if op == "offload" else self._arithmetic.net.device
-            operation.outcome._content = given[0]._content.moved(place)
+            operation.outcome._content = _moved(given[0]._content, place)
             self.spans[row] = began, perf_counter()
         return operation
 
@@ -272,11 +289,9 @@ class ProcessExecutor(ContentExecutor):
 
     def _exchange_copies(self, started: Started, value: Any, brought: Sequence[Any]) -> Finish:
         """Start to exchange copies of tokens; messages of several exchanges of a group have tags of their own."""
-        assert started.divided is not None  # nothing else makes copies
         ranks = tuple(started.ranks)
         self._exchanges[ranks] = count = self._exchanges.get(ranks, 0) + 1
-        tag = number_of(("copies", ranks, count))
-        return started.divided.exchange_copies(value, brought, tag, self._keep)
+        return started.exchange_copies(value, brought, number_of(("copies", ranks, count)), self._keep)
 
     def _keep(self, work: Any, values: torch.Tensor) -> None:
         """Keep a message until it has left."""
@@ -353,7 +368,7 @@ class Started:
 
     def __init__(
         self,
-        arithmetic: Arithmetic | DividedArithmetic,
+        arithmetic: Arithmetic,
         record: Collective,
         group: Any,
         ranks: Sequence[int],
@@ -363,29 +378,53 @@ class Started:
         self.arithmetic, self.name = arithmetic, record.name
         self.group, self.ranks, self.index, self.root = group, ranks, index, root
         self.works: list[Any] = []
-        self.divided = (
-            DividedCollective(arithmetic, group, ranks, index, self.works)
-            if isinstance(arithmetic, DividedArithmetic)
-            else None
-        )
 
     def begin(self, value: Any, brought: Sequence[Any]) -> Finish:
         """Start, and return what gives the result its content once all works have ended."""
-        divided = self.divided
-        if divided is not None and value is not None and divided.takes(self.name, value):
-            return getattr(divided, self.name)(value, brought)  # type: ignore[no-any-return]  # of all methods
-        return getattr(self, f"_{self.name}")(value, brought)  # type: ignore[no-any-return]
+        if value is not None and isinstance(value._content, Flat):
+            value._content.settled()
+        return getattr(self, f"_{self.name}")(value, brought)  # type: ignore[no-any-return]  # of all methods
 
-    def _all_reduce(self, value: Any, _: Sequence[Any]) -> Finish:
-        """Sum in place."""
+    def _all_reduce(self, value: Any, brought: Sequence[Any]) -> Finish:
+        """Sum in place; of gradients of several parts, what all of them hold."""
         content = value._content
-        values = content.values = content.values.contiguous()
-        self.works.append(dist.all_reduce(values, group=self.group, async_op=True))
-        return lambda: content
+        if isinstance(content, Logits):
+            return self._statistics(content)
+        if isinstance(content, Flat) and len({part_of(each) for each in brought}) > 1:
+            return self._sum_of_common(value)
+        inner: Any = content.inner if isinstance(content, PartialGrad) else content
+        total = inner.packed()
+        self.works.append(dist.all_reduce(total, group=self.group, async_op=True))
+        if isinstance(content, Flat):
+            content.values = total
+            return lambda: content
+        return lambda: _summed(content, inner.unpacked(total), brought)
 
-    def _reduce_scatter(self, value: Any, _: Sequence[Any]) -> Finish:
+    def _sum_of_common(self, value: Any) -> Finish:
+        """Sum what all parts of a layer hold."""
+        content = value._content
+        net: Any = self.arithmetic.net
+        here = net.held_by_all(value.layer, part_of(value))
+        common = content.values[here]
+        self.works.append(dist.all_reduce(common, group=self.group, async_op=True))
+
+        def end() -> Flat:
+            content.values[here] = common
+            return content  # type: ignore[no-any-return]  # as above
+
+        return end
+
+    def _statistics(self, logits: Logits) -> Finish:
+        """Gather what the loss needs of the logits of each, since the sum of exponentials is no sum for torch."""
+        found = [torch.empty_like(logits.statistics) for _ in self.ranks]
+        self.works.append(dist.all_gather(found, logits.statistics, group=self.group, async_op=True))
+        return lambda: replace(logits, statistics=reduce(merge_statistics, found))
+
+    def _reduce_scatter(self, value: Any, brought: Sequence[Any]) -> Finish:
         """Sum, and get one of as many shards as there are members."""
         content, num = value._content, len(self.ranks)
+        if not isinstance(content, Flat):
+            return self._scatter_sequence(content, brought)
         cuts = [bounds(place, num, content.size) for place in range(num)]
         start, end = cuts[self.index]
         mine = Flat(content.values.new_empty(end - start), [(start, end)], content.size)
@@ -396,9 +435,24 @@ class Started:
             self.works.append(_reduce_scatter(mine.values, content.values, group=self.group, async_op=True))
         return lambda: mine
 
+    def _scatter_sequence(self, content: Any, brought: Sequence[Any]) -> Finish:
+        """Sum, and get one piece along the sequence; of keys and values, that of the result's own shards."""
+        if isinstance(content, KeysValues):
+            results = perform("reduce_scatter", list(brought), self.ranks, None, whole=False)
+            cut: list[Any] = [content.at(self.arithmetic.net.positions(result.sequence)) for result in results]
+        else:
+            inner = content.inner if isinstance(content, PartialGrad) else content
+            cut = [inner.shard(place, len(self.ranks)) for place in range(len(self.ranks))]
+        pieces, own = [piece.packed() for piece in cut], cut[self.index]
+        mine = torch.empty_like(pieces[self.index])
+        self.works.append(dist.reduce_scatter(mine, pieces, group=self.group, async_op=True))
+        return lambda: _summed(content, own.unpacked(mine), brought)
+
     def _all_gather(self, value: Any, brought: Sequence[Any]) -> Finish:
         """Put shards together; those of unequal sizes are padded, which gloo needs."""
         content = value._content
+        if not isinstance(content, Flat):
+            return self._gather_sequence(content, brought)
         pieces = [pieces_of(each.shards, each.num_shards, content.size) for each in brought]
         sizes = [sum(last - first for first, last in found) for found in pieces]
         values = content.values.contiguous()
@@ -417,19 +471,31 @@ class Started:
             Flat(each[..., :size], piece, content.size) for each, size, piece in zip(found, sizes, pieces, strict=True)
         )
 
+    def _gather_sequence(self, content: Any, brought: Sequence[Any]) -> Finish:
+        """Put pieces along the sequence together."""
+        rooms = [room_for(each, self.arithmetic) for each in brought]
+        mine = content.packed()
+        self.works.append(dist.all_gather([room for room, _ in rooms], mine, group=self.group, async_op=True))
+
+        def end() -> Any:
+            found = [content_of(room) for room, content_of in rooms]
+            return reduce(type(found[0]).combine, found)
+
+        return end
+
     def _broadcast(self, value: Any, brought: Sequence[Any]) -> Finish:
         """Get what the root has."""
         sent = brought[self.ranks.index(self.root)]
         room, content_of = room_for(sent, self.arithmetic)
         if value is not None:
-            room = packed(value._content, self.arithmetic)
+            room = value._content.packed()
         self.works.append(dist.broadcast(room, self.root, group=self.group, async_op=True))
         return lambda: content_of(room)
 
     def exchange(self, value: Sequence[Any], brought: Sequence[Sequence[Any]]) -> list[Finish]:
         """Give a tensor to each member and get one from each."""
         mine = [room_for(column[self.index], self.arithmetic) for column in brought]
-        given = [packed(each._content, self.arithmetic).reshape(-1) for each in value]
+        given = [each._content.packed().reshape(-1) for each in value]
         sizes = [room.numel() for room, _ in mine], [values.numel() for values in given]
         sent = torch.cat(given)
         got = sent.new_empty(sum(sizes[0]))
@@ -444,30 +510,109 @@ class Started:
         self.works.append(dist.barrier(self.group, async_op=True))
         return lambda: None
 
+    def exchange_copies(
+        self, value: Any, brought: Sequence[Any], tag: int, keep: Callable[[Any, Any], None]
+    ) -> Callable[[], Copies]:
+        """Send copies of tokens to the members that they are for, and get those of the others.
 
-def packed(content: Any, arithmetic: Arithmetic | DividedArithmetic) -> torch.Tensor:
-    """Return what a content is on its way."""
-    if isinstance(arithmetic, DividedArithmetic):
-        return arithmetic.packed(content)
-    return content.values.contiguous()  # type: ignore[no-any-return]  # of rows and of shards
+        Args:
+            value: what this rank brings.
+            brought: what all bring.
+            tag: of the messages.
+            keep: takes a message that was sent, and its tensor, until it has left.
+        """
+        content: Copies = value._content
+        net: Any = self.arithmetic.net
+        nothing = torch.empty(0, net.problem.model.hidden_size, dtype=net.dtype, device=net.device)
+        results = perform("all_to_all", list(brought), self.ranks, None, whole=False)
+        counts, rows = [], []
+        for result in results:
+            sent = [content.rows.get(origin, {}).get(expert) for origin, expert in _places(net, value, result)]
+            counts += [ABSENT if each is None else len(each) for each in sent]
+            rows.append(torch.cat([nothing, *(each for each in sent if each is not None)]))
+        mine = results[self.index]
+        coming = [list(_places(net, each, mine)) for each in brought]
+        counted = torch.empty(sum(map(len, coming)), dtype=torch.int64)
+        sizes = [len(each) for each in coming], [len(list(_places(net, value, result))) for result in results]
+        given = torch.tensor(counts, dtype=torch.int64)
+        self.works.append(dist.all_to_all_single(counted, given, *sizes, group=self.group, async_op=True))
+        for place, (rank, values) in enumerate(zip(self.ranks, rows, strict=True)):
+            if place != self.index and values.numel():
+                keep(dist.isend(values, rank, tag=tag), values)
+
+        def end() -> Copies:
+            found, waited = [], list[Any]()
+            for place, numbers in enumerate(counted.split(sizes[0])):
+                here = [
+                    (*where, count)
+                    for where, count in zip(coming[place], numbers.tolist(), strict=True)
+                    if count != ABSENT
+                ]
+                shape = sum(count for *_, count in here), nothing.shape[1]
+                values = rows[place] if place == self.index else rows[place].new_empty(shape)
+                if place != self.index and values.numel():
+                    waited.append(dist.irecv(values, self.ranks[place], tag=tag))
+                found.append((here, values))
+            for work in waited:
+                work.wait()
+            return reduce(Copies.add, [_copies_of(*each) for each in found])
+
+        return end
 
 
-def room_for(
-    symbol: Tensor, arithmetic: Arithmetic | DividedArithmetic
-) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+def _places(net: Any, sender: Any, result: Any) -> Any:
+    """Return for which origins and experts one member may send copies to another, as both know."""
+    both = sorted(sender.samples & result.samples)
+    shards = sorted(sender.sequence.shards & result.sequence.shards)
+    pieces = sorted(sender.sequence.pieces & result.sequence.pieces)
+    of_both = sorted(set.intersection(*(net.experts_of(each.parts, each.num_parts) for each in (sender, result))))
+    return product(product(both, shards, pieces), of_both)
+
+
+def _copies_of(here: Sequence[tuple[Any, int, int]], values: torch.Tensor) -> Copies:
+    """Return copies from the counts by origin and expert, and their rows."""
+    found: dict[Any, dict[int, Any]] = {}
+    pieces = values.split([count for *_, count in here]) if here else ()
+    for (origin, expert, _), piece in zip(here, pieces, strict=True):
+        found.setdefault(origin, {})[expert] = piece
+    return Copies(found)
+
+
+def _summed(content: Any, total: Any, brought: Sequence[Any]) -> Any:
+    """Return a content with the numbers of a sum over ranks: a gradient goes through the rank's own border then."""
+    if not isinstance(content, PartialGrad):
+        return total
+    parts = frozenset().union(*(each.parts for each in brought))
+    return replace(content, inner=total, parts=parts).finished()
+
+
+def room_for(symbol: Any, arithmetic: Arithmetic) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
     """Return room for what a tensor of another rank carries, and what makes its content of that."""
-    if isinstance(arithmetic, DividedArithmetic):
-        return arithmetic.room_for(symbol)
-    net = arithmetic.net
-    if isinstance(symbol, Activation | ActivationGrad):
-        layer = symbol.layer + isinstance(symbol, ActivationGrad)
-        return torch.empty(net.shape(layer, len(symbol.samples)), dtype=net.dtype, device=net.device), Rows
-    assert isinstance(symbol, Sharded)
-    size = net.size(symbol.layer)
-    pieces = pieces_of(symbol.shards, symbol.num_shards, size)
-    held = sum(last - first for first, last in pieces)
-    shape = (net.optimizer.num_moments, held) if isinstance(symbol, OptState) else (held,)
-    return torch.empty(shape, dtype=net.dtype, device=net.device), lambda values: Flat(values, pieces, size)
+    net: Any = arithmetic.net
+    if isinstance(symbol, Sharded):
+        size = net.size(symbol.layer, part_of(symbol))
+        pieces = pieces_of(symbol.shards, symbol.num_shards, size)
+        held = sum(last - first for first, last in pieces)
+        shape: tuple[int, ...] = (net.optimizer.num_moments, held) if isinstance(symbol, OptState) else (held,)
+        return torch.empty(shape, dtype=net.dtype, device=net.device), lambda values: Flat(values, pieces, size)
+    positions = net.positions(getattr(symbol, "sequence", WHOLE_SEQUENCE))
+    if isinstance(symbol, placed.KeysValues | placed.KeysValuesGrad):
+        heads, of_key, of_value = net.heads_of_memory(symbol.num_parts)
+        like = KeysValues(torch.empty(of_key), torch.empty(of_value), positions)
+        shape = len(symbol.samples), heads, len(positions), of_key + of_value
+        room = torch.empty(shape, dtype=net.dtype, device=net.device)
+        return room, like.unpacked
+    layer = symbol.layer + isinstance(symbol, ActivationGrad)
+    shape = net.shape(layer, len(symbol.samples), positions)
+    return torch.empty(shape, dtype=net.dtype, device=net.device), lambda values: Rows(values, positions)
+
+
+def _moved(content: Any, place: Any) -> Any:
+    """Return a copy of a content on another device."""
+    if isinstance(content, PartialGrad):
+        inner: Any = content.inner
+        return replace(content, inner=inner.moved(place))
+    return content.moved(place)
 
 
 def number_of(tag: Any) -> int:

@@ -31,7 +31,8 @@ from minitrain.engine.watched import watched
 from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
 from minitrain.training.checkpoints import Checkpoints
-from minitrain.training.divided import DividedArithmetic, key_of
+from minitrain.training.contents import key_of
+from minitrain.training.divided import arithmetic_of
 from minitrain.training.layers import Arithmetic, Carried, Net
 from minitrain.training.memory import counting, process_bytes
 from minitrain.training.program import RankProgram
@@ -54,7 +55,6 @@ class Task:
         rank: which.
         program: its operations, as they were simulated.
         groups: the groups of all ranks, in one order.
-        divides: whether the program divides layers, sequences or experts.
         world_size: number of ranks.
         num_layers: layers.
         global_batch_size: samples of a step.
@@ -74,7 +74,6 @@ class Task:
     rank: int
     program: RankProgram
     groups: Sequence[tuple[int, ...]]
-    divides: bool
     world_size: int
     num_layers: int
     global_batch_size: int
@@ -165,14 +164,12 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
     groups = {members: dist.new_group(list(members), timeout=wait) for members in task.groups} | {everybody: None}
     net = task.net()
     held, before = counting(net.device), 0
-    arithmetic = (DividedArithmetic if task.divides else Arithmetic)(net, task.global_batch_size)
+    arithmetic = arithmetic_of(net, task.global_batch_size)
     executor = doing.executor = ProcessExecutor(task.program, arithmetic, groups)
     make_model = watched(Model, executor)
     transport: Any = ProcessTransport(task.program, task.world_size)
     carried: Carried
-    carried, first = (
-        ({}, 0) if task.checkpoints is None else task.checkpoints.latest(None if task.divides else task.program, net)
-    )
+    carried, first = ({}, 0) if task.checkpoints is None else task.checkpoints.latest(task.program, net)
     num_loads = task.program.num_loads
     times = Times(first, behind_s=seconds_behind(task.rank, task.world_size))
     with asyncio.Runner() as runner:
@@ -203,7 +200,7 @@ def bytes_of(carried: Carried) -> int:
     return sum(content.values.nbytes for contents in carried.values() for content in contents)
 
 
-def _handed_on(model: Model, arithmetic: Arithmetic | DividedArithmetic) -> Carried:
+def _handed_on(model: Model, arithmetic: Arithmetic) -> Carried:
     """Return what the next step begins with: the weights that were handed in, and their optimizer states."""
     final: Any = (*model.final_weights.values(), *model.final_experts.values())
     states = arithmetic.states

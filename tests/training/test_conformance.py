@@ -32,6 +32,7 @@ from minitrain.training.program import record  # noqa: E402
 from minitrain.training.ranks import Training  # noqa: E402
 from minitrain.training.worker import Doing, Task, train_rank  # noqa: E402
 from minitrain.workloads.dense_rows import DenseRows  # noqa: E402
+from tests.small_transformers import DEEPSEEK_LIKE, DEEPSEEK_V2_LITE_LIKE, GPT_LIKE, RELU_LIKE  # noqa: E402
 
 BATCH = 16
 DIVIDES = {
@@ -196,6 +197,39 @@ def test_what_is_divided_is_trained_as_on_a_single_device(world_size: int, workl
         require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
         for key, contents in layers.items():  # assert_allclose would let one element stand for all
             assert [one.shape for one in contents] == [one.shape for one in divided(wanted, str(key), model)]
+
+
+ODD = {
+    GPT_LIKE: ("megatron:tp=2,sequence_parallel=true", "ring_attention:recompute=full", "zero3"),
+    DEEPSEEK_LIKE: ("megatron:tp=2,sequence_parallel=true", "megatron:ep=2,recompute=full", "ddp"),
+    DEEPSEEK_V2_LITE_LIKE: ("megatron:tp=2,recompute=full", "gathered_context:recompute=full"),
+    RELU_LIKE: ("megatron:tp=2", "ring_attention:microbatch_size=4"),
+}
+"""Models with biases and learned positions, latents and a router's bias, latents alone, and windows."""
+
+
+@pytest.mark.parametrize("model", ODD, ids=lambda model: model.name)
+def test_odd_models_are_trained_as_on_a_single_device(model: mt.Transformer, tmp_path: Path) -> None:
+    wanted = reference(workload=model)
+    for name, layers in trained(list(ODD[model]), 2, tmp_path, workload=model).items():
+        require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
+
+
+def test_what_is_divided_may_wait_in_the_hosts_memory(tmp_path: Path) -> None:
+    wanted, model, path = reference(workload="tiny"), mt.models()["tiny"], Path(__file__).parent / "offloaded_parts.py"
+    names = [f"{path}:offloaded_tensor_parallel", f"{path}:offloaded_context"]
+    for name, layers in trained(names, 2, tmp_path, workload="tiny", hardware="h100_80g_nvl8").items():
+        require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
+
+
+def test_parts_take_the_memory_of_parts() -> None:
+    """Weights, gradients and moments of half the layers, where data parallelism has all of them."""
+    model = replace(mt.models()["tiny"], hidden_size=128, head_dim=16, ffn_hidden_size=512)
+    whole, half = (
+        max(mt.train(name, workload=model, global_batch_size=2, steps=2).peak_memory_per_rank)
+        for name in ("ddp", "megatron:tp=2")
+    )
+    assert 0.4 * whole < half < 0.65 * whole
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
