@@ -14,7 +14,7 @@ from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.run.analysis.labels import duration
 from minitrain.training.measured import LossWarning
-from minitrain.training.train import BACKENDS, DATATYPES
+from minitrain.training.train import BACKENDS
 from minitrain.view.tables import run_table
 
 _CURVE = "▁▂▃▄▅▆▇█"
@@ -30,7 +30,7 @@ def train(
     steps: int = 20,
     data: str | None = None,
     seed: int = 0,
-    dtype: str = DATATYPES[0],
+    dtype: str = "float32",
     backend: str = BACKENDS[0],
     checkpoints: Path | None = None,
     checkpoint_every: int = 10,
@@ -55,7 +55,7 @@ def train(
         steps (N): How many, with those of the checkpoint.
         data (FILE): A text to learn, byte by byte; the shipped strategies' source by default.
         seed (N): Of initial weights and samples.
-        dtype (NAME): float32 or float64.
+        dtype (NAME): float32, float64, or bfloat16 with float32 masters.
         backend (NAME): Of torch.distributed: gloo.
         checkpoints (FOLDER): Write checkpoints there, and go on from the newest.
         checkpoint_every (N): Steps from checkpoint to checkpoint.

@@ -88,6 +88,7 @@ class TransformerProblem:
         optimizer: takes the step.
         capacity_factor: how many times its fair share of a sample's tokens an expert takes at most; None for all.
         backend: as for `Problem`.
+        most_parameters: how large the model may be, since each rank of a proof has all of it in float64; None for any.
 
     Raises:
         UsageError: the model is too large to compute with, or has what is left out; all faults at once.
@@ -99,11 +100,12 @@ class TransformerProblem:
     optimizer: Adam | Momentum = field(default_factory=Adam)
     capacity_factor: float | None = None
     backend: Any = None
+    most_parameters: int | None = MOST_PARAMETERS
 
     def __post_init__(self) -> None:
         if self.seq_len is None:
             object.__setattr__(self, "seq_len", self.model.seq_len)
-        faults = list(_faults(self.model))
+        faults = list(_faults(self.model, self.most_parameters))
         if faults:
             raise refuse(f"{self.model.name} with real arrays", faults)
 
@@ -156,11 +158,11 @@ _NOT_COMPUTED = {
 """What a transformer may have that its arithmetic has not: the value that it must have, and why."""
 
 
-def _faults(model: Transformer) -> Iterator[str]:
+def _faults(model: Transformer, most_parameters: int | None) -> Iterator[str]:
     """Yield why a model cannot be computed with."""
-    if model.num_parameters > MOST_PARAMETERS:
+    if most_parameters is not None and model.num_parameters > most_parameters:
         yield (
-            f"num_parameters ({model.num_parameters:,}) must be at most {MOST_PARAMETERS:,}, since every rank computes "
+            f"num_parameters ({model.num_parameters:,}) must be at most {most_parameters:,}, since every rank computes "
             'in float64 here; use workload="tiny", or an mt.Transformer with a few small layers'
         )
     if model.tied_embeddings:

@@ -309,7 +309,7 @@ class Attended:
         """
         total = torch.logaddexp(self.log_sum_exp, other.log_sum_exp)
         mine, theirs = ((each.log_sum_exp - total).exp().nan_to_num(0.0)[..., None] for each in (self, other))
-        return Attended(mine * self.output + theirs * other.output, total)
+        return Attended((mine * self.output + theirs * other.output).to(self.output.dtype), total)
 
     def moved(self, place: Any) -> Attended:
         """Return a copy on another device."""

@@ -36,7 +36,7 @@ from minitrain.training.contents import (
     are_same,
     part_of,
 )
-from minitrain.training.layers import Arithmetic, Carried, Kept
+from minitrain.training.layers import Arithmetic, Carried, Kept, wide
 from minitrain.training.transformer import (
     TransformerNet,
     attend,
@@ -240,13 +240,13 @@ class DividedArithmetic(Arithmetic):
         if part.count == 1:
             return made
         targets = self.net.targets(sorted(done.inp.samples), made.positions, self.global_batch_size, self.step)
-        values, num_rows = made.values, made.values.shape[-1]
+        values, num_rows = wide(made.values), made.values.shape[-1]
         seen = values.masked_fill(~self._exists(part.index, num_rows), -torch.inf)
         highest = seen.amax(-1).clamp(min=torch.finfo(values.dtype).min)
         row, is_here = rows_here(targets, part.index, num_rows)
         target = torch.where(is_here, values.gather(-1, row[..., None])[..., 0], 0)
         statistics = torch.stack([highest, (seen - highest[..., None]).exp().sum(-1), target])
-        return Logits({part.index: values}, part.count, made.positions, targets, statistics)
+        return Logits({part.index: made.values}, part.count, made.positions, targets, statistics)
 
     def _exists(self, part: int, num_rows: int) -> torch.Tensor:
         """Return which rows of a part of the vocabulary are no padding."""
@@ -263,10 +263,11 @@ class DividedArithmetic(Arithmetic):
             self.loss_value += float((highest + total.log() - target).sum()) / num_tokens
         found = {}
         for part, logits in output.pieces.items():
-            grad = (logits - highest[..., None]).exp_() / total[..., None]
+            grad = (wide(logits) - highest[..., None]).exp_() / total[..., None]
             row, is_here = rows_here(output.targets, part, logits.shape[-1])
             grad.scatter_add_(-1, row[..., None], -is_here[..., None].to(grad.dtype))
-            found[part] = grad.masked_fill_(~self._exists(part, logits.shape[-1]), 0.0).div_(num_tokens)
+            grad.masked_fill_(~self._exists(part, logits.shape[-1]), 0.0)
+            found[part] = grad.div_(num_tokens).to(logits.dtype)
         return replace(output, pieces=found)
 
     def backward(self, done: Computed, x: Any, grad: Any, weight: Flat) -> tuple[Flat, Any]:
@@ -302,7 +303,7 @@ class DividedArithmetic(Arithmetic):
         """
         values = None if weight is None else weight.values
         if isinstance(x, Copies):
-            return Flat.whole(self._kept(done, x, weight).backward(values, [grad.joined()[0]], 0)[0])
+            return self._gradient(self._kept(done, x, weight).backward(values, [grad.joined()[0]], 0)[0])
         kept = self._kept(done, x, weight)
         if isinstance(kept, Kept):
             return super().backward_weight(done, x, grad, weight)
@@ -313,7 +314,7 @@ class DividedArithmetic(Arithmetic):
             )
         border, rows = kept.halfway
         (of_weight,) = kept.inside.backward(values, [rows.values], 0)
-        return _awaiting(border, of_weight)
+        return _awaiting(border, self._gradient(of_weight))
 
     def _kept(self, done: Computed, x: Any, weight: Flat | None) -> Any:
         return _keeper(done, x).kept or super()._kept(done, x, weight)
@@ -325,7 +326,7 @@ class DividedArithmetic(Arithmetic):
     def _of_border(self, done: Computed, border: Border, of_weight: Any, of_inner: Any) -> tuple[Flat, Any]:
         """Return the gradients of weights and input that a backward has once it has reached the border."""
         found = _input_grad(done, border, of_inner)
-        return _awaiting(border, of_weight), found
+        return _awaiting(border, self._gradient(of_weight)), found
 
     def keys_values(self, done: Computed, x: Rows, weight: Flat) -> KeysValues:
         """Return the keys and values of an attention that is taken in steps; its queries stay here."""
@@ -389,7 +390,7 @@ class DividedArithmetic(Arithmetic):
         kept = self._kept(done, copies, weight)
         of_weight, of_rows = kept.backward(weight.values, [grad.joined()[0]], 0, 1)
         copies.kept = None
-        return Flat.whole(of_weight), copies.split_alike(of_rows)
+        return self._gradient(of_weight), copies.split_alike(of_rows)
 
     def route(self, done: Computed, x: Rows, weight: Flat) -> Copies:
         """Return the copies of tokens that the router makes, and tell the model how many it drops.
@@ -449,7 +450,7 @@ class DividedArithmetic(Arithmetic):
             of_tokens[routed.where(expert)] += rows
         grads = [of_tokens, routed.of_shares, grad.values, None]
         of_weight, of_input = routed.routing.backward(weight.values, grads, 0, 1)
-        return Flat.whole(of_weight), Rows(of_input, grad.positions)
+        return self._gradient(of_weight), Rows(of_input, grad.positions)
 
 
 def arithmetic_of(net: Any, global_batch_size: int) -> Arithmetic:
@@ -492,9 +493,9 @@ def _of_part(done: Computed, grad: Any) -> Rows:
     return grad.of_part(part.index, part.count) if isinstance(grad, Logits) else grad
 
 
-def _awaiting(border: Border, of_weight: torch.Tensor) -> Flat:
+def _awaiting(border: Border, of_weight: Flat) -> Flat:
     """Return the gradient of a part's weight, which awaits that of what all parts hold if it is not there yet."""
-    found = replace(Flat.whole(of_weight), awaited=(border,))
+    found = replace(of_weight, awaited=(border,))
     return found if border.common is None else found.settled()
 
 

@@ -11,7 +11,7 @@ the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
@@ -35,6 +35,25 @@ Function = Callable[..., Any]
 """What is computed of a flat weight and tensors: a tensor, or several, of which some may be None."""
 
 
+class Datatypes(NamedTuple):
+    """The datatypes of a rank's tensors.
+
+    Args:
+        compute: of weights, activations and their gradients.
+        gradients: of the gradients of weights, which are summed in it.
+        master: of the optimizer's moments, and of a copy of the weights beside them where that is not `compute`.
+    """
+
+    compute: torch.dtype
+    gradients: torch.dtype
+    master: torch.dtype
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimizer's state has a copy of the weights, before its moments."""
+        return self.master != self.compute
+
+
 class Net(Protocol):
     """What is trained: layers, data and a loss; samples are numbers of the step's batch, in ascending order."""
 
@@ -49,8 +68,8 @@ class Net(Protocol):
         ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The datatype of weights, activations and gradients."""
+    def dtypes(self) -> Datatypes:
+        """The datatypes of what is held and sent."""
         ...
 
     @property
@@ -242,11 +261,13 @@ class Arithmetic:
                 "parts that the state is of",
                 layer=done.layer,
             )
-        weight = Flat.whole(net.initial_weight(done.layer, part).to(net.device, net.dtype))
-        weight = weight.shard(shard, made.num_shards)
-        values = weight.values.clone() if made.num_shards == 1 else weight.values
-        moments = values.new_zeros(net.optimizer.num_moments, values.numel())
-        return Flat(values, weight.pieces, weight.size), Flat(moments, weight.pieces, weight.size)
+        whole = Flat.whole(net.initial_weight(done.layer, part).to(net.device, net.dtypes.master))
+        weight = whole.shard(shard, made.num_shards)
+        state = weight.values.new_zeros(num_states(net), weight.values.numel())
+        if net.dtypes.has_masters:
+            state[0] = weight.values
+        values = weight.values.to(net.dtypes.compute, copy=made.num_shards == 1)
+        return Flat(values, weight.pieces, weight.size), Flat(state, weight.pieces, weight.size)
 
     def get_input_activation(self, done: Computed) -> Rows:
         """Return the model's input for some samples, and some part of their sequence."""
@@ -270,16 +291,16 @@ class Arithmetic:
 
     def loss(self, done: Computed, output: Any) -> Any:
         """Return the gradient of the loss, whose value is added up."""
-        seen = Rows(output.values.detach().requires_grad_(), output.positions)
+        seen = Rows(wide(output.values.detach()).requires_grad_(), output.positions)
         value = self.net.loss(seen, sorted(done.made.samples), self.global_batch_size, self.step)
         self.loss_value += value.item()
-        return Rows(torch.autograd.grad(value, seen.values)[0], output.positions)
+        return Rows(torch.autograd.grad(value, seen.values)[0].to(output.values.dtype), output.positions)
 
     def backward(self, done: Computed, x: Any, grad: Any, weight: Flat) -> tuple[Flat, Any]:
         """Return the gradients of weight and input."""
         of_weight, of_input = self._kept(done, x, weight).backward(weight.values, [grad.values], 0, 1)
         x.kept = None
-        return Flat.whole(of_weight), Rows(_NOTHING if of_input is None else of_input, grad.positions)
+        return self._gradient(of_weight), Rows(_NOTHING if of_input is None else of_input, grad.positions)
 
     def backward_input(self, done: Computed, x: Any, grad: Any, weight: Flat) -> Any:
         """Return the gradient of the input alone."""
@@ -289,7 +310,11 @@ class Arithmetic:
     def backward_weight(self, done: Computed, x: Any, grad: Any, weight: Flat | None = None) -> Flat:
         """Return the gradient of the weight alone."""
         values = None if weight is None else weight.values
-        return Flat.whole(self._kept(done, x, weight).backward(values, [grad.values], 0)[0])
+        return self._gradient(self._kept(done, x, weight).backward(values, [grad.values], 0)[0])
+
+    def _gradient(self, values: torch.Tensor) -> Flat:
+        """Return the gradient of a weight in the datatype in which gradients are summed."""
+        return Flat.whole(values.to(self.net.dtypes.gradients))
 
     def _kept(self, done: Computed, x: Any, weight: Flat | None) -> Any:
         """Return what was kept for a backward; computed again from the input where nothing was."""
@@ -301,13 +326,27 @@ class Arithmetic:
 
     def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
         """Take the optimizer's step; the new numbers take the place of the old ones."""
-        made, values, moments = done.made[0], weight.values, cut_as(state, weight)
-        take_step(self.net.optimizer, values, cut_as(grad.settled(), weight), moments, self.step + made.step)
-        self.states[key_of(made)] = after = Flat(moments, weight.pieces, weight.size)
+        made, values, net = done.made[0], cut_as(state, weight), self.net
+        master, moments = (values[0], values[1:]) if net.dtypes.has_masters else (weight.values, values)
+        found = cut_as(grad.settled(), weight).to(net.dtypes.master)
+        take_step(net.optimizer, master, found, moments, self.step + made.step)
+        if net.dtypes.has_masters:
+            weight.values.copy_(master)
+        self.states[key_of(made)] = after = Flat(values, weight.pieces, weight.size)
         return weight, after
 
 
 _NOTHING = torch.zeros(())  # the gradient of tokens' numbers
+
+
+def num_states(net: Net) -> int:
+    """Return how many numbers the optimizer has of each element of a weight."""
+    return net.optimizer.num_moments + net.dtypes.has_masters
+
+
+def wide(values: torch.Tensor) -> torch.Tensor:
+    """Return numbers of 16 bits in single precision, where exponentials are summed; others as they are."""
+    return values.float() if values.dtype.itemsize < 4 else values
 
 
 def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[Flat, Flat]:

@@ -21,11 +21,12 @@ from minitrain.proof.problem import Problem
 from minitrain.proof.units import Part
 from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.training.contents import Positions, Rows
-from minitrain.training.layers import Layer
+from minitrain.training.layers import Datatypes, Layer
 
 CONTEXT = 16
 """Bytes that the language model sees."""
 
+SINGLE, DOUBLE = (Datatypes(each, each, each) for each in (torch.float32, torch.float64))
 NUM_BYTES = 256
 CPU = torch.device("cpu")
 
@@ -57,12 +58,12 @@ class Dense:
     """Layers y = tanh(x) W of one width."""
 
     def __init__(
-        self, num_layers: int, width: int, optimizer: Adam | Momentum, dtype: torch.dtype, device: torch.device
+        self, num_layers: int, width: int, optimizer: Adam | Momentum, dtypes: Datatypes, device: torch.device
     ) -> None:
         self.width = width
         self.layers: Sequence[Layer] = [self._layer] * num_layers
         self.optimizer = optimizer
-        self.dtype = dtype
+        self.dtypes = dtypes
         self.device = device
 
     def _layer(self, weight: torch.Tensor, x: torch.Tensor, _: Positions) -> torch.Tensor:
@@ -90,7 +91,7 @@ class DenseBytes(Dense):
         width: of the layers, at least 256, the logits of a byte.
         seed: of the initial weights, and of the places in the text.
         optimizer: takes the step.
-        dtype: of all numbers.
+        dtypes: of its numbers.
         device: where they are.
     """
 
@@ -101,16 +102,16 @@ class DenseBytes(Dense):
         width: int = NUM_BYTES,
         seed: int = 0,
         optimizer: Adam | Momentum | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtypes: Datatypes = SINGLE,
         device: torch.device = CPU,
     ) -> None:
         if width < NUM_BYTES or width % CONTEXT:
             raise UsageError(f"width must be a multiple of {CONTEXT} of at least {NUM_BYTES}, got {width}", width=width)
-        super().__init__(num_layers, width, optimizer or Adam(rate=2e-3), dtype, device)
+        super().__init__(num_layers, width, optimizer or Adam(rate=2e-3), dtypes, device)
         self._seed = seed
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         codes = torch.randn(NUM_BYTES, width // CONTEXT, generator=self._generator(-1), dtype=torch.float64)
-        self._codes = codes.to(dtype)
+        self._codes = codes.to(dtypes.compute)
         self._drawn: tuple[tuple[int, int], torch.Tensor] | None = None
 
     def _generator(self, which: int) -> torch.Generator:
@@ -151,14 +152,14 @@ class DenseProof(Dense):
     Args:
         num_layers: dense layers.
         problem: data, initial weights and optimizer.
-        dtype: of all numbers.
+        dtypes: of its numbers.
         device: where they are.
     """
 
     def __init__(
-        self, num_layers: int, problem: Problem, dtype: torch.dtype = torch.float64, device: torch.device = CPU
+        self, num_layers: int, problem: Problem, dtypes: Datatypes = DOUBLE, device: torch.device = CPU
     ) -> None:
-        super().__init__(num_layers, problem.width, problem.optimizer, dtype, device)
+        super().__init__(num_layers, problem.width, problem.optimizer, dtypes, device)
         self._problem = problem
 
     def initial_weight(self, layer: int, part: Part) -> torch.Tensor:  # noqa: ARG002  (layers are whole)
@@ -168,7 +169,7 @@ class DenseProof(Dense):
     def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:  # noqa: ARG002  (every step has them)
         """Return the proof's inputs."""
         return torch.tensor(
-            self._problem.inputs(global_batch_size)[list(samples)], dtype=self.dtype, device=self.device
+            self._problem.inputs(global_batch_size)[list(samples)], dtype=self.dtypes.compute, device=self.device
         )
 
     def loss(
@@ -180,6 +181,6 @@ class DenseProof(Dense):
     ) -> torch.Tensor:
         """Return these samples' share of the mean of half the squared distance to the targets."""
         targets = torch.tensor(
-            self._problem.targets(global_batch_size)[list(samples)], dtype=self.dtype, device=self.device
+            self._problem.targets(global_batch_size)[list(samples)], dtype=output.values.dtype, device=self.device
         )
         return ((output.values - targets) ** 2).sum() / 2 / global_batch_size

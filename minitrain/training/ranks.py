@@ -28,7 +28,7 @@ from minitrain.run.parameters import RunParameters
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.launcher import launch, meeting_place
-from minitrain.training.layers import Net
+from minitrain.training.layers import Datatypes, Net
 from minitrain.training.measured import LossWarning, MeasuredRun, measured_run
 from minitrain.training.nets import DenseBytes, DenseProof, read_text
 from minitrain.training.program import Program
@@ -67,21 +67,45 @@ class Training:
     @cached_property
     def net(self) -> Callable[[], Net]:
         """What makes that which is trained, in each process."""
-        workload, dtype = self.run.workload, getattr(torch, self.dtype)
+        workload, dtypes = self.run.workload, self._dtypes
         if isinstance(workload, TransformerWorkload):
             if self.numerics is not None:
                 problem: Any = problem_of(self.numerics, workload)
-                return partial(TransformerNet, problem, None, dtype)
+                return partial(TransformerNet, problem, None, dtypes)
             optimizer = self.optimizer or Adam(rate=2e-3)
-            own = TransformerProblem(workload.model, workload.seq_len, self.seed, optimizer)
-            return partial(TransformerNet, own, read_text(self.data), dtype)
+            sizes = workload.model, workload.seq_len
+            own = TransformerProblem(*sizes, self.seed, optimizer, most_parameters=None)
+            return partial(TransformerNet, own, read_text(self.data), dtypes)
         if not isinstance(workload, DenseRows):
             raise UsageError(f"real processes train dense layers and transformers, got {workload!r:.80}")
         if self.numerics is not None:
             dense: Any = problem_of(self.numerics)
-            return partial(DenseProof, self.run.num_layers, dense, dtype)
+            return partial(DenseProof, self.run.num_layers, dense, dtypes)
         text = read_text(self.data)
-        return partial(DenseBytes, self.run.num_layers, text, seed=self.seed, optimizer=self.optimizer, dtype=dtype)
+        return partial(DenseBytes, self.run.num_layers, text, seed=self.seed, optimizer=self.optimizer, dtypes=dtypes)
+
+    @property
+    def _dtypes(self) -> Datatypes:
+        """The datatypes of what is held and sent.
+
+        Raises:
+            UsageError: the workload's precision is another one.
+        """
+        dtype = getattr(torch, self.dtype)
+        if dtype != torch.bfloat16:
+            return Datatypes(dtype, dtype, dtype)
+        if not isinstance(self.run.workload, TransformerWorkload):
+            return Datatypes(dtype, dtype, torch.float32)
+        precision = self.run.workload.model.precision
+        of_gradients = {0: dtype, 2: dtype, 4: torch.float32}.get(precision.gradient_bytes)
+        is_mixed = (precision.parameter_bytes, precision.activation_bytes, precision.weight_datatype) == (2, 2, None)
+        if not is_mixed or of_gradients is None or precision.name == "fp16":
+            raise UsageError(
+                f"dtype='bfloat16' trains what is of precision bf16: parameters and activations of 2 bytes, gradients "
+                f'of 2 or 4; {self.run.workload.model.name} has {precision}; give precision="bf16", or another dtype',
+                dtype=self.dtype,
+            )
+        return Datatypes(dtype, of_gradients, torch.float32)
 
     @cached_property
     def versions(self) -> dict[str, str]:

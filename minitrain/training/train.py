@@ -22,7 +22,8 @@ NUM_BYTES, PROOF_WIDTH = 256, 8
 """Widths of dense layers: a language model of bytes has a logit for each, and a proof is small."""
 
 BACKENDS = ("gloo",)
-DATATYPES = ("float32", "float64")
+DATATYPES = {"float32": 4, "float64": 8, "bfloat16": 2}
+"""What weights and activations may be, and its bytes."""
 
 
 Watch = Callable[[int, float], None]
@@ -69,7 +70,8 @@ def train(
         data: what is learnt, byte by byte: a file, or an iterable of texts; the shipped strategies' source by default.
         optimizer: `minitrain.proof.Adam` or `Momentum`.
         seed: of initial weights, and of which samples are drawn.
-        dtype: of all numbers: "float32" or "float64".
+        dtype: of all numbers, "float32" or "float64"; or "bfloat16" for weights and activations, with gradients as the
+            workload's precision has them, and moments and a copy of the weights in float32.
         numerics: train on the numbers of a proof instead, as for `simulate`.
         checkpoints: a folder for checkpoints; a run goes on from the newest there.
         checkpoint_every: after how many steps one is written; the last step's always is.
@@ -102,7 +104,7 @@ def train(
     if num_layers is not None or workload is None:
         sizes["num_layers"] = DEFAULT_LAYERS if num_layers is None else num_layers
     width = getattr(numerics, "width", PROOF_WIDTH) if numerics is not None else NUM_BYTES
-    dense = DenseRows(width, 8 if dtype == "float64" else 4)
+    dense = DenseRows(width, DATATYPES[dtype])
     given = {**sizes, "workload": dense if workload is None else workload, **parameters}
     parameters_of_run, options = split_keywords(given)
     _require_torch()

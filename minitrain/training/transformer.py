@@ -33,7 +33,8 @@ from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import WHOLE, Part, held_by_all, taken
 from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.training.contents import Attended, KeysValues, Positions, Rows
-from minitrain.training.layers import Layer
+from minitrain.training.layers import Datatypes, Layer, wide
+from minitrain.training.nets import SINGLE
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 
@@ -215,10 +216,10 @@ def _routing(own: Piece, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     taken = chosen = torch.zeros_like(preferred, dtype=torch.bool).scatter(-1, best, 1)
     if own.rule.capacity_factor is not None:
         taken = chosen & (chosen.cumsum(1) <= own.rule.capacity(logits.shape[1]))
-    shares = logits.softmax(-1)
+    shares = wide(logits).softmax(-1)
     if own.rule.per_token > 1:
         shares = shares / torch.where(chosen, shares, 0).sum(-1, keepdim=True)
-    return torch.where(taken, shares, 0), taken
+    return torch.where(taken, shares, 0).to(logits.dtype), taken
 
 
 def _shared(own: Piece, tokens: torch.Tensor) -> torch.Tensor | int:
@@ -274,7 +275,7 @@ def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> t
 
 def _scores(queries: torch.Tensor, positions: Positions, memory: KeysValues, window: int | None) -> torch.Tensor:
     """Return samples x kv_heads x group x queries x keys; minus infinity where a query does not see a key."""
-    scores = _grouped(queries, memory) @ memory.keys[:, :, None].mT * queries.shape[-1] ** -0.5
+    scores = wide(_grouped(queries, memory) @ memory.keys[:, :, None].mT) * queries.shape[-1] ** -0.5
     hidden = ~_visible(positions, memory.positions, window).to(queries.device)
     found: torch.Tensor = scores.masked_fill_(hidden, -torch.inf)
     return found
@@ -297,7 +298,7 @@ def attend(queries: torch.Tensor, positions: Positions, memory: KeysValues, wind
     """
     scores = _scores(queries, positions, memory, window)
     log_sum_exp = scores.logsumexp(-1)
-    output = scores.softmax(-1).nan_to_num_(0.0) @ memory.values[:, :, None]
+    output = scores.softmax(-1).nan_to_num_(0.0).to(queries.dtype) @ memory.values[:, :, None]
     return Attended(output.flatten(1, 2), log_sum_exp.flatten(1, 2))
 
 
@@ -320,7 +321,7 @@ def attend_backward(
         window: as `attend` was given it.
     """
     log_sum_exp, of_output = _grouped(attended.log_sum_exp, memory)[..., None], _grouped(grad, memory)
-    shares = (_scores(queries, positions, memory, window) - log_sum_exp).exp()
+    shares = (_scores(queries, positions, memory, window) - log_sum_exp).exp().to(queries.dtype)
     of_values = (shares.mT @ of_output).sum(2)
     mean = _grouped((grad * attended.output).sum(-1, keepdim=True), memory)
     of_scores = shares * (of_output @ memory.values[:, :, None].mT - mean) * queries.shape[-1] ** -0.5
@@ -345,7 +346,7 @@ class TransformerNet:
     Args:
         problem: model, initial weights and optimizer; also the tokens, if there is no text.
         text: bytes to learn, each a token.
-        dtype: of all numbers.
+        dtypes: of its numbers.
         device: where they are.
 
     Raises:
@@ -356,7 +357,7 @@ class TransformerNet:
         self,
         problem: TransformerProblem,
         text: bytes | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtypes: Datatypes = SINGLE,
         device: torch.device = CPU,
     ) -> None:
         model = problem.model
@@ -365,7 +366,7 @@ class TransformerNet:
         self.problem = problem
         self._text = None if text is None else torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         self.optimizer: Adam | Momentum = problem.optimizer
-        self.dtype, self.device = dtype, device
+        self.dtypes, self.device = dtypes, device
         self.units = problem.units
         self.rule = RoutingRule(model.num_experts, model.experts_per_token, problem.capacity_factor)
         self.layers: Sequence[Layer] = [partial(self._whole, layer) for layer in range(len(self.units))]

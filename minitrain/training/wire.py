@@ -24,7 +24,7 @@ from minitrain.errors import UsageError
 from minitrain.operations import COMM, STRIDE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
 from minitrain.proof.partial_gradients import PartialGrad
-from minitrain.tensors import ActivationGrad, OptState, Sharded, placed
+from minitrain.tensors import ActivationGrad, OptState, Sharded, WeightGrad, placed
 from minitrain.tensors.placed import COPIES
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE
 from minitrain.training.contents import (
@@ -39,7 +39,7 @@ from minitrain.training.contents import (
     pieces_of,
     put_together,
 )
-from minitrain.training.layers import Arithmetic
+from minitrain.training.layers import Arithmetic, num_states
 from minitrain.training.program import RankProgram
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
@@ -523,7 +523,7 @@ class Started:
         """
         content: Copies = value._content
         net: Any = self.arithmetic.net
-        nothing = torch.empty(0, net.problem.model.hidden_size, dtype=net.dtype, device=net.device)
+        nothing = torch.empty(0, net.problem.model.hidden_size, dtype=net.dtypes.compute, device=net.device)
         results = perform("all_to_all", list(brought), self.ranks, None, whole=False)
         counts, rows = [], []
         for result in results:
@@ -593,18 +593,20 @@ def room_for(symbol: Any, arithmetic: Arithmetic) -> tuple[torch.Tensor, Callabl
         size = net.size(symbol.layer, part_of(symbol))
         pieces = pieces_of(symbol.shards, symbol.num_shards, size)
         held = sum(last - first for first, last in pieces)
-        shape: tuple[int, ...] = (net.optimizer.num_moments, held) if isinstance(symbol, OptState) else (held,)
-        return torch.empty(shape, dtype=net.dtype, device=net.device), lambda values: Flat(values, pieces, size)
+        shape: tuple[int, ...] = (num_states(net), held) if isinstance(symbol, OptState) else (held,)
+        is_grad, dtypes = isinstance(symbol, WeightGrad), net.dtypes
+        dtype = dtypes.gradients if is_grad else dtypes.master if isinstance(symbol, OptState) else dtypes.compute
+        return torch.empty(shape, dtype=dtype, device=net.device), lambda values: Flat(values, pieces, size)
     positions = net.positions(getattr(symbol, "sequence", WHOLE_SEQUENCE))
     if isinstance(symbol, placed.KeysValues | placed.KeysValuesGrad):
         heads, of_key, of_value = net.heads_of_memory(symbol.num_parts)
         like = KeysValues(torch.empty(of_key), torch.empty(of_value), positions)
         shape = len(symbol.samples), heads, len(positions), of_key + of_value
-        room = torch.empty(shape, dtype=net.dtype, device=net.device)
+        room = torch.empty(shape, dtype=net.dtypes.compute, device=net.device)
         return room, like.unpacked
     layer = symbol.layer + isinstance(symbol, ActivationGrad)
     shape = net.shape(layer, len(symbol.samples), positions)
-    return torch.empty(shape, dtype=net.dtype, device=net.device), lambda values: Rows(values, positions)
+    return torch.empty(shape, dtype=net.dtypes.compute, device=net.device), lambda values: Rows(values, positions)
 
 
 def _moved(content: Any, place: Any) -> Any:
