@@ -19,6 +19,7 @@ from minitrain.cli.failures import FAILED
 from minitrain.cli.generation import Group
 from minitrain.cli.output import Progress, print_lines, print_table
 from minitrain.errors import UsageError
+from minitrain.files import read_json
 
 if TYPE_CHECKING:
     from minitrain.learn import Exercise, Grade
@@ -73,8 +74,8 @@ class State:
     def __init__(self, folder: Path) -> None:
         self.path = folder / STATE
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            found = read_json(self.path)
+        except (OSError, ValueError):
             found = {}
         known = found.items() if isinstance(found, dict) else ()  # the file may have been edited
         self.exercises: dict[str, dict[str, Any]] = {name: done for name, done in known if _is_progress(done)}
@@ -318,6 +319,7 @@ def grade_files(
     seconds: Annotated[float, typer.Option(min=0.1)] = 20.0,
     isolation: str = "auto",
     seed: Seed = None,
+    results: Path | None = None,
 ) -> None:
     """Grade submissions on public and hidden sizes; the exit code is 0 for full marks everywhere.
 
@@ -332,20 +334,23 @@ def grade_files(
         isolation (HOW): auto: by all means of this machine; required: by the kernel, or not at all; none: a process of
             its own.
         seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
+        results (FILE): Keep each grade in FILE as it is known, and do not grade again what is there unchanged.
     """
     from minitrain.learn.classes import grade_all  # noqa: PLC0415
     from minitrain.learn.report import FORMATS  # noqa: PLC0415
     from minitrain.learn.sandbox import Limits  # noqa: PLC0415
     from minitrain.learn.submissions import find_submissions  # noqa: PLC0415
+    from minitrain.search.sweeps.sweep import read_rows, writing  # noqa: PLC0415
 
     if form is not None and form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
     known = _with_seed([load(exercise, exercises)] if exercise else all_exercises(exercises), seed)
     found = find_submissions(places, known, exercise=known[0] if exercise else None, together=together)
     limits = Limits(seconds=seconds, isolation=isolation)
-    with Progress() as progress:
+    known_rows = read_rows(results) if results else {}
+    with Progress() as progress, writing(results) as keep:
         say = _Countdown(progress, len(found))
-        rows: Sequence[Row] = grade_all(found, limits=limits, workers=jobs, progress=say)
+        rows: Sequence[Row] = grade_all(found, limits=limits, workers=jobs, progress=say, known=known_rows, keep=keep)
     report = FORMATS[form or ("text" if len(rows) == 1 else "table")](rows)
     print_table(report) if isinstance(report, Table) else print(report)
     if not all(row.passed for row in rows):

@@ -1,6 +1,6 @@
 """One rank of a training run: `Model`, its stores, its operations, the laws that they obey, its clock and its log.
 
-May import: `errors`, `source_lines`, `tensors`, `operations`, `workloads`, `machine`. Open `model` first, then
+May import: `errors`, `files`, `source_lines`, `tensors`, `operations`, `workloads`, `machine`. Open `model` first, then
 `strategy_model` (what a strategy may use of it), `computation` (what a rank does alone) and `communication` (how it
 calls on others: what comes of the values is decided in operations/collectives.py). `laws` says what must hold before an
 operation may happen, `operations` when a submitted communication starts and ends, and `stores` what a rank holds in

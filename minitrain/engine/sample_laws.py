@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.engine.laws import broken
 from minitrain.errors import TensorTypeError
-from minitrain.machine.config_files import shown
+from minitrain.files import shown
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState

@@ -33,7 +33,6 @@ on another), and takes less time than that where a sequence's ranks are of one n
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -43,6 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError
+from minitrain.files import read_cells
 from minitrain.machine import load_config
 from minitrain.workloads.architecture import PRECISIONS, Precision
 from minitrain.workloads.degrees import Work
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 
 _LEADING_NUMBER = re.compile(r"\s*([-+]?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)")
-_MOST_CHARACTERS = 1 << 20  # of one field
 
 
 @final
@@ -129,19 +128,11 @@ def read_rows(path: str | os.PathLike[str], table: str | None = None) -> list[Ro
         UsageError: the file cannot be read as such a table.
     """
     file = Path(path)
-    csv.field_size_limit(_MOST_CHARACTERS)
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            found = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        found = read_cells(file)
+    except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the table {file}: {error}; give a CSV file in UTF-8") from error
-    name = table or file.stem
-    return [Row(name, _strings(values), line) for line, values in enumerate(found, 2)]
-
-
-def _strings(values: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the columns that have a name; a row with more values than columns keeps those that have one."""
-    return {name: value or "" for name, value in values.items() if isinstance(name, str)}
+    return [Row(table or file.stem, values, line) for line, values in found]
 
 
 @final

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from minitrain.errors import UsageError
-from minitrain.learn.exercise import Case, Exercise, load_exercise
+from minitrain.learn.exercise import Amount, Case, Exercise, load_exercise, read_part
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
 from minitrain.learn.usage import ActivationMeter, communication_by_kind, kept_by_rank
@@ -44,13 +46,13 @@ class Budget:
         reference_memory_bytes: the peak of the reference, which is less than the budget.
     """
 
-    communication_bytes: float
-    communication_by_kind: Mapping[str, float]
-    step_time_s: float
-    memory_bytes: float
-    kept: Sequence[int] = ()
-    activation_bytes: Sequence[float] = ()
-    reference_memory_bytes: float = 0.0
+    communication_bytes: Amount
+    communication_by_kind: Mapping[str, Amount]
+    step_time_s: Amount
+    memory_bytes: Amount
+    kept: Sequence[Annotated[int, Ge(0)]] = ()
+    activation_bytes: Sequence[Amount] = ()
+    reference_memory_bytes: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,9 @@ def budget_for(exercise: Exercise, case: Case) -> Budget:
         UsageError: neither of them knows the case.
     """
     path = exercise.folder / "budgets.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known: dict[str, Budget] = read_part(path, dict[str, Budget]) if path.is_file() else {}
     if case.key in known:
-        return Budget(**known[case.key])
+        return known[case.key]
     if not exercise.has_reference:
         raise UsageError(
             f"there is no budget for {case} in {path}, and no reference to compute it from; "

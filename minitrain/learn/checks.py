@@ -163,12 +163,12 @@ def failed(
     Returns:
         The result. That of a hidden size has neither numbers nor words that the submission could have chosen.
     """
-    never_awaited = facts.pop("never_awaited", "")
+    never_awaited, message = facts.pop("never_awaited", ""), message[:LONGEST]  # before hints are sought in it
     if case is None or not case.hidden:
         hint = hint_for(exercise, name, message, case=case, never_awaited=never_awaited)
         shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
         size = "" if case is None else str(case)
-        return CheckResult(name, "failed", printable(message)[:LONGEST], size=size, hint=hint, **shown)
+        return CheckResult(name, "failed", printable(message), size=size, hint=hint, **shown)
     if kind:
         known = kind if kind in _KINDS else "an error of the submission's own"
         message = f"{known}; its text is kept back, since it may tell the size: run it with sizes that are not public"

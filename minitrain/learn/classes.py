@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.learn.grader import Grade, grade
-from minitrain.learn.result import printable
-from minitrain.learn.sandbox import Limits
+from minitrain.learn.isolation import Isolation
+from minitrain.learn.result import CheckResult, printable
+from minitrain.learn.sandbox import Limits, source_of
 from minitrain.learn.submissions import Submission
 from minitrain.run.worker_processes import worker_pool
+
+MOST_MEMORY = 8 * 2**30
+"""Address space of a process that judges submissions, bytes."""
+
+_RECYCLED_AFTER = 50
+"""Submissions that one such process judges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,39 @@ class Row:
     file: str
     grade: Grade | None = None
     reason: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row, ready for JSON; pictures of a run that failed are not in it."""
+        common = {
+            "file": self.file,
+            "exercise": self.exercise or None,
+            "score": self.score,
+            "max_score": self.max_score,
+        }
+        if self.grade is None:
+            return {**common, "passed": False, "seconds": 0.0, "checks": [], "error": self.reason}
+        grade = self.grade
+        return {
+            **common,
+            "passed": grade.passed,
+            "seconds": grade.seconds,
+            "first_failure": self.failure or None,
+            "checks": [{**result.as_dict(), "points": grade.points(result)} for result in grade.results],
+            "leaderboard": dict(grade.leaderboard),
+            "output": grade.output,
+            "isolation": grade.isolation.as_dict(),
+        }
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Row:
+        """Return the row that `as_dict` made data of."""
+        if "error" in data:
+            return cls(data["file"], reason=data["error"])
+        checks = [{name: value for name, value in check.items() if name != "points"} for check in data["checks"]]
+        results = [CheckResult(**check) for check in checks]
+        isolation = Isolation(**data["isolation"])
+        grade = Grade(data["exercise"], results, data["seconds"], data["output"], data["leaderboard"], isolation)
+        return cls(data["file"], grade)
 
     @property
     def exercise(self) -> str:
@@ -73,6 +118,8 @@ def grade_all(
     limits: Limits | None = None,
     workers: int | None = None,
     progress: Callable[[int, float], None] | None = None,
+    known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    keep: Callable[[str, dict[str, Any]], None] = lambda _key, _row: None,
 ) -> list[Row]:
     """Grade submissions side by side, and return their rows in the same order.
 
@@ -81,38 +128,96 @@ def grade_all(
         limits: of each submission's processes.
         workers: how many are graded at a time; one for each core if None.
         progress: called after each with how many are done, and the seconds so far.
+        known: rows of an earlier grading as `Row.as_dict` has them, by `key_of`; they are not graded again.
+        keep: called with key and row of each submission as it is done.
 
     Raises:
         UsageError: they cannot be graded at all, since the required isolation is not to be had, for one.
     """
-    rows: list[Row | None] = [None] * len(submissions)
-    began = time.monotonic()
-    for done, (place, row) in enumerate(_graded(submissions, limits or Limits(), workers or os.cpu_count() or 1), 1):
+    limits, rows = limits or Limits(), [Row(one.name, reason=one.reason) for one in submissions]
+    began, todo = time.monotonic(), {}
+    for place, one in enumerate(submissions):
+        key = "" if one.reason else key_of(one, limits)
+        if key in known:
+            rows[place] = replace(Row.of(known[key]), file=one.name)
+        elif key:
+            todo[place] = key, one
+    num_done = len(submissions) - len(todo)
+    seated = [(place, one) for place, (_, one) in todo.items()]
+    for done, (place, row) in enumerate(_graded(seated, limits, workers or os.cpu_count() or 1), num_done + 1):
         rows[place] = row
+        keep(todo[place][0], row.as_dict())
         if progress is not None:
             progress(done, time.monotonic() - began)
-    return [row for row in rows if row is not None]
+    return rows
 
 
-def _graded(submissions: Sequence[Submission], limits: Limits, workers: int) -> Iterator[tuple[int, Row]]:
+def key_of(submission: Submission, limits: Limits) -> str:
+    """Return what a grade depends on, as a digest: the submission's files, its exercise, and the limits."""
+    exercise = submission.exercise
+    assert exercise is not None  # those without have a reason
+    sizes = [case.key for case in (*exercise.public, *exercise.hidden)]
+    digest = hashlib.sha256(json.dumps([exercise.name, sizes, asdict(limits)]).encode())
+    for path in (submission.path, *submission.beside):
+        digest.update(hashlib.sha256(source_of(path)).digest())
+    return digest.hexdigest()[:32]
+
+
+def _graded(todo: Sequence[tuple[int, Submission]], limits: Limits, workers: int) -> Iterator[tuple[int, Row]]:
     """Yield places and rows as they are done."""
-    todo = []
-    for place, submission in enumerate(submissions):
-        if submission.reason:
-            yield place, Row(submission.name, reason=submission.reason)
-        else:
-            todo.append((place, submission))
-    if min(workers, len(todo)) < 2:
-        for place, submission in todo:
-            yield place, grade_one(submission, limits)
-        return
-    with worker_pool(min(workers, len(todo))) as pool:
-        waiting = {pool.submit(grade_one, submission, limits): place for place, submission in todo}
+    seats = [_Seat() for _ in range(min(workers, len(todo)))]
+    left = iter(todo)
+    running: dict[Future[Row], tuple[_Seat, int, Submission]] = {}
+    try:
+        for seat, (place, submission) in zip(seats, left, strict=False):
+            running[seat.begin(submission, limits)] = seat, place, submission
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                seat, place, submission = running.pop(future)
+                row = seat.row_of(future, submission)
+                following = next(left, None)
+                if following is not None:
+                    running[seat.begin(following[1], limits)] = seat, *following
+                yield place, row
+    finally:
+        for seat in seats:
+            seat.leave()
+
+
+class _Seat:
+    """A process that judges one submission after the other, and is made anew when it ends or has done many.
+
+    What a submission did is judged here, not in the process that sums up a class: it may need more time or memory than
+    there is, and then only its own row is lost.
+    """
+
+    def __init__(self) -> None:
+        self._sit_down()
+
+    def _sit_down(self) -> None:
+        """Begin with a fresh process."""
+        self._pool = worker_pool(1, MOST_MEMORY)
+        self._num_done = 0
+
+    def begin(self, submission: Submission, limits: Limits) -> Future[Row]:
+        """Begin to grade a submission."""
+        if self._num_done == _RECYCLED_AFTER:  # judging leaves some MB of compiled functions behind
+            self.leave()
+            self._sit_down()
+        self._num_done += 1
+        return self._pool.submit(grade_one, submission, limits)
+
+    def row_of(self, future: Future[Row], submission: Submission) -> Row:
+        """Return the row of a submission that was graded, or whose process ended."""
         try:
-            for future in as_completed(waiting):
-                yield waiting[future], future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            return future.result()
+        except BrokenProcessPool:
+            self._sit_down()
+            return Row(submission.name, reason="the process that judged it was killed; the machine may lack memory")
+
+    def leave(self) -> None:
+        """End the process."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def grade_one(submission: Submission, limits: Limits) -> Row:
@@ -126,6 +231,9 @@ def grade_one(submission: Submission, limits: Limits) -> Row:
         found = grade(submission.path, submission.exercise, limits=limits, beside=submission.beside)
     except UsageError:
         raise
+    except MemoryError:
+        reason = f"judging what it does needs more than {MOST_MEMORY / 2**30:.0f} GiB; it may hold thousands of tensors"
+        return Row(submission.name, reason=reason)
     except Exception as error:  # one row of many
         return Row(submission.name, reason=f"the grader failed: {type(error).__name__}: {error}")
     return Row(submission.name, found)

@@ -18,9 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
+
+from annotated_types import Ge, Gt, MinLen
+from typing_extensions import TypedDict
 
 from minitrain.errors import UsageError
+from minitrain.files import read_json
 from minitrain.machine.config import SPECIFIED
 
 SHIPPED = Path(__file__).parent / "exercises"
@@ -166,6 +170,34 @@ class Exercise:
         return found
 
 
+Count = Annotated[int, Ge(1)]
+Amount = Annotated[float, Ge(0)]
+
+
+class _CaseFile(TypedDict):
+    """Sizes, as `exercise.json` and `hidden.json` have them."""
+
+    world_size: Count
+    num_layers: Count
+    global_batch_size: Count
+    options: NotRequired[dict[str, Any]]
+
+
+class _ExerciseFile(TypedDict):
+    """What `exercise.json` may have; `Exercise` says what it means."""
+
+    title: str
+    function: str
+    public: Annotated[list[_CaseFile], MinLen(1)]
+    hints: NotRequired[list[str]]
+    hints_by_check: NotRequired[dict[str, str]]
+    hardware: NotRequired[str]
+    workload: NotRequired[str | None]
+    memory_limit_gib: NotRequired[Annotated[float, Gt(0)]]
+    memory_slack: NotRequired[dict[Literal["weight", "grad", "opt_state"], Amount]]
+    reference_options: NotRequired[dict[str, Any]]
+
+
 def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
     """Return an exercise.
 
@@ -179,45 +211,44 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
     path = Path(name)
     if not (path / "exercise.json").is_file():
         path = _find(str(name), folder or SHIPPED)
-    try:
-        data = json.loads((path / "exercise.json").read_text(encoding="utf-8"))
-        hidden = path / "hidden.json"
-        workload = data.get("workload")
-        return Exercise(
-            folder=path,
-            title=data["title"],
-            function=data["function"],
-            public=[_case(case, workload, hidden=False) for case in data["public"]],
-            hidden=[_case(case, workload, hidden=True) for case in json.loads(hidden.read_text())]
-            if hidden.is_file()
-            else [],
-            hints=data.get("hints", ()),
-            hints_by_check=data.get("hints_by_check", {}),
-            hardware=data.get("hardware", SPECIFIED),
-            memory_limit_bytes=data["memory_limit_gib"] * 2**30 if "memory_limit_gib" in data else None,
-            memory_slack=_slack(data.get("memory_slack", ONE_LAYER)),
-            reference_options=dict(data.get("reference_options", {})),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the exercise {path} is not as it must be: {error!r}; see docs/teach.md") from error
+    data = read_part(path / "exercise.json", _ExerciseFile)
+    hidden = read_part(path / "hidden.json", list[_CaseFile]) if (path / "hidden.json").is_file() else []
+    workload = data.get("workload")
+    return Exercise(
+        folder=path,
+        title=data["title"],
+        function=data["function"],
+        public=[_case(case, workload, hidden=False) for case in data["public"]],
+        hidden=[_case(case, workload, hidden=True) for case in hidden],
+        hints=data.get("hints", ()),
+        hints_by_check=data.get("hints_by_check", {}),
+        hardware=data.get("hardware", SPECIFIED),
+        memory_limit_bytes=data["memory_limit_gib"] * 2**30 if "memory_limit_gib" in data else None,
+        memory_slack=data.get("memory_slack", ONE_LAYER),
+        reference_options=data.get("reference_options", {}),
+    )
 
 
-def _slack(data: Mapping[str, float]) -> dict[str, float]:
-    """Return how many of a layer's tensors may be held beside the reference's.
+def read_part(path: Path, kind: Any) -> Any:
+    """Return what a JSON file of an exercise holds.
+
+    Args:
+        path: of the file.
+        kind: what it must hold, as `minitrain.files.conforming` takes it.
 
     Raises:
-        ValueError: it names something else.
+        UsageError: it cannot be read, or holds something else; every fault is named by its key.
     """
-    unknown = sorted(set(data) - set(ONE_LAYER))
-    if unknown:
-        raise ValueError(f"memory_slack may name {', '.join(ONE_LAYER)}, got {', '.join(unknown)}")
-    return {kind: float(times) for kind, times in data.items()}
+    try:
+        return read_json(path, kind)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is not as it must be: {error}; docs/teach.md says what an exercise has") from error
 
 
-def _case(data: Mapping[str, Any], workload: str | None, *, hidden: bool) -> Case:
+def _case(data: _CaseFile, workload: str | None, *, hidden: bool) -> Case:
     """Return a case from its JSON form."""
-    sizes = {name: data[name] for name in ("world_size", "num_layers", "global_batch_size")}
-    return Case(**sizes, options=data.get("options", {}), hidden=hidden, workload=workload)
+    sizes = (data["world_size"], data["num_layers"], data["global_batch_size"])
+    return Case(*sizes, options=data.get("options", {}), hidden=hidden, workload=workload)
 
 
 def shipped_exercises(folder: Path | None = None) -> list[Exercise]:

@@ -96,7 +96,7 @@ class Grade:
         lines = [f"{self.exercise}: {self.score} of {self.max_score} points"]
         for result in self.results:
             lines.append(f"  {result.status:8}{result.name}")
-            lines += [f"          {line}" for line in result.lines()]
+            lines += [f"          {line}" for line in "\n".join(result.lines()).split("\n") if line]  # each is indented
         return "\n".join(lines)
 
 

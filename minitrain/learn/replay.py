@@ -193,7 +193,17 @@ class Player:
     def collective(
         self, number: int, kind: str, name: Any, layer: int | None, ranks: Sequence[int], detail: Any, launched: bool
     ) -> None:
-        """Submit a collective, launched or not."""
+        """Submit a collective, launched or not.
+
+        Raises:
+            StrategyError: it is for no layer that there is.
+        """
+        if layer is not None and not (isinstance(layer, int) and 0 <= layer <= self.model.num_layers):
+            raise StrategyError(
+                f"{kind} must be for a layer of 0 to {self.model.num_layers}, got {layer!r:.80}; give the layer of "
+                "its tensor",
+                rank=self.model.rank,
+            )
         if launched:
             self.works[number] = self.model.launch(self.coroutine(kind, self.value(name), layer, ranks, detail))
         else:

@@ -72,25 +72,7 @@ def _cell(text: str) -> str:
 
 def as_json(rows: Sequence[Row]) -> str:
     """Return grades for a program: an array with one object a submission."""
-    return json.dumps([_object(row) for row in rows], indent=2)
-
-
-def _object(row: Row) -> dict[str, Any]:
-    """Return one submission for a program."""
-    common = {"file": row.file, "exercise": row.exercise or None, "score": row.score, "max_score": row.max_score}
-    if row.grade is None:
-        return {**common, "passed": False, "seconds": 0.0, "checks": [], "error": row.reason}
-    grade = row.grade
-    return {
-        **common,
-        "passed": grade.passed,
-        "seconds": grade.seconds,
-        "first_failure": row.failure or None,
-        "checks": [{**result.as_dict(), "points": grade.points(result)} for result in grade.results],
-        "leaderboard": dict(grade.leaderboard),
-        "output": grade.output,
-        "isolation": grade.isolation.as_dict(),
-    }
+    return json.dumps([row.as_dict() for row in rows], indent=2)
 
 
 def as_junit(rows: Sequence[Row]) -> str:

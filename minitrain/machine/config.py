@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError
+from minitrain.files import shown
 from minitrain.machine import config_files as files
-from minitrain.machine.config_files import label_of, refuse, shown
+from minitrain.machine.config_files import label_of, refuse
 from minitrain.machine.data_sheet import NO_DATA_SHEET, DataSheet
 from minitrain.machine.device import AttentionRate, KernelRates, MatmulRate, Memory, Processor, Rate
 from minitrain.machine.network import Network, TransferCurve, select_tier

@@ -18,16 +18,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
+from minitrain.files import JsonObject, json_object, key_path, parse_json, read_text, whole_number
 
 TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
 
 MOST_SHOWN = 8  # faults of one file: more than anybody mends at once
-_LONGEST = 40  # characters of a found string, digits of a found integer
 
 
 def refuse(label: str, faults: list[str]) -> HardwareConfigError:
@@ -58,51 +56,11 @@ def label_of(path: str) -> str:
     return path if path.isprintable() else ascii(path)
 
 
-def key_path(location: tuple[int | str, ...]) -> str:
-    """Return a place in a config as people write it.
-
-    >>> key_path(("networks", 0, "ops", "all_reduce", 1))
-    'networks[0].ops.all_reduce[1]'
-    """
-    path = ""
-    for key in location:
-        if isinstance(key, str) and key.replace("-", "_").isidentifier():
-            path += f".{key}" if path else key
-        else:
-            path += f"[{json.dumps(key)}]"
-    return path
-
-
-def shown(value: Any) -> str:
-    """Return a found value in a few words, as JSON writes it.
-
-    >>> shown([1, None]), shown("x"), shown({"a": 1})
-    ('[1, null]', '"x"', 'an object')
-    """
-    if isinstance(value, str):
-        return json.dumps(value if len(value) <= _LONGEST else value[:_LONGEST] + "...")
-    if isinstance(value, bool | float) or value is None:
-        return json.dumps(value)
-    if isinstance(value, int):
-        return str(value) if abs(value) < 10**_LONGEST else "a huge number"
-    if isinstance(value, list | tuple):
-        return _list_shown(value)
-    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
-
-
-def _list_shown(values: list[Any] | tuple[Any, ...]) -> str:
-    """Write a short flat list in full and count any other."""
-    if len(values) > 4 or any(isinstance(value, list | tuple | dict) for value in values):
-        return f"a list of {len(values)}"
-    return f"[{', '.join(map(shown, values))}]"
-
-
 _FLOAT = re.compile(r"^[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
 _INT = re.compile(r"^[-+]?[0-9][0-9_]*$")
 _BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
 _NULL = re.compile(r"^(~|null|Null|NULL|)$")
 _SHAPES = (("bool", _BOOL), ("null", _NULL), ("float", _FLOAT))
-_MAX_DIGITS = 400
 
 
 def is_yaml(label: str) -> bool:
@@ -110,13 +68,12 @@ def is_yaml(label: str) -> bool:
     return label.lower().endswith((".yaml", ".yml"))
 
 
-def parse_yaml(text: str, label: str, make_object: Any) -> Any:
+def parse_yaml(text: str, label: str) -> Any:
     """Return the data of a YAML text.
 
     Args:
         text: the content of a file.
         label: what messages call the config.
-        make_object: makes an object of its (key, value) pairs.
 
     Returns:
         Whatever the text holds.
@@ -127,7 +84,7 @@ def parse_yaml(text: str, label: str, make_object: Any) -> Any:
     import yaml  # noqa: PLC0415 - only where a file is YAML
 
     try:
-        return _loader(make_object)(text).get_single_data()
+        return _loader()(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -141,11 +98,11 @@ def parse_yaml(text: str, label: str, make_object: Any) -> Any:
 def _number(text: str) -> float:
     """Read a number; an integer with more digits than a float can hold becomes infinite, and so a fault."""
     plain = text.replace("_", "")
-    return int(plain) if _INT.match(text) and len(plain) <= _MAX_DIGITS else float(plain)
+    return whole_number(plain) if _INT.match(text) else float(plain)
 
 
 @cache
-def _loader(make_object: Any) -> Any:
+def _loader() -> Any:
     """Return the class that reads YAML as JSON would."""
     import yaml  # noqa: PLC0415
 
@@ -161,7 +118,7 @@ def _loader(make_object: Any) -> Any:
 
     def mapping(loader: Any, node: Any) -> Any:
         read = [[loader.construct_object(item, deep=True) for item in pair] for pair in node.value]
-        return make_object([(key if isinstance(key, str) else str(key), value) for key, value in read])
+        return json_object([(key if isinstance(key, str) else str(key), value) for key, value in read])
 
     def number(loader: Any, node: Any) -> float:
         return _number(loader.construct_scalar(node))
@@ -174,8 +131,6 @@ def _loader(make_object: Any) -> Any:
 
 MAX_BYTES = 1_000_000
 CLUSTERS = "clusters"  # the folder of clusters, beside the configs
-
-_MAX_DIGITS = 400  # more digits than any float has; int() refuses thousands
 
 
 @lru_cache(maxsize=1)
@@ -263,53 +218,14 @@ def read_file(path: str) -> str:
     """
     label = label_of(path)
     try:
-        fault, raw = _read_bytes(path)
+        return read_text(path, "config file", MAX_BYTES)
     except FileNotFoundError:
-        fault, raw = "expected a config file, found no such file; check the path", b""
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        fault, raw = f"expected a readable config file, found: {error}", b""
-    if fault:
-        raise refuse(label, [fault])
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        byte = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
-        raise refuse(label, [f"expected UTF-8 text, found {byte}; save the file as UTF-8"]) from None
-
-
-def _read_bytes(path: str) -> tuple[str, bytes]:
-    """Return a fault, or none and the content of a regular file of acceptable size."""
-    status = Path(path).stat()
-    if S_ISDIR(status.st_mode):
-        return "expected a config file, found a directory; name the file in it", b""
-    if not S_ISREG(status.st_mode):
-        return "expected a regular file, found a device, pipe or socket; save it first", b""
-    if status.st_size > MAX_BYTES:
-        return f"expected a config of at most {MAX_BYTES} bytes, found {status.st_size}; is it a config?", b""
-    with Path(path).open("rb") as file:
-        return "", file.read(MAX_BYTES)
-
-
-class _Object(dict[str, Any]):
-    """A JSON object that remembers which of its keys came twice."""
-
-    repeated: tuple[str, ...] = ()
-
-
-def _object(pairs: list[tuple[str, Any]]) -> _Object:
-    """Make an object of its pairs; the last of two equal keys wins, as everywhere in JSON."""
-    result, repeated = _Object(), dict[str, None]()
-    for key, value in pairs:
-        if key in result:
-            repeated[key] = None
-        result[key] = value
-    result.repeated = tuple(repeated)
-    return result
-
-
-def _integer(digits: str) -> float:
-    """Read an integer; one with more digits than a float can hold becomes infinite, and so a fault."""
-    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
+        fault = "expected a config file, found no such file; check the path"
+    except OSError as error:
+        fault = f"expected a readable config file, found: {error}"
+    except ValueError as error:
+        fault = str(error)
+    raise refuse(label, [fault])
 
 
 def parse(text: str, label: str) -> Any:
@@ -326,14 +242,11 @@ def parse(text: str, label: str) -> Any:
         HardwareConfigError: it is neither, or nested too deeply to be read.
     """
     if is_yaml(label):
-        return parse_yaml(text, label, _object)
+        return parse_yaml(text, label)
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_int=_integer)
-    except json.JSONDecodeError as error:
-        fault = f"expected JSON, found a mistake in line {error.lineno}, column {error.colno}: {error.msg}"
-        raise refuse(label, [fault]) from None
-    except RecursionError:
-        raise refuse(label, [TOO_DEEP]) from None
+        return parse_json(text)
+    except ValueError as error:
+        raise refuse(label, [str(error)]) from None
 
 
 def plain(data: Any, label: str) -> tuple[Any, list[str]]:
@@ -359,7 +272,7 @@ def plain(data: Any, label: str) -> tuple[Any, list[str]]:
 def _copied(value: Any, location: tuple[int | str, ...], faults: list[str]) -> Any:
     """Copy one value, collecting the keys that came twice below it."""
     if isinstance(value, Mapping):
-        for key in value.repeated if isinstance(value, _Object) else ():
+        for key in value.repeated if isinstance(value, JsonObject) else ():
             where = key_path((*location, key))
             faults.append(f"{where}: expected each key once, found it more than once; remove one")
         return {key: _copied(item, (*location, key), faults) for key, item in value.items()}

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails
 
-from minitrain.machine.config_files import key_path, shown
+from minitrain.files import key_path, shown
 from minitrain.machine.config_leaves import (
     BandwidthRows,
     Efficiency,

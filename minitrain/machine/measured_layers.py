@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from minitrain.errors import UsageError
+from minitrain.files import read_cells
 
 COLUMNS = ("microbatch", "tp", "first_layer", "last_layer", "forward_s", "backward_s", "update_s")
 _CHOOSERS = ("gpu", "model")
@@ -196,19 +197,12 @@ def write_layers(rows: Iterable[LayerTime], path: str | os.PathLike[str]) -> Pat
 
 
 def _rows(path: Path, source: str) -> Iterable[LayerTime]:
-    """Yield the rows of a file."""
+    """Return the rows of a file."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-            if missing:
-                raise UsageError(
-                    f"{source} must have the columns {', '.join(COLUMNS)}, and lacks {', '.join(missing)}; add them"
-                )
-            for row in reader:
-                yield _row(row, f"{source}, line {reader.line_num}")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        found = read_cells(path, needed=COLUMNS)
+    except (OSError, ValueError) as error:
         raise UsageError(f"the table of layers {source} cannot be read: {error}; give a CSV file") from error
+    return [_row(row, f"{source}, line {line}") for line, row in found]
 
 
 def _row(row: Mapping[str, str], where: str) -> LayerTime:

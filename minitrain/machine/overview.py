@@ -17,7 +17,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.machine.config_files import key_path
+from minitrain.files import key_path
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, final
 
 from minitrain.errors import UsageError
-from minitrain.files import write_text
+from minitrain.files import read_json, write_text
 
 EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {"none": {}, "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2}}
@@ -155,7 +155,7 @@ class Platform:
         """
         file = Path(path)
         try:
-            values = json.loads(file.read_text("utf-8"))
+            values = read_json(file, dict[str, Any])
             return cls(**{"name": file.stem, **values})
         except (OSError, ValueError, TypeError) as error:
             known = ", ".join(field.name for field in fields(cls))

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
-from minitrain.machine.config_files import refuse, shown
+from minitrain.files import shown
+from minitrain.machine.config_files import refuse
 from minitrain.operations.collectives import RING_ROWS
 
 KEY = "hardware_profile"

@@ -45,8 +45,6 @@ is the head with its loss; what runs between backward and the optimizer (the nor
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import re
 from bisect import bisect_right
@@ -60,6 +58,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from minitrain.errors import UsageError
+from minitrain.files import parse_json, read_bytes
 from minitrain.machine.measured_layers import LayerTime
 
 
@@ -731,6 +730,10 @@ def _device_of(data: Mapping[str, Any]) -> str:
     return str(devices[0].get("name", ""))
 
 
+MOST_BYTES = 4 * 2**30
+"""Of a trace, unpacked: minutes of a large run have some hundred MB."""
+
+
 def read_trace(path: Path, source: str) -> Mapping[str, Any]:
     """Return the data of a trace, which has a list of "traceEvents".
 
@@ -742,9 +745,8 @@ def read_trace(path: Path, source: str) -> Mapping[str, Any]:
         UsageError: it cannot be read.
     """
     try:
-        content = path.read_bytes()
-        data = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-    except (OSError, EOFError, ValueError) as error:
+        data = parse_json(read_bytes(path, "trace", MOST_BYTES))
+    except (OSError, ValueError) as error:
         raise UsageError(f"the trace {source} cannot be read: {error}; give a chrome trace of the profiler") from error
     data = {"traceEvents": data} if isinstance(data, list) else data
     if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):

@@ -22,7 +22,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minitrain.errors import UsageError
-from minitrain.machine.config_files import first_faults, key_path, shown
+from minitrain.files import JsonObject, key_path, shown
+from minitrain.machine.config_files import first_faults
 from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
 from minitrain.operations.transfers import TRANSFERS
 from minitrain.run.ranks_once import OnceWritten, Partners, distinct_of
@@ -229,24 +230,9 @@ _MOST_BYTES_PER_ELEMENT = 1024
 _MOST_TOKENS = 2**40
 
 
-class Object(dict[str, Any]):
-    """A JSON object that remembers which of its keys came twice."""
-
-    repeated: tuple[str, ...] = ()
-
-
-def object_of(pairs: list[tuple[str, Any]]) -> Object:
-    """Make an object of its pairs; the last of two equal keys wins, as everywhere in JSON."""
-    result = Object(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        result.repeated = tuple(name for name in result if names.count(name) > 1)
-    return result
-
-
 def judge_repeated(faults: Faults, line: int, values: Any, place: tuple[str, ...] = ()) -> None:
     """Keep a fault for each key that came twice in an object, or in one that it holds."""
-    if isinstance(values, Object):
+    if isinstance(values, JsonObject):
         for name in values.repeated:
             faults.add(line, "expected each key once, found it more than once; remove one", (*place, name))
         for name, value in values.items():

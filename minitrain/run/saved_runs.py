@@ -22,21 +22,18 @@ The part of a run that is saved, is a Protocol here, since `Run` imports this fi
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from minitrain.errors import UsageError
-from minitrain.files import write_text
+from minitrain.files import json_object, size_of, write_text
 from minitrain.machine.config_files import label_of
 from minitrain.operations import Event, MemoryChange, Outage
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory, kinds_of_journals
@@ -52,7 +49,6 @@ from minitrain.run.run_file import (
     Reader,
     judge_header,
     kinds_of_header,
-    object_of,
 )
 from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
@@ -211,7 +207,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         raise UsageError(f"a run file's path must be text or a path, got {type(path).__name__}") from error
     faults = Faults(label)
     try:
-        size = _size(file)
+        size = size_of(file)
         with _open(file) as lines:
             header, logs, journals = _read(_numbered(lines, size, faults), size, faults)
     except (OSError, ValueError, EOFError, zlib.error) as error:
@@ -260,19 +256,6 @@ def _known(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     return {field.name: values[field.name] for field in fields(kind)}
 
 
-def _size(file: Path) -> int:
-    """Return the bytes of a regular file; others may have no end, or wait for a writer."""
-    status = file.stat()
-    if S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not S_ISREG(status.st_mode):
-        raise UsageError(
-            f"the run file {label_of(str(file))} cannot be read: expected a regular file, found a device, pipe or "
-            "socket; save it first"
-        )
-    return status.st_size
-
-
 def _open(file: Path) -> TextIO:
     """Open a file, compressed or not, for reading."""
     if file.suffix == ".gz":
@@ -305,7 +288,7 @@ def _numbered(lines: TextIO, size: int, faults: Faults) -> Iterator[tuple[int, A
 def _parsed(number: int, line: str, faults: Faults) -> Iterator[tuple[int, Any]]:
     """Yield what a line holds, if it is JSON."""
     try:
-        yield number, json.loads(line, object_pairs_hook=object_of) if line[0] == "{" else json.loads(line)
+        yield number, json.loads(line, object_pairs_hook=json_object) if line[0] == "{" else json.loads(line)
     except json.JSONDecodeError as error:
         cut = "" if line.endswith("\n") else "; the file ends in the middle of the line"
         faults.add(number, f"expected JSON, found a mistake in column {error.colno}: {error.msg}{cut}")

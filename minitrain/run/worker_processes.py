@@ -21,12 +21,16 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import final
 
 
-def worker_pool(num_processes: int) -> ProcessPoolExecutor:
+def worker_pool(num_processes: int, memory_bytes: int | None = None) -> ProcessPoolExecutor:
     """Return a pool of fresh processes, which Ctrl-C does not reach, and which end with this process.
 
     They are spawned, not forked: the caller may have threads, and libraries that no fork survives.
+
+    Args:
+        num_processes: how many there are at most.
+        memory_bytes: address space of each, where the system can limit it; without a limit if None.
     """
-    return ProcessPoolExecutor(num_processes, _CONTEXT, _begin_work)
+    return ProcessPoolExecutor(num_processes, _CONTEXT, _begin_work, (memory_bytes,))
 
 
 @final
@@ -63,8 +67,13 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin_work() -> None:  # pragma: no cover  (only in a worker)
-    """Ignore Ctrl-C where signals cannot be blocked, and watch for the end of the parent."""
+def _begin_work(memory_bytes: int | None) -> None:  # pragma: no cover  (only in a worker)
+    """Ignore Ctrl-C where signals cannot be blocked, watch for the end of the parent, and limit the memory."""
+    if memory_bytes is not None:
+        with contextlib.suppress(ImportError, ValueError, OSError):  # not on Windows; a lower limit holds already
+            import resource  # noqa: PLC0415
+
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     if multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # A `threading.Thread` would count as one that may wake an event loop, so that no deadlock would be found.

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from minitrain.errors import UsageError
+from minitrain.files import read_json
 from minitrain.training.contents import Flat, put_together
 from minitrain.training.layers import Net
 from minitrain.training.program import RankProgram
@@ -58,7 +59,7 @@ class Checkpoints:
         """
         whole = []
         for path in self.folder.glob(f"step-*/{_LAST_FILE}"):
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = read_json(path)
             whole.append((facts.pop("steps"), path.parent, facts))
         if not whole:
             return None

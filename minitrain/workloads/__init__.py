@@ -1,9 +1,9 @@
 """What a layer of the trained model costs, holds and sends: arithmetic, memory traffic, and the sizes of its tensors.
 
-May import: `errors`, `tensors`, `operations`. Open `workload` first: the interface between the simulator and a trained
-model. The default is `matmul`, the specified model, with one matrix multiplication a layer. Open `transformer` for real
-models as values, and `transformer_workload` for how the simulator sees one. A workload knows no hardware: it counts
-FLOPs and bytes, and `machine` makes seconds of them.
+May import: `errors`, `files`, `tensors`, `operations`. Open `workload` first: the interface between the simulator and a
+trained model. The default is `matmul`, the specified model, with one matrix multiplication a layer. Open `transformer`
+for real models as values, and `transformer_workload` for how the simulator sees one. A workload knows no hardware: it
+counts FLOPs and bytes, and `machine` makes seconds of them.
 
 | of a transformer | files |
 |---|---|

@@ -37,6 +37,7 @@ from types import MappingProxyType
 from typing import Any, final
 
 from minitrain.errors import UsageError
+from minitrain.files import parse_json, read_text
 from minitrain.workloads.architecture import LatentAttention
 from minitrain.workloads.field_faults import closest, is_count, refuse, shown
 
@@ -654,7 +655,7 @@ def _loaded(source: str | os.PathLike[str]) -> tuple[str, Mapping[str, Any]]:
     try:
         path = Path(source)
         path = path / "config.json" if path.is_dir() else path
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = parse_json(read_text(path, "config"))
     except TypeError:
         raise UsageError(
             f"the config must be a path or a mapping, got {shown(source)}; of a transformers config pass .to_dict()"

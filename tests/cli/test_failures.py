@@ -107,7 +107,7 @@ USAGE = [
     ("run ddp --hw folder.py", "folder.py: expected a config file, found a directory"),
     ("run ddp --hw broken.py", "broken.py: expected JSON, found a mistake in line 1, column 1"),
     ("run ddp --hw latin.py", "latin.py: expected UTF-8 text, found byte 0xe9 at offset 5"),
-    ("run ddp --hw large.json", "large.json: expected a config of at most 1000000 bytes, found 100000000"),
+    ("run ddp --hw large.json", "large.json: expected a config file of at most 1000000 bytes, found 100000000"),
     ("run ddp --hw deep.json", "deep.json: expected at most a few levels of nesting"),
     ("run ddp --hw twice.json", "mem1: expected each key once, found it more than once"),
     ("run ddp --world-size 0", "'--world-size': "),

@@ -204,12 +204,17 @@ def test_stages_have_whole_layers() -> None:
 def test_a_table_that_is_none_says_so(tmp_path: Path) -> None:
     with pytest.raises(mt.UsageError, match="cannot read the table"):
         read_rows(tmp_path / "none.csv")
-    (tmp_path / "odd.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(mt.UsageError, match="UTF-8"):
-        read_rows(tmp_path / "odd.csv")
+    for text, message in (
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b"a,b\n1,2,3\n", "expected 2 cells in line 2, as columns, found 3"),
+        (b"a,b,a\n1,2,3\n", "expected each column once, found a more than once"),
+    ):
+        (tmp_path / "odd.csv").write_bytes(text)
+        with pytest.raises(mt.UsageError, match=message):
+            read_rows(tmp_path / "odd.csv")
 
 
-@pytest.mark.parametrize("text", ["", "row_id\n", "row_id,gpu\n1\n", "a,b\n1,2,3\n"])
+@pytest.mark.parametrize("text", ["", "row_id\n", "row_id,gpu\n1\n", "a,b\n1,2,\n"])
 def test_odd_tables_are_read_as_rows_that_lack_everything(tmp_path: Path, text: str) -> None:
     file = tmp_path / "odd.csv"
     file.write_text(text)

@@ -12,6 +12,7 @@ import pytest
 
 from minitrain.errors import UsageError
 from minitrain.learn import grade, load_exercise
+from minitrain.learn.budgets import budget_for, budgets_json
 from minitrain.learn.checks import judge
 from minitrain.learn.exercise import Case
 from minitrain.learn.recorder import Recorder
@@ -73,7 +74,7 @@ def test_budgets_of_an_exercise_name_known_kinds_alone(tmp_path: Path) -> None:
     shutil.copytree(load_exercise("02").folder, folder)
     data = json.loads((folder / "exercise.json").read_text())
     (folder / "exercise.json").write_text(json.dumps({**data, "memory_slack": {"moon": 1}}))
-    with pytest.raises(UsageError, match="memory_slack may name weight, grad, opt_state, got moon"):
+    with pytest.raises(UsageError, match=r"memory_slack\.moon: expected 'weight', 'grad' or 'opt_state', found .moon"):
         load_exercise(folder)
 
 
@@ -83,3 +84,24 @@ def test_without_reference_and_budget_a_size_cannot_be_graded(tmp_path: Path) ->
     (folder / "reference.py").unlink()
     with pytest.raises(UsageError, match="there is no budget for 2 ranks, 3 layers, batch 8 in"):
         grade(load_strategy("ddp")[1], load_exercise(folder))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('"step_time_s": ', '"step_time_s": NaN, "more": ', "step_time_s: expected a finite number, found nan"),
+        ('"step_time_s": ', '"step_time_s": -', "step_time_s: expected greater than or equal to 0, found -"),
+        ('"memory_bytes"', '"memory_byte"', "memory_byte: no such key is known; did you mean memory_bytes"),
+        ('"kept": [', '"kept": [true, ', r"kept\[0\]: expected a valid integer, found true"),
+    ],
+)
+def test_budgets_that_cannot_be_are_refused_for_the_teacher(tmp_path: Path, old: str, new: str, fault: str) -> None:
+    shipped = load_exercise("02")
+    folder = Path(shutil.copytree(shipped.folder, tmp_path / shipped.name))
+    text = budgets_json(shipped, shipped.public)
+    (folder / "budgets.json").write_text(text)
+    exercise = load_exercise(folder)
+    assert budget_for(exercise, exercise.public[0]) == budget_for(shipped, shipped.public[0])
+    (folder / "budgets.json").write_text(text.replace(old, new, 1))
+    with pytest.raises(UsageError, match=f"budgets.json is not as it must be: (?s:.*){fault}"):
+        budget_for(exercise, exercise.public[0])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from typer.testing import CliRunner, Result
 from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.learn import load_exercise, shipped_exercises
-from minitrain.learn.classes import grade_all
+from minitrain.learn.classes import MOST_MEMORY, grade_all, grade_one
 from minitrain.learn.report import as_csv
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits
 from minitrain.learn.submissions import find_submissions, imported
@@ -89,7 +92,7 @@ def test_a_class_is_graded_to_its_end_in_the_order_of_its_files(odd: Path) -> No
     rows = grade_all(submissions, workers=2, progress=lambda done, _: said.append(done))
     assert [row.file for row in rows] == [one.name for one in submissions]
     assert {row.file: row.score for row in rows if row.score} == {"alice.py": 100, "bob/main.py": 100}
-    assert said == [*range(1, len(rows) + 1)]
+    assert said == [len(rows) - 1, len(rows)]  # the others cannot be graded
     table = [*csv.DictReader(as_csv(rows).splitlines())]
     assert table[0]["file"] == "'=nothing.py"
 
@@ -159,8 +162,18 @@ def test_a_grader_that_fails_ends_one_row_alone(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("minitrain.learn.classes.grade", fails)
     write(tmp_path, {"02_a.py": DDP})
-    (row,) = grade_all(find_submissions([tmp_path], shipped_exercises()))
+    row = grade_one(find_submissions([tmp_path], shipped_exercises())[0], Limits())
     assert (row.score, row.failure) == (0, "the grader failed: OSError: the disk is full")
+
+
+def test_a_grader_without_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("minitrain.learn.classes.grade", fails)
+    write(tmp_path, {"02_a.py": DDP})
+    row = grade_one(find_submissions([tmp_path], shipped_exercises())[0], Limits())
+    assert row.failure.startswith(f"judging what it does needs more than {MOST_MEMORY / 2**30:.0f} GiB")
 
 
 def test_isolation_that_is_not_to_be_had_ends_the_class(tmp_path: Path) -> None:
@@ -198,3 +211,55 @@ def test_grade_uses_the_sizes_of_a_secret(learn: Learn) -> None:
     result = learn("02_a.py", "--seed", "a secret")
     assert result.exit_code == 1
     assert "a hidden size" in result.stdout
+
+
+SLEEPS = DDP + "\nimport time\ntime.sleep(60)\n"
+
+
+def test_a_killed_process_costs_its_own_submission_alone(tmp_path: Path) -> None:
+    write(tmp_path, {"02_a.py": SLEEPS, "02_b.py": DDP, "02_c.py": DDP})
+    others, killed = {*multiprocessing.active_children()}, list[int | None]()
+
+    def kill() -> None:
+        while not (children := {*multiprocessing.active_children()} - others):
+            time.sleep(0.01)
+        time.sleep(1.0)  # it may import still; it judges the first submission, whose process sleeps
+        for child in children:
+            killed.append(child.pid)
+            child.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    rows = grade_all(find_submissions([tmp_path], shipped_exercises()), workers=1)
+    killer.join()
+    assert killed
+    assert [(row.score, row.reason) for row in rows[1:]] == [(100, ""), (100, "")]
+    assert rows[0].reason == "the process that judged it was killed; the machine may lack memory"
+
+
+def test_rows_are_kept_as_they_come_and_not_graded_again(learn: Learn, tmp_path: Path) -> None:
+    folder = write(tmp_path / "class", {"02_a.py": DDP, "02_b.py": "async def ddp(model):\n    return model\n"})
+    asked = ("grade", str(folder), "--format", "json", "--results", str(tmp_path / "rows.jsonl"))
+    first = json.loads(learn(*asked[1:]).stdout)
+    kept = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert len(kept) == 2
+    kept.sort(key=lambda row: "02_b.py" in row)
+    (tmp_path / "rows.jsonl").write_text(kept[0] + "\n" + kept[1][:20])  # killed while it wrote
+    (folder / "02_b.py").write_text(DDP)
+    write(folder, {"02_c.py": "x = 1\n"})
+    second = json.loads(learn(*asked[1:]).stdout)
+    done = {row["file"]: row for row in first}
+    assert done["02_a.py"] == second[0]  # with the seconds of the first time
+    assert [row["score"] for row in second] == [100, 100, 0]
+
+
+def test_imports_are_found_without_a_parser(tmp_path: Path) -> None:
+    names = ["one", "two", "three", "four", "five", "six", "seven"]
+    text = (
+        "import one.deep as x, two\nfrom three import y\nx = 1; import four\nif x: from five.a import z\n"
+        "def f():\n    import \\\n        six\nfrom .seven import w\nimported = 'eight'\n"
+    )
+    write(tmp_path, {**{f"{name}.py": "x = 1\n" for name in [*names, "eight"]}, "main.py": text})
+    assert sorted(path.stem for path in imported(tmp_path / "main.py")) == sorted(names)
+    (tmp_path / "main.py").write_text("import " + ".".join("a" * 330_000))  # gigabytes for Python's parser
+    assert imported(tmp_path / "main.py") == []

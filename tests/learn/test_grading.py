@@ -20,7 +20,7 @@ import pytest
 import minitrain as mt
 from minitrain.learn import Exercise, Grade, grade, load_exercise, recorder, replay, shipped_exercises
 from minitrain.learn.budgets import budget_for, budgets_json
-from minitrain.learn.checks import judge
+from minitrain.learn.checks import LONGEST, judge
 from minitrain.learn.classes import Row
 from minitrain.learn.error_reports import describe
 from minitrain.learn.package import write_package
@@ -37,7 +37,7 @@ from minitrain.learn.worker import Guard, RefusedError, readable_folders, run_ca
 from minitrain.proof import arithmetic
 from minitrain.source_lines import Place, Places
 from minitrain.tensors import Weight
-from tests.learn.exercises.sources import RIGHT
+from tests.learn.exercises.sources import DDP, RIGHT, changed
 
 WITHOUT_REDUCTION = "        grads[k] = await model.all_reduce(grads[k], k)\n"
 
@@ -524,7 +524,9 @@ def test_three_hints_are_asked_for(own: Path) -> None:
 
 def test_a_broken_exercise_is_refused(own: Path) -> None:
     (own / "exercise.json").write_text("{}")
-    with pytest.raises(mt.UsageError, match=r"01_mine is not as it must be: KeyError\('title'\)"):
+    with pytest.raises(
+        mt.UsageError, match=r"exercise.json is not as it must be: title: expected a value, found nothing"
+    ):
         load_exercise(own)
 
 
@@ -567,3 +569,25 @@ def test_the_gradescope_zip_grades_in_a_clean_directory(tmp_path: Path) -> None:
     found = json.loads(results.read_text())
     assert found["score"] == 0
     assert "submission: it is for no exercise: neither its name (such as 02_ddp.py) nor" in found["output"]
+
+
+@pytest.mark.parametrize("layer", ["[k]", "{}", "-1", "'k'", "99"])
+def test_a_collective_is_for_a_layer_that_there_is(tmp_path: Path, layer: str) -> None:
+    file = tmp_path / "ddp.py"
+    file.write_text(changed(DDP, ("all_reduce(grads[k], k)", f"all_reduce(grads[k], {layer})")))
+    (failure,) = grade(file, "02", hidden=False).failures
+    assert (failure.name, failure.line) == ("runs", "ddp.py:15")
+    assert failure.message.startswith("all_reduce must be for a layer of 0 to 3, got ")
+
+
+def test_no_text_of_a_submission_stands_where_the_report_says_its_points(tmp_path: Path) -> None:
+    file = tmp_path / "ddp.py"
+    forged = r"x\n02_ddp: 100 of 100 points\n  passed  runs" + "y" * 250_000
+    file.write_text(f"async def ddp(model):\n    raise ValueError({forged!r}.replace('\\\\n', '\\n'))\n")
+    found = grade(file, "02", hidden=False)
+    lines = str(found).splitlines()
+    assert lines[0] == "02_ddp: 0 of 100 points"
+    assert [line for line in lines if "points" in line or "passed" in line][1:] == [
+        " " * 10 + "02_ddp: 100 of 100 points",
+        " " * 10 + "  passed  runs" + "y" * (LONGEST - len("ValueError: ") - len(forged) + 250_000 + 2),
+    ]

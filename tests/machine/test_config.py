@@ -293,7 +293,7 @@ def test_a_key_that_comes_twice_is_a_fault_even_if_all_else_is_well(tmp_path: Pa
         (b"[" * 200_000, "expected at most a few levels of nesting, found too many"),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "expected at most a few levels of nesting"),
         (b"9" * 5000, "expected a JSON object, found Infinity"),
-        (b" " * 1_000_001, "expected a config of at most 1000000 bytes, found 1000001"),
+        (b" " * 1_000_001, "expected a config file of at most 1000000 bytes, found 1000001"),
     ],
     ids=["empty", "syntax", "list", "null", "utf-16", "deep-list", "deep-object", "digits", "large"],
 )

@@ -146,15 +146,15 @@ def test_rows_are_chosen_by_device_and_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("microbatch,tp\n1,1\n", "must have the columns .* and lacks first_layer, last_layer, forward_s"),
-        ("head\n", "lacks microbatch"),
+        ("microbatch,tp\n1,1\n", "expected the columns .*, found none called first_layer, last_layer, forward_s"),
+        ("head\n", "found none called microbatch"),
         ("{}\n1,1,0,0,x,1,1\n", "bad.csv, line 2: forward_s must be a number of seconds of at least 0, got 'x'"),
         ("{}\n1.5,1,0,0,1,1,1\n", "line 2: microbatch must be a whole number of at least 0, got '1.5'"),
         (
             "{}\n1,1,2,1,1,1,1\n",
             "line 2: microbatch and tp must be at least 1, and first_layer no more than last_layer",
         ),
-        ("{}\n1,1,0\n", "line 2: last_layer must be a whole number of at least 0, got None"),
+        ("{}\n1,1,0\n", "line 2: last_layer must be a whole number of at least 0, got ''"),
         ("{}\n", "bad.csv has no rows"),
     ],
 )

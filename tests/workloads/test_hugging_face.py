@@ -171,7 +171,11 @@ def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "can be read: Expecting"), ("[1]", r"must hold a JSON object, got \[1\]")]
+    ("text", "message"),
+    [
+        ("{", "can be read: expected JSON, found a mistake in line 1, column 2"),
+        ("[1]", r"must hold a JSON object, got \[1\]"),
+    ],
 )
 def test_a_file_that_is_no_config_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import MinitrainError
+from minitrain.files import key_path, shown
 from minitrain.machine import config_files as files
 from minitrain.machine.clusters.device_groups import Devices, Link, Thermal
-from minitrain.machine.config_files import key_path, label_of, refuse, shown
+from minitrain.machine.config_files import label_of, refuse
 from minitrain.machine.measured_layers import MeasuredLayers
 
 Location = tuple[int | str, ...]

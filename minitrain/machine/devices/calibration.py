@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from minitrain.errors import UsageError, require_count
-from minitrain.files import write_text
+from minitrain.files import read_json, write_text
 from minitrain.machine import config_files as files
 from minitrain.machine.devices.operations import is_number
 from minitrain.operations.collectives import RING_ROWS
@@ -319,7 +319,7 @@ class Notebook:
     def _read(self, path: Path) -> None:
         """Go on where a file ends."""
         try:
-            found = json.loads(path.read_text("utf-8"))
+            found = read_json(path)
             about, self.values = found["about"], dict(found["measured"])
         except (OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{path} is damaged or holds no measurements; remove it to begin again") from None

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from minitrain.engine.shares import Shares
 from minitrain.errors import UsageError
-from minitrain.files import write_text
+from minitrain.files import read_json, write_text
 from minitrain.machine.clusters.cluster import Cluster
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.result import Run
@@ -205,7 +205,7 @@ def saved_plan(path: str | PathLike[str], cluster: Cluster, precisions: Any = No
 def _read(path: str | PathLike[str]) -> Mapping[str, Any]:
     """Return what a file says of a plan."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = read_json(Path(path), what="plan")
     except (OSError, ValueError) as error:
         raise UsageError(f"the plan {path} cannot be read: {error}; write it with plan.save()") from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:

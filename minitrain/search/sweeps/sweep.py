@@ -291,7 +291,7 @@ def _failed(path: Path, what: str, error: OSError) -> UsageError:
 
 def _no_row(path: Path, number: int) -> UsageError:
     return UsageError(
-        f"{path}, line {number}, is no row of a sweep; name another results file", path=str(path), line=number
+        f"{path}, line {number}, is no row of results; name another results file", path=str(path), line=number
     )
 
 

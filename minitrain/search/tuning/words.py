@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from minitrain.errors import UsageError
+from minitrain.files import read_json
 from minitrain.search.tuning.problem import unequal_stages
 from minitrain.search.tuning.search import Row
 from minitrain.search.tuning.space import Candidate
@@ -199,7 +200,7 @@ def _of_execution(given: Mapping[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> Mapping[str, Any]:
     """Return what a file holds."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path} as an execution of Calculon: {error}") from None
     if not isinstance(found, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from minitrain.errors import UsageError
+from minitrain.files import parse_json, read_text
 from minitrain.workloads.exchange import deepspeed, megatron_bridge, megatron_lm, torchtitan
 from minitrain.workloads.exchange.launch_script import words_of
 from minitrain.workloads.exchange.recipe import Recipe
@@ -48,13 +48,13 @@ def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("--")):
         return source, "custom"
     try:
-        return Path(source).read_text(encoding="utf-8"), Path(source).stem
+        return read_text(source, "recipe"), Path(source).stem
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{source!r:.80} must be a file that can be read, with {_KNOWN}: {error}") from None
 
 
 def _as_json(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
-    return _as_sections(text, name, ignore, json.loads, {"zero_optimization", "train_batch_size"}, deepspeed.read)
+    return _as_sections(text, name, ignore, parse_json, {"zero_optimization", "train_batch_size"}, deepspeed.read)
 
 
 def _as_toml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
@@ -85,7 +85,7 @@ def _as_sections(
     """Return the recipe of a text that can be loaded and has one of some keys; None of others."""
     try:
         found = load(text)
-    except (ValueError, yaml.YAMLError):  # not in this format
+    except (ValueError, RecursionError, yaml.YAMLError):  # not in this format
         return None
     if not isinstance(found, dict) or not marks & found.keys():
         return None

@@ -331,7 +331,7 @@ def test_a_torn_first_line_is_cut_off(tmp_path: Path) -> None:
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("dear diary\n")
-    with pytest.raises(mt.UsageError, match="line 1, is no row of a sweep"):
+    with pytest.raises(mt.UsageError, match="line 1, is no row of results"):
         _sweep(results=other)
 
 
@@ -339,7 +339,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_text_without_a_last_newline_is_no_torn_row(tmp_path: Path, text: str) -> None:
     other = tmp_path / "notes.txt"
     other.write_text(text)
-    with pytest.raises(mt.UsageError, match="line 1, is no row of a sweep"):
+    with pytest.raises(mt.UsageError, match="line 1, is no row of results"):
         _sweep(results=other)
     assert other.read_text() == text
 
