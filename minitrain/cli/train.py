@@ -31,6 +31,7 @@ def train(
     data: str | None = None,
     seed: int = 0,
     dtype: str = "float32",
+    compile: bool = False,  # noqa: A002  (as of `mt.train`)
     backend: str = BACKENDS[0],
     checkpoints: Path | None = None,
     checkpoint_every: int = 10,
@@ -56,6 +57,7 @@ def train(
         data (FILE): A text to learn, byte by byte; the shipped strategies' source by default.
         seed (N): Of initial weights and samples.
         dtype (NAME): float32, float64, or bfloat16 with float32 masters.
+        compile: Let torch.compile make the layers; needs a C++ compiler.
         backend (NAME): Of torch.distributed: gloo.
         checkpoints (FOLDER): Write checkpoints there, and go on from the newest.
         checkpoint_every (N): Steps from checkpoint to checkpoint.
@@ -97,6 +99,7 @@ def train(
             data=data,
             seed=seed,
             dtype=dtype,
+            compile=compile,
             backend=backend,
             checkpoints=checkpoints,
             checkpoint_every=checkpoint_every,

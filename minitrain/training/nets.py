@@ -8,7 +8,7 @@ sample; the first step's loss is about log 256 = 5.55 nats a byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, final
@@ -54,14 +54,42 @@ def read_text(data: Any = None) -> bytes:
     return text
 
 
+class Compiled:
+    """What torch has compiled, each once however many layers are alike."""
+
+    def __init__(self) -> None:
+        from torch._dynamo import config as tracing  # noqa: PLC0415  (takes seconds)
+        from torch._functorch import config as graphs  # noqa: PLC0415
+        from torch._inductor import config as kernels  # noqa: PLC0415
+
+        tracing.recompile_limit = 256  # one function makes all layers
+        graphs.donated_buffer = False  # a split backward goes through a graph twice
+        kernels.compile_threads = 1  # no processes beside the ranks
+        self._known: dict[Any, Callable[..., Any]] = {}
+
+    def get(self, key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as it was compiled for a key, or else compile it."""
+        if key not in self._known:
+            self._known[key] = torch.compile(function, dynamic=False)
+        return self._known[key]
+
+
 class Dense:
     """Layers y = tanh(x) W of one width."""
 
     def __init__(
-        self, num_layers: int, width: int, optimizer: Adam | Momentum, dtypes: Datatypes, device: torch.device
+        self,
+        num_layers: int,
+        width: int,
+        optimizer: Adam | Momentum,
+        dtypes: Datatypes,
+        device: torch.device,
+        *,
+        compiles: bool = False,
     ) -> None:
         self.width = width
-        self.layers: Sequence[Layer] = [self._layer] * num_layers
+        layer = Compiled().get("layer", self._layer) if compiles else self._layer
+        self.layers: Sequence[Layer] = [layer] * num_layers
         self.optimizer = optimizer
         self.dtypes = dtypes
         self.device = device
@@ -93,6 +121,7 @@ class DenseBytes(Dense):
         optimizer: takes the step.
         dtypes: of its numbers.
         device: where they are.
+        compiles: whether torch compiles the layers.
     """
 
     def __init__(
@@ -104,10 +133,12 @@ class DenseBytes(Dense):
         optimizer: Adam | Momentum | None = None,
         dtypes: Datatypes = SINGLE,
         device: torch.device = CPU,
+        *,
+        compiles: bool = False,
     ) -> None:
         if width < NUM_BYTES or width % CONTEXT:
             raise UsageError(f"width must be a multiple of {CONTEXT} of at least {NUM_BYTES}, got {width}", width=width)
-        super().__init__(num_layers, width, optimizer or Adam(rate=2e-3), dtypes, device)
+        super().__init__(num_layers, width, optimizer or Adam(rate=2e-3), dtypes, device, compiles=compiles)
         self._seed = seed
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         codes = torch.randn(NUM_BYTES, width // CONTEXT, generator=self._generator(-1), dtype=torch.float64)
@@ -154,12 +185,19 @@ class DenseProof(Dense):
         problem: data, initial weights and optimizer.
         dtypes: of its numbers.
         device: where they are.
+        compiles: whether torch compiles the layers.
     """
 
     def __init__(
-        self, num_layers: int, problem: Problem, dtypes: Datatypes = DOUBLE, device: torch.device = CPU
+        self,
+        num_layers: int,
+        problem: Problem,
+        dtypes: Datatypes = DOUBLE,
+        device: torch.device = CPU,
+        *,
+        compiles: bool = False,
     ) -> None:
-        super().__init__(num_layers, problem.width, problem.optimizer, dtypes, device)
+        super().__init__(num_layers, problem.width, problem.optimizer, dtypes, device, compiles=compiles)
         self._problem = problem
 
     def initial_weight(self, layer: int, part: Part) -> torch.Tensor:  # noqa: ARG002  (layers are whole)

@@ -63,6 +63,7 @@ class Training:
     numerics: Any
     folder: Any
     checkpoint_every: int
+    compiles: bool = False
 
     @cached_property
     def net(self) -> Callable[[], Net]:
@@ -71,18 +72,26 @@ class Training:
         if isinstance(workload, TransformerWorkload):
             if self.numerics is not None:
                 problem: Any = problem_of(self.numerics, workload)
-                return partial(TransformerNet, problem, None, dtypes)
+                return partial(TransformerNet, problem, None, dtypes, compiles=self.compiles)
             optimizer = self.optimizer or Adam(rate=2e-3)
             sizes = workload.model, workload.seq_len
             own = TransformerProblem(*sizes, self.seed, optimizer, most_parameters=None)
-            return partial(TransformerNet, own, read_text(self.data), dtypes)
+            return partial(TransformerNet, own, read_text(self.data), dtypes, compiles=self.compiles)
         if not isinstance(workload, DenseRows):
             raise UsageError(f"real processes train dense layers and transformers, got {workload!r:.80}")
         if self.numerics is not None:
             dense: Any = problem_of(self.numerics)
-            return partial(DenseProof, self.run.num_layers, dense, dtypes)
+            return partial(DenseProof, self.run.num_layers, dense, dtypes, compiles=self.compiles)
         text = read_text(self.data)
-        return partial(DenseBytes, self.run.num_layers, text, seed=self.seed, optimizer=self.optimizer, dtypes=dtypes)
+        return partial(
+            DenseBytes,
+            self.run.num_layers,
+            text,
+            seed=self.seed,
+            optimizer=self.optimizer,
+            dtypes=dtypes,
+            compiles=self.compiles,
+        )
 
     @property
     def _dtypes(self) -> Datatypes:
@@ -141,6 +150,8 @@ class Training:
             UsageError: it is not, it has not, or the checkpoint is of another run.
         """
         _ = self.net  # refuses what it does not know
+        if self.compiles:
+            require_compiler()
         found = self.checkpoints and self.checkpoints.newest()
         if found and found[0] >= self.steps:
             raise UsageError(
@@ -163,12 +174,29 @@ class Training:
             steps=self.steps,
             backend=self.backend,
             meeting=meeting,
-            timeout_s=TIMEOUT_S,
+            timeout_s=TIMEOUT_S * (10 if self.compiles else 1),  # others may still compile
             threads=1,
             checkpoints=self.checkpoints,
             predictor=program.run.prepared.predictor_of(rank),
             versions={"program": program.digest[:12], **self.versions},
         )
+
+
+def require_compiler() -> None:
+    """Require what torch.compile needs on a CPU.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415  (only where layers are compiled)
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        raise UsageError(
+            "compile=True (--compile) needs a C++ compiler such as g++, which torch.compile does not find here; "
+            "install one, or name it in CXX"
+        ) from error
 
 
 def require_room(program: Program, num_here: int) -> None:

@@ -43,6 +43,7 @@ def train(
     optimizer: Adam | Momentum | None = None,
     seed: int = 0,
     dtype: str = "float32",
+    compile: bool = False,  # noqa: A002  (as torch's own)
     numerics: Problem | TransformerProblem | str | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
@@ -72,6 +73,7 @@ def train(
         seed: of initial weights, and of which samples are drawn.
         dtype: of all numbers, "float32" or "float64"; or "bfloat16" for weights and activations, with gradients as the
             workload's precision has them, and moments and a copy of the weights in float32.
+        compile: whether torch.compile makes the layers, which needs a C++ compiler, and minutes before the first step.
         numerics: train on the numbers of a proof instead, as for `simulate`.
         checkpoints: a folder for checkpoints; a run goes on from the newest there.
         checkpoint_every: after how many steps one is written; the last step's always is.
@@ -120,6 +122,7 @@ def train(
         optimizer=optimizer,
         seed=seed,
         dtype=dtype,
+        compiles=compile,
         numerics=numerics,
         folder=checkpoints,
         checkpoint_every=checkpoint_every,

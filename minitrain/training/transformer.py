@@ -34,7 +34,7 @@ from minitrain.proof.units import WHOLE, Part, held_by_all, taken
 from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.training.contents import Attended, KeysValues, Positions, Rows
 from minitrain.training.layers import Datatypes, Layer, wide
-from minitrain.training.nets import SINGLE
+from minitrain.training.nets import SINGLE, Compiled
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 
@@ -51,9 +51,8 @@ def shapes_of(unit: Unit, part: Part = WHOLE) -> Mapping[str, tuple[int, ...]]:
     return {weight.name: weight.part(part.degrees) for weight in unit.weights if part.has(weight)}
 
 
-def by_name(flat: torch.Tensor, unit: Unit, part: Part = WHOLE) -> Weights:
+def by_name(flat: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Weights:
     """Return the flat weight of a part of a unit as the arrays that it consists of."""
-    shapes = shapes_of(unit, part)
     pieces = flat.split([prod(shape) for shape in shapes.values()])
     return {name: values.view(shape) for (name, shape), values in zip(shapes.items(), pieces, strict=True)}
 
@@ -339,6 +338,20 @@ _UNITS: Mapping[str, tuple[Callable[..., Border], Callable[..., torch.Tensor]]] 
 }
 
 
+def _both(border: Callable[..., Border], inside: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return what a whole unit makes of its input."""
+
+    def whole(own: Piece, x: torch.Tensor) -> torch.Tensor:
+        inner, rest = border(own, x)
+        made = inside(own, inner)
+        return made if rest is None else made + rest
+
+    return whole
+
+
+_WHOLE = {kind: _both(*steps) for kind, steps in _UNITS.items()}
+
+
 @final
 class TransformerNet:
     """A transformer on the tokens of a proof, or on the bytes of a text.
@@ -348,6 +361,7 @@ class TransformerNet:
         text: bytes to learn, each a token.
         dtypes: of its numbers.
         device: where they are.
+        compiles: whether torch compiles what is computed, but for experts, whose sizes depend on the router.
 
     Raises:
         UsageError: the model's vocabulary has not all bytes.
@@ -359,6 +373,8 @@ class TransformerNet:
         text: bytes | None = None,
         dtypes: Datatypes = SINGLE,
         device: torch.device = CPU,
+        *,
+        compiles: bool = False,
     ) -> None:
         model = problem.model
         if text is not None and model.vocab_size < 256:
@@ -371,13 +387,18 @@ class TransformerNet:
         self.rule = RoutingRule(model.num_experts, model.experts_per_token, problem.capacity_factor)
         self.layers: Sequence[Layer] = [partial(self._whole, layer) for layer in range(len(self.units))]
         self.positions = cache(self._positions)
+        self._compiled = Compiled() if compiles else None
 
     def taking(self, function: Callable[..., Any], layer: int, part: Part, positions: Positions = None) -> Any:
         """Return a function of a piece as one of the flat weight of a part of a layer, and of tensors."""
-        unit, given = self.units[layer], (positions, part)
-        return lambda weight, *rest: function(
-            Piece(self.problem.model, self.rule, by_name(weight, unit, part), *given), *rest
-        )
+        shapes, model, rule = shapes_of(self.units[layer], part), self.problem.model, self.rule
+
+        def take(weight: torch.Tensor, where: Positions, *given: torch.Tensor) -> Any:
+            return function(Piece(model, rule, by_name(weight, shapes), where, part), *given)
+
+        if self._compiled is not None and not isinstance(function, partial) and self.units[layer].kind != "moe":
+            take = self._compiled.get((function, part, tuple(shapes.items())), take)
+        return lambda weight, *given: take(weight, positions, *given)
 
     def border(self, layer: int, part: Part, positions: Positions) -> Any:
         """Return the border of a part of a layer, as a function of its flat weight and its input."""
@@ -389,9 +410,8 @@ class TransformerNet:
 
     def _whole(self, layer: int, weight: torch.Tensor, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         """Return what a whole layer makes of its input."""
-        inner, rest = self.border(layer, WHOLE, positions)(weight, x)
-        made: torch.Tensor = self.inside(layer, WHOLE, positions)(weight, inner)
-        return made if rest is None else made + rest
+        found: torch.Tensor = self.taking(_WHOLE[self.units[layer].kind], layer, WHOLE, positions)(weight, x)
+        return found
 
     def size(self, layer: int, part: Part) -> int:
         """Return the number of elements of a part of a unit's weight."""
