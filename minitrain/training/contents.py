@@ -7,7 +7,7 @@ proofs. A shard that is cut off is a copy, so that the whole can be freed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
 import torch
@@ -115,12 +115,6 @@ class Rows:
         """Return what came for the same tokens."""
         return Rows(values, self.positions)
 
-    def moved(self, place: Any) -> Rows:
-        """Return a copy on another device; what is kept for backward moves there."""
-        if self.kept is not None:
-            self.kept.move(place)
-        return Rows(self.values.to(place, copy=True), self.positions, self.kept)
-
 
 @final
 @dataclass(slots=True, eq=False)
@@ -173,10 +167,6 @@ class KeysValues:
         """Return keys and values that are one tensor."""
         keys, own = values.split([self.keys.shape[-1], self.values.shape[-1]], -1)
         return KeysValues(keys, own, positions)
-
-    def moved(self, place: Any) -> KeysValues:
-        """Return a copy on another device."""
-        return KeysValues(self.keys.to(place, copy=True), self.values.to(place, copy=True), self.positions)
 
 
 @final
@@ -243,10 +233,6 @@ class Flat:
         """Return what is sent."""
         return self.settled().values.contiguous()
 
-    def moved(self, place: Any) -> Flat:
-        """Return a copy on another device."""
-        return Flat(self.settled().values.to(place, copy=True), self.pieces, self.size)
-
 
 def put_together(contents: Iterable[Flat]) -> Flat:
     """Return the elements of several, which have none in common."""
@@ -311,10 +297,6 @@ class Attended:
         mine, theirs = ((each.log_sum_exp - total).exp().nan_to_num(0.0)[..., None] for each in (self, other))
         return Attended((mine * self.output + theirs * other.output).to(self.output.dtype), total)
 
-    def moved(self, place: Any) -> Attended:
-        """Return a copy on another device."""
-        return Attended(self.output.to(place, copy=True), self.log_sum_exp.to(place, copy=True))
-
 
 @final
 @dataclass(slots=True, eq=False)
@@ -355,11 +337,6 @@ class Logits:
                 f"those of part {known} of {self.num_parts}: call loss on every rank that holds a part of the head"
             )
         return Rows(self.pieces[part], self.positions)
-
-    def moved(self, place: Any) -> Logits:
-        """Return a copy on another device."""
-        pieces = {part: values.to(place, copy=True) for part, values in self.pieces.items()}
-        return replace(self, pieces=pieces, statistics=self.statistics.to(place, copy=True))
 
 
 def merge_statistics(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -410,12 +387,20 @@ class Copies:
             found[origin][expert] = piece
         return Copies(found)
 
-    def moved(self, place: Any) -> Copies:
-        """Return a copy on another device; what is kept for backward moves there."""
-        if self.kept is not None:
-            self.kept.move(place)
-        found = {
-            origin: {expert: rows.to(place, copy=True) for expert, rows in of_origin.items()}
-            for origin, of_origin in self.rows.items()
-        }
-        return Copies(found, self.kept)
+
+def moved(value: Any, place: Any) -> Any:
+    """Return a copy of a content on another device; what is kept for backward moves there.
+
+    Positions stay, as indices: whoever communicates compares them.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.to(place, copy=True)
+    if isinstance(value, Mapping):
+        return {key: moved(each, place) for key, each in value.items()}
+    if hasattr(value, "move"):
+        value.move(place)
+        return value
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    names = [each.name for each in fields(value) if each.name != "positions"]
+    return replace(value, **{name: moved(getattr(value, name), place) for name in names})

@@ -13,7 +13,7 @@ kept belongs to that shard then, which stands for the input when memory is count
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -109,24 +109,9 @@ class Border:
 _NOTHING = torch.zeros(())  # the gradient of tokens' numbers
 
 
-class _Steps:
-    """What several steps keep for backward."""
-
-    def move(self, place: Any) -> None:
-        """Keep the same on another device."""
-        for each in fields(self):  # type: ignore[arg-type]  # those that extend it are dataclasses
-            value = getattr(self, each.name)
-            if isinstance(value, Kept):
-                value.move(place)
-            elif isinstance(value, torch.Tensor):
-                setattr(self, each.name, value.to(place))
-            elif hasattr(value, "moved"):
-                setattr(self, each.name, value.moved(place))
-
-
 @final
 @dataclass(slots=True, eq=False)
-class _Part(_Steps):
+class _Part:
     """What a part of a layer keeps.
 
     Args:
@@ -142,7 +127,7 @@ class _Part(_Steps):
 
 @final
 @dataclass(slots=True, eq=False)
-class _Attention(_Steps):
+class _Attention:
     """What an attention keeps that is taken in steps.
 
     Args:
@@ -170,7 +155,7 @@ class _Attention(_Steps):
 
 @final
 @dataclass(slots=True, eq=False)
-class _Routed(_Steps):
+class _Routed:
     """What a router keeps of some samples, until they have gone back.
 
     Args:

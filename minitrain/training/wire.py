@@ -35,6 +35,7 @@ from minitrain.training.contents import (
     Rows,
     bounds,
     merge_statistics,
+    moved,
     part_of,
     pieces_of,
     put_together,
@@ -253,7 +254,7 @@ class ProcessExecutor(ContentExecutor):
             self.spans[row] = began, perf_counter()
         elif op in ("offload", "fetch"):
             place = "cpu" if op == "offload" else self._arithmetic.net.device
-            operation.outcome._content = _moved(given[0]._content, place)
+            operation.outcome._content = moved(given[0]._content, place)
             self.spans[row] = began, perf_counter()
         return operation
 
@@ -607,14 +608,6 @@ def room_for(symbol: Any, arithmetic: Arithmetic) -> tuple[torch.Tensor, Callabl
     layer = symbol.layer + isinstance(symbol, ActivationGrad)
     shape = net.shape(layer, len(symbol.samples), positions)
     return torch.empty(shape, dtype=net.dtypes.compute, device=net.device), lambda values: Rows(values, positions)
-
-
-def _moved(content: Any, place: Any) -> Any:
-    """Return a copy of a content on another device."""
-    if isinstance(content, PartialGrad):
-        inner: Any = content.inner
-        return replace(content, inner=inner.moved(place))
-    return content.moved(place)
 
 
 def number_of(tag: Any) -> int:
