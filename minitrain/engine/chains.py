@@ -135,7 +135,7 @@ class Chains:
 def _link(operation: Operation, given: list[Any]) -> Chain:
     """Return what an operation waits for, and note in the log and on its inputs that it does."""
     chain = operation.chain = Chain([], [])
-    launched = [value.operation for value in given if isinstance(value, Launched)]
+    launched = [value._operation for value in given if isinstance(value, Launched)]
     for made in dict.fromkeys(launched):
         memory = made.launched_memory
         assert memory is not None
@@ -176,7 +176,7 @@ def _result(item: Any, results: Mapping[Operation, Any]) -> Any:
     """Return what stands for an item of what an operation was given."""
     if not isinstance(item, Launched):
         return item
-    return None if isinstance(item, Unused) else results[item.operation]
+    return None if isinstance(item, Unused) else results[item._operation]
 
 
 def _listed(result: Any) -> list[Any]:

@@ -174,7 +174,7 @@ class Communication(HostMemory):
             raise UsageError(f"the source of a {op} must be in the group {member.ranks}, got {root!r}")
         value: Any = v
         if COLLECTIVES[op].gives == "copy" and root != self._rank and member.size > 1:
-            value = Unused(v.operation) if isinstance(v, Launched) else None
+            value = Unused(v._operation) if isinstance(v, Launched) else None
         if value is None and root == self._rank:
             raise TensorTypeError(f"{op} on rank {self._rank} needs a tensor, got None", rank=self._rank)
         return value, layer, member, root
@@ -218,7 +218,7 @@ class Communication(HostMemory):
         value = list(v) if isinstance(v, tuple) else v
         for item in value if isinstance(value, list) else (value,):
             if isinstance(item, Launched):
-                self._require_result(op, item.operation)
+                self._require_result(op, item._operation)
                 self._chains = self._chains or Chains()
             elif item is None and value is not None:
                 raise TensorTypeError(f"{op} on rank {self._rank} needs tensors, got {value!r:.80}", rank=self._rank)

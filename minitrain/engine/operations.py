@@ -305,17 +305,17 @@ class Operation(Call):
 class Launched(Generic[T]):
     """An operation that runs beside others, as the strategy holds it: `await` it for its result, any number of times.
 
-    Attributes:
-        operation: the operation.
+    The operation has the result as soon as that is known, and nothing public leads to it: a result may be used from the
+    end of its operation on.
     """
 
-    __slots__ = ("operation",)
+    __slots__ = ("_operation",)
 
     def __init__(self, operation: Operation) -> None:
-        self.operation = operation
+        self._operation = operation
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self.operation.__await__()
+        return self._operation.__await__()
 
 
 class Unused(Launched[None]):

@@ -131,7 +131,7 @@ class _Watched:
         """Submit a communication to run beside what follows; see `Model.launch`."""
         launched: Launched[T] = super().launch(operation)  # type: ignore[misc]
         if self._observer is not None:
-            self._observer.launched(launched.operation)
+            self._observer.launched(launched._operation)
         return launched
 
     def _resize(self, tensor: Any, units: int) -> None:

@@ -20,7 +20,7 @@ from minitrain.errors import UsageError
 from minitrain.learn.exercise import Amount, Case, Exercise, load_exercise, read_part
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
-from minitrain.learn.usage import ActivationMeter, communication_by_kind, kept_by_rank
+from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in, kept_by_rank
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.tensors import Activation, OptState, Weight, WeightGrad
@@ -44,6 +44,7 @@ class Budget:
             exercise does not limit them.
         activation_bytes: the most activations that a rank may hold, by rank; empty if the exercise does not limit them.
         reference_memory_bytes: the peak of the reference, which is less than the budget.
+        handed_in: elements of the final weights that all ranks hand in together, by layer; no less is right.
     """
 
     communication_bytes: Amount
@@ -53,6 +54,7 @@ class Budget:
     kept: Sequence[Annotated[int, Ge(0)]] = ()
     activation_bytes: Sequence[Amount] = ()
     reference_memory_bytes: Amount = 0.0
+    handed_in: Sequence[Amount] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,9 @@ def budget_of(measured: Measured, exercise: Exercise) -> Budget:
     total, time_s = sum(by_kind.values()), run.last_clock * TIME_MARGIN
     if exercise.memory_limit_bytes:
         limit = exercise.memory_limit_bytes
-        return Budget(total, by_kind, time_s, limit, reference_memory_bytes=run.peak_memory_bytes)
+        return Budget(
+            total, by_kind, time_s, limit, reference_memory_bytes=run.peak_memory_bytes, handed_in=handed_in(run)
+        )
     slack = _layer_bytes(run, exercise.memory_slack)
     activation = _activation_bytes(run)
     return Budget(
@@ -86,6 +90,7 @@ def budget_of(measured: Measured, exercise: Exercise) -> Budget:
         [kept.most for kept in kept_by_rank(run)],
         [held + activation for held in measured.activation_bytes],
         run.peak_memory_bytes,
+        handed_in(run),
     )
 
 

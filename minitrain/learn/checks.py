@@ -17,7 +17,7 @@ from minitrain.learn.hints import hint_for
 from minitrain.learn.memory import Excess, Moment, excess_of
 from minitrain.learn.replay import Player, replayed
 from minitrain.learn.result import CheckResult, printable
-from minitrain.learn.usage import ActivationMeter, communication_by_kind
+from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in
 from minitrain.learn.wire import MOST_STEPS
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import Problem
@@ -88,6 +88,9 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
         judged = _broken(exercise, case, error, lines)
         judged.run = replay.run  # which came to its end if only its numbers are wrong
         return judged
+    lacking = _handed_in_less(exercise, case, replay.run)
+    if lacking is not None:
+        return Judged({**judged, "laws": lacking})
     judged.update(_passed("numerics"))
     judged.update(_budgets(exercise, case, replay, replay.run))
     return judged
@@ -234,6 +237,23 @@ def _difference(error: MinitrainError) -> str:
     """Return by how much the numbers differ, in words."""
     found = re.search(r"Mismatched elements: [^\n]*", str(error))
     return f"differences up to {error.difference:.3g}" + (f" ({found.group(0)})" if found else "")
+
+
+def _handed_in_less(exercise: Exercise, case: Case, run: Run) -> CheckResult | None:
+    """Return that the ranks hand in less of a layer's final weight than the reference does; None if they do not."""
+    for layer, (least, found) in enumerate(zip(budget_for(exercise, case).handed_in, handed_in(run), strict=False)):
+        if found < least * (1 - 1e-9):
+            return failed(
+                exercise,
+                case,
+                "laws",
+                "the final weight must lie on the ranks as the statement asks, so that the next step can begin there: "
+                f"all ranks together hand in {found:.0f} elements of layer {layer}; gather it where it must be whole",
+                layer=layer,
+                expected=f"at least {least:.0f} elements",
+                got=f"{found:.0f}",
+            )
+    return None
 
 
 def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Results:

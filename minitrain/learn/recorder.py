@@ -108,7 +108,7 @@ def name_of(value: Any, submitted: Mapping[int, int] = MappingProxyType({})) -> 
         submitted: the steps that submitted communications, by row.
     """
     if isinstance(value, Launched):
-        return {"launched": submitted.get(value.operation.row)}
+        return {"launched": submitted.get(value._operation.row)}
     content = value if isinstance(value, Made) else getattr(value, "_content", None)
     if isinstance(content, Made):
         return [content.step, content.place]

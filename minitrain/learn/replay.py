@@ -8,19 +8,22 @@ time and the number of its tensors are limited.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from minitrain import tensors
 from minitrain.engine.model import Model
-from minitrain.errors import MinitrainError, StrategyError
+from minitrain.errors import LawError, MinitrainError, StrategyError
 from minitrain.learn.recorder import Step, leaves
 from minitrain.operations import COLLECTIVES, STORES
 from minitrain.operations.computations import COMPUTATIONS, names_of
+from minitrain.tensors.index_sets import overlapping_shards
 
 KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
 _COMPUTED = frozenset(COMPUTATIONS) - {"combine", "set_final_weight"} | {"combine_outputs"}  # tensors combine too
 _INPUTS = frozenset(names_of("input"))
+_LOADS = frozenset(names_of("load"))
 
 MOST_TENSORS = 100_000
 """Tensors that all ranks together may have at once; those of the shipped runs have some hundreds each."""
@@ -78,6 +81,7 @@ class Player:
     Attributes:
         values: the tensors that the strategy can reach, by step and place among its results.
         works: its communications, by step.
+        loaded: what shards and parts were loaded, by step and layer, each as (shards, shard, parts, part).
         activation_units: what the activations among the tensors take, in units of the account of memory.
     """
 
@@ -85,6 +89,7 @@ class Player:
         self.model = model
         self.values: dict[tuple[int, int], Any] = {}
         self.works: dict[int, Any] = {}
+        self.loaded: dict[tuple[str, int], list[tuple[int, ...]]] = defaultdict(list)
         self.activation_units = 0
         self.special: Mapping[str, Callable[..., None]] = {
             "put": self.put,
@@ -154,7 +159,30 @@ class Player:
             named = last["named"]
         if kind not in _INPUTS:  # whose lists are of numbers
             what = tuple(self.value(item) if isinstance(item, list | dict) else item for item in what)
-        self.keep(number, operation(*what, **named))
+        made = operation(*what, **named)
+        if kind in _LOADS:
+            self.require_first_load(kind, made[0])
+        self.keep(number, made)
+
+    def require_first_load(self, kind: str, weight: Any) -> None:
+        """Require that a rank loads what it begins with once, and then keeps it or gets it from other ranks.
+
+        Raises:
+            LawError: a part of it was loaded before.
+        """
+        (shard,), (part,) = weight.shards, getattr(weight, "parts", (0,))
+        for other_shards, other_shard, other_parts, other_part in self.loaded[kind, weight.layer]:
+            if other_shard not in overlapping_shards(shard, weight.num_shards, other_shards):
+                continue
+            if other_part not in overlapping_shards(part, weight.num_parts, other_parts):
+                continue
+            raise LawError(
+                f"{kind} on rank {self.model.rank}: weights of layer {weight.layer} were loaded before, at least in "
+                "part; they are loaded once in a step, so keep what is needed again, or gather it",
+                rank=self.model.rank,
+                layer=weight.layer,
+            )
+        self.loaded[kind, weight.layer].append((weight.num_shards, shard, weight.num_parts, part))
 
     def put(self, store: str, key: int, name: Any) -> None:
         """Put a tensor into a store."""

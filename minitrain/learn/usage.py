@@ -99,6 +99,17 @@ def kept_of(log: Iterable[Event]) -> Kept:
     return most
 
 
+def handed_in(run: Run) -> list[float]:
+    """Return how many elements of each layer's final weight all ranks hand in, together."""
+    elements = [0.0] * run.num_layers
+    for model in run.models:
+        measure = model.runtime_predictor.workload.memory_elements
+        for weights in (model.final_weights, model.final_experts):
+            for layer, weight in weights.items():
+                elements[layer] += measure(weight)
+    return elements
+
+
 def kept_by_rank(run: Run) -> Sequence[Kept]:
     """Return what each rank of a run kept."""
     return [kept_of(log) for log in run.logs]

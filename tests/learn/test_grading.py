@@ -222,7 +222,10 @@ def test_the_graders_own_run_has_a_limit_of_tensors(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(replay, "MOST_TENSORS", 4)
     with pytest.raises(mt.StrategyError, match="a rank has 4 tensors at once; let go of those that it needs no more"):
         mt.simulate(
-            replayed([[["load_weights", 0, 0, 1]] * 3], "much"), world_size=1, num_layers=1, global_batch_size=1
+            replayed([[["load_weights", 0, shard, 3] for shard in range(3)]], "much"),
+            world_size=1,
+            num_layers=1,
+            global_batch_size=1,
         )
 
 

@@ -126,6 +126,21 @@ WRONG: dict[str, Wrong] = {
         "01", changed(ACCUMULATE, ("while batch > 0:", "while batch > size:")), "laws", "must cover all"),
     "gradients_overwritten": (
         "01", changed(ACCUMULATE, ("grads[layer] + new if layer in grads else new", "new")), "laws", "must cover all"),
+    "weights_loaded_again_and_never_gathered": (
+        "05", changed(ZERO3, ('weights["whole", k] = await model.all_gather(weights["shard", k], k)',
+                              'weights["whole", k], _ = model.load_weights(k)')),
+        "laws", "were loaded before, at least in part"),
+    "states_loaded_last": (
+        "02", changed(DDP, ("weights[k], opt_states[k] = model.load", "weights[k], _ = model.load"),
+                      (REDUCE, REDUCE + "        weights[k], opt_states[k] = model.load_weights(k)\n")),
+        "laws", "were loaded before, at least in part"),
+    "shards_handed_in_that_nobody_gathers": (
+        "03", changed(ZERO1, ("                weights[k] = await model.all_gather(weights[k], k)\n", "")),
+        "laws", "final weight must lie on the ranks as the statement asks"),
+    "one_rank_hands_in": (
+        "02", changed(DDP, ("        model.set_final_weight(k, weights[k])\n",
+                            "        if not model.rank:\n            model.set_final_weight(k, weights[k])\n")),
+        "laws", "final weight must lie on the ranks as the statement asks"),
     # too much of it
     "needless_broadcast": (
         "02", changed(DDP, (REDUCE, REDUCE + "        weights[k] = await model.broadcast(weights[k], 0)\n")),

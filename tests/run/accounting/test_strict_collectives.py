@@ -240,3 +240,26 @@ def test_a_message_that_nobody_has_received_cannot_be_used() -> None:
 
     with pytest.raises(mt.LawError, match="is a message on its way; receive it"):
         strict(program)
+
+
+def test_a_result_is_used_after_its_operation_was_awaited() -> None:
+    is_early = True
+
+    async def looks_behind(model: Any) -> Any:
+        weights, *_ = model.storage()
+        weights["mine"], _ = model.load_weights(0, model.rank, model.world_size)
+        gathered = model.launch(model.all_gather(weights["mine"], 0))
+        await model.barrier(group=[model.rank])
+        while not gathered._operation.settled:
+            await asyncio.sleep(0)
+        weights["whole"] = gathered._operation.outcome
+        if is_early:
+            model.forward(0, model.get_input_activation([0]), weights["whole"])
+        await gathered
+        model.forward(0, model.get_input_activation([0]), weights["whole"])
+        return model
+
+    with pytest.raises(mt.LawError, match=r"forward on rank \d: Weight\(.*nobody has awaited; await that"):
+        mt.simulate(looks_behind, world_size=2, num_layers=1, global_batch_size=1, strict=True, check=False)
+    is_early = False
+    mt.simulate(looks_behind, world_size=2, num_layers=1, global_batch_size=1, strict=True, check=False)

@@ -53,10 +53,12 @@ class LaunchHold:
         window: the ledger's window at the launch while the size of the result is not known, else None.
     """
 
-    __slots__ = ("_held", "window")
+    __slots__ = ("_held", "_results", "_unawaited", "window")
 
     def __init__(self) -> None:
         self._held: list[tuple[Any, Origin]] = []
+        self._results: list[Any] = []
+        self._unawaited: set[int] = set()
         self.window: int | None = None
 
     def add(self, tensor: Any) -> None:
@@ -66,8 +68,17 @@ class LaunchHold:
             origin.buffer.enter()
             self._held.append((tensor, origin.buffer))
 
+    def add_result(self, ledger: Ledger, tensor: Any) -> None:
+        """Hold a result, which nothing may use until the operation is awaited."""
+        self.add(tensor)
+        self._results.append(tensor)  # so that its `id` is its own
+        self._unawaited = ledger.unawaited
+        self._unawaited.add(id(tensor))
+
     def release(self) -> None:
         """Release everything."""
+        self._unawaited.difference_update(map(id, self._results))
+        self._results.clear()
         for _, buffer in self._held:
             buffer.leave()
         self._held.clear()
@@ -90,6 +101,7 @@ class Ledger(Account):
         step: the step of the weights that the present operation computes with; None where it has none.
         submitted: the lines of communications without a result yet, by row.
         holds: what launched operations hold, by row.
+        unawaited: the results of launched operations that nobody has awaited, by `id`.
         lines: the lines that have made something.
         num_submitted: operations that the rank has asked of the transport.
     """
@@ -107,6 +119,7 @@ class Ledger(Account):
         "step",
         "stored",
         "submitted",
+        "unawaited",
         "updated",
     )
 
@@ -122,6 +135,7 @@ class Ledger(Account):
         self.step: int | None = None
         self.submitted: dict[int, Line] = {}
         self.holds: dict[int, LaunchHold] = {}
+        self.unawaited: set[int] = set()
         self._sizes: dict[tuple[type, int, int, int, int], int] = {}
         self.lines = Places(Line)
         self.num_submitted = 0

@@ -30,10 +30,12 @@ class Ledger(Protocol):
 
     Attributes:
         rank: whose it is.
+        unawaited: the results of launched operations that nobody has awaited, by `id`.
         updated: the shards that were updated, by the number of shards, by layer and step.
     """
 
     rank: int
+    unawaited: set[int]
     updated: dict[tuple[int, int], dict[int, set[int]]]
 
 
@@ -113,6 +115,20 @@ def counted_twice(rank: int, first: Any, second: Any) -> LawError:
         layer=first.layer,
         samples=twice,
     )
+
+
+def require_awaited(ledger: Ledger, op: str, given: Iterable[Any]) -> None:
+    """Require that no tensor is the result of a launched operation which may not have ended yet."""
+    for value in given:
+        if id(value) in ledger.unawaited:
+            raise LawError(
+                f"{op} on rank {ledger.rank}: {describe(value)} is the result of a launched operation that nobody has "
+                "awaited; await that for its result, which is there from its end on",
+                op=op,
+                rank=ledger.rank,
+                layer=value.layer,
+                value=value,
+            )
 
 
 def require_usable(ledger: Ledger, op: str, given: Iterable[Any]) -> int | None:

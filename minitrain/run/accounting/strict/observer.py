@@ -31,6 +31,7 @@ from minitrain.run.accounting.strict.buffers import Alias, LaunchHold, Ledger, L
 from minitrain.run.accounting.strict.laws import (
     Members,
     note_update,
+    require_awaited,
     require_exchangeable,
     require_final_weights,
     require_gatherable,
@@ -70,6 +71,8 @@ class StrictAccounting(Observer):
         if op not in COMPUTATIONS:
             self._before_communication(model, ledger, op, given)
             return
+        if ledger.unawaited:
+            require_awaited(ledger, op, given)
         step = _usual_step(ledger, given)
         ledger.step = require_usable(ledger, op, given) if step is _UNUSUAL else step
         if ledger.units - ledger.stored > ledger.most_outside and op not in _UNLOGGED:
@@ -83,6 +86,8 @@ class StrictAccounting(Observer):
         tensors = tensors_in(value)
         if model._chains is not None:
             tensors = [tensor for tensor in tensors if not isinstance(tensor, Launched)]
+        if ledger.unawaited:
+            require_awaited(ledger, op, tensors)
         fields_of = _fields_of(value.__class__)
         if fields_of is None or not _is_usual(ledger, value, fields_of(value)):
             require_valid(ledger, op, tensors)
@@ -172,9 +177,9 @@ class StrictAccounting(Observer):
         if operation.op == SEND and not isinstance(operation.value, Launched):
             operation.value = _copy_on_its_way(operation.value)
         outcome = operation.outcome if operation.settled else None
-        if outcome is not None:
+        if outcome is not None and outcome is not operation.value:  # which a lone rank gets again
             for result in tensors_in(outcome):
-                hold.add(result)
+                hold.add_result(ledger, result)
         elif operation.op in RESULT_IS_NEW and operation.detail != operation.rank:
             hold.window = ledger.open_window()
 
@@ -250,7 +255,8 @@ class StrictAccounting(Observer):
         """Require that final weights are as they were handed in, that operations cost time, and that none is hidden."""
         for model in models:
             ledger: Any = model._meter
-            require_final_weights(ledger, model.final_weights)
+            for handed_in in (model.final_weights, model.final_experts):
+                require_final_weights(ledger, handed_in)
         _require_durations(models)
         _require_all_asked(models)
 
@@ -411,7 +417,7 @@ def _receive(operation: Any, result: Any, fields: tuple[Any, ...], step: int | N
     result._origin = new_origin(ledger, ledger.units_of(result), fields, step, line)
     hold = ledger.holds.get(operation.row)
     if hold is not None:
-        hold.add(result)
+        hold.add_result(ledger, result)
 
 
 def _copy_on_its_way(value: Any) -> Any:
