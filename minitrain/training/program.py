@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from asyncio import current_task
+from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,13 +67,16 @@ class RankProgram:
         rank: which rank.
         operations: name and layer of each row of its log.
         communications: by their row.
-        has_tasks: whether communications are submitted by several tasks.
+        has_tasks: whether operations are those of several tasks.
+        turns: of a rank with several tasks, when each await of a communication ended: its row, and how many rows the
+            log had then.
     """
 
     rank: int
     operations: list[tuple[str, int | None]] = field(default_factory=list)
     communications: dict[int, Communication] = field(default_factory=dict)
     has_tasks: bool = False
+    turns: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_loads(self) -> int:
@@ -211,15 +215,15 @@ class _Recorder(Observer):
         return self._programs.setdefault(model._rank, RankProgram(model._rank))
 
     def after(self, model: Any, op: str, given: tuple[Any, ...], named: Mapping[str, Any], made: Any) -> None:  # noqa: ARG002  (as observers')
-        """Write down a communication that was submitted."""
+        """Write down a communication that was submitted, and whether several tasks do operations."""
+        program = self.of(model)
+        program.has_tasks |= self._tasks.setdefault(model._rank, task := current_task()) is not task
         if op in COMPUTATIONS:
             return
         owner, row = made.owner, made.row // STRIDE
         peer = getattr(owner, "stream", None) and owner.stream.peer
         with_ranks = owner.ranks if op in COLLECTIVES else () if peer is None else (peer,)
-        program = self.of(model)
         tag = given[-1] if op in ("send", "recv") else None
-        program.has_tasks |= self._tasks.setdefault(model._rank, task := current_task()) is not task
         before = program.communications.get(row)  # a collective is settled when its last member submits
         brought = before.brought if before is not None else ()
         known = program.communications[row] = Communication(op, with_ranks, tag, made.detail, None, brought)
@@ -237,6 +241,11 @@ class _Recorder(Observer):
         """Write down what a message brings."""
         self._know(operation, [snapshot(value)])
 
+    def awaited(self, operation: Any, result: Any) -> None:  # noqa: ARG002
+        """Write down when an await ended."""
+        model = operation.model
+        self.of(model).turns.append((operation.row // STRIDE, len(model._rows) // STRIDE))
+
     def _know(self, operation: Any, brought: Sequence[Any]) -> Communication:
         empty = Communication(operation.op, (), None, None, None)
         known = self.of(operation.model).communications.setdefault(operation.row // STRIDE, empty)
@@ -248,6 +257,57 @@ class _Recorder(Observer):
         for known, sent in self._given:
             if known.op == "send" and known.given is None:
                 known.given = snapshot(sent.value)
+
+
+class Turns(Observer):
+    """Lets the tasks of a rank go on in the order in which they did in the simulation.
+
+    A process waits for numbers where a result is awaited, so that its other tasks do not run meanwhile. So an await
+    ends when its turn comes: when as much has been done before it as in the simulation. All ranks then wait in an order
+    in which the simulation came to its end.
+
+    Args:
+        program: what the rank does, with several tasks.
+    """
+
+    __slots__ = ("_held", "_left", "_turns")
+
+    def __init__(self, program: RankProgram) -> None:
+        self._turns = program.turns
+
+    def begin(self, model: Any) -> None:  # noqa: ARG002  (as observers')
+        """Begin a step."""
+        self._left = deque(self._turns)
+        self._held: dict[int, Any] = {}
+
+    def after(self, model: Any, op: str, given: tuple[Any, ...], named: Mapping[str, Any], made: Any) -> None:  # noqa: ARG002
+        """Hold what was submitted until its turn."""
+        if op not in COMPUTATIONS and not model.launching:
+            self._hold(made)
+        self._go_on(model)
+
+    def launched(self, operation: Any) -> None:
+        """Hold what was launched until its turn."""
+        self._hold(operation)
+        self._go_on(operation.model)
+
+    def awaited(self, operation: Any, result: Any) -> None:  # noqa: ARG002
+        """Let the next one go on."""
+        self._left.popleft()
+        self._go_on(operation.model)
+
+    def _hold(self, operation: Any) -> None:
+        """Let whoever awaits an operation wait, though it is settled."""
+        operation.settled = False
+        self._held[operation.row // STRIDE] = operation
+
+    def _go_on(self, model: Any) -> None:
+        """Let the await whose turn it is end."""
+        if self._left and self._left[0][1] == len(model._rows) // STRIDE:
+            operation = self._held.pop(self._left[0][0], None)
+            if operation is not None:
+                operation.settled = True
+                model._transport.wake([operation.waiters])
 
 
 def _is_launched(value: Any) -> bool:

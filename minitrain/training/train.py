@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.run.parameters import split_keywords
-from minitrain.training.program import Program, record
+from minitrain.training.program import record
 from minitrain.workloads.dense_rows import DenseRows
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ def train(
     )
     training.require_work()
     program = record(strategy, given)
-    _require_one_task(program)
     if not force:
         require_room(program, int(os.environ["LOCAL_WORLD_SIZE"]) if started else world_size)
     return train_ranks(training, program, watch or (lambda *_: None), say, patience)
@@ -154,18 +153,3 @@ def _require_word(name: str, value: str, known: Any) -> None:
     """Require a word that is known."""
     if value not in known:
         raise UsageError(f"{name} must be {' or '.join(known)}, got {value!r}", **{name: value})
-
-
-def _require_one_task(program: Program) -> None:
-    """Require that real processes can do what a program does.
-
-    Raises:
-        UsageError: they cannot.
-    """
-    for rank in program.ranks:
-        if rank.has_tasks:
-            raise UsageError(
-                f"rank {rank.rank} communicates from several tasks of its own, which real processes do not follow; "
-                "use model.launch instead of tasks",
-                rank=rank.rank,
-            )

@@ -6,6 +6,7 @@ it, and gives the result its numbers when it is awaited.
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -179,11 +180,16 @@ class ProcessTransport:
         """Take no note: the simulation has found such messages."""
 
     def suspend(self, call: Any) -> Any:
-        """Refuse to wait otherwise: every communication is settled when it is submitted."""
-        raise AssertionError(f"{call.describe()} was not settled")
+        """Return what a task must yield to wait for its turn; every communication is settled when it is submitted."""
+        if call.waiters is None:
+            call.waiters = asyncio.get_running_loop().create_future()
+        return next(iter(call.waiters))  # the future itself, once it has noted that a task is to wait
 
     def wake(self, waiters: Sequence[Any]) -> None:
-        """Wake nobody: nobody waits."""
+        """Let a task go on that waits, if one does already."""
+        for waiter in waiters:
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
 
 
 @final

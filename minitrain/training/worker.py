@@ -35,7 +35,7 @@ from minitrain.training.contents import key_of
 from minitrain.training.divided import arithmetic_of
 from minitrain.training.layers import Arithmetic, Carried, Net
 from minitrain.training.memory import counting, process_bytes
-from minitrain.training.program import RankProgram
+from minitrain.training.program import RankProgram, Turns
 from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTransport
 
 KEPT_STEPS = 25
@@ -167,6 +167,7 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
     arithmetic = arithmetic_of(net, task.global_batch_size)
     executor = doing.executor = ProcessExecutor(task.program, arithmetic, groups)
     make_model = watched(Model, executor)
+    turns = Turns(task.program) if task.program.has_tasks else None
     transport: Any = ProcessTransport(task.program, task.world_size)
     carried: Carried
     carried, first = ({}, 0) if task.checkpoints is None else task.checkpoints.latest(task.program, net)
@@ -176,7 +177,7 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
         for step in range(first, task.steps):
             arithmetic.begin(step, carried)
             sizes = task.num_layers, task.global_batch_size
-            model = make_model(task.rank, transport, *sizes, runtime_predictor=task.predictor)
+            model = make_model(task.rank, transport, *sizes, runtime_predictor=task.predictor, observer=turns)
             doing.step, doing.model = step, model
             executor.count = None
             if step == min(first + 1, task.steps - 1):  # the first step warms up

@@ -353,11 +353,6 @@ async def mismatches(model: Model) -> Model:
     return await ddp(model)
 
 
-async def has_tasks(model: Model) -> Model:
-    await asyncio.gather(model.barrier())
-    return await ddp(model)
-
-
 async def chained(model: Model) -> Model:
     """Train by hierarchical sums of gradients, each a chain of three launched collectives."""
     mesh = model.mesh(outer=2, inner=model.world_size // 2)
