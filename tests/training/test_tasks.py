@@ -99,7 +99,6 @@ async def launched_elsewhere(model: Any) -> Any:
     async def finish(k: int) -> None:
         await is_launched.wait()
         model.grad_weights[k] = await works[k]
-        update(model, k)
 
     async def looks_on(k: int) -> None:
         await is_launched.wait()
@@ -110,6 +109,8 @@ async def launched_elsewhere(model: Any) -> Any:
         works[k] = model.launch(model.all_reduce(model.grad_weights[k], k))
     is_launched.set()
     await asyncio.gather(*tasks)
+    for k in range(model.num_layers):
+        update(model, k)
     return model
 
 
