@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NoReturn
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -30,7 +30,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # document
 
 from minitrain.errors import TrainingError
 from minitrain.training.program import RankProgram
-from minitrain.training.worker import FD, Task
+from minitrain.training.worker import FD, Doing, Task
 
 MOST_PRINTED = 2**16
 """Bytes that a rank may print before the rest is left out."""
@@ -176,7 +176,7 @@ def _watch(
         now = monotonic()
         if not failed and now - asked > _ASK_S:
             passed_s, asked = min(now - asked, 2 * _ASK_S), now  # more, and this process itself was kept waiting
-            limit_s = patience_s * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST_LOADED)
+            limit_s = _limit_s(patience_s)
             for process in by_pipe.values():
                 _require_life(process, programs[process.rank], passed_s, limit_s)
         for process in processes:
@@ -224,12 +224,7 @@ def _require_life(process: _Process, program: RankProgram, passed_s: float, limi
             step=step,
         )
     if row >= 0 and is_own_code and process.same_s > limit_s:
-        raise TrainingError(
-            f"rank {process.rank} has done nothing for {process.same_s:.0f} s of step {step}: "
-            f"{program.between(row)}; end what it waits for in the strategy, or give a larger patience",
-            rank=process.rank,
-            step=step,
-        )
+        raise _idle(program, step, row, process.same_s)
     if process.has_joined and process.silent_s > limit_s:
         raise TrainingError(
             f"rank {process.rank} has not answered for {process.silent_s:.0f} s in step {max(step, 0)}: it is in code "
@@ -239,6 +234,40 @@ def _require_life(process: _Process, program: RankProgram, passed_s: float, limi
         )
     with suppress(OSError):  # it has ended, which its pipe will tell
         process.pipe.send("?")
+
+
+def _limit_s(patience_s: float) -> float:
+    """Return how long a rank may do nothing, s: longer where the machine is busy."""
+    return patience_s * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST_LOADED)
+
+
+def _idle(program: RankProgram, step: int, row: int, seconds: float) -> TrainingError:
+    """Return the error of a rank that does nothing."""
+    return TrainingError(
+        f"rank {program.rank} has done nothing for {seconds:.0f} s of step {step}: {program.between(row)}; end what it "
+        "waits for in the strategy, or give a larger patience",
+        rank=program.rank,
+        step=step,
+    )
+
+
+def watch_itself(program: RankProgram, doing: Doing, patience_s: float) -> None:
+    """End this process, which torchrun has started, when its rank does nothing for too long; torchrun ends the others.
+
+    Args:
+        program: what the rank does.
+        doing: what it is about.
+        patience_s: how long it may do nothing of its program, s.
+    """
+    known, since = doing.answer(), monotonic()
+    while True:
+        sleep(_ASK_S)
+        step, row, is_own_code = found = doing.answer()
+        if found != known:
+            known, since = found, monotonic()
+        elif row >= 0 and is_own_code and monotonic() - since > _limit_s(patience_s):
+            print(f"minitrain: {_idle(program, step, row, monotonic() - since)}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def _raise_first(failed: Sequence[_Process]) -> NoReturn:

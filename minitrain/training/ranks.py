@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import platform
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,7 +28,7 @@ from minitrain.run.analysis.labels import GIB
 from minitrain.run.parameters import RunParameters
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training.checkpoints import Checkpoints
-from minitrain.training.launcher import launch, meeting_place
+from minitrain.training.launcher import launch, meeting_place, watch_itself
 from minitrain.training.layers import Datatypes, Net
 from minitrain.training.measured import LossWarning, MeasuredRun, measured_run
 from minitrain.training.nets import DenseBytes, DenseProof, read_text
@@ -275,7 +276,9 @@ def train_ranks(
     world_size = training.run.world_size
     if "RANK" in os.environ:
         rank = int(os.environ["RANK"])
-        mine = train_rank(training.task(program, rank, None), partial(on_message, 0), Doing())
+        task, doing = training.task(program, rank, None), Doing()
+        threading.Thread(target=watch_itself, args=(task.program, doing, patience_s), daemon=True).start()
+        mine = train_rank(task, partial(on_message, 0), doing)
         found: list[Any] = [None] * world_size
         dist.all_gather_object(found, mine)
         dist.destroy_process_group()

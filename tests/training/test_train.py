@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,26 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     assert [node.returncode for node in nodes] == [0, 0]
     assert json.loads(said[0])["losses"] == list(mt.train("zero3", world_size=2, steps=4).losses)
     assert said[1] == b""
+
+
+@pytest.mark.parametrize("name", ["sleeps", "sleeps_in_loop", "raises", "killed"])
+def test_a_rank_that_fails_under_torchrun_ends_all(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29654"]
+    told = ["-m", "minitrain", "train", f"{Path(__file__).parent / 'wrong_programs.py'}:{name}", "--patience", "1"]
+    began = time.monotonic()
+    ended = subprocess.run(
+        [*command, *told],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        timeout=100,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert ended.returncode
+    assert time.monotonic() - began < 40  # of which most is importing torch, and torchrun's own pace
+    if name.startswith("sleeps"):
+        assert re.search(r"minitrain: rank 1 has done nothing for \d+ s of step 0: (after|at its)", ended.stderr)
 
 
 def test_the_command_prints_losses_and_figures(tmp_path: Path) -> None:
