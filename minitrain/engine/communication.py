@@ -165,17 +165,18 @@ class Communication(HostMemory):
         """Return what this rank gives to a collective with a root, as `_collective` takes it.
 
         Raises:
-            TensorTypeError: it is the root of a copy and has no tensor.
+            TensorTypeError: it must bring a tensor and has none.
             UsageError: the root is not in the group.
         """
         member = self._member(group)
         members = member.ranks if self._world_size > 1 else (0, self._rank)  # in a world of one, any number
         if root not in members:
-            raise UsageError(f"the source of a {op} must be in the group {member.ranks}, got {root!r}")
+            end = "destination" if COLLECTIVES[op].to_root else "source"
+            raise UsageError(f"the {end} of a {op} must be in the group {member.ranks}, got {root!r}")
         value: Any = v
         if COLLECTIVES[op].gives == "copy" and root != self._rank and member.size > 1:
             value = Unused(v._operation) if isinstance(v, Launched) else None
-        if value is None and root == self._rank:
+        if value is None and (root == self._rank or COLLECTIVES[op].to_root):
             raise TensorTypeError(f"{op} on rank {self._rank} needs a tensor, got None", rank=self._rank)
         return value, layer, member, root
 
@@ -213,7 +214,7 @@ class Communication(HostMemory):
 
         A launched operation stands for its result.
         """
-        if v is None and op not in ("barrier", "broadcast"):
+        if v is None and COLLECTIVES[op].gives not in ("nothing", "copy"):
             raise TensorTypeError(f"{op} on rank {self._rank} needs a tensor, got None", rank=self._rank)
         value = list(v) if isinstance(v, tuple) else v
         for item in value if isinstance(value, list) else (value,):

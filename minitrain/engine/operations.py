@@ -138,9 +138,10 @@ class Operation(Call):
         the results but for all_to_all.
         """
         communicator = calls[0].owner.communicator
-        price = calls[0]._price(results[0], largest_bytes)
         record = COLLECTIVES[calls[0].op]
-        common_samples = None if record.gives == "exchange" else samples_of(results[0])
+        found = next(filter(None, results), None) if record.to_root else results[0]
+        price = calls[0]._price(found, largest_bytes)
+        common_samples = None if record.gives == "exchange" else samples_of(found)
         waited = start >= communicator.busy_until
         begin = start if waited else communicator.busy_until
         communicator.busy_until = end = begin + price.seconds
@@ -150,10 +151,10 @@ class Operation(Call):
         if calls[0].model.follows_tensors:
             calls[0].model.after_collective(calls, results)
         # Members of an all_to_all may get tensors of different sizes: one part of the experts, more tokens than others.
-        are_alike = common_samples is not None and isinstance(results[0], Tensor)
-        units = calls[0].model._account.size(results[0]) if are_alike else None
+        are_alike = common_samples is not None and isinstance(found, Tensor)
+        units = calls[0].model._account.size(found) if are_alike else None
         for operation, result, clock in zip(calls, results, clocks, strict=True):
-            if units is not None:
+            if units is not None and result is not None:
                 result._units = units
             rows, row = operation.model._rows, operation.row
             rows[row + TIME] = begin

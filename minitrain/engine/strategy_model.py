@@ -354,6 +354,27 @@ class StrategyModel(Protocol):
         """
         return await self._collective("broadcast", *self._of_root("broadcast", v, layer, group, source))  # type: ignore[no-any-return]
 
+    async def reduce(
+        self, v: T, dest: int, layer: int | None = None, *, group: Group | Iterable[int] | None = None
+    ) -> T | None:
+        """Sum what all ranks of a group bring, as `all_reduce` does, for one of them.
+
+        Args:
+            v: the tensor.
+            dest: who gets the sum.
+            layer: the layer that the event names.
+            group: who takes part; all ranks by default.
+
+        Returns:
+            The sum on rank `dest`, None on the others, whose tensors are used up as well.
+
+        Raises:
+            CollectiveMismatchError: the ranks bring tensors that do not add.
+            TensorTypeError: `v` is not a tensor.
+            UsageError: the destination is not in the group.
+        """
+        return await self._collective("reduce", *self._of_root("reduce", v, layer, group, dest))  # type: ignore[no-any-return]
+
     async def all_to_all(self, v: Any, layer: int | None = None, *, group: Group | Iterable[int] | None = None) -> Any:
         """Give the k-th tensor of a list to the k-th rank of a group, and get one from each.
 

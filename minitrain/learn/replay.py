@@ -16,7 +16,8 @@ from minitrain import tensors
 from minitrain.engine.model import Model
 from minitrain.errors import LawError, MinitrainError, StrategyError
 from minitrain.learn.recorder import Step, leaves
-from minitrain.operations import COLLECTIVES, STORES
+from minitrain.operations import STORES
+from minitrain.operations.collectives import COLLECTIVES
 from minitrain.operations.computations import COMPUTATIONS, names_of
 from minitrain.tensors.index_sets import overlapping_shards
 
@@ -242,8 +243,8 @@ class Player:
         model = self.model
         if kind == "barrier":
             return model.barrier(group=ranks)
-        if kind == "broadcast":
-            return model.broadcast(value, detail, layer, group=ranks)
+        if COLLECTIVES[kind].has_root:
+            return getattr(model, kind)(value, detail, layer, group=ranks)
         asked = {} if detail is None else {"algorithm": detail}
         return getattr(model, kind)(value, layer, group=ranks, **asked)
 

@@ -216,6 +216,13 @@ def all_reduce(brought: Brought) -> ResultOf:
     return _copies_of(_sum_of_gradients(brought))
 
 
+def reduce_to_root(brought: Brought) -> ResultOf:
+    """Sum what all bring; the root gets the sum, the others nothing."""
+    sum_of, ranks = all_reduce(brought), brought.ranks  # type: ignore[attr-defined]  # never of folded ranks
+    root = ranks.index(brought.detail)
+    return lambda value, place: sum_of(value, place) if place == root else None
+
+
 def reduce_scatter(brought: Brought) -> ResultOf:
     """Sum what all bring; the k-th member gets the k-th shard of the sum, or what is its own of it."""
     first, size = brought.first, brought.size
@@ -431,7 +438,7 @@ def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
         op: which collective.
         values: what the members brought, in rank order.
         ranks: the members.
-        detail: the root of a broadcast.
+        detail: the root, of a collective that has one.
         whole: whether a gather must give complete tensors (all ranks of the world take part).
 
     Raises:
@@ -473,6 +480,7 @@ class Collective:
         gives: what comes of what all bring: their sum, which takes its place in memory; what holds the shards of all;
             a copy of the root's; tensors of one another; or nothing.
         scatters: whether each member gets its own shard of that.
+        to_root: whether the root alone gets it.
         priced_by: the tensor whose bytes are priced: what a member gives, what it gets, or the most that one gives.
         kinds: tensors that folded ranks may bring, whose results follow from one of them by symmetry.
         takes_buckets: whether members may bring lists of tensors, which share one latency.
@@ -496,6 +504,7 @@ class Collective:
     dark: str = ""
     dark_ink: str = ""
     scatters: bool = False
+    to_root: bool = False
     priced_by: Literal["given", "result", "largest"] = "given"
     kinds: tuple[type[Any], ...] = ()
     takes_buckets: bool = True
@@ -508,6 +517,11 @@ class Collective:
     def result_is_new(self) -> bool:
         """Whether the result has memory of its own, not that of what was given."""
         return self.gives in ("union", "copy", "exchange")
+
+    @property
+    def has_root(self) -> bool:
+        """Whether one member is named from which, or to which, all goes."""
+        return self.gives == "copy" or self.to_root
 
     @property
     def has_two_levels(self) -> bool:
@@ -529,6 +543,10 @@ _IN_ORDER = (
     Collective(
         "all_gather", all_gather, "union", 2, "ncclDevKernel_AllGather", "#0072B2", ink="#ffffff",
         priced_by="result", kinds=(Sharded, *SHARDS, KeysValues), passes=1, algorithms=_RING,
+    ),
+    Collective(
+        "reduce", reduce_to_root, "sum", 1, "ncclDevKernel_Reduce", "#DDCC77",
+        to_root=True, takes_buckets=False, priced_as="all_gather",
     ),
     Collective(
         "broadcast", broadcast, "copy", 5, "ncclDevKernel_Broadcast", "#44AA99",

@@ -87,7 +87,7 @@ class ArraysExecutor(ContentExecutor):
                 result._content = contents[0]
             return
         total = reduce(type(contents[0]).combine if record.gives == "union" else _plus(contents[0]), contents)
-        for index, result in enumerate(results):
+        for index, result in [(index, each) for index, each in enumerate(results) if each is not None]:  # or one root
             mine = contents[index].mine(total) if hasattr(total, "mine") else total
             if result.__class__ is KeysValuesGrad:  # its shards need not be the index-th ones
                 mine = mine.at(model._arithmetic.positions(result.sequence.shards, result.sequence.num_shards))

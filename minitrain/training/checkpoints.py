@@ -181,6 +181,8 @@ def _whole(name: str, layer: int | str, state: Mapping[str, torch.Tensor]) -> Fl
 def _cut(content: Flat) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
     """Yield the pieces of a content."""
     sizes = [last - first for first, last in content.pieces]
+    if not sizes:
+        return
     yield from zip(content.pieces, content.values.split(sizes, -1), strict=True)
 
 

@@ -249,18 +249,21 @@ class Arithmetic:
         """Return a shard of a layer or of a part of it, and its optimizer state: those of the step before.
 
         Raises:
-            UsageError: the step before was of other parts.
+            LawError: the step before has handed in less.
+        UsageError: the step before was of other parts.
         """
         made, net = done.made[0], self.net
         shard, key, part = min(made.shards), key_of(made), part_of(made)
         if key in self.carried:
             return cut_again(*self.carried[key], shard, made.num_shards)
-        if self.carried and key != done.layer:
+        if self.step and key != done.layer:
             raise UsageError(
                 f"the state that is carried on has no {key}, which rank {done.model._rank} loads; go on with the "
                 "parts that the state is of",
                 layer=done.layer,
             )
+        if self.step:
+            raise LawError(f"{HANDS_IN_LESS}: no layer {done.layer} on rank {done.model._rank}; hand in what is loaded")
         whole = Flat.whole(net.initial_weight(done.layer, part).to(net.device, net.dtypes.master))
         weight = whole.shard(shard, made.num_shards)
         state = weight.values.new_zeros(num_states(net), weight.values.numel())
@@ -349,6 +352,12 @@ def wide(values: torch.Tensor) -> torch.Tensor:
     return values.float() if values.dtype.itemsize < 4 else values
 
 
+HANDS_IN_LESS = (
+    "a step begins with what the step before has handed in by set_final_weight, and this strategy hands in less than "
+    "it loads"
+)
+
+
 def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[Flat, Flat]:
     """Return a shard of what the step before has handed on.
 
@@ -360,10 +369,7 @@ def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[F
     try:
         found = weight.shard(shard, num_shards)
     except ValueError as error:
-        raise LawError(
-            "a step begins with what the step before has handed in by set_final_weight, and this strategy hands in "
-            f"less than it loads: {error}; hand in what is loaded"
-        ) from None
+        raise LawError(f"{HANDS_IN_LESS}: {error}; hand in what is loaded") from None
     return found, state if state.pieces != weight.pieces or num_shards == 1 else state.shard(shard, num_shards)
 
 

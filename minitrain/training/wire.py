@@ -367,7 +367,7 @@ class Started:
         group: that of torch.distributed.
         ranks: its members.
         index: the place of this rank among them.
-        root: of a broadcast.
+        root: the rank from which, or to which, all goes, of a collective that has one.
 
     Attributes:
         works: those of torch.distributed so far.
@@ -406,6 +406,14 @@ class Started:
             content.values = total
             return lambda: content
         return lambda: _summed(content, inner.unpacked(total), brought)
+
+    def _reduce(self, value: Any, _: Sequence[Any]) -> Finish:
+        """Sum at the root, in place; what others have is used up."""
+        content = value._content
+        if not isinstance(content, Flat):
+            raise UsageError("real processes reduce gradients of weights to a root, and nothing else; use all_reduce")
+        self.works.append(dist.reduce(content.values, self.root, group=self.group, async_op=True))
+        return lambda: content
 
     def _sum_of_common(self, value: Any) -> Finish:
         """Sum what all parts of a layer hold."""

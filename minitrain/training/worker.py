@@ -31,9 +31,9 @@ from minitrain.engine.watched import watched
 from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
 from minitrain.training.checkpoints import Checkpoints
-from minitrain.training.contents import key_of
+from minitrain.training.contents import Flat, key_of
 from minitrain.training.divided import arithmetic_of
-from minitrain.training.layers import Arithmetic, Carried, Net
+from minitrain.training.layers import Arithmetic, Carried, Net, num_states
 from minitrain.training.memory import counting, process_bytes
 from minitrain.training.program import RankProgram, Turns
 from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTransport
@@ -204,8 +204,14 @@ def bytes_of(carried: Carried) -> int:
 def _handed_on(model: Model, arithmetic: Arithmetic) -> Carried:
     """Return what the next step begins with: the weights that were handed in, and their optimizer states."""
     final: Any = (*model.final_weights.values(), *model.final_experts.values())
-    states = arithmetic.states
-    return {key: (weight._content, states[key]) for weight in final if (key := key_of(weight)) in states}
+    found = {}
+    for weight in final:
+        content, key = weight._content, key_of(weight)
+        state = arithmetic.states.get(key)
+        if state is None:  # another rank updates it, and has its state
+            state = Flat(content.values.new_empty(num_states(arithmetic.net), 0), [], content.size)
+        found[key] = content, state
+    return found
 
 
 async def _step(task: Task, model: Model) -> None:

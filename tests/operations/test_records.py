@@ -106,6 +106,10 @@ async def meets(model: Any) -> Any:
     await model.barrier()
     weight, _ = model.load_weights(0)
     await model.broadcast(weight if model.rank == 0 else None, 0, 0)
+    model.weights[0], model.activations[0] = weight, model.get_input_activation([model.rank])
+    model.grad_activations[0] = model.loss(model.forward(0, model.activations[0], weight))
+    grad, _ = model.backward(0, model.activations[0], model.grad_activations[0], weight)
+    await model.reduce(grad, 1, 0)
     return model
 
 

@@ -127,6 +127,12 @@ def test_a_rank_may_read_a_file_by_a_relative_path(tmp_path: Path, monkeypatch: 
     assert len(mt.train(f"{WRONG}:reads_file", world_size=2, steps=2).losses) == 2
 
 
+def test_a_step_begins_with_what_the_one_before_has_handed_in() -> None:
+    assert len(mt.train(f"{WRONG}:hands_in_less", world_size=2, steps=1).losses) == 1
+    with pytest.raises(mt.LawError, match="hands in less than it loads: no layer 0 on rank 1; hand in what is loaded"):
+        mt.train(f"{WRONG}:hands_in_less", world_size=2, steps=2)
+
+
 def test_losses_that_are_no_numbers_are_said_once() -> None:
     with pytest.warns(LossWarning, match="the loss of step 1 is nan") as said:
         mt.train(f"{WRONG}:diverges", world_size=2, steps=4)

@@ -188,7 +188,7 @@ def _with_detail(call: Call) -> str:
     """Return what a call adds to its operation, in words."""
     if call.detail is None:
         return ""
-    return f" from rank {call.detail}" if call.op == "broadcast" else f" by algorithm={call.detail!r}"
+    return f" from rank {call.detail}" if COLLECTIVES[call.op].has_root else f" by algorithm={call.detail!r}"
 
 
 def _called_at(calls: Sequence[Call], last_call: Call) -> list[str]:

@@ -36,7 +36,7 @@ from minitrain.machine.network import Network, Split, two_level_seconds
 from minitrain.machine.predictor import make_predictor
 from minitrain.machine.price import ROOFLINE, Predictor, Price, Pricing, RankPredictors
 from minitrain.machine.topology import RING_OPS, TWO_LEVEL_OPS, seconds_by
-from minitrain.operations.collectives import RING_ROWS
+from minitrain.operations.collectives import COLLECTIVES, RING_ROWS
 
 if TYPE_CHECKING:
     from minitrain.machine.clusters.cluster import Cluster
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 """The bytes that cross each hop of a ring (see `hardware.network`)."""
 
-_RAILED_OPS = RING_OPS | {"broadcast"}
+_RAILED_OPS = RING_OPS | {name for name, record in COLLECTIVES.items() if record.has_root}
 
 
 @final

@@ -191,7 +191,8 @@ class StrictAccounting(Observer):
 
     def settled(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Follow the results of a collective, and require that nothing is counted twice in them."""
-        record, first = COLLECTIVES[operations[0].op], results[0]
+        record = COLLECTIVES[operations[0].op]
+        first = next(filter(None, results), None) if record.to_root else results[0]
         members = [(operation, operation.model._meter.submitted.pop(operation.row)) for operation in operations]
         if (
             record.gives == "nothing" or first is operations[0].value
@@ -359,11 +360,14 @@ def _settle(record: Collective, members: Members, values: Sequence[Any], results
     if [fields_of(value) for value in values] != [origin.fields for origin in origins]:
         for (operation, _), value in zip(members, values, strict=True):  # altered while it waited
             require_valid(operation.model._meter, record.name, (value,), whatever_version=True)
-    _LAWS[record.gives](record.name, values, results[0], members)
-    fields_of = FIELDS[results[0].__class__]  # a sum of parts is another kind of tensor
-    of_all = fields_of(results[0]) if not record.scatters and results[0].__class__ in _WHOLE else None
-    units = members[0][0].model._meter.units_of(results[0])
+    first = next(filter(None, results)) if record.to_root else results[0]
+    _LAWS[record.gives](record.name, values, first, members)
+    fields_of = FIELDS[first.__class__]  # a sum of parts is another kind of tensor
+    of_all = fields_of(first) if not record.scatters and first.__class__ in _WHOLE else None
+    units = members[0][0].model._meter.units_of(first)
     for (operation, line), origin, result in zip(members, origins, results, strict=True):
+        if result is None:
+            continue
         result._units = units
         if record.gives == "sum" and not record.scatters:
             origin.buffer.set_owner(result, of_all or fields_of(result), origin.step)

@@ -1,0 +1,127 @@
+"""A sum for one rank: in time, memory, laws, numbers, grades and on real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.learn.recorder import Recorder
+from minitrain.learn.replay import replayed
+from minitrain.machine.fixed_durations import FixedPredictor
+
+simulate: Any = mt.simulate
+prove: Any = mt.prove
+SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 3, "global_batch_size": 8}
+
+
+async def served(model: Any, launched: bool = False) -> Any:
+    """Let each rank update some of the layers, by the gradients of all, and give the weights to all."""
+    layers, works = range(model.num_layers), {}
+    for k in layers:
+        model.weights[k], model.opt_states[k] = model.load_weights(k)
+        if k % model.world_size != model.rank:
+            del model.opt_states[k]
+    model.activations[0] = model.get_input_activation(model.samples_of_rank())
+    for k in layers:
+        model.activations[k + 1] = model.forward(k, model.activations[k], model.weights[k])
+    model.grad_activations[0] = model.loss(model.activations.pop(model.num_layers))
+    for k in reversed(layers):
+        made = model.backward(k, model.activations[k], model.grad_activations[0], model.weights[k])
+        model.grad_weights[k], model.grad_activations[0] = made
+        del model.activations[k], made
+        total = model.reduce(model.grad_weights[k], k % model.world_size, k)
+        works[k] = model.launch(total) if launched else done(await total)
+        del total
+    for k in layers:
+        total = await works.pop(k)
+        del model.grad_weights[k]
+        if total is not None:
+            model.grad_weights[k] = total
+            made = model.update(k, model.grad_weights.pop(k), model.weights[k], model.opt_states[k])
+            model.weights[k], model.opt_states[k] = made
+            del made
+        del total
+        model.weights[k] = await model.broadcast(model.weights[k], k % model.world_size, k)
+        model.set_final_weight(k, model.weights[k])
+    return model
+
+
+async def done(value: Any) -> Any:
+    """Return a value when awaited."""
+    return value
+
+
+def seconds(run: mt.Run) -> dict[str, float]:
+    """Return how long an operation of each type takes."""
+    return {event.typ: event.end - event.time for event in run.events}
+
+
+def test_it_takes_as_long_as_the_broadcast_of_as_many_bytes() -> None:
+    mine = seconds(simulate(served, **SIZES))
+    assert mine["reduce"] == pytest.approx(mine["broadcast"])
+    assert mine["reduce"] < seconds(simulate("ddp", **SIZES))["all_reduce"]
+    assert seconds(simulate(served, hardware=FixedPredictor(reduce=7.0), **SIZES))["reduce"] == pytest.approx(7)
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_all_lives_agree(launched: bool) -> None:
+    plain = simulate(served, launched=launched, **SIZES)
+    for way in ({"strict": True}, {"log": "summary"}):
+        run = simulate(served, launched=launched, **way, **SIZES)
+        assert run.last_clock == plain.last_clock
+    assert max(prove(served, launched=launched, **SIZES).differences.values()) < 1e-12
+    recorder = Recorder()
+    simulate(served, launched=launched, strict=True, observers=[recorder], **SIZES)
+    again = simulate(replayed(recorder.programs, "served"), **SIZES)
+    assert [event.typ for event in again.events] == [event.typ for event in plain.events]
+    assert again.last_clock == plain.last_clock
+
+
+def test_real_processes_sum_at_the_root() -> None:
+    pytest.importorskip("torch")
+    sizes: dict[str, Any] = {**SIZES, "world_size": 2, "steps": 3, "dtype": "float64", "force": True}
+    losses = [mt.train(strategy, **sizes).losses for strategy in (served, "ddp")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+def test_ranks_name_one_root_of_their_group() -> None:
+    async def other_roots(model: Any) -> Any:
+        weight, _ = model.load_weights(0)
+        await model.reduce(weight, model.rank)
+        return model
+
+    async def no_member(model: Any) -> Any:
+        await model.reduce(model.load_weights(0)[0], 3, group=[model.rank])
+        return model
+
+    async def nothing(model: Any) -> Any:
+        await model.reduce(None, 0)
+        return model
+
+    sizes = {**SIZES, "world_size": 2, "check": False}
+    for strategy, message in (
+        (other_roots, "reduce"),
+        (no_member, "the destination of a reduce must be in the group"),
+        (nothing, "needs a tensor, got None"),
+    ):
+        with pytest.raises(mt.MinitrainError, match=message):
+            simulate(strategy, **sizes)
+
+
+def test_what_was_reduced_is_used_up() -> None:
+    async def uses_it_again(model: Any) -> Any:
+        model.weights[0], model.opt_states[0] = model.load_weights(0)
+        model.activations[0] = model.get_input_activation([model.rank])
+        model.grad_activations[0] = model.loss(model.forward(0, model.activations[0], model.weights[0]))
+        grad, _ = model.backward(0, model.activations[0], model.grad_activations[0], model.weights[0])
+        model.grad_weights[0] = grad
+        await model.reduce(grad, 1, 0)
+        if model.rank == 0:
+            await model.reduce(grad, 0, 0, group=[0])
+        return model
+
+    sizes: dict[str, Any] = {"world_size": 2, "num_layers": 1, "global_batch_size": 2, "check": False}
+    with pytest.raises(mt.LawError, match="overwritten"):
+        simulate(uses_it_again, strict=True, **sizes)
