@@ -145,13 +145,13 @@ def our_step(name: str, net: DenseBytes, rank: int, num_ranks: int = RANKS) -> C
     transport: Any = ProcessTransport(program.ranks[rank], num_ranks)
     strategy: Any = choose_strategy(name).function
     predictor = program.run.prepared.predictor_of(rank)
-    runner = asyncio.Runner()
+    loop = asyncio.new_event_loop()
     carried: dict[int | str, Any] = {}
 
     def step(number: int) -> None:
         arithmetic.begin(number, carried)
         model: Any = make_model(rank, transport, LAYERS, BATCH, runtime_predictor=predictor)
-        runner.run(strategy(model))
+        loop.run_until_complete(strategy(model))
         executor.end_step(model)
         carried.update({k: (weight._content, arithmetic.states[k]) for k, weight in model.final_weights.items()})
 

@@ -13,8 +13,7 @@ from minitrain.cli.diff import show_gap
 from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.run.analysis.labels import duration
-from minitrain.training.measured import LossWarning
-from minitrain.training.train import BACKENDS
+from minitrain.training.measured import BACKENDS, LossWarning
 from minitrain.view.tables import run_table
 
 _CURVE = "▁▂▃▄▅▆▇█"
@@ -32,7 +31,7 @@ def train(
     seed: int = 0,
     dtype: str = "float32",
     compile: bool = False,  # noqa: A002  (as of `mt.train`)
-    backend: str = BACKENDS[0],
+    backend: str = next(iter(BACKENDS)),
     checkpoints: Path | None = None,
     checkpoint_every: int = 10,
     patience: float = 5.0,
@@ -58,7 +57,7 @@ def train(
         seed (N): Of initial weights and samples.
         dtype (NAME): float32, float64, or bfloat16 with float32 masters.
         compile: Let torch.compile make the layers; needs a C++ compiler.
-        backend (NAME): Of torch.distributed: gloo.
+        backend (NAME): Of torch.distributed: gloo, on CPUs, or nccl, on NVIDIA GPUs, one a rank.
         checkpoints (FOLDER): Write checkpoints there, and go on from the newest.
         checkpoint_every (N): Steps from checkpoint to checkpoint.
         patience (S): How long a rank may do nothing between two operations.

@@ -6,7 +6,7 @@ proofs. A shard that is cut off is a copy, so that the whole can be freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, final
 
@@ -388,19 +388,19 @@ class Copies:
         return Copies(found)
 
 
-def moved(value: Any, place: Any) -> Any:
-    """Return a copy of a content on another device; what is kept for backward moves there.
+def moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a copy of a content whose tensors were moved; what is kept for backward moves too.
 
     Positions stay, as indices: whoever communicates compares them.
     """
     if isinstance(value, torch.Tensor):
-        return value.to(place, copy=True)
+        return move(value)
     if isinstance(value, Mapping):
-        return {key: moved(each, place) for key, each in value.items()}
+        return {key: moved(each, move) for key, each in value.items()}
     if hasattr(value, "move"):
-        value.move(place)
+        value.move(move)
         return value
     if not is_dataclass(value) or isinstance(value, type):
         return value
     names = [each.name for each in fields(value) if each.name != "positions"]
-    return replace(value, **{name: moved(getattr(value, name), place) for name in names})
+    return replace(value, **{name: moved(getattr(value, name), move) for name in names})

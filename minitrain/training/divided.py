@@ -245,7 +245,7 @@ class DividedArithmetic(Arithmetic):
         num_tokens = self.global_batch_size * self.net.problem.seq_len
         highest, total, target = output.statistics
         if 0 in output.pieces:
-            self.loss_value += float((highest + total.log() - target).sum()) / num_tokens
+            self.loss_value += (highest + total.log() - target).sum().double() / num_tokens
         found = {}
         for part, logits in output.pieces.items():
             grad = (wide(logits) - highest[..., None]).exp_() / total[..., None]

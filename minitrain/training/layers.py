@@ -210,10 +210,10 @@ class Kept:
             saved.weight = None
         return [found.get(place) for place in wanted]
 
-    def move(self, place: Any) -> None:
-        """Keep the same on another device."""
+    def move(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Keep the same elsewhere."""
         tensors = self._saved.tensors
-        tensors[:] = [tensor.to(place) for tensor in tensors]
+        tensors[:] = map(move, tensors)
 
 
 def _edge_of(tensor: torch.Tensor | None) -> Any:
@@ -242,7 +242,7 @@ class Arithmetic:
     def begin(self, step: int, carried: Carried) -> None:
         """Begin a step."""
         self.step, self.carried = step, carried
-        self.loss_value = 0.0
+        self.loss_value: Any = 0.0
         self.states: dict[int | str, Flat] = {}
 
     def load_weights(self, done: Computed) -> tuple[Flat, Flat]:
@@ -296,7 +296,7 @@ class Arithmetic:
         """Return the gradient of the loss, whose value is added up."""
         seen = Rows(wide(output.values.detach()).requires_grad_(), output.positions)
         value = self.net.loss(seen, sorted(done.made.samples), self.global_batch_size, self.step)
-        self.loss_value += value.item()
+        self.loss_value += value.detach().double()  # a GPU need not be waited for
         return Rows(torch.autograd.grad(value, seen.values)[0].to(output.values.dtype), output.positions)
 
     def backward(self, done: Computed, x: Any, grad: Any, weight: Flat) -> tuple[Flat, Any]:
@@ -398,7 +398,7 @@ def take_step(
         weight.add_(state[0], alpha=-optimizer.rate)
         return
     adam(
-        [weight], [grad], [state[0]], [state[1]], [], [torch.tensor(float(count - 1))],
+        [weight], [grad], [state[0]], [state[1]], [], [torch.full((), float(count - 1), device=weight.device)],
         fused=True, amsgrad=False, beta1=optimizer.beta1, beta2=optimizer.beta2, lr=optimizer.rate, weight_decay=0.0,
         eps=optimizer.epsilon, maximize=False,
     )  # fmt: skip

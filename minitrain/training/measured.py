@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from minitrain.training.worker import Times
 
 
+BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+"""What torch.distributed is told: beside nccl, gloo exchanges what is on the host, such as losses."""
+
+
 class LossWarning(UserWarning):
     """The loss of a step is infinite or no number."""
 

@@ -34,11 +34,14 @@ def _mallinfo2() -> Any:
     return found
 
 
-def counting(device: torch.device) -> Callable[[], int]:
-    """Return what says how many bytes are held now: on a GPU, the most since the count began."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return lambda: torch.cuda.max_memory_allocated(device)
+def gpu_bytes(device: torch.device) -> Callable[[], int]:
+    """Return what says the most bytes that a GPU's allocator has given out since now."""
+    torch.cuda.reset_peak_memory_stats(device)
+    return lambda: torch.cuda.max_memory_allocated(device)
+
+
+def host_bytes() -> Callable[[], int]:
+    """Return what says how many bytes this process holds now."""
     mallinfo2 = _mallinfo2()
     if mallinfo2 is None:
         return process_bytes

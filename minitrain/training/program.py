@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from asyncio import current_task
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,13 +18,17 @@ from typing import Any, final
 from minitrain.engine.observers import Observer
 from minitrain.engine.operations import Launched
 from minitrain.errors import StrategyError
-from minitrain.operations import LAYER, STRIDE, TYP
+from minitrain.operations import LAYER, RECV, SEND, STRIDE, TYP
 from minitrain.operations.collectives import COLLECTIVES, describe
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.tensors import Tensor, clone
 from minitrain.tensors.fields import fields_of
+from minitrain.tensors.placed import COPIES
+
+Lane = tuple[int, int, int]
+"""A sequence of messages from one rank to another that are received in the order in which they are sent; its number."""
 
 
 @final
@@ -70,6 +74,7 @@ class RankProgram:
         has_tasks: whether operations are those of several tasks.
         turns: of a rank with several tasks, when each await of a communication ended: its row, and how many rows the
             log had then.
+        lanes: of messages that it sends or receives, by sender, receiver and tag.
     """
 
     rank: int
@@ -77,6 +82,11 @@ class RankProgram:
     communications: dict[int, Communication] = field(default_factory=dict)
     has_tasks: bool = False
     turns: list[tuple[int, int]] = field(default_factory=list)
+    lanes: dict[tuple[int, int, Hashable], Lane] = field(default_factory=dict)
+
+    def lane(self, source: int, dest: int, tag: Hashable) -> Lane:
+        """Return in which lane a message goes."""
+        return self.lanes[source, dest, tag]
 
     @property
     def num_loads(self) -> int:
@@ -181,6 +191,11 @@ class Program:
         }
         return sorted(group for group in found if group != world and len(group) > 1)
 
+    @property
+    def lanes(self) -> list[Lane]:
+        """All lanes of messages, in one order for all ranks."""
+        return sorted({lane for rank in self.ranks for lane in rank.lanes.values()})
+
 
 def record(strategy: Any, parameters: Mapping[str, Any]) -> Program:
     """Simulate a step of a strategy, and return what its ranks do.
@@ -197,7 +212,40 @@ def record(strategy: Any, parameters: Mapping[str, Any]) -> Program:
     for model in run.models:
         rows = model._rows
         recorder.of(model).operations = list(zip(rows[TYP::STRIDE], rows[LAYER::STRIDE], strict=True))
-    return Program([recorder.of(model) for model in run.models], run)
+    ranks = [recorder.of(model) for model in run.models]
+    _give_lanes(ranks)
+    return Program(ranks, run)
+
+
+def copies_tag(ranks: tuple[int, ...]) -> Hashable:
+    """Return the tag of copies of tokens that the members of a group exchange."""
+    return "copies", ranks
+
+
+def _give_lanes(programs: Sequence[RankProgram]) -> None:
+    """Tell each rank in which lanes its messages go: one for each pair, or for each tag where they overtake.
+
+    Copies of tokens have their own: they are sent once they are made, and received once it is known how many come.
+    """
+    sent, received, copies = defaultdict[Any, list[Any]](list), defaultdict[Any, list[Any]](list), set[Any]()
+    for program in programs:
+        for row in sorted(program.communications):
+            each, rank = program.communications[row], program.rank
+            if each.op in (SEND, RECV):
+                (peer,) = each.with_ranks
+                pair, tags = ((rank, peer), sent) if each.op == SEND else ((peer, rank), received)
+                tags[pair].append(each.tag)
+            elif each.given.__class__ in COPIES:
+                copies |= {(rank, other, copies_tag(each.with_ranks)) for other in set(each.with_ranks) - {rank}}
+    lanes = {
+        (*pair, tag): (*pair, number if tags != received[pair] else 0)
+        for pair, tags in sent.items()
+        for number, tag in enumerate(dict.fromkeys(tags))
+    }
+    for number, (source, dest, tag) in enumerate(sorted(copies)):
+        lanes[source, dest, tag] = source, dest, -1 - number
+    for program in programs:
+        program.lanes = {message: lane for message, lane in lanes.items() if program.rank in lane[:2]}
 
 
 class _Recorder(Observer):

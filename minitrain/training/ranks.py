@@ -28,9 +28,10 @@ from minitrain.run.analysis.labels import GIB
 from minitrain.run.parameters import RunParameters
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training.checkpoints import Checkpoints
+from minitrain.training.devices import WITHOUT_TAGS, require_gpu_memory, require_gpus
 from minitrain.training.launcher import launch, meeting_place, watch_itself
 from minitrain.training.layers import Datatypes, Net
-from minitrain.training.measured import LossWarning, MeasuredRun, measured_run
+from minitrain.training.measured import BACKENDS, LossWarning, MeasuredRun, measured_run
 from minitrain.training.nets import DenseBytes, DenseProof, read_text
 from minitrain.training.program import Program
 from minitrain.training.transformer import TransformerNet
@@ -67,8 +68,8 @@ class Training:
     compiles: bool = False
 
     @cached_property
-    def net(self) -> Callable[[], Net]:
-        """What makes that which is trained, in each process."""
+    def net(self) -> Callable[..., Net]:
+        """What makes that which is trained, on a device, in each process."""
         workload, dtypes = self.run.workload, self._dtypes
         if isinstance(workload, TransformerWorkload):
             if self.numerics is not None:
@@ -144,12 +145,17 @@ class Training:
         }
         return Checkpoints(Path(self.folder), self.checkpoint_every, facts)
 
-    def require_work(self) -> None:
-        """Require that it is known what is trained, and that a run that goes on has something to do.
+    def require_work(self, num_here: int) -> None:
+        """Require that it is known what is trained and where, and that a run that goes on has something to do.
+
+        Args:
+            num_here: how many ranks are on this machine.
 
         Raises:
-            UsageError: it is not, it has not, or the checkpoint is of another run.
+            UsageError: it is not, there are no GPUs for it, it has not, or the checkpoint is of another run.
         """
+        if self.backend == "nccl":
+            require_gpus(num_here)
         _ = self.net  # refuses what it does not know
         if self.compiles:
             require_compiler()
@@ -166,14 +172,16 @@ class Training:
             rank=rank,
             program=program.ranks[rank],
             groups=program.groups,
+            lanes=program.lanes if self.backend in WITHOUT_TAGS else (),
             world_size=self.run.world_size,
             num_layers=self.run.num_layers,
             global_batch_size=self.run.global_batch_size,
             strategy=choose_strategy(self.strategy).function,
             options=choose_strategy(self.strategy).options_with(self.options),
             net=self.net,
+            device="cpu" if self.backend == "gloo" else f"cuda:{os.environ.get('LOCAL_RANK', rank)}",
             steps=self.steps,
-            backend=self.backend,
+            backend=BACKENDS[self.backend],
             meeting=meeting,
             timeout_s=TIMEOUT_S * (10 if self.compiles else 1),  # others may still compile
             threads=1,
@@ -200,16 +208,24 @@ def require_compiler() -> None:
         ) from error
 
 
-def require_room(program: Program, num_here: int) -> None:
+def require_room(program: Program, num_here: int, backend: str) -> None:
     """Require that this machine is not too small for the ranks that it is to run.
 
     Args:
         program: what the ranks do.
         num_here: how many are on this machine.
+        backend: on whose kind of device they compute.
 
     Raises:
         UsageError: there are too many for its cores, or it has too little memory that is free.
     """
+    first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK", "0"))
+    peaks = [
+        each * program.run.bytes_per_element for each in program.run.peak_memory_per_rank[first : first + num_here]
+    ]
+    if backend == "nccl":
+        require_gpu_memory(peaks)
+        return
     cores = os.cpu_count() or 1
     if num_here > MOST_RANKS_A_CORE * cores:
         raise UsageError(
@@ -217,13 +233,11 @@ def require_room(program: Program, num_here: int) -> None:
             "sense; use fewer ranks, or force=True (--force)",
             world_size=num_here,
         )
-    first = int(os.environ.get("RANK", "0")) - int(os.environ.get("LOCAL_RANK", "0"))
-    peaks = program.run.peak_memory_per_rank[first : first + num_here]
-    needed = sum(peaks) * program.run.bytes_per_element + num_here * PROCESS_BYTES
+    needed = sum(peaks) + num_here * PROCESS_BYTES
     free = free_bytes()
     if free is not None and needed > free:
         raise UsageError(
-            f"{num_here} processes need {needed / GIB:.2f} GiB ({max(peaks) * program.run.bytes_per_element / GIB:.2f} "
+            f"{num_here} processes need {needed / GIB:.2f} GiB ({max(peaks) / GIB:.2f} "
             f"GiB of tensors on the largest, as simulated, and {PROCESS_BYTES / GIB:.2f} GiB each for torch), and "
             f"{free / GIB:.2f} GiB of memory are free; use a smaller model or fewer ranks, or force=True (--force)",
             needed_bytes=needed,
@@ -286,5 +300,7 @@ def train_ranks(
     else:
         with meeting_place() as meeting:
             launch([training.task(program, rank, meeting) for rank in range(world_size)], on_message, say, patience_s)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    machine = (
+        torch.cuda.get_device_name() if training.backend == "nccl" else f"{platform.machine()}, {os.cpu_count()} cores"
+    )
     return measured_run(program, [times[rank] for rank in range(world_size)], losses, training.backend, machine)

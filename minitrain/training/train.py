@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.run.parameters import split_keywords
+from minitrain.training.measured import BACKENDS
 from minitrain.training.program import record
 from minitrain.workloads.dense_rows import DenseRows
 
@@ -21,7 +22,6 @@ DEFAULT_RANKS, DEFAULT_LAYERS = 2, 4
 NUM_BYTES, PROOF_WIDTH = 256, 8
 """Widths of dense layers: a language model of bytes has a logit for each, and a proof is small."""
 
-BACKENDS = ("gloo",)
 DATATYPES = {"float32": 4, "float64": 8, "bfloat16": 2}
 """What weights and activations may be, and its bytes."""
 
@@ -66,7 +66,7 @@ def train(
         num_layers: dense layers, 4 by default; those of `workload` where that is a transformer.
         global_batch_size: samples of a step, over all ranks.
         steps: how many; with `checkpoints`, how many in all.
-        backend: of torch.distributed: "gloo", on CPUs.
+        backend: of torch.distributed: "gloo", on CPUs, or "nccl", on NVIDIA GPUs, one for each rank.
         workload: a transformer with a vocabulary of 256 or more, such as "tiny"; dense layers by default.
         data: what is learnt, byte by byte: a file, or an iterable of texts; the shipped strategies' source by default.
         optimizer: `minitrain.proof.Adam` or `Momentum`.
@@ -127,10 +127,11 @@ def train(
         folder=checkpoints,
         checkpoint_every=checkpoint_every,
     )
-    training.require_work()
+    num_here = int(os.environ["LOCAL_WORLD_SIZE"]) if started else world_size
+    training.require_work(num_here)
     program = record(strategy, given)
     if not force:
-        require_room(program, int(os.environ["LOCAL_WORLD_SIZE"]) if started else world_size)
+        require_room(program, num_here, backend)
     return train_ranks(training, program, watch or (lambda *_: None), say, patience)
 
 

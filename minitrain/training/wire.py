@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import product
-from time import perf_counter
 from typing import Any, final
 from zlib import crc32
 
@@ -36,13 +35,13 @@ from minitrain.training.contents import (
     Rows,
     bounds,
     merge_statistics,
-    moved,
     part_of,
     pieces_of,
     put_together,
 )
+from minitrain.training.devices import Cpu, Moment, Place
 from minitrain.training.layers import Arithmetic, num_states
-from minitrain.training.program import RankProgram
+from minitrain.training.program import Lane, RankProgram, copies_tag
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -58,21 +57,24 @@ class PendingNumbers:
     """A communication under way: its numbers come when it is waited for.
 
     Args:
-        began_s: when it was submitted, s: before torch was told, or others could end before it.
+        place: of the rank, which has the clock.
+        began: when it was submitted: before torch was told, or others could end before it.
         works: of torch.distributed.
         finish: gives the contents to the results.
         alive: what must not be freed before the end.
 
     Attributes:
-        ended_s: when it ended, s, as far as it is known.
+        ended: when it ended, as far as it is known.
     """
 
-    __slots__ = ("alive", "began_s", "ended_s", "finish", "works")
+    __slots__ = ("alive", "began", "ended", "finish", "place", "works")
 
-    def __init__(self, began_s: float, works: Sequence[Any], finish: Callable[[], None], alive: Any = None) -> None:
-        self.began_s = began_s
+    def __init__(
+        self, place: Place, began: Moment, works: Sequence[Any], finish: Callable[[], None], alive: Any = None
+    ) -> None:
+        self.place, self.began = place, began
         self.works, self.finish, self.alive = works, finish, alive
-        self.ended_s: float | None = None
+        self.ended: Moment | None = None
 
     def note_end(self) -> None:
         """Let the end be noted when it comes, and not when it is waited for; some works of gloo cannot tell."""
@@ -81,20 +83,20 @@ class PendingNumbers:
                 work.get_future().then(self._note)
 
     def _note(self, _: Any) -> None:
-        self.ended_s = perf_counter()
+        self.ended = self.place.now()  # on a GPU, in the stream of the communication
 
     @property
     def has_ended(self) -> bool:
         """Whether nobody needs to wait."""
         return all(work.is_completed() for work in self.works)
 
-    def wait(self) -> float:
-        """Wait for the end, and return when it was, s."""
+    def wait(self) -> Moment:
+        """Wait for the end, or let what is queued behind it wait; return when it was."""
         for work in self.works:
             work.wait()
         self.finish()
         self.works, self.alive = (), None
-        return perf_counter() if self.ended_s is None else self.ended_s
+        return self.place.now() if self.ended is None else self.ended
 
 
 class ProcessGroup:
@@ -200,9 +202,11 @@ class ProcessExecutor(ContentExecutor):
         program: what the rank does.
         arithmetic: what it computes.
         groups: those of torch.distributed, by their members.
+        place: where it computes; a CPU by default.
+        lanes: groups for messages, of a backend whose messages have no tags.
 
     Attributes:
-        spans: begin and end of each operation of the step, s, by its row of the log.
+        spans: begin and end of each operation of the step, by its row of the log.
         count: says how many bytes are held, in a step whose memory is measured.
         most_held: the most that it has said.
         is_busy: whether the rank computes, or waits for others, and is not in code of the strategy's own.
@@ -213,13 +217,17 @@ class ProcessExecutor(ContentExecutor):
         program: RankProgram,
         arithmetic: Arithmetic,
         groups: Mapping[tuple[int, ...], Any],
+        place: Place | None = None,
+        lanes: Mapping[Lane, Any] | None = None,
     ) -> None:
         self._program, self._arithmetic, self._torch_groups = program, arithmetic, groups
+        self._place, self._lanes = place or Cpu(), lanes
+        self._now = self._place.now
         self._pending: dict[int, PendingNumbers] = {}
         self._owed: dict[int, tuple[Any, Any]] = {}  # what launched operations make, and they, by the tensor's id
         self._sent: list[PendingNumbers] = []
-        self._exchanges: dict[tuple[int, ...], int] = {}  # of copies of tokens, by the members
-        self.spans: dict[int, tuple[float, float]] = {}
+        self._exchanges: dict[tuple[int, ...], CopiesUnderWay] = {}  # the last of each group
+        self.spans: dict[int, tuple[Moment, Moment]] = {}
         self.is_busy = False
         self.count: Callable[[], int] | None = None
         self.most_held = 0
@@ -234,9 +242,9 @@ class ProcessExecutor(ContentExecutor):
         """Compute, and note how long it takes."""
         self.is_busy = True
         row = len(model._rows) // STRIDE
-        began = perf_counter()
+        began = self._now()
         made = super().compute(model, op, given, named, do)
-        self.spans[row] = began, perf_counter()
+        self.spans[row] = began, self._now()
         self._note_memory()
         self.is_busy = False
         return made
@@ -245,24 +253,32 @@ class ProcessExecutor(ContentExecutor):
         if self.count is not None:
             self.most_held = max(self.most_held, self.count())
 
-    def communicate(self, model: Any, op: str, given: tuple[Any, ...], submit: Callable[[], Any]) -> Any:  # noqa: ARG002  (it is of one rank)
+    def communicate(self, model: Any, op: str, given: tuple[Any, ...], submit: Callable[[], Any]) -> Any:
         """Send a message: it leaves when it can, and a send waits for nobody. Move what goes to the host or back."""
-        began = perf_counter()
+        began = self._now()
         operation = submit()
         row = operation.row // STRIDE
         if op == "send":
             dest, _, tag = given
             (content,) = self._contents_of(operation.value)
             values = content.packed()
-            work = dist.isend(values, dest, tag=number_of(tag))
             self._sent = [sent for sent in self._sent if not sent.has_ended]
-            self._sent.append(PendingNumbers(began, [work], lambda: None, values))
-            self.spans[row] = began, perf_counter()
+            self._keep(dist.isend(values, dest, **self._way(model._rank, dest, tag)), values)
+            self.spans[row] = began, self._now()
         elif op in ("offload", "fetch"):
-            place = "cpu" if op == "offload" else self._arithmetic.net.device
-            operation.outcome._content = moved(given[0]._content, place)
-            self.spans[row] = began, perf_counter()
+            content, works, end = self._place.copied(given[0]._content, to_host=op == "offload")
+            operation.outcome._content = content
+            self.spans[row] = began, end
+            if works:
+                pending = self._pending[row] = PendingNumbers(self._place, began, works, _nothing)
+                pending.ended = end
         return operation
+
+    def _way(self, source: int, dest: int, tag: Any) -> dict[str, Any]:
+        """Return how a message goes: under its tag, or in a group of its own that keeps the order."""
+        if self._lanes is None:
+            return {"tag": number_of(tag)}
+        return {"group": self._lanes[self._program.lane(source, dest, tag)]}
 
     def settle(self, operations: Sequence[Any], results: Sequence[Any]) -> None:
         """Start this rank's part in a collective."""
@@ -273,7 +289,7 @@ class ProcessExecutor(ContentExecutor):
             return
         row, value = operation.row // STRIDE, operation.value
         self._contents_of(value)
-        began = perf_counter()
+        began = self._now()
         brought = self._program.communications[row].brought
         record = COLLECTIVES[operation.op]
         started = Started(
@@ -284,37 +300,42 @@ class ProcessExecutor(ContentExecutor):
         elif record.gives == "exchange":
             ends = started.exchange(value, brought)
         else:
-            columns = zip(*brought, strict=True) if isinstance(value, list) else [brought]
-            ends = [started.begin(item, column) for item, column in zip(_listed(value), columns, strict=True)]
+            columns = list(zip(*brought, strict=True)) if isinstance(value, list) else [brought]
+            ends = started.begin_all(_listed(value), columns)
 
         def finish() -> None:
             for made, end in zip(_listed(result), ends, strict=True):
                 if made is not None:
                     made._content = end()
 
-        self._await_later(operation, PendingNumbers(began, started.works, finish, value), result)
+        self._await_later(operation, PendingNumbers(self._place, began, started.works, finish, value), result)
 
     def _exchange_copies(self, started: Started, value: Any, brought: Sequence[Any]) -> Finish:
-        """Start to exchange copies of tokens; messages of several exchanges of a group have tags of their own."""
-        ranks = tuple(started.ranks)
-        self._exchanges[ranks] = count = self._exchanges.get(ranks, 0) + 1
-        return started.exchange_copies(value, brought, number_of(("copies", ranks, count)), self._keep)
+        """Start to exchange copies of tokens."""
+        ranks, mine = tuple(started.ranks), started.ranks[started.index]
+        tag = copies_tag(ranks)
+        way = {rank: (self._way(mine, rank, tag), self._way(rank, mine, tag)) for rank in ranks if rank != mine}
+        under_way = CopiesUnderWay(started, value, brought, way, self._exchanges.get(ranks))
+        self._exchanges[ranks] = under_way
+        for work, values in under_way.sent:
+            self._keep(work, values)
+        return under_way.end
 
     def _keep(self, work: Any, values: torch.Tensor) -> None:
         """Keep a message until it has left."""
-        self._sent.append(PendingNumbers(0.0, [work], lambda: None, values))
+        self._sent.append(PendingNumbers(self._place, None, [work], _nothing, values))
 
     def receive(self, operation: Any, value: Any, result: Any) -> None:
         """Start to receive a message."""
         tag = self._program.communications[operation.row // STRIDE].tag
         room, content_of = room_for(value, self._arithmetic)
-        began = perf_counter()
-        work = dist.irecv(room, operation.owner.stream.peer, tag=number_of(tag))
+        began, source = self._now(), operation.owner.stream.peer
+        work = dist.irecv(room, source, **self._way(source, operation.rank, tag))
 
         def finish() -> None:
             result._content = content_of(room)
 
-        self._await_later(operation, PendingNumbers(began, [work], finish, room), result)
+        self._await_later(operation, PendingNumbers(self._place, began, [work], finish, room), result)
 
     def _await_later(self, operation: Any, pending: PendingNumbers, result: Any) -> None:
         if operation.model.launching:
@@ -335,7 +356,7 @@ class ProcessExecutor(ContentExecutor):
         pending = self._pending.pop(row, None)
         if pending is not None:
             self.is_busy = True
-            self.spans[row] = pending.began_s, pending.wait()
+            self.spans[row] = pending.began, pending.wait()
             self._note_memory()
             self.is_busy = False
 
@@ -346,13 +367,18 @@ class ProcessExecutor(ContentExecutor):
             StrategyError: it was another one.
         """
         self._program.require_same(model._rows)
+        self.is_busy = True
         for sent in self._sent:
             sent.wait()
+        self._place.end()
+        self.is_busy = False
         self._sent.clear()
         self._owed.clear()
-        spans, last, found = self.spans, (0.0, 0.0), array("d")
+        self._exchanges.clear()
+        spans, seconds, last, found = self.spans, self._place.seconds, (0.0, 0.0), array("d")
         for row in range(len(model._rows) // STRIDE):
-            last = spans.get(row, (last[1], last[1]))  # alone in a group, there is nothing to do
+            ends = spans.get(row)  # alone in a group, there is nothing to do
+            last = (last[1], last[1]) if ends is None else (seconds(ends[0]), seconds(ends[1]))
             found.extend(last)
         self.spans = {}
         return found
@@ -385,6 +411,53 @@ class Started:
         self.arithmetic, self.name = arithmetic, record.name
         self.group, self.ranks, self.index, self.root = group, ranks, index, root
         self.works: list[Any] = []
+
+    def begin_all(self, values: Sequence[Any], brought: Sequence[Sequence[Any]]) -> list[Finish]:
+        """Start, and return what gives each tensor of a bucket its content; one transfer for all where they are alike.
+
+        Args:
+            values: what this rank brings.
+            brought: what all members bring, by tensor.
+        """
+        ends = self._together(values, brought) if len(values) > 1 else None
+        return ends or [self.begin(value, column) for value, column in zip(values, brought, strict=True)]
+
+    def _together(self, values: Sequence[Any], brought: Sequence[Sequence[Any]]) -> list[Finish] | None:
+        """Start one transfer for a bucket of whole gradients, or of their equal shards; None if it is none."""
+        if self.name not in ("all_reduce", "reduce_scatter", "all_gather"):
+            return None
+        contents, num = [value._content for value in values], len(self.ranks)
+        if not all(map(_is_plain, contents, brought)) or len({content.values.dtype for content in contents}) > 1:
+            return None
+        flat = [content.settled().values for content in contents]
+        if self.name == "all_reduce":
+            total = torch.cat(flat)
+            self.works.append(dist.all_reduce(total, group=self.group, async_op=True))
+            made: list[Finish] = []
+            for content, piece in zip(contents, total.split([each.numel() for each in flat]), strict=True):
+                content.values = piece
+                made.append(partial(_same, content))
+            return made
+        if any(content.size % num for content in contents):
+            return None
+        sizes = [content.size // num for content in contents]
+        cuts = [bounds(self.index, num, content.size) for content in contents]
+        if self.name == "reduce_scatter":
+            rows = torch.cat([each.view(num, -1) for each in flat], 1)  # a row for each member
+            mine = rows.new_empty(sum(sizes))
+            self.works.append(_reduce_scatter(mine, rows.view(-1), group=self.group, async_op=True))
+            shards = zip(mine.split(sizes), cuts, contents, strict=True)
+            return [partial(Flat, piece, [cut], content.size) for piece, cut, content in shards]
+        if any(
+            (list(each.shards), each.num_shards) != ([place], num)
+            for column in brought
+            for place, each in enumerate(column)
+        ):
+            return None
+        own = torch.cat(flat)
+        found = own.new_empty(num * own.numel())
+        self.works.append(_all_gather(found, own, group=self.group, async_op=True))
+        return [lambda piece=piece: Flat.whole(piece.reshape(-1)) for piece in found.view(num, -1).split(sizes, 1)]  # type: ignore[misc]
 
     def begin(self, value: Any, brought: Sequence[Any]) -> Finish:
         """Start, and return what gives the result its content once all works have ended."""
@@ -525,54 +598,82 @@ class Started:
         self.works.append(dist.barrier(self.group, async_op=True))
         return lambda: None
 
-    def exchange_copies(
-        self, value: Any, brought: Sequence[Any], tag: int, keep: Callable[[Any, Any], None]
-    ) -> Callable[[], Copies]:
-        """Send copies of tokens to the members that they are for, and get those of the others.
 
-        Args:
-            value: what this rank brings.
-            brought: what all bring.
-            tag: of the messages.
-            keep: takes a message that was sent, and its tensor, until it has left.
-        """
-        content: Copies = value._content
-        net: Any = self.arithmetic.net
-        nothing = torch.empty(0, net.problem.model.hidden_size, dtype=net.dtypes.compute, device=net.device)
-        results = perform("all_to_all", list(brought), self.ranks, None, whole=False)
-        counts, rows = [], []
+class CopiesUnderWay:
+    """Copies of tokens that are sent to the members of a group which they are for; those of the others come.
+
+    How many there are is told first. Exchanges of a group are received in the order in which they were sent.
+
+    Args:
+        started: the collective.
+        value: what this rank brings.
+        brought: what all bring.
+        way: how messages go to each other member, and come from it.
+        before: the exchange before this one.
+
+    Attributes:
+        sent: messages, and what must be kept until they have left.
+    """
+
+    def __init__(
+        self,
+        started: Started,
+        value: Any,
+        brought: Sequence[Any],
+        way: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]],
+        before: CopiesUnderWay | None,
+    ) -> None:
+        net: Any = started.arithmetic.net
+        self._started, self._way, self._before = started, way, before
+        self._nothing = torch.empty(0, net.problem.model.hidden_size, dtype=net.dtypes.compute, device=net.device)
+        results = perform("all_to_all", list(brought), started.ranks, None, whole=False)
+        counts, self._rows = [], list[torch.Tensor]()
         for result in results:
-            sent = [content.rows.get(origin, {}).get(expert) for origin, expert in _places(net, value, result)]
-            counts += [ABSENT if each is None else len(each) for each in sent]
-            rows.append(torch.cat([nothing, *(each for each in sent if each is not None)]))
-        mine = results[self.index]
-        coming = [list(_places(net, each, mine)) for each in brought]
-        counted = torch.empty(sum(map(len, coming)), dtype=torch.int64)
-        sizes = [len(each) for each in coming], [len(list(_places(net, value, result))) for result in results]
-        given = torch.tensor(counts, dtype=torch.int64)
-        self.works.append(dist.all_to_all_single(counted, given, *sizes, group=self.group, async_op=True))
-        for place, (rank, values) in enumerate(zip(self.ranks, rows, strict=True)):
-            if place != self.index and values.numel():
-                keep(dist.isend(values, rank, tag=tag), values)
+            given = [value._content.rows.get(origin, {}).get(expert) for origin, expert in _places(net, value, result)]
+            counts += [ABSENT if each is None else len(each) for each in given]
+            self._rows.append(torch.cat([self._nothing, *(each for each in given if each is not None)]))
+        mine = results[started.index]
+        self._coming = [list(_places(net, each, mine)) for each in brought]
+        self._sizes = list(map(len, self._coming))
+        sizes = self._sizes, [len(list(_places(net, value, result))) for result in results]
+        self._counted = torch.empty(sum(self._sizes), dtype=torch.int64)
+        told = torch.tensor(counts, dtype=torch.int64)
+        self._telling = dist.all_to_all_single(self._counted, told, *sizes, group=started.group, async_op=True)
+        started.works.append(self._telling)
+        self._found, self._receiving = list[tuple[Any, torch.Tensor]](), list[Any]()
+        self.sent = [
+            (dist.isend(values, rank, **way[rank][0]), values)
+            for rank, values in zip(started.ranks, self._rows, strict=True)
+            if rank in way and values.numel()
+        ]
 
-        def end() -> Copies:
-            found, waited = [], list[Any]()
-            for place, numbers in enumerate(counted.split(sizes[0])):
-                here = [
-                    (*where, count)
-                    for where, count in zip(coming[place], numbers.tolist(), strict=True)
-                    if count != ABSENT
-                ]
-                shape = sum(count for *_, count in here), nothing.shape[1]
-                values = rows[place] if place == self.index else rows[place].new_empty(shape)
-                if place != self.index and values.numel():
-                    waited.append(dist.irecv(values, self.ranks[place], tag=tag))
-                found.append((here, values))
-            for work in waited:
-                work.wait()
-            return reduce(Copies.add, [_copies_of(*each) for each in found])
+    def receive(self) -> None:
+        """Start to receive, once it is known how many come."""
+        if self._found:
+            return
+        if self._before is not None:
+            self._before.receive()
+        self._before = None
+        self._telling.wait()
+        for place, numbers in enumerate(self._counted.split(self._sizes)):
+            coming, rank = zip(self._coming[place], numbers.tolist(), strict=True), self._started.ranks[place]
+            here = [(*where, count) for where, count in coming if count != ABSENT]
+            values = self._rows[place]
+            if rank in self._way:
+                values = self._nothing.new_empty(sum(count for *_, count in here), self._nothing.shape[1])
+                if values.numel():
+                    self._receiving.append(dist.irecv(values, rank, **self._way[rank][1]))
+            self._found.append((here, values))
+        self._rows.clear()
 
-        return end
+    def end(self) -> Copies:
+        """Return what has come."""
+        self.receive()
+        for work in self._receiving:
+            work.wait()
+        made: Copies = reduce(Copies.add, [_copies_of(*each) for each in self._found])
+        self._found = [((), self._nothing)]  # it is received, and nothing is kept
+        return made
 
 
 def _places(net: Any, sender: Any, result: Any) -> Any:
@@ -622,6 +723,20 @@ def room_for(symbol: Any, arithmetic: Arithmetic) -> tuple[torch.Tensor, Callabl
     layer = symbol.layer + isinstance(symbol, ActivationGrad)
     shape = net.shape(layer, len(symbol.samples), positions)
     return torch.empty(shape, dtype=net.dtypes.compute, device=net.device), lambda values: Rows(values, positions)
+
+
+def _is_plain(content: Any, brought: Sequence[Any]) -> bool:
+    """Return whether a tensor is flat, and of the same part of a layer for all."""
+    return isinstance(content, Flat) and content.values.dim() == 1 and len(set(map(part_of, brought))) == 1
+
+
+def _same(content: Any) -> Any:
+    """Return a content."""
+    return content
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def number_of(tag: Any) -> int:

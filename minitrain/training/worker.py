@@ -32,10 +32,11 @@ from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.contents import Flat, key_of
+from minitrain.training.devices import place_of
 from minitrain.training.divided import arithmetic_of
 from minitrain.training.layers import Arithmetic, Carried, Net, num_states
-from minitrain.training.memory import counting, process_bytes
-from minitrain.training.program import RankProgram, Turns
+from minitrain.training.memory import process_bytes
+from minitrain.training.program import Lane, RankProgram, Turns
 from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTransport
 
 KEPT_STEPS = 25
@@ -55,12 +56,14 @@ class Task:
         rank: which.
         program: its operations, as they were simulated.
         groups: the groups of all ranks, in one order.
+        lanes: likewise of messages, of a backend whose messages have no tags.
         world_size: number of ranks.
         num_layers: layers.
         global_batch_size: samples of a step.
         strategy: the function, or how it is named.
         options: its options.
-        net: makes what is trained.
+        net: makes what is trained, on a device.
+        device: where the rank computes, such as "cpu" or "cuda:0".
         steps: how many steps to end with.
         backend: of torch.distributed.
         meeting: the store where the ranks meet, "host:port"; None for that of torchrun.
@@ -74,12 +77,14 @@ class Task:
     rank: int
     program: RankProgram
     groups: Sequence[tuple[int, ...]]
+    lanes: Sequence[Lane]
     world_size: int
     num_layers: int
     global_batch_size: int
     strategy: Any
     options: Mapping[str, Any]
-    net: Callable[[], Net]
+    net: Callable[..., Net]
+    device: str
     steps: int
     backend: str
     meeting: str | None
@@ -157,15 +162,19 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
     if task.meeting is not None:
         host, _, port = task.meeting.rpartition(":")
         store = dist.TCPStore(host, int(port), is_master=False, timeout=wait)  # type: ignore[attr-defined]  # documented
+    place = place_of(task.device)
     dist.init_process_group(task.backend, store=store, rank=task.rank, world_size=task.world_size, timeout=wait)
     require_one_program(task)
     report(("joined",))
     everybody = tuple(range(task.world_size))
     groups = {members: dist.new_group(list(members), timeout=wait) for members in task.groups} | {everybody: None}
-    net = task.net()
-    held, before = counting(net.device), 0
+    lanes = {lane: dist.new_group([lane[0], lane[1]], timeout=wait) for lane in task.lanes}
+    if task.lanes:
+        meet(task.rank, groups, lanes, place.device)
+    net = task.net(device=place.device)
+    before = 0
     arithmetic = arithmetic_of(net, task.global_batch_size)
-    executor = doing.executor = ProcessExecutor(task.program, arithmetic, groups)
+    executor = doing.executor = ProcessExecutor(task.program, arithmetic, groups, place, lanes or None)
     make_model = watched(Model, executor)
     turns = Turns(task.program) if task.program.has_tasks else None
     transport: Any = ProcessTransport(task.program, task.world_size)
@@ -174,6 +183,7 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
     num_loads = task.program.num_loads
     times = Times(first, behind_s=seconds_behind(task.rank, task.world_size))
     with asyncio.Runner() as runner:
+        run = runner.get_loop().run_until_complete  # `runner.run` looks at signals each time
         for step in range(first, task.steps):
             arithmetic.begin(step, carried)
             sizes = task.num_layers, task.global_batch_size
@@ -181,19 +191,37 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
             doing.step, doing.model = step, model
             executor.count = None
             if step == min(first + 1, task.steps - 1):  # the first step warms up
-                executor.count, before = held, held() - bytes_of(carried)
-            began = perf_counter()
-            runner.run(_step(task, model))
+                executor.count = place.counting()
+                before = executor.count() - bytes_of(carried)
+            began = place.begin()
+            run(_step(task, model))
             doing.model = None
             times.add(began, executor.end_step(model), num_loads)
             carried = _handed_on(model, arithmetic)
-            loss = torch.tensor(arithmetic.loss_value, dtype=torch.float64)
+            loss = torch.as_tensor(arithmetic.loss_value, dtype=torch.float64, device="cpu")
             dist.all_reduce(loss)
             report(("step", step, loss.item()))
             if task.checkpoints is not None and task.checkpoints.is_due(step + 1, task.steps):
                 task.checkpoints.save(step + 1, carried, task.rank)
     times.most_bytes, times.process_bytes = max(executor.most_held - before, 0), process_bytes()
     return times
+
+
+def meet(rank: int, groups: Mapping[Any, Any], lanes: Mapping[Lane, Any], device: torch.device) -> None:
+    """Let the members of each group, and the ends of each lane, meet once, in one order for all ranks.
+
+    The first call of nccl waits for all members: in a step, in which ranks may begin in any order, each could wait for
+    another one.
+    """
+    nothing = torch.zeros(1, device=device)
+    for members, group in groups.items():
+        if rank in members and len(members) > 1:
+            dist.all_reduce(nothing, group=group)
+    for (source, dest, _), group in lanes.items():
+        if rank == source:
+            dist.send(nothing, dest, group=group)
+        elif rank == dest:
+            dist.recv(nothing, source, group=group)
 
 
 def bytes_of(carried: Carried) -> int:

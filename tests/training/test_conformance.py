@@ -1,14 +1,17 @@
-"""One strategy, two lives: what real processes train is what a single device trains in a NumPy run, to 1e-10.
+"""One strategy, three lives: it communicates the same in all, and real processes train what a single device does.
+
+Weights and moments are those of a NumPy run on one device, to 1e-10. The program that a simulation and a proof record
+has one digest: of operations, groups, layers and tensors, in each rank's order. A process that does another operation
+than the recorded ends with an error; how many bytes it gives to torch is compared with what the simulation prices.
 
 All strategies of a size run in the same processes, one after the other: starting them takes longer than training.
-Communication need not be compared: a process that does another one than the recorded ends with an error.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +33,7 @@ from minitrain.training.checkpoints import read_checkpoint  # noqa: E402
 from minitrain.training.launcher import meeting_place  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
 from minitrain.training.ranks import Training  # noqa: E402
+from minitrain.training.wire import ProcessExecutor  # noqa: E402
 from minitrain.training.worker import Doing, Task, train_rank  # noqa: E402
 from minitrain.workloads.dense_rows import DenseRows  # noqa: E402
 from tests.small_transformers import DEEPSEEK_LIKE, DEEPSEEK_V2_LITE_LIKE, GPT_LIKE, RELU_LIKE  # noqa: E402
@@ -84,7 +88,9 @@ def rank_of_all(rank: int, sent: bytes) -> None:
         torch.distributed.destroy_process_group()
 
 
-def trained(names: list[str], world_size: int, folder: Path, **given: Any) -> dict[str, dict[int | str, Any]]:
+def trained(
+    names: Sequence[Any], world_size: int, folder: Path, has_tags: bool = True, **given: Any
+) -> dict[str, dict[int | str, Any]]:
     """Return weights and optimizer states after a step of each strategy on real processes, by layer."""
     runs, held = [], ExitStack()
     for name in names:
@@ -100,12 +106,13 @@ def trained(names: list[str], world_size: int, folder: Path, **given: Any) -> di
             seed=0,
             dtype="float64",
             numerics="numpy",
-            folder=folder / re.sub(r"\W", "_", name),
+            folder=folder / re.sub(r"\W", "_", str(name)),
             checkpoint_every=1,
         )
         program = record(name, {"world_size": world_size, "global_batch_size": BATCH, **given})
         meeting = held.enter_context(meeting_place())
-        runs.append([training.task(program, rank, meeting) for rank in range(world_size)])
+        tasks = [training.task(program, rank, meeting) for rank in range(world_size)]
+        runs.append(tasks if has_tags else [replace(task, lanes=program.lanes) for task in tasks])
     context = multiprocessing.get_context("spawn")
     sent = cloudpickle.dumps(runs)
     processes = [context.Process(target=rank_of_all, args=(rank, sent)) for rank in range(1, world_size)]
@@ -116,7 +123,7 @@ def trained(names: list[str], world_size: int, folder: Path, **given: Any) -> di
         process.join(200)
     held.close()
     assert [process.exitcode for process in processes] == [0] * (world_size - 1)
-    return {name: read_checkpoint(next((folder / re.sub(r"\W", "_", name)).iterdir())) for name in names}
+    return {name: read_checkpoint(next((folder / re.sub(r"\W", "_", str(name))).iterdir())) for name in names}
 
 
 def reference(**given: Any) -> dict[int, tuple[Any, Any]]:
@@ -145,6 +152,86 @@ def names_of(world_size: int) -> list[str]:
     return [f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names]
 
 
+async def overtaken(model: mt.Model) -> mt.Model:
+    """Swap the weights of both ranks' halves of the batch by messages that overtake, in both directions at once."""
+    other, batch = 1 - model.rank, model.global_batch_size
+    layers = range(model.num_layers)
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.load_weights(layer)
+    activations[0] = model.get_input_activation(frozenset(range(model.rank, batch, 2)))
+    for layer in layers:
+        activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])
+    grad_activations[len(layers)] = model.loss(activations.pop(len(layers)))
+    for layer in reversed(layers):
+        grad_weights[layer], grad_activations[layer] = model.backward(
+            layer, activations[layer], grad_activations[layer + 1], weights[layer]
+        )
+        del activations[layer], grad_activations[layer + 1]
+        await model.send(other, grad_weights[layer], tag=layer)
+    for layer in layers:  # the one that was sent last comes first
+        grad_weights[layer] += await model.receive(other, tag=layer)
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        model.set_final_weight(layer, weights[layer])
+    return model
+
+
+def test_messages_without_tags_go_in_lanes(tmp_path: Path) -> None:
+    """As on nccl, whose messages have no tags; groups of gloo do for it here."""
+    moe: dict[str, Any] = {"workload": "tiny-moe"}
+    dense: dict[str, Any] = {"num_layers": 8, "workload": DenseRows(Problem().width, 8)}
+    names = ["1f1b", "zb_h1", overtaken]
+    require_same(trained(names, 2, tmp_path, has_tags=False, **dense), reference(**dense))
+    one, other = (trained(["moe:ep=2"], 2, tmp_path / str(has_tags), has_tags, **moe) for has_tags in (True, False))
+    require_same(one, {key: tuple(map(torch.Tensor.numpy, both)) for key, both in other["moe:ep=2"].items()})
+
+
+@pytest.fixture
+def given_to_torch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Return what fills with each communication of rank 0: its name, its bytes as priced, and those of torch."""
+    found: list[tuple[str, int, int]] = []
+    settle, send = ProcessExecutor.settle, ProcessExecutor.communicate
+
+    def note(operation: Any) -> None:
+        value = operation.value
+        if value is not None and len(getattr(operation.owner, "ranks", (0, 1))) > 1:
+            contents = [each._content for each in (value if isinstance(value, list) else [value])]
+            given = sum(each.packed().nbytes for each in contents)
+            found.append((f"{operation.op}, operation {operation.row}", operation.sent_bytes(), given))
+
+    def settled(self: Any, operations: Any, results: Any) -> None:
+        note(operations[0])
+        settle(self, operations, results)
+
+    def communicated(self: Any, model: Any, op: str, *given: Any) -> Any:
+        operation = send(self, model, op, *given)
+        if op == "send":
+            note(operation)
+        return operation
+
+    monkeypatch.setattr(ProcessExecutor, "settle", settled)
+    monkeypatch.setattr(ProcessExecutor, "communicate", communicated)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_what_is_sent_has_the_bytes_that_the_simulation_prices(
+    world_size: int, given_to_torch: Any, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"num_layers": 8, "workload": DenseRows(Problem().width, 8)}
+    trained(names_of(world_size), world_size, tmp_path, **given)
+    assert {name.split(",")[0] for name, *_ in given_to_torch} >= {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert [each for each in given_to_torch if each[1] != each[2]] == []
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp", "1f1b", "zb_h1", "pp_dp:pp=2", "ddp_overlap"])
+@pytest.mark.parametrize("workload", [None, "tiny"])
+def test_a_proof_and_a_simulation_are_the_same_program(name: str, workload: str | None) -> None:
+    sizes: dict[str, Any] = {"world_size": 4, "global_batch_size": BATCH}
+    sizes |= {"num_layers": 4} if workload is None else {"workload": workload}
+    assert record(name, sizes).digest == record(name, {**sizes, "numerics": "numpy"}).digest
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_all_shipped_strategies_train_what_a_single_device_trains(
@@ -158,7 +245,7 @@ def test_all_shipped_strategies_train_what_a_single_device_trains(
 
 
 def test_experts_that_are_whole_are_trained(tmp_path: Path) -> None:
-    given = {"workload": "tiny-moe"}
+    given: dict[str, Any] = {"workload": "tiny-moe"}
     require_same(trained(["ddp", "zero3", "1f1b"], 2, tmp_path, **given), reference(**given))
 
 

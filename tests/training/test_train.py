@@ -98,7 +98,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"backend": "mpi"}, "backend must be gloo, got 'mpi'"),
+        ({"backend": "mpi"}, "backend must be gloo or nccl, got 'mpi'"),
         ({"dtype": "int8"}, "dtype must be float32 or float64 or bfloat16, got 'int8'"),
         ({"steps": 0}, "steps"),
         ({"data": "/no/such/file"}, "No such file"),

@@ -1,0 +1,206 @@
+"""Where a rank computes: on a CPU or a GPU, how it tells time there, and how tensors move to the host and back.
+
+On a CPU an operation is over when its call returns. On a GPU it is only queued then: moments are events in the queue,
+which have times once it was worked off (CUDA's event timing). Copies have a stream of their own and pinned memory, so
+that they pass beside what computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, Protocol, final
+
+import torch
+
+from minitrain.errors import UsageError
+from minitrain.run.analysis.labels import GIB
+from minitrain.training.contents import moved
+from minitrain.training.memory import gpu_bytes, host_bytes
+
+CPU = torch.device("cpu")
+
+WITHOUT_TAGS = {"nccl"}
+"""The backends whose messages are received in the order in which they are sent, whatever their tags."""
+
+Moment = Any
+"""A time, s; on a GPU an event whose time is known at the end of the step."""
+
+
+class Place(Protocol):
+    """Where a rank computes."""
+
+    device: torch.device
+
+    def begin(self) -> float:
+        """Begin a step, and return when that was, s."""
+        ...
+
+    def end(self) -> None:
+        """Wait until all is done that was begun."""
+        ...
+
+    def now(self) -> Moment:
+        """Return the time at this place of what was begun."""
+        ...
+
+    def seconds(self, moment: Moment) -> float:
+        """Return a moment of the step that has ended, s on the clock of `begin`."""
+        ...
+
+    def copied(self, content: Any, *, to_host: bool) -> tuple[Any, Sequence[Any], Moment]:
+        """Return a copy of a content on the host or back, what must be waited for before it is used, and its end."""
+        ...
+
+    def counting(self) -> Callable[[], int]:
+        """Return what says how many bytes are held; see `minitrain.training.memory`."""
+        ...
+
+
+@final
+class Cpu:
+    """A rank that computes on the CPU."""
+
+    device = CPU
+    begin = now = staticmethod(perf_counter)
+    counting = staticmethod(host_bytes)
+
+    def end(self) -> None:
+        """Wait for nothing: what was called is done."""
+
+    def seconds(self, moment: float) -> float:
+        """Return a moment."""
+        return moment
+
+    def copied(self, content: Any, *, to_host: bool) -> tuple[Any, Sequence[Any], float]:  # noqa: ARG002  (both are one memory)
+        """Return a copy of a content."""
+        return moved(content, torch.clone), (), perf_counter()
+
+
+@final
+class _Copy:
+    """A copy under way, waited for as works of torch.distributed are: by what is queued after it."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, end: Any) -> None:
+        self._end = end
+
+    def is_completed(self) -> bool:
+        """Return whether nobody needs to wait."""
+        return bool(self._end.query())
+
+    def wait(self) -> None:
+        """Let what computes wait."""
+        torch.cuda.current_stream().wait_event(self._end)
+
+
+@final
+class Gpu:
+    """A rank that computes on a GPU.
+
+    Args:
+        device: which.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        torch.cuda.set_device(device)
+        self._copies = torch.cuda.Stream()
+
+    def begin(self) -> float:
+        """Begin a step: an event that the host has waited for is a moment of its clock too."""
+        torch.cuda.synchronize()
+        self._zero = self.now()
+        self._zero.synchronize()
+        self._zero_s = perf_counter()
+        return self._zero_s
+
+    def end(self) -> None:
+        """Wait until all that was queued is done."""
+        torch.cuda.synchronize()
+
+    def now(self) -> Any:
+        """Return an event that is recorded in the stream which is current."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, moment: Any) -> float:
+        """Return when an event was, s."""
+        return self._zero_s + float(self._zero.elapsed_time(moment)) * 1e-3
+
+    def copied(self, content: Any, *, to_host: bool) -> tuple[Any, Sequence[Any], Any]:
+        """Return a copy on the host, in pinned memory, or back; it passes beside what computes."""
+        computing = torch.cuda.current_stream()
+        self._copies.wait_stream(computing)
+        with torch.cuda.stream(self._copies):
+            made = moved(content, self._to_host if to_host else partial_to(self.device, computing))
+            end = self.now()
+        return made, [_Copy(end)], end
+
+    def _to_host(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a copy in pinned memory; the original is not overwritten before it is made."""
+        if values.is_cuda:
+            values.record_stream(self._copies)
+        return torch.empty_like(values, device=CPU, pin_memory=True).copy_(values, non_blocking=True)
+
+    def counting(self) -> Callable[[], int]:
+        """Return what says the most bytes that were held since now."""
+        return gpu_bytes(self.device)
+
+
+def partial_to(device: torch.device, used_by: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what copies tensors to a device, for the use of a stream."""
+
+    def to_device(values: torch.Tensor) -> torch.Tensor:
+        made = values.to(device, non_blocking=True, copy=True)
+        made.record_stream(used_by)
+        return made
+
+    return to_device
+
+
+def place_of(device: str) -> Place:
+    """Return where a rank computes: "cpu", or "cuda:0" and so on."""
+    found = torch.device(device)
+    return Gpu(found) if found.type == "cuda" else Cpu()
+
+
+def require_gpus(num_here: int) -> None:
+    """Require a GPU for each rank of this machine, which nccl needs.
+
+    Raises:
+        UsageError: there are fewer, or torch was built without them.
+    """
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        raise UsageError(
+            f"backend='nccl' needs NVIDIA GPUs and a torch built for them, and torch {torch.__version__} finds none "
+            "here; use backend='gloo', which trains on CPUs",
+            backend="nccl",
+        )
+    if num_here > (found := torch.cuda.device_count()):
+        raise UsageError(
+            f"backend='nccl' needs a GPU for each rank, and here are {found} for {num_here}; use fewer ranks, or "
+            "backend='gloo' on CPUs",
+            backend="nccl",
+        )
+
+
+def require_gpu_memory(peaks: Sequence[float]) -> None:
+    """Require that each rank's tensors fit into its GPU.
+
+    Args:
+        peaks: of each rank here, bytes, as simulated.
+
+    Raises:
+        UsageError: they do not.
+    """
+    for device, peak in enumerate(peaks):
+        if peak > (size := torch.cuda.get_device_properties(device).total_memory):
+            raise UsageError(
+                f"a rank needs {peak / GIB:.2f} GiB for its tensors, as simulated, and GPU {device} has "
+                f"{size / GIB:.2f} GiB; use a smaller model or more ranks that divide it, or force=True (--force)",
+                needed_bytes=peak,
+                free_bytes=size,
+            )
