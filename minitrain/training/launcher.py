@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, NoReturn
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -37,6 +39,8 @@ MOST_PRINTED = 2**16
 
 _ASK_S = 0.5
 _MOST_LOADED = 4.0  # a busy machine makes the limit of silence this many times longer at most
+_DONE = b"done"
+_RUNS = count()  # under torchrun: each rank takes part in the same ones
 _GRACE_S = 0.5  # how long other ranks may take to say that they failed too, of which the first cause is looked for
 
 
@@ -251,23 +255,106 @@ def _idle(program: RankProgram, step: int, row: int, seconds: float) -> Training
     )
 
 
-def watch_itself(program: RankProgram, doing: Doing, patience_s: float) -> None:
-    """End this process, which torchrun has started, when its rank does nothing for too long; torchrun ends the others.
+def watch_itself(program: RankProgram, world_size: int, doing: Doing, patience_s: float) -> threading.Event:
+    """Let this process, which torchrun has started, end when its rank does nothing for too long, or the next is silent.
+
+    torchrun ends the others. Each rank tells the one before it that it lives, through the store where all meet.
 
     Args:
         program: what the rank does.
+        world_size: number of ranks.
         doing: what it is about.
         patience_s: how long it may do nothing of its program, s.
+
+    Returns:
+        What must be set once it has taken all steps.
     """
+    ended, run, place = threading.Event(), next(_RUNS), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    life = _Life(TCPStore(*place, is_master=False), f"minitrain/{run}", program.rank, world_size)
+    life.tell()
+    threading.Thread(target=_watch_it, args=(program, doing, life, patience_s, ended), daemon=True).start()
+    return ended
+
+
+def _watch_it(program: RankProgram, doing: Doing, life: _Life, patience_s: float, ended: threading.Event) -> None:
+    """Watch a rank, and the next one, until it has taken all steps."""
     known, since = doing.answer(), monotonic()
-    while True:
-        sleep(_ASK_S)
+    while not ended.wait(_ASK_S):
+        limit_s = _limit_s(patience_s)
         step, row, is_own_code = found = doing.answer()
         if found != known:
             known, since = found, monotonic()
-        elif row >= 0 and is_own_code and monotonic() - since > _limit_s(patience_s):
-            print(f"minitrain: {_idle(program, step, row, monotonic() - since)}", file=sys.stderr, flush=True)
-            os._exit(1)
+        elif row >= 0 and is_own_code and monotonic() - since > limit_s:
+            _end_here(str(_idle(program, step, row, monotonic() - since)))
+        life.tell()
+        if (silent_s := life.silent_s()) > limit_s:
+            _end_here(f"{life.last_words(silent_s)} in step {max(step, 0)}")
+    life.end()
+
+
+@dataclass(slots=True)
+class _Life:
+    """What ranks of torchrun tell one another: that they live.
+
+    Args:
+        store: where all meet.
+        name: of the run there.
+        rank: this rank.
+        world_size: number of ranks.
+
+    Attributes:
+        beat: how often it has told so.
+        heard: what the next one has told last.
+        heard_at: when.
+    """
+
+    store: Any
+    name: str
+    rank: int
+    world_size: int
+    beat: int = 0
+    heard: bytes = b""
+    heard_at: float = field(default_factory=monotonic)
+
+    def tell(self) -> None:
+        """Tell it."""
+        self.beat += 1
+        told = f"{self.beat} {os.getppid()} {os.getpid()} {platform.node()}"
+        self.store.set(f"{self.name}/{self.rank}", told)
+
+    def end(self) -> None:
+        """Tell that nothing more will come."""
+        self.store.set(f"{self.name}/{self.rank}", _DONE)
+
+    def silent_s(self) -> float:
+        """Return for how long the next rank has told nothing, s; 0 before it has begun, and when it is done."""
+        key = f"{self.name}/{(self.rank + 1) % self.world_size}"
+        now = self.store.get(key) if self.store.check([key]) else b""
+        if now != self.heard or now in (b"", _DONE):
+            self.heard, self.heard_at = now, monotonic()
+        return monotonic() - self.heard_at
+
+    def last_words(self, silent_s: float) -> str:
+        """Return in words why the next rank is silent; one that is stopped here is killed.
+
+        torchrun, which has started it, would wait for it for half a minute.
+        """
+        _, parent, pid, node = self.heard.decode().split(" ", 3)
+        rank = (self.rank + 1) % self.world_size
+        if node == platform.node() and int(parent) == os.getppid():
+            with suppress(OSError, IndexError):
+                if Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T":
+                    os.kill(int(pid), signal.SIGKILL)
+                    return f"rank {rank} was stopped by a signal"
+        return (
+            f"rank {rank} has not answered for {silent_s:.0f} s: it is stopped, or in code that lets nothing else run,"
+        )
+
+
+def _end_here(text: str) -> NoReturn:
+    """Say why, and end this process."""
+    print(f"minitrain: {text}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _raise_first(failed: Sequence[_Process]) -> NoReturn:

@@ -7,7 +7,6 @@ import inspect
 import math
 import os
 import platform
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -291,10 +290,11 @@ def train_ranks(
     if "RANK" in os.environ:
         rank = int(os.environ["RANK"])
         task, doing = training.task(program, rank, None), Doing()
-        threading.Thread(target=watch_itself, args=(task.program, doing, patience_s), daemon=True).start()
+        ended = watch_itself(task.program, world_size, doing, patience_s)
         mine = train_rank(task, partial(on_message, 0), doing)
         found: list[Any] = [None] * world_size
         dist.all_gather_object(found, mine)
+        ended.set()
         dist.destroy_process_group()
         times = dict(enumerate(found))
     else:

@@ -197,7 +197,7 @@ def given_to_torch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]
         if value is not None and len(getattr(operation.owner, "ranks", (0, 1))) > 1:
             contents = [each._content for each in (value if isinstance(value, list) else [value])]
             given = sum(each.packed().nbytes for each in contents)
-            found.append((f"{operation.op}, operation {operation.row}", operation.sent_bytes(), given))
+            found.append((f"{operation.op}, operation {operation.row}", operation.model.held_bytes(value), given))
 
     def settled(self: Any, operations: Any, results: Any) -> None:
         note(operations[0])

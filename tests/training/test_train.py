@@ -193,6 +193,11 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
         ("sleeps_in_loop", r"minitrain: rank 1 has done nothing for \d+ s of step 0: at its beginning"),
         ("raises", "minitrain: KeyError: 'oops'"),
         ("killed", r"exitcode: -9\) local_rank: 1"),
+        ("stops", "minitrain: rank 1 was stopped by a signal in step 0"),
+        (
+            "lets_nothing_run",
+            r"minitrain: rank 1 has not answered for \d+ s: it is stopped, or in code that lets nothing",
+        ),
     ],
 )
 def test_a_rank_that_fails_under_torchrun_ends_all(name: str, cause: str, tmp_path: Path) -> None:
