@@ -12,10 +12,13 @@ from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
+from minitrain.evidence import columns
+from minitrain.files import write_text
 from minitrain.plain_text import printable
 from minitrain.view.tables import filled_table, frameless_table
 
 _SKIPPED_SHOWN = 8
+_ROWS_SHOWN = 3
 
 
 def validate(
@@ -26,6 +29,8 @@ def validate(
     platform: str | None = None,
     layers: Path | None = None,
     without: str | None = None,
+    strict: bool = False,
+    template: Path | None = None,
     jobs: int | None = None,
     html: Path | None = None,
 ) -> None:
@@ -41,11 +46,18 @@ def validate(
         platform (NAME): One platform for all rows; components for none.
         layers (FILE): Measured times of layers, for clusters of several devices.
         without (TERMS): Terms of the price to leave out, such as waves,launches.
+        strict: Leave out rows where something assumed moves the time by more than 2 %, or words were not read.
+        template (FILE.csv): Write a table to fill in, with a row of examples, and simulate nothing.
         jobs (N): Processes; one a core by default.
         html (FILE): Write a page: predicted against measured.
     """
     as_json = given.as_json
     options.require_file("--html", html)
+    options.require_file("--template", template)
+    if template is not None:
+        write_text(template, [columns.template()])
+        print_json({"template": str(template)}) if as_json else print_lines([f"wrote {template}"])
+        return
     with (
         user_prints_to_stderr(as_json),
         Progress() as progress,
@@ -57,6 +69,7 @@ def validate(
             platform=platform,
             layers=layers,
             without=options.terms_of(without),
+            strict=strict,
             jobs=jobs,
             progress=_Done(progress),
         )
@@ -66,7 +79,7 @@ def validate(
         if html is not None:
             done.write_html(html)
     if as_json:
-        print_json(done.rows)
+        print_json([*done.rows, *(skipped.summary() for skipped in done.skipped)])
     else:
         _print(done)
         print_lines([] if html is None else [f"wrote {html}"])
@@ -106,15 +119,21 @@ def _print(done: mt.Validation) -> None:
 
 
 def _print_skipped(done: mt.Validation) -> None:
-    """Print why rows were not simulated, the most frequent reasons first."""
-    reasons: dict[tuple[str, str], int] = {}
+    """Print why rows were not simulated and which, the most frequent reasons first; and what was not read of others."""
+    reasons: dict[tuple[str, str], list[str]] = {}
     for skipped in done.skipped:
-        reasons[skipped.table, skipped.reason] = reasons.get((skipped.table, skipped.reason), 0) + 1
-    ordered = sorted(reasons.items(), key=lambda item: -item[1])
+        reasons.setdefault((skipped.table, skipped.reason), []).append(skipped.row_id)
+    ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
     if ordered:
         left_out = len(done.skipped)
         print_lines([f"{left_out} rows were not simulated:" if left_out > 1 else "1 row was not simulated:"])
-    for (table, reason), number in ordered[:_SKIPPED_SHOWN]:
-        print_lines([printable(f"  {table}, {number}: {reason}")])
+    for (table, reason), rows in ordered[:_SKIPPED_SHOWN]:
+        named = ", ".join(rows[:_ROWS_SHOWN]) + (" ..." if len(rows) > _ROWS_SHOWN else "")
+        print_lines([printable(f"  {table}, {len(rows)} ({named}): {reason}")])
     if len(ordered) > _SKIPPED_SHOWN:
         print_lines([f"  and {len(ordered) - _SKIPPED_SHOWN} more reasons; --json and mt.validate().skipped have all"])
+    unread = list(dict.fromkeys(f"  {result.table}: {words}" for result in done.results for words in result.unread))
+    if unread:
+        print_lines(["Words that were not read:", *map(printable, unread[:_SKIPPED_SHOWN])])
+    if len(unread) > _SKIPPED_SHOWN:
+        print_lines([f"  and {len(unread) - _SKIPPED_SHOWN} more; --json has all"])

@@ -8,6 +8,8 @@ with its source.
 | `validate` | simulates the rows of tables, each kind in its way |
 | `errors_by_table` | the package's tables, and how far predictions are off |
 | `rows` | a row of a table: its model, machine, framework and layout |
+| `columns` | the columns of tables and their known words, and how cells are read |
+| `assumed` | what a row leaves open |
 | `cases` | what is simulated for a row |
 | `cluster_tables` | tables in other columns: mixed clusters, layers, ZeRO's states |
 | `page` | errors as an HTML page |

@@ -14,27 +14,32 @@ is predicted to be quickest among those that fit into memory. The measured time 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import MinitrainError
+from minitrain.evidence.assumed import assumptions
+from minitrain.evidence.columns import Assumption
 from minitrain.evidence.rows import (
+    QUICKEST,
     Framework,
     LackingError,
     Layout,
     Row,
     balanced_layers,
+    device_of,
     framework_of,
     layout_of,
     machine_of,
     model_of,
+    require_known,
     stage_layers,
     unit_stages,
     workload_of,
 )
+from minitrain.machine import load_config
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.operations.event import COMPUTE
 from minitrain.run.result import Run
@@ -46,7 +51,6 @@ if TYPE_CHECKING:
 
 
 _GIB = 2.0**30
-_TP_OVERLAP = re.compile(r"tp overlap|tp-comm-overlap|userbuffers|ub\b")
 
 
 @final
@@ -67,6 +71,7 @@ class Case:
         strategy: the name of a shipped strategy.
         options: of the strategy, but for the microbatch's size.
         assumed: what the row does not say, and was taken as the framework's default.
+        unread: words and columns that are not known, and were not read.
         about: what tables call the row.
     """
 
@@ -81,7 +86,8 @@ class Case:
     platform: Platform | None
     strategy: str
     options: Mapping[str, Any] = field(hash=False)
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
+    unread: tuple[str, ...] = ()
     about: str = ""
 
     @property
@@ -93,7 +99,14 @@ class Case:
     def bare(self) -> Case:
         """Return the case without the fields that no step time depends on, so that equal steps compare equal."""
         layout = replace(self.layout, num_microbatches=1, assumed=())
-        nothing = {"measured_s": None, "measured_bytes": None, "memory_kind": "", "assumed": (), "about": ""}
+        nothing = {
+            "measured_s": None,
+            "measured_bytes": None,
+            "memory_kind": "",
+            "assumed": (),
+            "unread": (),
+            "about": "",
+        }
         return replace(self, table="", row_id="", layout=layout, **nothing)  # type: ignore[arg-type]  # each of its kind
 
     @property
@@ -115,28 +128,30 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     status = row.text("status").lower()
     if status and status != "ok":
         raise LackingError(f"its status is {row.text('status')!r}, so that its figures are not those of a step")
+    unread = require_known(row)
     framework = framework_of(row)
     layout = layout_of(row, framework)
     _require_supported(layout)
     measured_s, measured_bytes = _measured_s(row, layout), row.number("mem_gib")
     if measured_s is None and measured_bytes is None:
         raise LackingError("it has neither step_time_s, tokens_per_s_per_gpu nor mem_gib to compare with")
-    model = model_of(row, framework, layout.tp)
+    model, system = model_of(row, framework, layout.tp), machine_of(row)
     strategy, options = _strategy(layout, framework, model, row)
-    kind = row.text("mem_kind").lower()
+    memory = row.words("mem_kind").facts
     return Case(
         table=row.table,
         row_id=row.row_id,
         measured_s=measured_s,
-        measured_bytes=None if measured_bytes is None else measured_bytes * _unit(kind),
-        memory_kind=_memory_kind(kind),
+        measured_bytes=None if measured_bytes is None else measured_bytes * memory.get("unit", _GIB),
+        memory_kind=memory.get("kind", "allocated"),
         model=model,
-        system=machine_of(row),
+        system=system,
         layout=layout,
         platform=_platform(row, framework, layout, platform),
         strategy=strategy,
         options=options,
-        assumed=layout.assumed,
+        assumed=assumptions(row, framework, layout, model, system),
+        unread=unread,
         about=_about(row, layout),
     )
 
@@ -199,22 +214,22 @@ def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[
 
 def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
     """Return whether what replicas exchange is hidden behind compute, as the row says or as the framework does."""
-    if "no dp overlap" in row.text("overlap").lower():
-        return False
+    stated = row.words("overlap").facts.get("dp")
+    if stated is not None:
+        return bool(stated)
     return framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
 
 
 def _overlaps_messages(row: Row, layout: Layout) -> bool:
     """Return whether messages between stages are hidden, as a row says; Megatron-LM does so with several chunks."""
-    text = row.text("overlap").lower()
-    says_so = ("p2p" in text and "overlap" in text and "no p2p overlap" not in text) or "pp overlap" in text
-    return says_so and "scatter/gather" not in text and layout.pp > 1
+    return bool(row.words("overlap").facts.get("p2p")) and layout.pp > 1
 
 
 def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Platform | None) -> Platform | None:
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
     if wanted is not None:
-        return find_platform(wanted)
+        found = find_platform(wanted)
+        return replace(found, attention=found.attention or _generation(row))
     found = find_platform(framework.platform_of(row))
     found = replace(
         found,
@@ -235,32 +250,17 @@ def _sums_whole_gradients(layout: Layout) -> bool:
 
 def _hides_in_gradients(row: Row, framework: Framework) -> bool:
     """Return whether tensor parallelism's collectives run beside gradients alone, as a row says or a framework does."""
-    text = row.text("overlap").lower()
-    if "no tp overlap" in text:
+    overlaps = row.words("overlap").facts.get("tp")
+    if overlaps is False:
         return bool(framework.platforms)
-    return framework.parts_overlap == "gradients" and not _TP_OVERLAP.search(text)
+    return framework.parts_overlap == "gradients" and not overlaps
 
 
 def _generation(row: Row) -> str | None:
-    """Return which attention kernel a row names, or None."""
-    text = row.text("attention").lower()
-    if "cudnn" in text or "te)" in text or "fused (te" in text:
-        return "cudnn"
-    if "3" in text and "flash" in text:
-        return "flash3"
-    return None
-
-
-def _unit(kind: str) -> float:
-    """Return the bytes of the unit of a memory's figure."""
-    return 1e9 if "gb (1e9" in kind or "decimal" in kind else _GIB
-
-
-def _memory_kind(kind: str) -> str:
-    """Return what a memory's figure counts."""
-    if "nvidia-smi" in kind or "tool not stated" in kind:
-        return "device"
-    return "reserved" if "reserved" in kind else "allocated"  # where it may be either, the larger one
+    """Return which attention kernel a row names; None where it names none, or one that its device has no figures of."""
+    kernel = row.words("attention").facts.get("kernel")
+    kernels = load_config(device_of(row)).kernels
+    return kernel if kernels is not None and kernel in kernels.attention else None
 
 
 def _about(row: Row, layout: Layout) -> str:
@@ -387,9 +387,6 @@ def _compute_by_type(log: Any) -> dict[str, float]:
     return found
 
 
-QUICKEST = "quickest"
-
-
 def case_and_prediction(
     row: Row, platform: str | Platform | None, without: Sequence[str] = ()
 ) -> tuple[Case, Prediction]:
@@ -411,7 +408,9 @@ def case_and_prediction(
     if not tried:
         raise LackingError("mbs is not published, and no microbatch both divides its batch and fits the device")
     case, found = min(tried, key=lambda pair: pair[1].seconds)
-    chosen = f"mbs not published: {case.layout.microbatch_size}, the quickest that fits"
+    size = case.layout.microbatch_size
+    others = (str(2 * size), str(size // 2 or 1))
+    chosen = Assumption(f"mbs not published: {size}, the quickest that fits", "mbs", others)
     return replace(case, assumed=(chosen, *case.assumed)), found
 
 

@@ -37,6 +37,7 @@ class RowResult:
         memory_kind: what the measured memory counts: "allocated", "reserved" or "device".
         platform: the platform whose prices these are; None for components alone.
         assumed: what the row does not say, and was taken as the framework's default.
+        unread: its words and columns that are not known, and were not read.
         terms: what the predicted time is made of, s.
         kind: of its model; "" of parts of a step, and where layers were measured.
         axes: sizes by name of the axes of its layout.
@@ -56,6 +57,7 @@ class RowResult:
     memory_kind: str = ""
     platform: str | None = None
     assumed: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     terms: Mapping[str, float] = field(default_factory=dict, hash=False)
     kind: str = ""
     axes: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -89,6 +91,7 @@ class RowResult:
             "memory_error": self.memory_error,
             "memory_kind": self.memory_kind or None,
             "assumed": list(self.assumed),
+            "unread": list(self.unread),
             "terms": dict(self.terms),
         }
 
@@ -96,11 +99,23 @@ class RowResult:
 @final
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row that was not simulated, and why."""
+    """A row that was not simulated, and why.
+
+    Args:
+        table: the table that it is from.
+        row_id: its row there.
+        reason: why, in words.
+        line: its line in the file, from 2; 0 where nobody knows.
+    """
 
     table: str
     row_id: str
     reason: str
+    line: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row as plain values, as `validate --json` prints it: `skipped` is the reason."""
+        return {"table": self.table, "row_id": self.row_id, "line": self.line, "skipped": self.reason}
 
 
 @final

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import UsageError
-from minitrain.evidence.cases import QUICKEST, Case, case_and_prediction, case_of, predict
+from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
 from minitrain.evidence.errors_by_table import Skipped
-from minitrain.evidence.rows import LackingError, Row, read_rows
+from minitrain.evidence.rows import QUICKEST, LackingError, Row, read_rows
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.run.worker_processes import worker_pool
 
@@ -132,7 +132,7 @@ def _cases(rows: Iterable[Row], start: str | Platform | None) -> tuple[list[Case
         try:
             cases.append(_case_of(row, start))
         except (LackingError, UsageError) as error:
-            skipped.append(Skipped(row.table, row.row_id, " ".join(str(error).split())))
+            skipped.append(Skipped(row.table, row.row_id, " ".join(str(error).split()), row.line))
     return cases, skipped
 
 

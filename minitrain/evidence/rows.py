@@ -35,27 +35,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from minitrain.errors import UsageError
+from minitrain.evidence.columns import (
+    Assumption,
+    Reading,
+    ReadingError,
+    columns,
+    read_number,
+    read_words,
+    unknown_columns,
+)
 from minitrain.files import read_cells
 from minitrain.machine import load_config
 from minitrain.workloads.architecture import PRECISIONS, Precision
 from minitrain.workloads.degrees import Work
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
-from minitrain.workloads.workload import PassMode, Workload
+from minitrain.workloads.workload import PassMode, Workload, as_recompute
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
     from minitrain.machine.network import Network, Rows, TransferCurve
 
-
-_LEADING_NUMBER = re.compile(r"\s*([-+]?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?)")
+_Read = TypeVar("_Read")
 
 
 @final
@@ -87,10 +95,27 @@ class Row:
         """Return a value, or "" where the table has none."""
         return (self.values.get(column) or "").strip()
 
+    def words(self, column: str) -> Reading:
+        """Return what a column of words says.
+
+        Raises:
+            LackingError: a word is not known, has no price, or contradicts another one.
+        """
+        return self._read(lambda: read_words(column, self.text(column)))
+
     def number(self, column: str) -> float | None:
-        """Return the number that a value begins with, or None."""
-        found = _LEADING_NUMBER.match(self.text(column))
-        return float(found.group(1)) if found else None
+        """Return the number of a column, or None where it says nothing.
+
+        Raises:
+            LackingError: something else stands there.
+        """
+        return self._read(lambda: read_number(column, self.text(column))[0])
+
+    def _read(self, read: Callable[[], _Read]) -> _Read:
+        try:
+            return read()
+        except ReadingError as error:
+            raise LackingError(f"line {self.line}: {error}") from error
 
     def count(self, column: str, default: int | None = None) -> int:
         """Return a number of things, at least 1.
@@ -135,6 +160,33 @@ def read_rows(path: str | os.PathLike[str], table: str | None = None) -> list[Ro
     return [Row(table or file.stem, values, line) for line, values in found]
 
 
+def require_known(row: Row) -> tuple[str, ...]:
+    """Read every cell of a row in the common columns, and return what was not read, in words.
+
+    Raises:
+        LackingError: a column or a word is not known; all of them at once.
+    """
+    faults, unread = unknown_columns(tuple(row.values))
+    remarks = [f'column "{name:.40}" is not known: not read' for name in unread]
+    for name in row.values:
+        column = columns().get(name)
+        try:
+            if column is not None and column.kind == "words":
+                remarks += read_words(name, row.text(name)).remarks
+            elif column is not None and column.kind != "text" and row.text(name) != QUICKEST:
+                remark = read_number(name, row.text(name))[1]
+                remarks += [f"{name} has {remark!r:.60}: not read"] if remark else []
+        except ReadingError as error:
+            faults.append(str(error))
+    if faults:
+        raise LackingError(f"line {row.line}: {'; '.join(faults)}")
+    return tuple(remarks)
+
+
+QUICKEST = "quickest"
+"""In the column mbs: nobody published the microbatch."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
@@ -142,7 +194,8 @@ class Framework:
 
     Args:
         name: what pages call it.
-        words: what the column `framework` contains, as a regular expression; case does not matter.
+        words: the names that its row has all of, of those that `columns.json` gives to words of the column
+            `framework`; several such sets are joined by "|".
         platforms: the platform by a word of the device ("a100"), as a regular expression; the first that fits is taken.
         dropout: what models with biases are trained with by default.
         attention: "flash" or "unfused", where the row does not say.
@@ -174,6 +227,10 @@ class Framework:
     parts_overlap: str = ""
     gradient_accesses: float = 0.0
 
+    def is_named(self, names: Set[str]) -> bool:
+        """Return whether names of a row are this framework's."""
+        return any(names >= set(needed.split()) for needed in self.words.split("|"))
+
     def platform_of(self, row: Row) -> str | None:
         """Return the name of the platform for a row's device; None for prices of components alone."""
         device = row.text("gpu").lower()
@@ -182,7 +239,7 @@ class Framework:
 
 _OLD_MEGATRON = Framework(
     name="Megatron-LM of 2020 and 2021",
-    words=r"megatron-lm (2020|\(sc21\))|megatron-lm.*(2019|2020|2021)",
+    words="megatron-lm 2021",
     platforms=((r".", "megatron-2021"),),
     dropout=0.1,
     attention="unfused",
@@ -192,7 +249,7 @@ _OLD_MEGATRON = Framework(
 )
 _MEGATRON_DEEPSPEED = Framework(
     name="Megatron-DeepSpeed",
-    words=r"megatron-deepspeed",
+    words="megatron-deepspeed",
     platforms=((r".", "megatron-2021"),),
     dropout=0.1,
     attention="unfused",
@@ -200,7 +257,7 @@ _MEGATRON_DEEPSPEED = Framework(
 )
 _NEMO = Framework(
     name="NeMo",
-    words=r"nemo|megatron-bridge",
+    words="nemo",
     platforms=((r"h100|h200|b200", "nemo-h100"),),
     dropout=0.1,
     overlap="always",
@@ -212,64 +269,75 @@ FRAMEWORKS = (
     replace(
         _MEGATRON_DEEPSPEED,
         name="Megatron-DeepSpeed of BLOOM",
-        words=r"megatron-deepspeed.*bloom",
+        words="megatron-deepspeed bloom",
         platforms=((r"a100", "bloom"),),
     ),
     _MEGATRON_DEEPSPEED,
-    replace(_NEMO, name="NeMo Megatron of 2023", words=r"nemo megatron 2[23]", platforms=(), attention="unfused"),
+    replace(_NEMO, name="NeMo Megatron of 2023", words="nemo-2023", platforms=(), attention="unfused"),
     _NEMO,
-    Framework(name="JAX", words=r"jax|maxtext|pax", overlap="always", recompute=None),
+    Framework(name="JAX", words="jax", overlap="always", recompute=None),
     replace(
         _NEMO,
         name="Megatron-Core",
-        words=r"megatron-core|megatron-lm|megatron",
+        words="megatron-core|megatron-lm",
         parts_overlap="gradients",
         gradient_accesses=4,
     ),
     Framework(
         name="MosaicML Composer",
-        words=r"llm-foundry|composer|mosaic",
+        words="composer",
         platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
         overlap="always",
     ),
-    Framework(name="nanotron", words=r"nanotron", platforms=((r".", "nanotron"),), balances=True),
+    Framework(name="nanotron", words="nanotron", platforms=((r".", "nanotron"),), balances=True),
     Framework(
         name="InternEvo",
-        words=r"internevo|internlm",
+        words="internevo",
         platforms=((r".", "internevo"),),
         overlap="always",
         gradient_bytes=2,
     ),
     Framework(
         name="torchtitan without torch.compile",
-        words=r"torchtitan.*eager",
+        words="torchtitan eager",
         platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
         overlap="always",
     ),
     Framework(
         name="torchtitan",
-        words=r"torchtitan",
+        words="torchtitan",
         platforms=((r"h100|h200|b200", "torchtitan-h100"), (r".", "eager-a100")),
         overlap="always",
     ),
     Framework(
         name="PyTorch FSDP",
-        words=r"fsdp|pytorch|huggingface|transformers|accelerate",
+        words="fsdp",
         platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
         overlap="always",
     ),
-    Framework(name="DeepSpeed", words=r"deepspeed|zero", dropout=0.1, overlap="always"),
+    Framework(name="DeepSpeed", words="deepspeed", dropout=0.1, overlap="always"),
 )
 """The frameworks, the more special ones first."""
 
-UNKNOWN = Framework(name="unknown", words=r"", overlap="always")
-"""For a row that names none of them: components alone."""
+UNKNOWN = Framework(name="unknown", words="own", overlap="always")
+"""For a row that names none of them, or one of its own: components alone."""
 
 
 def framework_of(row: Row) -> Framework:
-    """Return the framework that a row names, or `UNKNOWN`."""
-    text = row.text("framework").lower()
-    return next((each for each in FRAMEWORKS if re.search(each.words, text)), UNKNOWN)
+    """Return the framework that a row names, or `UNKNOWN` where it names none.
+
+    Raises:
+        LackingError: it is none that is known.
+    """
+    names = set(row.words("framework").facts.get("is", ()))
+    found = next((each for each in (*FRAMEWORKS, UNKNOWN) if each.is_named(names)), None)
+    if found is None and row.words("framework").is_stated:
+        known = ", ".join(dict.fromkeys(each.name for each in FRAMEWORKS))
+        raise LackingError(
+            f"line {row.line}: framework is {row.text('framework')!r:.60}, which names none of {known}; name one, or "
+            'write "own" for components alone'
+        )
+    return found or UNKNOWN
 
 
 _VOCABULARY_MULTIPLE = 128  # Megatron-LM pads to a multiple of this times tp; others have vocabularies that divide
@@ -286,10 +354,9 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
     Raises:
         LackingError: a size is missing, or sizes contradict one another.
     """
-    fields = {**_sizes(row, tp), **_kind(row.text("mlp").lower()), **_experts(row)}
-    tied = row.text("tied_emb").lower()
-    if tied:
-        fields["tied_embeddings"] = tied in ("true", "1", "yes")
+    fields = {**_sizes(row, tp), **_kind(row), **_experts(row)}
+    if "tied" in row.words("tied_emb").facts:
+        fields["tied_embeddings"] = row.words("tied_emb").facts["tied"]
     fields["attention"] = _attention(row, framework)
     fields["dropout"] = framework.dropout if fields["mlp"] == "gelu" and fields.get("bias", True) else 0.0
     try:
@@ -316,19 +383,21 @@ def _sizes(row: Row, tp: int) -> dict[str, Any]:
     return sizes
 
 
-def _kind(mlp: str) -> dict[str, Any]:
-    """Return what kind of model has an MLP of that name.
+def _kind(row: Row) -> dict[str, Any]:
+    """Return what kind of model has the MLP of a row.
 
     Raises:
         LackingError: there is no such MLP.
     """
-    if re.search("swiglu|geglu|silu", mlp):
-        return {"mlp": "swiglu", "norm": "rmsnorm"}
-    if "relu" in mlp:
-        return {"mlp": "relu", "norm": "layernorm", "positions": "rotary", "bias": False}
-    if "gelu" in mlp:
-        return {"mlp": "gelu", "norm": "layernorm", "bias": "no bias" not in mlp}
-    raise LackingError(f"mlp is {mlp!r}, where one of gelu, relu, relu2, swiglu and geglu is needed")
+    facts = row.words("mlp").facts
+    if "mlp" not in facts:
+        raise LackingError(f"mlp is {row.text('mlp')!r}, where one of gelu, relu, relu2, swiglu and geglu is needed")
+    kinds: dict[str, dict[str, Any]] = {
+        "gated": {"mlp": "swiglu", "norm": "rmsnorm"},
+        "relu": {"mlp": "relu", "norm": "layernorm", "positions": "rotary", "bias": False},
+        "gelu": {"mlp": "gelu", "norm": "layernorm", "bias": facts.get("bias", True)},
+    }
+    return kinds[facts["mlp"]]
 
 
 def _experts(row: Row) -> dict[str, Any]:
@@ -344,49 +413,27 @@ def _experts(row: Row) -> dict[str, Any]:
 
 def _attention(row: Row, framework: Framework) -> str:
     """Return "flash" or "unfused"."""
-    text = row.text("attention").lower()
-    if "not stated" in text or not text:
-        return framework.attention
-    return "unfused" if "unfused" in text else "flash"
+    return str(row.words("attention").facts.get("attention", framework.attention))
 
 
 def _precision(row: Row, framework: Framework) -> Precision:
-    """Return the precision that a row trains in; fp8 concerns multiplications with weights alone."""
-    text = row.text("precision").lower()
-    if "fp32" in text.split(",")[0].split(" with ")[0] or "single" in text:
+    """Return the precision that a row trains in; fp8 concerns multiplications with weights alone.
+
+    Raises:
+        LackingError: it names gradients alone.
+    """
+    facts = row.words("precision").facts
+    if facts and not facts.keys() & {"datatype", "weights"}:
+        raise LackingError(f"precision is {row.text('precision')!r}, where one of bf16, fp16, fp32 and fp8 is needed")
+    if facts.get("datatype") == "fp32":
         return PRECISIONS["fp32"]
-    precision = PRECISIONS["fp16" if text.startswith("fp16") else "bf16"]
-    precision = replace(precision, gradient_bytes=_gradient_bytes(text + " " + row.text("overlap").lower(), framework))
-    return replace(precision, weight_datatype="float8") if "fp8" in text else precision
+    gradient_bytes = facts.get(
+        "gradient_bytes", row.words("overlap").facts.get("gradient_bytes", framework.gradient_bytes)
+    )
+    precision = replace(PRECISIONS[facts.get("datatype", "bf16")], gradient_bytes=gradient_bytes)
+    return replace(precision, weight_datatype=facts["weights"]) if "weights" in facts else precision
 
 
-def _gradient_bytes(text: str, framework: Framework) -> int:
-    """Return the bytes of an element of a gradient, as a row says it or as the framework does by default."""
-    if "fp32 grad" in text:
-        return 4
-    return 2 if "bf16 grad" in text or "mp=pure" in text else framework.gradient_bytes
-
-
-# What a device is called in tables, and its config; the first that is found in the text is taken. A800 and H800 are the
-# same devices with fewer links among them.
-_CONFIGS = (
-    (r"gb200", "gb200_nvl72"),
-    (r"gh200|gh-96", "gh200_96g_nvl4"),
-    (r"b200", "b200_192g_nvl8"),
-    (r"h200", "h200_141g_nvl8"),
-    (r"h[18]00", "h100_80g_nvl8"),
-    (r"a100.*40|a100_40g", "a100_40g"),
-    (r"a[18]00", "a100_80g"),
-    (r"v100", "v100_32g_nvl8"),
-    (r"titan-rtx", "titan_rtx"),
-    (r"rtx-2080", "rtx_2080ti"),
-    (r"rtx-3090", "rtx_3090"),
-)
-_LINKS = re.compile(r"(\d+)\s*x\s*(\d+)\s*G", re.IGNORECASE)  # 8x200Gb/s
-_HDR = re.compile(r"(\d+)\s*x\s*HDR200", re.IGNORECASE)
-_PER_NODE = re.compile(r"(\d+)\s*Gb/s per node", re.IGNORECASE)
-_OMNI_PATH = re.compile(r"(\d+)\s*x?\s*Omni-Path", re.IGNORECASE)
-_OMNI_PATH_GBPS = 100
 _EXPORT_GBPS = 200.0
 
 
@@ -396,12 +443,11 @@ def device_of(row: Row) -> str:
     Raises:
         LackingError: there is none.
     """
-    text = row.text("gpu").lower()
-    memory = row.number("gpu_mem_gb")
-    for pattern, name in _CONFIGS:
-        if re.search(pattern, text):
-            return "a100_40g" if name == "a100_80g" and memory == 40 else name
-    raise LackingError(f"gpu is {row.text('gpu')!r}, for which there is no hardware config")
+    facts = row.words("gpu").facts
+    if "config" not in facts:
+        raise LackingError(f"gpu is {row.text('gpu')!r}, for which there is no hardware config")
+    name = str(facts["config"])
+    return "a100_40g" if name == "a100_80g" and 40 in (row.number("gpu_mem_gb"), facts.get("memory_gb")) else name
 
 
 def machine_of(row: Row) -> SystemConfig:
@@ -413,11 +459,12 @@ def machine_of(row: Row) -> SystemConfig:
     name = device_of(row)
     if load_config(name).kernels is None:
         raise LackingError(f"config {name} says nothing of kernels, so that none can be priced")
-    is_switched = "nvswitch" in row.text("intra_node").lower()
+    within = row.words("intra_node").facts
+    if within.get("pcie") and "pcie" not in name:
+        raise LackingError(f"intra_node is {row.text('intra_node')!r}, but config {name} joins devices by other links")
     node_size = row.count("gpus_per_node", load_config(name).networks[0].size)
-    if "a800" in row.text("gpu").lower() or "h800" in row.text("gpu").lower():
-        return _with_fewer_links(_machine(name, node_size, _interfaces(row), is_switched=is_switched))
-    return _machine(name, node_size, _interfaces(row), is_switched=is_switched)
+    system = _machine(name, node_size, _interfaces(row, node_size), is_switched="switched" in within)
+    return _with_fewer_links(system) if row.words("gpu").facts.get("export") else system
 
 
 @lru_cache(maxsize=8)
@@ -434,22 +481,14 @@ def _scaled(rows: Rows | None, share: float) -> Rows | None:
     return None if rows is None else tuple((bound, value * share) for bound, value in rows)
 
 
-def _interfaces(row: Row) -> tuple[int, float] | None:
+def _interfaces(row: Row, node_size: int) -> tuple[int, float] | None:
     """Return how many network interfaces a node has and the GB/s of each; None where the row does not say."""
-    text = row.text("inter_node")
-    if "not stated" in text.lower() and not _LINKS.search(text):
-        return None
-    found = _LINKS.search(text)
-    if found:
-        return int(found.group(1)), float(found.group(2)) / 8
-    found = _HDR.search(text)
-    if found:
-        return int(found.group(1)), 25.0
-    found = _OMNI_PATH.search(text)
-    if found:
-        return int(found.group(1)), _OMNI_PATH_GBPS / 8
-    found = _PER_NODE.search(text)
-    return (8, float(found.group(1)) / 64) if found else None
+    facts = row.words("inter_node").facts
+    if "nics" in facts:
+        return int(facts["nics"]), facts["gbps"] / 8
+    if "node_gbps" in facts:
+        return 8, facts["node_gbps"] / 64
+    return (node_size, facts["gpu_gbps"] / 8) if "gpu_gbps" in facts else None
 
 
 @lru_cache(maxsize=64)
@@ -520,7 +559,7 @@ class Layout:
     microbatch_size: int
     num_microbatches: int
     recompute: str
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
 
     @property
     def num_replicas(self) -> int:
@@ -543,9 +582,9 @@ def layout_of(row: Row, framework: Framework) -> Layout:
     dp = row.count("dp", max(1, world_size // (tp * pp * cp)))
     if tp * pp * cp * dp != world_size:
         raise LackingError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not n_gpus {world_size}")
-    assumed = [row.text("assumed")] if row.text("assumed") else []
+    assumed: list[Assumption] = []
     mbs, num_microbatches = _microbatches(row, dp)
-    zero = _zero(row)
+    zero, shard_size = _sharding(row, dp, assumed)
     return Layout(
         world_size=world_size,
         tp=tp,
@@ -556,7 +595,7 @@ def layout_of(row: Row, framework: Framework) -> Layout:
         ep=row.count("ep", 1),
         dp=dp,
         zero=zero,
-        shard_size=_shard_size(row, dp) if zero else 1,
+        shard_size=shard_size if zero else 1,
         microbatch_size=mbs,
         num_microbatches=num_microbatches,
         recompute=_recompute(row, framework, assumed),
@@ -582,51 +621,64 @@ def _microbatches(row: Row, dp: int) -> tuple[int, int]:
     return int(size), int(num)
 
 
-def _sequence_parallel(row: Row, tp: int, assumed: list[str]) -> bool:
+def _sequence_parallel(row: Row, tp: int, assumed: list[Assumption]) -> bool:
     """Return whether sequence parallelism is on; off where the row does not say."""
-    text = row.text("sp").lower()
-    if text or tp == 1:
-        return tp > 1 and text in ("1", "true", "yes")
-    needs_it = "tp-comm-overlap" in row.text("overlap").lower()  # Megatron-LM accepts that with it alone
-    assumed.append(f"sp not stated: {'on, as tp-comm-overlap needs it' if needs_it else 'off'}")
+    stated = row.words("sp").facts.get("sp")
+    if stated is not None or tp == 1:
+        return tp > 1 and bool(stated)
+    needs_it = bool(row.words("overlap").facts.get("tp"))  # Megatron-LM overlaps with it alone
+    said = "on, as tp-comm-overlap needs it" if needs_it else "off"
+    assumed.append(Assumption(f"sp not stated: {said}", "sp", ("on", "off")))
     return needs_it
 
 
-def _chunks(row: Row, pp: int, assumed: list[str]) -> int:
+def _chunks(row: Row, pp: int, assumed: list[Assumption]) -> int:
     """Return the stages of a rank; one where the row does not say, as is the default of frameworks."""
     value = row.number("vpp")
     if value is None and pp > 1:
-        assumed.append("vpp not stated: 1")
+        assumed.append(Assumption("vpp not stated: 1", "vpp", ("2", "4")))
     return 1 if value is None or pp == 1 else max(1, int(value))
 
 
-def _zero(row: Row) -> int:
-    """Return the stage of ZeRO; fully sharded is stage 3."""
-    text = row.text("zero").lower()
-    if "fsdp" in text:
-        return 3
-    value = row.number("zero")
-    return 0 if value is None else min(3, int(value))
+def _sharding(row: Row, dp: int, assumed: list[Assumption]) -> tuple[int, int]:
+    """Return the stage of ZeRO, fully sharded being stage 3, and how many ranks share shards.
+
+    Raises:
+        LackingError: groups of shards do not divide the replicas.
+    """
+    facts = row.words("zero").facts
+    stage = facts.get("zero", 3 if "fsdp" in facts else 0)
+    size = int(facts.get("shard_size", dp // facts.get("copies", 1)))
+    if "hybrid" in facts and "shard_size" not in facts:
+        size = min(dp, row.count("gpus_per_node", load_config(device_of(row)).networks[0].size))
+        assumed.append(Assumption(f"ranks of a group of shards not stated: {size}, those of a node", "zero"))
+    size = min(size, dp) if stage < 3 else size
+    if not 0 < size <= dp or dp % size or facts.get("copies", dp // size) != dp // size:
+        raise LackingError(f"zero is {row.text('zero')!r}, whose groups of shards do not divide the {dp} replicas")
+    return stage, size
 
 
-def _shard_size(row: Row, dp: int) -> int:
-    """Return how many ranks share shards."""
-    text = row.text("zero")
-    found = re.search(r"within (?:an? )?(\d+)|FSDP=(\d+)", text)
-    size = int(found.group(1) or found.group(2)) if found else dp
-    return size if 0 < size <= dp and dp % size == 0 else dp
-
-
-def _recompute(row: Row, framework: Framework, assumed: list[str]) -> str:
+def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str:
     """Return what backward computes again; where the row does not say, what the framework does by default."""
-    text = row.text("recompute").lower()
-    for name in ("full", "selective", "none"):
-        if text.startswith(name):
-            return name
-    if ("not stated" in text or not text) and framework.recompute:
-        assumed.append(f"recompute not stated: {framework.recompute}")
+    found = row.words("recompute")
+    if found.facts.get("per_op") and not framework.name.startswith("torchtitan"):
+        raise LackingError(
+            f"recompute is {row.text('recompute')!r}: checkpoints of single operations have no price here"
+        )
+    if found.facts.get("per_op"):
+        text = "recompute of single operations: the attention core, the rest as the platform's clock has it"
+        assumed.append(Assumption(text, is_open=True))
+    if found.is_guessed:
+        assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
+    if "modules" in found.facts:
+        return as_recompute("+".join(found.facts["modules"]))
+    if "recompute" in found.facts:
+        return str(found.facts["recompute"])
+    if not found.is_stated and framework.recompute:
+        others = ("none", "selective", "full")
+        assumed.append(Assumption(f"recompute not stated: {framework.recompute}", "recompute", others))
         return framework.recompute
-    raise LackingError(f"recompute is {text!r}, where none, selective or full is needed")
+    raise LackingError(f"recompute is {row.text('recompute')!r}, where none, selective or full is needed")
 
 
 def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.evidence.cases import case_and_prediction
+from minitrain.evidence.assumed import MOST_MOVED
+from minitrain.evidence.cases import Case, Prediction, case_and_prediction
 from minitrain.evidence.cluster_tables import cluster_results, layer_results, stage_results, state_results
 from minitrain.evidence.errors_by_table import (
     TABLES,
@@ -41,12 +42,14 @@ class RowToPredict:
         platform: instead of the one that follows from the row.
         layers: a table of measured layers, for rows that need one; the package's if None.
         without: terms of the price to leave out.
+        is_strict: whether to refuse a row whose time hangs on an assumption.
     """
 
     row: Row
     platform: str | Platform | None = None
     layers: str | None = None
     without: tuple[str, ...] = ()
+    is_strict: bool = False
 
 
 def predict_row(task: RowToPredict) -> list[RowResult | Skipped]:
@@ -55,7 +58,7 @@ def predict_row(task: RowToPredict) -> list[RowResult | Skipped]:
     try:
         return list(_kind_of(row)(task))
     except (LackingError, MinitrainError) as error:
-        return [Skipped(row.table, row.row_id, _one_line(error))]
+        return [Skipped(row.table, row.row_id, _one_line(error), row.line)]
 
 
 def _kind_of(row: Row) -> Callable[[RowToPredict], Iterator[RowResult]]:
@@ -74,6 +77,8 @@ def _kind_of(row: Row) -> Callable[[RowToPredict], Iterator[RowResult]]:
 def _common_results(task: RowToPredict) -> Iterator[RowResult]:
     """Yield the result of a row in the common columns."""
     case, found = case_and_prediction(task.row, task.platform, task.without)
+    if task.is_strict:
+        _require_sure(task, case, found)
     has_memory = case.measured_bytes is not None
     yield RowResult(
         table=case.table,
@@ -89,11 +94,42 @@ def _common_results(task: RowToPredict) -> Iterator[RowResult]:
         predicted_bytes=found.memory[case.memory_kind] if has_memory else None,
         memory_kind=case.memory_kind if has_memory else "",
         platform=case.platform.name if case.platform is not None and case.platform.numbers() else None,
-        assumed=case.assumed,
+        assumed=tuple(assumption.text for assumption in case.assumed),
+        unread=case.unread,
         terms=found.terms,
         kind=case.model.kind,
         axes={"tp": case.layout.tp, "pp": case.layout.pp, "cp": case.layout.cp, "ep": case.layout.ep},
     )
+
+
+def _require_sure(task: RowToPredict, case: Case, found: Prediction) -> None:
+    """Refuse a row whose step time hangs on something that it does not say, or that was not read.
+
+    Raises:
+        LackingError: an assumption moves the time by more than 2 %, or nobody can tell by how much.
+    """
+    if case.unread:
+        raise LackingError(f"strict: {'; '.join(case.unread)}")
+    for assumption in case.assumed:
+        if assumption.is_open:
+            raise LackingError(f"strict: {assumption.text}: how far that moves the time is not known")
+        moved = [(_moved(task, assumption.column, other, found), other) for other in assumption.others]
+        most, other = max(moved, key=lambda pair: abs(pair[0]), default=(0.0, ""))
+        if abs(most) > MOST_MOVED:
+            raise LackingError(
+                f"strict: {assumption.text}; {other!r} would change the time by {100 * most:+.1f} %: fill in "
+                f"{assumption.column}"
+            )
+
+
+def _moved(task: RowToPredict, column: str, cell: str, found: Prediction) -> float:
+    """Return by what share another cell changes the predicted time; 0 where no such run can be simulated."""
+    values = {**task.row.values, column: cell}
+    try:
+        other = case_and_prediction(replace(task.row, values=values), task.platform, task.without)[1]
+    except (LackingError, MinitrainError):
+        return 0.0
+    return other.seconds / found.seconds - 1
 
 
 def _one_line(error: Exception) -> str:
@@ -182,6 +218,7 @@ def validate(
     platform: str | Platform | None = None,
     layers: str | os.PathLike[str] | None = None,
     without: Sequence[str] = (),
+    strict: bool = False,
     jobs: int | None = 1,
     progress: Progress | None = None,
 ) -> Validation:
@@ -195,6 +232,7 @@ def validate(
             "components" for none.
         layers: a table of measured layers, for runs on clusters of several devices.
         without: terms of the price to leave out, as for `simulate`.
+        strict: whether to refuse rows with assumptions that move the time by more than 2 %, or words that are not read.
         jobs: processes; one a core if None.
         progress: called with the number of rows done, and with that of all.
 
@@ -213,7 +251,7 @@ def validate(
     table = None if layers is None else os.fspath(layers)
     if table is not None and not Path(table).is_file():  # even where no row is of a cluster, and none asks for it
         raise UsageError(f"there is no table of measured layers {table}; give a CSV file")
-    tasks = [RowToPredict(row, chosen, table, tuple(terms)) for row in rows]
+    tasks = [RowToPredict(row, chosen, table, tuple(terms), strict) for row in rows]
     results: list[RowResult | Skipped] = []
     for place, found in enumerate(_results(tasks, jobs), 1):
         results += found

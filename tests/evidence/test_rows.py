@@ -77,9 +77,10 @@ LACKING = [
     ({"gpu": "TPU v4"}, "no hardware config"),
     ({"step_time_s": ""}, "neither step_time_s"),
     ({"status": "crashed/OOM"}, "status is 'crashed/OOM'"),
-    ({"recompute": "some of it"}, "recompute is 'some of it'"),
+    ({"recompute": "some of it"}, 'recompute has "some", which is not known'),
     ({"dp": "3"}, "is not n_gpus 16"),
-    ({"mlp": "maxout"}, "mlp is 'maxout'"),
+    ({"mlp": "maxout"}, 'mlp has "maxout", which is not known'),
+    ({"mlp": ""}, "mlp is ''"),
     ({"pp": "1", "dp": "8", "tp": "2", "cp": "2"}, "is not n_gpus"),
     ({"pp": "1", "dp": "8", "tp": "2", "ep": "2"}, "ep is 2"),
     ({"hidden": "1000"}, "sizes are no transformer's"),
@@ -96,7 +97,11 @@ def test_what_a_row_does_not_say_is_the_frameworks_default_and_named() -> None:
     found = case(vpp="not stated", recompute="not stated")
     assert found.options["num_chunks"] == 1
     assert found.options["recompute"] == "none"
-    assert found.assumed == ("vpp not stated: 1", "recompute not stated: none")
+    said = [assumption.text for assumption in found.assumed]
+    assert said[:2] == ["vpp not stated: 1", "recompute not stated: none"]
+    assert "rate between nodes not stated: that of a100_80g" in said
+    assert "dropout: 0.1, the default of Megatron-LM of 2020 and 2021" in said
+    assert [text for text in said if text.startswith(("tp ", "framework", "attention "))] == []
 
 
 def test_a_framework_that_says_nothing_of_recomputation_is_not_guessed() -> None:
@@ -179,7 +184,7 @@ def test_a_microbatch_that_nobody_published_is_the_quickest_that_fits() -> None:
     found, quickest = case_and_prediction(row(mbs="quickest", n_micro="", gbs="32"), None)
     others = [predict(case(mbs=size, n_micro="", gbs="32")).seconds for size in ("1", "2", "4", "8")]
     assert quickest.seconds == min(others)
-    assert found.assumed[0].startswith("mbs not published: ")
+    assert found.assumed[0].text.startswith("mbs not published: ")
     with pytest.raises(LackingError, match="no microbatch"):
         case_and_prediction(row(mbs="quickest", n_micro="", gbs="32", hidden="65536", n_heads="64"), None)
 
@@ -223,8 +228,10 @@ def test_odd_tables_are_read_as_rows_that_lack_everything(tmp_path: Path, text: 
     assert all(skipped.reason for skipped in done.skipped)
 
 
-def test_numbers_are_read_from_the_beginning_of_a_text() -> None:
-    found = row(gbs="yaml 2048", n_micro="12.0", mbs="4 (each)")
-    assert found.number("gbs") is None
-    values: list[Any] = [found.count("n_micro"), found.count("mbs")]
-    assert values == [12, 4]
+def test_numbers_stand_alone_or_before_a_remark() -> None:
+    found = row(n_micro="12.0", mbs="4 (each)", seq_len="1024 tokens", vpp="not stated")
+    values: list[Any] = [found.count("n_micro"), found.count("mbs"), found.count("seq_len"), found.number("vpp")]
+    assert values == [12, 4, 1024, None]
+    for text in ("yaml 2048", "2,048", "2k", "two", "8x", "1..2"):
+        with pytest.raises(LackingError, match=r"gbs is .*where a plain number is needed"):
+            row(gbs=text).number("gbs")

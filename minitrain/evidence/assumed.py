@@ -1,0 +1,138 @@
+"""What a row does not say and was taken for granted, and what else it could have said.
+
+`assumptions` lists everything that the time or the memory of a row depends on, and that its columns leave open. Each
+names the cells that the row could have had instead: `validate(strict=True)` simulates these, and refuses the row where
+one moves the time by more than `MOST_MOVED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from minitrain.evidence.columns import Assumption, columns, is_not_stated
+from minitrain.evidence.rows import Framework, Layout, Row
+
+if TYPE_CHECKING:
+    from minitrain.machine.config import SystemConfig
+    from minitrain.workloads.transformer import Transformer
+
+MOST_MOVED = 0.02
+"""The share of the step time that an assumption may move where rows are strict."""
+
+
+def assumptions(
+    row: Row, framework: Framework, layout: Layout, model: Transformer, system: SystemConfig
+) -> tuple[Assumption, ...]:
+    """Return what a row leaves open.
+
+    Args:
+        row: the row.
+        framework: what trained it, whose defaults were taken.
+        layout: how ranks divide the model, with what was assumed of it.
+        model: what was trained.
+        system: the machine.
+    """
+    own = [Assumption(row.text("assumed"), is_open=True)] if row.text("assumed") else []
+    found = (
+        *_of_degrees(row, layout),
+        *_of_model(row, framework, model),
+        *_of_kernels(row, model, system),
+        *_of_communication(row, framework, layout, system),
+        *_approximations(row),
+    )
+    return (*own, *layout.assumed, *found)
+
+
+def _lacks(row: Row, column: str) -> bool:
+    return is_not_stated(row.text(column))
+
+
+def _of_degrees(row: Row, layout: Layout) -> Iterator[Assumption]:
+    for column in ("tp", "pp", "cp", "ep"):
+        if _lacks(row, column):
+            yield Assumption(f"{column} not stated: 1", column)
+    if not row.words("zero").is_stated and layout.num_replicas > 1:
+        yield Assumption("zero not stated: 0", "zero", ("1", "3"))
+    if row.text("mem_gib") and "kind" not in row.words("mem_kind").facts:
+        yield Assumption("mem_kind not stated: allocated", "mem_kind", ("allocated",))
+
+
+def _of_model(row: Row, framework: Framework, model: Transformer) -> Iterator[Assumption]:
+    sizes = {
+        "n_kv_heads": (model.num_kv_heads, ("8",)),
+        "ffn": (model.ffn_hidden_size, (str(4 * model.hidden_size), str(model.hidden_size * 8 // 3))),
+        "head_dim": (model.head_dim, ()),
+    }
+    for column, (value, others) in sizes.items():
+        if _lacks(row, column):
+            yield Assumption(f"{column} not stated: {value}", column, others)
+    if "tied" not in row.words("tied_emb").facts:
+        yield Assumption(f"tied_emb not stated: {model.tied_embeddings}", "tied_emb", (str(not model.tied_embeddings),))
+    if model.dropout:
+        yield Assumption(f"dropout: {model.dropout}, the default of {framework.name}")
+
+
+def _of_kernels(row: Row, model: Transformer, system: SystemConfig) -> Iterator[Assumption]:
+    if not row.words("framework").is_stated:
+        yield Assumption("framework not stated: components alone", "framework", ("Megatron-Core", "PyTorch FSDP"))
+    yield from _of_precision(row, model)
+    found = row.words("attention")
+    if not found.is_stated or found.is_guessed:
+        yield Assumption(f"attention not stated: {model.attention}", "attention", ("flash", "unfused"))
+    elif model.attention == "flash":
+        yield from _of_kernel(found.facts.get("kernel"), system)
+    device = row.words("gpu").facts
+    if device.get("power_w", 0) not in (0, device.get("usual_w")):
+        text = f"gpu of {device['power_w']:.0f} W: priced as {system.name} with the clock of its platform"
+        yield Assumption(text, is_open=True)
+    if device.get("memory") == "HBM2e" and system.name.startswith("h100"):
+        yield Assumption(f"gpu with HBM2e: priced with the memory of {system.name}", is_open=True)
+
+
+def _of_precision(row: Row, model: Transformer) -> Iterator[Assumption]:
+    facts = row.words("precision").facts
+    said = row.text("precision") if facts else model.precision.name
+    if not facts:
+        yield Assumption(f"precision not stated: {said}", "precision", ("bf16", "fp32", "fp8"))
+    if model.precision.name != "fp32" and "gradient_bytes" not in {**row.words("overlap").facts, **facts}:
+        bits = 8 * model.precision.gradient_bytes
+        others = (f"{said}, fp32 grads", f"{said}, bf16 grads")
+        yield Assumption(f"precision of gradients not stated: {bits} bits", "precision", others)
+
+
+def _of_kernel(kernel: str | None, system: SystemConfig) -> Iterator[Assumption]:
+    """Yield the generation of attention's kernel, where none is named or the device has no figures of it."""
+    assert system.kernels is not None  # a row's machine has prices of kernels
+    known, usual = tuple(system.kernels.attention), system.kernels.usual_attention
+    if kernel is None and len(known) > 1:
+        yield Assumption(f"attention's kernel not stated: {usual}", "attention", known)
+    elif kernel is not None and kernel not in known:
+        yield Assumption(f"attention by {kernel}: {system.name} has no figures of it, those of {usual}", is_open=True)
+
+
+def _of_communication(row: Row, framework: Framework, layout: Layout, system: SystemConfig) -> Iterator[Assumption]:
+    node = min(tier.size for tier in system.networks)
+    if _lacks(row, "gpus_per_node") and layout.world_size > 1:
+        yield Assumption(f"gpus_per_node not stated: {node}", "gpus_per_node", ("4", "8", "16"))
+    rates = {"nics", "node_gbps", "gpu_gbps"}
+    if layout.world_size > node and not row.words("inter_node").facts.keys() & rates:
+        yield Assumption(f"rate between nodes not stated: that of {system.name}", "inter_node", _RATES)
+    said, facts = row.text("overlap"), row.words("overlap").facts
+    if layout.num_replicas > 1 and layout.zero < 2 and "dp" not in facts:
+        others = tuple(f"{said}, {words}".lstrip(", ") for words in ("no DP overlap", "DP overlap"))
+        yield Assumption(f"overlap of replicas not stated: {framework.overlap}", "overlap", others)
+    if layout.tp > 1 and layout.sequence_parallel and "tp" not in facts:
+        others = tuple(f"{said}, {words}".lstrip(", ") for words in ("no TP overlap", "TP overlap"))
+        yield Assumption(f"overlap of tensor parallelism not stated: as {framework.name}", "overlap", others)
+
+
+_RATES = ("8x200Gb/s", "8x400Gb/s")
+
+
+def _approximations(row: Row) -> Iterator[Assumption]:
+    """Yield words that are priced as something near."""
+    for name, column in columns().items():
+        near = row.words(name).facts.get("near") if column.kind == "words" else None
+        if near:
+            yield Assumption(f"{name}: {near}", is_open=True)

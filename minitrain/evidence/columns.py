@@ -1,0 +1,379 @@
+"""The columns of tables of measured runs: their words, what each means, and errors for all others.
+
+`columns.json` beside this file is the one list. A column is text that is not read, a count, a number, or words. Words
+are phrases with what they mean: `"bf16; bfloat16": {"datatype": "bf16"}`. A phrase in `#` has a number there; a text
+instead of a meaning says why such a row is refused; `silent` phrases mean nothing. Case, hyphens and underscores do not
+matter, and commas, slashes and brackets only part words.
+
+A cell is read from left to right, by the longest phrase that fits. A word of no phrase is refused, unless it stands in
+brackets, behind "not stated", or in a column of prose (`open`), and is like no phrase: then it is a remark, which is
+reported as not read. A second phrase of another meaning contradicts the first one, and is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import cache, lru_cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, final
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_TOKEN = re.compile(r"=>|→|[()\[\]]|[^\s,;:/+&|\"'()\[\]]+")
+_BYTES_A_SECOND = re.compile(r"G(?:i)?B(?:/s|ps)")  # unlike Gb/s: bits
+_BLANKS = str.maketrans(dict.fromkeys("-_\u2013\u2014", " "))
+_BRACKETS = ("(", "[", ")", "]")
+_ARROWS = ("=>", "→")
+_COUNTED = re.compile(r"([-+]?\d+(?:_\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*)", re.DOTALL)
+_ALIKE = 0.75  # a remark's word that is as like a known one as this is a misspelt one
+_MOST_SHOWN = 16
+
+
+@final
+class ReadingError(Exception):
+    """A cell has words that are not known, that contradict one another, or that have no price; its text says which."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a cell says.
+
+    Args:
+        facts: what it means, by the names of `columns.json`.
+        is_stated: whether it says anything; False where it is empty or "not stated".
+        is_guessed: whether what it means stands behind an arrow: "not stated => unfused".
+        remarks: what was not read, in words.
+    """
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    is_stated: bool = False
+    is_guessed: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """Something that a row does not say.
+
+    Args:
+        text: what it lacks, and what was taken: "vpp not stated: 1".
+        column: where it would stand.
+        others: cells that it could have had there; none where the sizes of the run leave no choice.
+        is_open: whether nobody can tell what else it could be.
+    """
+
+    text: str
+    column: str = ""
+    others: tuple[str, ...] = ()
+    is_open: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A phrase of a column.
+
+    Args:
+        text: as it is written in the list.
+        words: a pattern for each of its words.
+        means: what it means; why it is refused; None if nothing.
+    """
+
+    text: str
+    words: tuple[re.Pattern[str], ...]
+    means: Mapping[str, Any] | str | None
+
+    def fits(self, words: Sequence[str]) -> tuple[float, ...] | None:
+        """Return the numbers of a text that begins with this phrase, or None of others."""
+        found = [pattern.fullmatch(word) for pattern, word in zip(self.words, words, strict=False)]
+        if len(words) < len(self.words) or not all(found):
+            return None
+        return tuple(float(number) for match in found if match for number in match.groups())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: what it holds, and its phrases if it holds words.
+
+    Args:
+        name: its name.
+        kind: "text", "count", "number" or "words".
+        about: what it says.
+        example: a cell.
+        is_needed: whether no row is simulated without it.
+        is_open: whether it may hold prose beside words.
+        units: what may stand behind a number.
+        phrases: the longest first, of these the ones that mean something.
+        known: the first phrase of each meaning.
+    """
+
+    name: str
+    kind: str
+    about: str
+    example: str
+    is_needed: bool = False
+    is_open: bool = False
+    units: tuple[str, ...] = ()
+    phrases: tuple[Phrase, ...] = ()
+    known: tuple[str, ...] = ()
+
+
+@cache
+def columns() -> Mapping[str, Column]:
+    """Return the columns by name, in the order of a table."""
+    listed = _listed()
+    return MappingProxyType({name: _column(name, given, listed) for name, given in listed["columns"].items()})
+
+
+@cache
+def _listed() -> dict[str, Any]:
+    text = resources.files("minitrain.evidence").joinpath("columns.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _column(name: str, given: Mapping[str, Any], listed: Mapping[str, Any]) -> Column:
+    """Return a column of the list."""
+    means: dict[str, Any] = {}
+    words: Mapping[str, Any] = given.get("words", {})
+    if given["kind"] == "words":
+        for texts, meaning in (*listed["refused"].items(), *words.items()):
+            means |= dict.fromkeys(texts.split("; "), meaning)
+        silent = (*listed["silent"], *listed["not_stated"], *given.get("silent", ()))
+        means = {**dict.fromkeys(silent), **means}
+    phrases = [Phrase(text, tuple(map(_pattern, _words(text))), meaning) for text, meaning in means.items()]
+    return Column(
+        name,
+        given["kind"],
+        given["about"],
+        given["example"],
+        is_needed=given.get("needed", False),
+        is_open=given.get("open", False),
+        units=tuple(given.get("units", ())),
+        phrases=tuple(sorted(phrases, key=lambda phrase: (-len(phrase.words), phrase.means is None))),
+        known=tuple(
+            text.split("; ")[0] for text, meaning in given.get("words", {}).items() if meaning.__class__ is dict
+        ),
+    )
+
+
+def _pattern(word: str) -> re.Pattern[str]:
+    return re.compile(re.escape(word).replace(r"\#", _NUMBER))
+
+
+def _words(text: str) -> list[str]:
+    """Return the words, brackets and arrows of a text.
+
+    >>> _words("ZeRO-3 (FSDP=128, replicated x8)")
+    ['zero', '3', '(', 'fsdp=128', 'replicated', 'x8', ')']
+    """
+    text = _BYTES_A_SECOND.sub("gbyte", text)
+    found = _TOKEN.findall(_apart(text.lower()))
+    return [word.rstrip(".") if len(word) > 1 else word for word in found if word.strip(".")]
+
+
+def _apart(text: str) -> str:
+    """Return a text whose hyphens and underscores are blanks, but for arrows."""
+    return text.replace("->", "=>").translate(_BLANKS)
+
+
+def is_not_stated(text: str) -> bool:
+    """Return whether a cell says that it says nothing."""
+    return not text.strip() or text.strip().lower() in (*_listed()["not_stated"], "-", "none")
+
+
+@lru_cache(maxsize=4096)
+def read_words(name: str, text: str) -> Reading:
+    """Return what a cell of a column of words says.
+
+    Args:
+        name: the column.
+        text: the cell.
+
+    Raises:
+        ReadingError: a word is not known, has no price here, or contradicts another one.
+
+    Example:
+        >>> dict(read_words("precision", "bf16 (fp32 main grads)").facts)
+        {'datatype': 'bf16', 'gradient_bytes': 4}
+        >>> read_words("attention", "not stated in the paper => unfused").is_guessed
+        True
+    """
+    return _CellReader(columns()[name], text).read()
+
+
+@final
+class _CellReader:
+    """Reads a cell, from left to right."""
+
+    def __init__(self, column: Column, text: str) -> None:
+        self.column, self.text = column, text
+        self.facts: dict[str, Any] = {}
+        self.unknown: list[tuple[str, bool]] = []  # words, and whether they are said aside
+        self.refused: list[str] = []
+        self.is_guessed = self.says_nothing = False
+
+    def read(self) -> Reading:
+        words, depth, place = _words(self.text), 0, 0
+        self.says_nothing = self._begins_not_stated(words)
+        while place < len(words):
+            word = words[place]
+            if word in _BRACKETS:
+                depth, place = max(0, depth + (1 if word in "([" else -1)), place + 1
+            elif word in _ARROWS:
+                self.is_guessed, self.says_nothing, place = True, False, place + 1
+            else:
+                place += self._phrase(words, place, is_aside=depth > 0 or self.says_nothing)
+        remarks = self._remarks()
+        if self.refused:
+            raise ReadingError(self.refused[0])
+        is_stated = bool(self.facts) or not (self._begins_not_stated(words) or not words)
+        return Reading(MappingProxyType(self.facts), is_stated, self.is_guessed, remarks)
+
+    def _begins_not_stated(self, words: Sequence[str]) -> bool:
+        text = " ".join(word for word in words)
+        return any(text == start or text.startswith(start + " ") for start in _nothing())
+
+    def _phrase(self, words: Sequence[str], place: int, *, is_aside: bool) -> int:
+        """Take the longest phrase that begins at a place, and return its words."""
+        rest = [word for word in words[place : place + 12] if word not in _BRACKETS]
+        for phrase in self.column.phrases:
+            numbers = phrase.fits(rest)
+            if numbers is not None:
+                self._mean(phrase, numbers)
+                return _span(words, place, len(phrase.words))
+        self.unknown.append((words[place], is_aside))
+        return 1
+
+    def _mean(self, phrase: Phrase, numbers: Sequence[float]) -> None:
+        if isinstance(phrase.means, str):
+            self.refused.append(f'{self.column.name} has "{phrase.text}": {phrase.means}')
+            return
+        for key, value in (phrase.means or {}).items():
+            if isinstance(value, list):
+                self.facts[key] = (*self.facts.get(key, ()), *value)
+                continue
+            new = numbers[int(value[1:]) - 1] if isinstance(value, str) and value.startswith("#") else value
+            if self.facts.setdefault(key, new) != new:
+                both = f"which says both {self.facts[key]} and {new}; write one"
+                self.refused.append(f"{self.column.name} is {self.text!r:.80}, {both}")
+
+    def _remarks(self) -> tuple[str, ...]:
+        """Return what was not read; refuse words that are misspelt, or that had to be known."""
+        has_meaning = bool(self.facts) or self.says_nothing
+        for word, is_aside in self.unknown:
+            nearest, likeness = _nearest(word, self.column)
+            may_be_remark = is_aside or (self.column.is_open and has_meaning)
+            if not may_be_remark or likeness >= _ALIKE:
+                raise ReadingError(
+                    f'{self.column.name} has "{word:.40}", which is not known; nearest is "{nearest}"; known are '
+                    f"{_shown(self.column.known)}"
+                )
+        said = " ".join(word for word, _ in self.unknown)
+        return (f'{self.column.name} has "{said:.60}", which is not known: not read',) if said else ()
+
+
+def _span(words: Sequence[str], place: int, num_words: int) -> int:
+    """Return how many entries some words take, brackets among them counted."""
+    end = place
+    while num_words:
+        num_words -= words[end] not in _BRACKETS
+        end += 1
+    return end - place
+
+
+@cache
+def _nothing() -> tuple[str, ...]:
+    return tuple(" ".join(_words(text)) for text in _listed()["not_stated"])
+
+
+def _nearest(word: str, column: Column) -> tuple[str, float]:
+    """Return the known phrase, or the word of one, that is most like a word, and how like it is."""
+    meant = [phrase.text for phrase in column.phrases if phrase.means]
+    known = {text for phrase in meant for text in (phrase, *_words(phrase)) if len(text) > 1}
+    ratios = [(SequenceMatcher(None, word, text).ratio(), text) for text in sorted(known)]
+    likeness, text = max(ratios, key=lambda pair: pair[0])
+    return text, likeness if len(word) > 3 else 0.0
+
+
+def _shown(known: Sequence[str]) -> str:
+    more = len(known) - _MOST_SHOWN
+    return ", ".join(known[:_MOST_SHOWN]) + (f" and {more} more (docs/accuracy.md)" if more > 0 else "")
+
+
+def read_number(name: str, text: str) -> tuple[float | None, str]:
+    """Return the number of a cell, or None where it has none, and what stands in brackets behind it.
+
+    Args:
+        name: the column, whose units may follow.
+        text: the cell.
+
+    Raises:
+        ReadingError: something else stands there.
+
+    Example:
+        >>> read_number("seq_len", "4096 tokens"), read_number("vpp", "not stated"), read_number("mbs", "4 (each)")
+        ((4096.0, ''), (None, ''), (4.0, '(each)'))
+    """
+    if is_not_stated(text) or any(text.strip().lower().startswith(start + " ") for start in _listed()["not_stated"]):
+        return None, ""
+    found = _COUNTED.fullmatch(text.strip())
+    units = columns()[name].units if name in columns() else ()
+    rest = found.group(2).strip() if found else text
+    for unit in units:
+        if rest.lower() == unit or rest.lower().startswith(unit + " "):
+            rest = rest[len(unit) :].strip()
+            break
+    if found is None or (rest and not rest.startswith("(")):
+        behind = f", or such with {' or '.join(units)}" if units else ""
+        raise ReadingError(f"{name} is {text!r:.60}, where a plain number is needed{behind}; remarks go into brackets")
+    return float(found.group(1)), rest
+
+
+def unknown_columns(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what is wrong with the columns of a table, and which further ones are not read.
+
+    Args:
+        names: of its columns.
+
+    Returns:
+        A sentence for each name that is like a known one that the table lacks, as if misspelt; and the other names.
+    """
+    faults, unread = [], []
+    for name in names:
+        if name in columns():
+            continue
+        likeness, nearest = max((SequenceMatcher(None, name.lower(), known).ratio(), known) for known in columns())
+        if likeness >= _ALIKE and nearest not in names:
+            faults.append(f'there is no column "{name:.40}"; nearest is "{nearest}": name it so, or otherwise')
+        else:
+            unread.append(name)
+    return faults, unread
+
+
+def described() -> str:
+    """Return the columns as a table of docs/accuracy.md: what each says, an example, and its known words."""
+    lines = ["| column | what it says | example | known words, by meaning |", "|---|---|---|---|"]
+    for column in columns().values():
+        example = f"`{column.example}`" if column.example else ""
+        known = ", ".join(text.replace("#", "N") for text in column.known)
+        lines.append(f"| {column.name} | {column.about} | {example} | {known} |")
+    return "\n".join(lines) + "\n"
+
+
+def template() -> str:
+    """Return a table to fill in: the columns, and a row of examples."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns())
+    writer.writerow(column.example for column in columns().values())
+    return out.getvalue()

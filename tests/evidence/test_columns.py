@@ -1,0 +1,298 @@
+"""Words of tables: each is read as what it means, or refused with row, column, what is known and the nearest word."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import minitrain as mt
+from minitrain.cli import app
+from minitrain.evidence.cases import Case, case_of, predict
+from minitrain.evidence.columns import columns, described, read_number, read_words, template
+from minitrain.evidence.errors_by_table import TABLES, rows_of
+from minitrain.evidence.rows import LackingError, Row, require_known
+from tests.evidence.test_rows import USUAL, case, row
+
+H100 = {"gpu": "H100-SXM-80GB", "framework": "Megatron-Core", "n_gpus": "8", "dp": "2", "n_micro": "2", "gbs": "8"}
+FSDP = {"framework": "PyTorch FSDP", "tp": "1", "pp": "1", "dp": "16", "n_micro": "1", "gbs": "32"}
+
+
+def texts(found: Case) -> list[str]:
+    return [assumption.text for assumption in found.assumed]
+
+
+def unread_of(each: Row) -> tuple[str, ...] | str:
+    """Return what is not read of a row, or why it is refused."""
+    try:
+        return require_known(each)
+    except LackingError as error:
+        return str(error)
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(dict.fromkeys(name for each in rows for name in each)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+READ: list[tuple[str, str, dict[str, Any]]] = [
+    ("precision", "bf16 (fp32 main grads)", {"datatype": "bf16", "gradient_bytes": 4}),
+    ("precision", "BF16-mixed, bf16 grads", {"datatype": "bf16", "gradient_bytes": 2}),
+    ("precision", "float8", {"weights": "float8"}),
+    ("precision", "bf16 + FP8 hybrid", {"datatype": "bf16", "weights": "float8"}),
+    ("zero", "ZeRO-3", {"zero": 3}),
+    ("zero", "zero_stage 2", {"zero": 2}),
+    ("zero", "hsdp", {"fsdp": True, "hybrid": True}),
+    ("zero", "HSDP (within 8 ranks, replicated x2)", {"fsdp": True, "hybrid": True, "shard_size": 8, "copies": 2}),
+    ("sp", "1 if tp>1", {"sp": True}),
+    ("sp", "on", {"sp": True}),
+    ("attention", "TE fused/flash", {"attention": "flash", "kernel": "cudnn"}),
+    ("attention", "TE flash", {"attention": "flash", "kernel": "cudnn"}),
+    ("attention", "FA3", {"attention": "flash", "kernel": "flash3"}),
+    ("attention", "FlashAttention-2", {"attention": "flash", "kernel": "flash2"}),
+    ("attention", "unfused (no flash); fused softmax kernel", {"attention": "unfused"}),
+    ("attention", "not stated (Megatron of 2021) => unfused", {"attention": "unfused"}),
+    ("attention", "not stated in the paper, of early days => unfused", {"attention": "unfused"}),
+    ("recompute", "selective (per-op)", {"recompute": "selective", "per_op": True}),
+    ("recompute", "layernorm + moe_act", {"modules": ("layernorm", "moe_act")}),
+    ("schedule", "ZB-H1", {"schedule": "zb_h1"}),
+    ("schedule", "interleaved-1f1b", {"schedule": "interleaved"}),
+    ("inter_node", "8x400Gb/s NDR IB per node", {"nics": 8, "gbps": 400}),
+    ("inter_node", "400 Gb/s per GPU", {"gpu_gbps": 400}),
+    ("gpu", "H100-SXM-96GB HBM2e 500W", {"config": "h100_80g_nvl8", "power_w": 500, "memory": "HBM2e"}),
+    ("mem_kind", "nvidia-smi, GB (1e9)", {"kind": "device", "unit": 1e9}),
+]
+
+
+@pytest.mark.parametrize(("column", "text", "facts"), READ)
+def test_words_are_read_as_what_they_mean(column: str, text: str, facts: dict[str, Any]) -> None:
+    found = dict(read_words(column, text).facts)
+    assert {name: found[name] for name in facts} == facts
+    assert found.keys() <= {*facts, "usual_w", "memory_gb"}
+
+
+def test_what_is_read_decides_what_is_simulated() -> None:
+    assert case(precision="bf16 (fp32 main grads)").model.precision.name == "bf16"
+    assert case(precision="float8").model.precision.weight_datatype == "float8"
+    assert (case(**FSDP, zero="ZeRO-3").strategy, case(**FSDP, zero="hsdp").options["replicas"]) == ("fsdp", 2)
+    assert case(sp="1 if tp>1").layout.sequence_parallel
+    assert not case(sp="1 if tp>1", tp="1", dp="8", n_micro="3").layout.sequence_parallel
+    assert case(attention="not stated (paper of 2021) => unfused").model.attention == "unfused"
+    for text, kernel in (("TE fused/flash", "cudnn"), ("TE flash", "cudnn"), ("FA3", "flash3"), ("fa2", "flash2")):
+        platform = case(**H100, attention=text).platform
+        assert platform is not None
+        assert platform.attention == kernel
+
+
+def test_a_platform_of_ones_choice_keeps_the_rows_attention_kernel() -> None:
+    chosen = case_of(row(**H100, attention="FA3"), "components").platform
+    assert chosen is not None
+    assert (chosen.name, chosen.attention) == ("components", "flash3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpu": "H100-SXM-96GB HBM2e 500W", **{k: v for k, v in H100.items() if k != "gpu"}}, "gpu of 500 W"),
+        ({"gpu": "H100-SXM-96GB HBM2e", **{k: v for k, v in H100.items() if k != "gpu"}}, "gpu with HBM2e"),
+        ({"framework": "torchtitan", "recompute": "selective (per-op)"}, "recompute of single operations"),
+        ({"attention": "TE fused"}, "attention by cudnn: a100_80g has no figures of it"),
+        ({"precision": "MXFP8"}, "precision: FP8 by blocks, as FP8 by tensors"),
+        ({"framework": ""}, "framework not stated: components alone"),
+        ({"precision": ""}, "precision not stated: bf16"),
+        ({"attention": "not stated"}, "attention not stated: unfused"),
+        ({"zero": ""}, "zero not stated: 0"),
+        ({"sp": ""}, "sp not stated: off"),
+        ({"assumed": "gbs of the yaml"}, "gbs of the yaml"),
+        ({**FSDP, "zero": "hsdp"}, "ranks of a group of shards not stated: 8"),
+    ],
+    ids=str,
+)
+def test_what_is_assumed_is_listed(changes: dict[str, str], said: str) -> None:
+    assert any(text.startswith(said) for text in texts(case(**changes)))
+    assert not any(text.startswith(said) for text in texts(case()))
+
+
+REFUSED = [
+    ({"precision": "NVFP4"}, "it has no price here"),
+    ({"recompute": "full + CPU offload"}, "what lies in the host's memory has no price"),
+    ({**FSDP, "zero": "3 + CPU offload"}, "what lies in the host's memory has no price"),
+    ({"recompute": "selective (per-op)"}, "checkpoints of single operations have no price"),
+    ({"recompute": "every 2 layers"}, "a part of the layers has no price"),
+    ({"framework": "Megatorn-LM (SC21)"}, 'framework has "megatorn"'),
+    ({"precision": "bf16 and fp32"}, "says both bf16 and fp32"),
+    ({"gpu": "A100-SXM or H100-SXM"}, "says both a100_80g and h100_80g_nvl8"),
+    ({"gpu": "A100-PCIe-80GB"}, "no hardware config has prices"),
+    ({"intra_node": "PCIe Gen4"}, "joins devices by other links"),
+    ({"inter_node": "3200 Gb/s"}, "does not say of what"),
+    ({**FSDP, "zero": "3 (within 5)"}, "do not divide the 16 replicas"),
+    ({"schedule": "zero bubble"}, "which one is not said"),
+    ({"precision": "fp32 grads"}, "one of bf16, fp16, fp32 and fp8 is needed"),
+    ({"n_micro": "six"}, "n_micro is 'six', where a plain number is needed"),
+    ({"vpp": "two"}, "vpp is 'two'"),
+    ({"n_experts": "eight"}, "n_experts is 'eight'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), REFUSED, ids=str)
+def test_words_that_cannot_be_priced_are_refused(changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(LackingError, match=reason):
+        case(**changes)
+
+
+UNKNOWN = {
+    "gpu": "H10O,A1000-SXM,B2O0,HH200,V1OO,Geforze,Quadro,mainframe",
+    "framework": "Megatorn-LM,Megatron-Coer,NeMoo,torchtitna,nanotorn,DeepSpede,lm-foundri,intervnevo,Jaxx,MaxTxt,Foo",
+    "precision": "bf61,b16,bfloat,fp18,flaot8,pf8,fp32 main gards,bf16 mixde,mxpf8,brain,bf16 (fp32 gards),posit",
+    "zero": "4,ZeRO-5,zeor-3,hsdb,fsdb,fdsp2,distributed optimiser,dist otp,shard gard op,all,ZeRO++",
+    "recompute": "fulll,selctive,nnone,uniformly so,selective-ish,layernrom,moe_axt,mla_up_prj,half,auto",
+    "attention": "flsh,flahs2,unfusde,FA5,cuDN,TTE,softmaxx,falsh-attn 2,fused-ish,sparse,linear-ish",
+    "schedule": "1f2b,gpie,gpipe2,interleavd,zb-h3,zb-h7,dualpip,dualpipe-w,zvb,zero-buble-h1,pipedreem,random",
+    "sp": "maybe,tru,yess,onn,2,0.5",
+    "tied_emb": "Flase,tide,maybe,half,Treu",
+    "mlp": "swigul,gellu,reglu,maxout,swish,relu3",
+    "overlap": "no DB overlap,tp-com-overlap,userbufers,p2p overlpa,overlap-grad-reduc",
+    "inter_node": "8y400Gb/s,infinibnad,8xHDR2oo,InfinyBand",
+    "intra_node": "NVSwich,NVLinks,PCIee",
+    "mem_kind": "alocated,resreved,nvidia-sim",
+}
+CELLS = [(column, text) for column, listed in UNKNOWN.items() for text in listed.split(",")]
+
+
+def test_there_are_a_hundred_words_that_nobody_knows() -> None:
+    assert len(CELLS) >= 100
+
+
+@pytest.mark.parametrize(("column", "text"), CELLS)
+def test_a_word_that_is_not_known_is_reported_with_the_nearest(column: str, text: str, tmp_path: Path) -> None:
+    done = mt.validate(csv=write(tmp_path / "mine.csv", [{**USUAL, column: text}]))
+    assert done.rows == []
+    (skipped,) = done.skipped
+    assert (skipped.row_id, skipped.line) == ("x-1", 2)
+    assert f"line 2: {column} has " in skipped.reason
+    assert "is not known; nearest is" in skipped.reason
+    assert any(known in skipped.reason for known in columns()[column].known)
+
+
+def test_prose_behind_what_is_known_is_reported_and_not_read(tmp_path: Path) -> None:
+    changes = {"precision": "bf16 (marketing says 989)", "overlap": "DP overlap, quantum tunnelling", "tflops": "400"}
+    done = mt.validate(csv=write(tmp_path / "mine.csv", [{**USUAL, **changes}]))
+    (found,) = done.rows
+    assert found["unread"] == [
+        'column "tflops" is not known: not read',
+        'precision has "marketing says 989", which is not known: not read',
+        'overlap has "quantum tunnelling", which is not known: not read',
+    ]
+    result = CliRunner().invoke(app, ["validate", "--table", str(tmp_path / "mine.csv"), "--jobs", "1"])
+    assert "Words that were not read" in result.output
+    assert "tunnelling" in result.output
+
+
+def test_a_misspelt_column_refuses_its_rows(tmp_path: Path) -> None:
+    values = {("precison" if name == "precision" else name): value for name, value in USUAL.items()}
+    (skipped,) = mt.validate(csv=write(tmp_path / "mine.csv", [values])).skipped
+    assert 'there is no column "precison"; nearest is "precision"' in skipped.reason
+
+
+def test_all_faults_of_a_row_are_told_at_once() -> None:
+    with pytest.raises(LackingError, match=r"vpp is 'two'.*bf61.*flsh"):
+        case(precision="bf61", attention="flsh", vpp="two")
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("c2", "e2", "h1", "n4")])
+def test_every_word_of_the_packages_tables_is_known(name: str) -> None:
+    lacking = {"m4": "pp is '8 or 16", "d1": "a part of the layers has no price"}
+    for each in rows_of([name]):
+        found = unread_of(each)
+        assert found == () or lacking[name] in str(found)
+
+
+def test_every_column_has_an_example_that_it_reads() -> None:
+    for name, column in columns().items():
+        if column.kind == "words":
+            assert read_words(name, column.example).facts
+        elif column.kind in ("count", "number"):
+            assert read_number(name, column.example)[0]
+        assert column.about
+
+
+def test_the_documentation_lists_the_columns() -> None:
+    page = Path(__file__).parents[2] / "docs" / "accuracy.md"
+    assert described() in page.read_text("utf-8")
+
+
+def test_a_template_is_a_table_that_can_be_simulated(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    result = CliRunner().invoke(app, ["validate", "--template", str(file)])
+    assert (result.exit_code, result.output.split()[:1]) == (0, ["wrote"])
+    assert file.read_text() == template()
+    (example,) = csv.DictReader(io.StringIO(template()))
+    assert list(example) == list(columns())
+    found = case_of(Row("mine", example, 2))
+    assert (found.layout.world_size, found.model.num_layers) == (64, 32)
+    assert predict(found).seconds > 0
+    unwritable = CliRunner().invoke(app, ["validate", "--template", str(tmp_path)])
+    assert unwritable.exit_code == 2
+    assert "--template must be a file" in unwritable.output
+
+
+def test_json_has_the_skipped_rows_with_their_reasons(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.csv", [USUAL, {**USUAL, "row_id": "x-2", "precision": "bf61"}])
+    found = json.loads(CliRunner().invoke(app, ["validate", "--table", str(file), "--json", "--jobs", "1"]).stdout)
+    assert [each["row_id"] for each in found] == ["x-1", "x-2"]
+    assert "skipped" not in found[0]
+    assert (found[1]["line"], found[1]["table"]) == (3, "mine")
+    assert 'precision has "bf61"' in found[1]["skipped"]
+    printed = CliRunner().invoke(app, ["validate", "--table", str(file), "--jobs", "1"]).output
+    assert "mine, 1 (x-2)" in " ".join(printed.split())
+
+
+SURE = {
+    **USUAL,
+    "n_kv_heads": "16",
+    "ffn": "4096",
+    "head_dim": "64",
+    "tied_emb": "True",
+    "cp": "1",
+    "ep": "1",
+    "precision": "fp16, fp32 grads",
+    "inter_node": "8x200Gb/s",
+    "overlap": "no DP overlap",
+    "schedule": "1f1b",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"gpus_per_node": ""}, ""),
+        ({"recompute": ""}, "recompute not stated: none; 'full' would change the time by +"),
+        ({"attention": ""}, "attention not stated: unfused; 'flash' would change the time by -"),
+        ({"assumed": "vocabulary guessed"}, "vocabulary guessed: how far that moves the time is not known"),
+        ({"attention": "unfused (as marketed)"}, 'attention has "as marketed", which is not known'),
+    ],
+    ids=str,
+)
+def test_strict_refuses_rows_that_hang_on_an_assumption(
+    changes: Mapping[str, str], reason: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "mine.csv", [{**SURE, **changes}])
+    assert len(mt.validate(csv=file).rows) == 1
+    done = mt.validate(csv=file, strict=True)
+    if not reason:
+        assert len(done.rows) == 1
+        return
+    assert done.rows == []
+    assert f"strict: {reason}" in done.skipped[0].reason
+    result = CliRunner().invoke(app, ["validate", "--table", str(file), "--strict"])
+    assert result.exit_code == 1
