@@ -24,6 +24,7 @@ from minitrain.evidence.assumed import assumptions
 from minitrain.evidence.columns import Assumption
 from minitrain.evidence.rows import (
     QUICKEST,
+    V_SHAPED,
     Framework,
     LackingError,
     Layout,
@@ -111,8 +112,9 @@ class Case:
 
     @property
     def period(self) -> int:
-        """Return the microbatches of a round: with several chunks, a step grows by whole rounds through the stages."""
-        return self.layout.pp if self.layout.num_chunks > 1 else 1
+        """Return the microbatches of a round: in a loop of chunks, a step grows by whole rounds through the stages."""
+        is_looped = self.layout.num_chunks > 1 and self.layout.schedule not in V_SHAPED
+        return self.layout.pp if is_looped else 1
 
 
 def case_of(row: Row, platform: str | Platform | None = None) -> Case:
@@ -187,12 +189,13 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
             "reshard_after_forward": layout.zero == 3,
         }
     num_stages = layout.pp * layout.num_chunks
-    if num_stages > model.num_layers:
+    if num_stages > model.num_layers and num_stages - model.num_layers not in (1, 2):  # of head, and of embedding
         raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")
     return "megatron", common | {
         "tp": layout.tp,
         "pp": layout.pp,
         "num_chunks": layout.num_chunks,
+        "schedule": layout.schedule,
         "sequence_parallel": layout.sequence_parallel,
         "zero": min(1, layout.zero) if layout.num_replicas > 1 else 0,
         "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
@@ -311,8 +314,15 @@ def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
     return Prediction(
         seconds=_extended(first.seconds, second.seconds, rounds),
         terms={name: max(0.0, _extended(first.terms[name], second.terms[name], rounds)) for name in TERMS},
-        memory=second.memory,
+        memory=_memory(case, first, second, rounds),
     )
+
+
+def _memory(case: Case, first: Prediction, second: Prediction, rounds: float) -> Mapping[str, float]:
+    """Return the memory of all microbatches: GPipe's grows with them, others' is steady."""
+    if case.layout.schedule != "gpipe" or case.layout.pp == 1:
+        return second.memory
+    return {kind: _extended(first.memory[kind], second.memory[kind], rounds) for kind in second.memory}
 
 
 def _extended(first: float, second: float, rounds: float) -> float:
@@ -325,7 +335,9 @@ def _few(case: Case) -> tuple[int, int]:
     pp, rest = case.layout.pp, case.layout.num_microbatches % case.period
     if pp == 1:
         return 2, 3
-    if case.layout.num_chunks > 1 and case.measured_bytes is not None:
+    if case.layout.schedule != "1f1b":
+        pp *= 3  # their warm-up has up to 2 pp - 1 microbatches
+    elif case.layout.num_chunks > 1 and case.measured_bytes is not None:
         pp *= 2  # the time is steady before the memory is
     return pp + rest, pp + rest + case.period
 

@@ -264,7 +264,17 @@ _NEMO = Framework(
     batches_messages=True,
 )
 
+_MEGATRON_CORE = replace(
+    _NEMO, name="Megatron-Core", words="megatron-core|megatron-lm", parts_overlap="gradients", gradient_accesses=4
+)
+
 FRAMEWORKS = (
+    replace(
+        _MEGATRON_CORE,
+        name="Megatron-LM of zero-bubble pipelines",
+        words="zero-bubble",
+        platforms=((r"a100", "zero-bubble"), *_NEMO.platforms),
+    ),
     _OLD_MEGATRON,
     replace(
         _MEGATRON_DEEPSPEED,
@@ -276,13 +286,7 @@ FRAMEWORKS = (
     replace(_NEMO, name="NeMo Megatron of 2023", words="nemo-2023", platforms=(), attention="unfused"),
     _NEMO,
     Framework(name="JAX", words="jax", overlap="always", recompute=None),
-    replace(
-        _NEMO,
-        name="Megatron-Core",
-        words="megatron-core|megatron-lm",
-        parts_overlap="gradients",
-        gradient_accesses=4,
-    ),
+    _MEGATRON_CORE,
     Framework(
         name="MosaicML Composer",
         words="composer",
@@ -535,6 +539,7 @@ class Layout:
         sequence_parallel: whether the sequence is divided between layers' parts.
         pp: ranks of a pipeline.
         num_chunks: stages a rank.
+        schedule: the order of the pipeline, in the words of `megatron`.
         cp: parts of the sequence.
         ep: parts of the experts.
         dp: replicas.
@@ -560,6 +565,7 @@ class Layout:
     num_microbatches: int
     recompute: str
     assumed: tuple[Assumption, ...] = ()
+    schedule: str = "1f1b"
 
     @property
     def num_replicas(self) -> int:
@@ -585,12 +591,14 @@ def layout_of(row: Row, framework: Framework) -> Layout:
     assumed: list[Assumption] = []
     mbs, num_microbatches = _microbatches(row, dp)
     zero, shard_size = _sharding(row, dp, assumed)
+    schedule, num_chunks = _schedule(row, pp, assumed)
     return Layout(
         world_size=world_size,
         tp=tp,
         sequence_parallel=_sequence_parallel(row, tp, assumed),
         pp=pp,
-        num_chunks=_chunks(row, pp, assumed),
+        num_chunks=num_chunks,
+        schedule=schedule,
         cp=cp,
         ep=row.count("ep", 1),
         dp=dp,
@@ -632,12 +640,33 @@ def _sequence_parallel(row: Row, tp: int, assumed: list[Assumption]) -> bool:
     return needs_it
 
 
-def _chunks(row: Row, pp: int, assumed: list[Assumption]) -> int:
-    """Return the stages of a rank; one where the row does not say, as is the default of frameworks."""
-    value = row.number("vpp")
-    if value is None and pp > 1:
+V_SHAPED = ("zbv", "dualpipe_v")
+"""Schedules in which each rank has two stages, down the ranks and back."""
+
+
+def _schedule(row: Row, pp: int, assumed: list[Assumption]) -> tuple[str, int]:
+    """Return the order of a pipeline, and the stages of a rank: one where the row does not say, as frameworks have it.
+
+    Raises:
+        LackingError: both contradict each other.
+    """
+    stated, value = row.words("schedule").facts.get("schedule"), row.number("vpp")
+    if pp == 1:
+        return "1f1b", 1
+    num_chunks = row.count("vpp", 2 if stated in V_SHAPED else 1)
+    if (stated == "interleaved" and num_chunks == 1) or (stated in V_SHAPED and num_chunks > 2):
+        needed = "2" if stated in V_SHAPED else "2 or more"
+        raise LackingError(
+            f"schedule is {row.text('schedule')!r:.60} and vpp {row.text('vpp')!r:.40}, where {needed} stages a rank"
+        )
+    if stated is None:
+        order = "interleaved" if num_chunks > 1 else "1f1b"
+        assumed.append(Assumption(f"schedule not stated: {order}", "schedule", ("gpipe", "ZB-H1")))
+    if value is None and stated not in V_SHAPED:
         assumed.append(Assumption("vpp not stated: 1", "vpp", ("2", "4")))
-    return 1 if value is None or pp == 1 else max(1, int(value))
+    if stated in V_SHAPED:
+        return str(stated), 2
+    return ("1f1b" if stated in (None, "interleaved") else str(stated)), num_chunks
 
 
 def _sharding(row: Row, dp: int, assumed: list[Assumption]) -> tuple[int, int]:
@@ -684,8 +713,10 @@ def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str
 def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Return how many transformer layers each stage has.
 
-    Equal shares where they divide. Where they divide with the embedding, with the head, or with both counted as a
-    layer, the first or last stage has one less; otherwise earlier stages have one more.
+    Equal shares where they divide. Where they divide with embedding and head counted as a layer each, the first and the
+    last stage have one less, and where they divide with the head alone, the last one has: Megatron-Core's
+    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`. Such a stage may hold embedding
+    or head alone. Otherwise earlier stages have one more.
 
     Example:
         >>> stage_layers(96, 4), stage_layers(126, 8), stage_layers(7, 2)
@@ -696,6 +727,9 @@ def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
         if num_stages == 2:
             return (each - 1, each - 1)
         return (each - 1, *[each] * (num_stages - 2), each - 1)
+    if not (num_layers + 1) % num_stages and num_stages > 1:
+        each = (num_layers + 1) // num_stages
+        return (*[each] * (num_stages - 1), each - 1)
     each, rest = divmod(num_layers, num_stages)
     return tuple(each + (stage < rest) for stage in range(num_stages))
 

@@ -98,7 +98,7 @@ def test_what_a_row_does_not_say_is_the_frameworks_default_and_named() -> None:
     assert found.options["num_chunks"] == 1
     assert found.options["recompute"] == "none"
     said = [assumption.text for assumption in found.assumed]
-    assert said[:2] == ["vpp not stated: 1", "recompute not stated: none"]
+    assert said[:3] == ["schedule not stated: 1f1b", "vpp not stated: 1", "recompute not stated: none"]
     assert "rate between nodes not stated: that of a100_80g" in said
     assert "dropout: 0.1, the default of Megatron-LM of 2020 and 2021" in said
     assert [text for text in said if text.startswith(("tp ", "framework", "attention "))] == []
