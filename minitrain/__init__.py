@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from minitrain.evidence.validate import Validation, validate
     from minitrain.learn.grader import Grade, grade
+    from minitrain.machine.calibrated import Calibration
     from minitrain.machine.clusters.cluster import Cluster
     from minitrain.machine.clusters.device_groups import Devices, Link, Thermal
     from minitrain.machine.fixed_durations import FixedPredictor
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from minitrain.search.tuning.result import Tuning
     from minitrain.search.tuning.tune import tune
     from minitrain.tensors.index_sets import span
+    from minitrain.training.calibration import calibrate
     from minitrain.training.measured import MeasuredRun
     from minitrain.training.profiles import Profiled, read_profiles
     from minitrain.training.train import train
@@ -118,6 +120,8 @@ _HOMES = {
     "machine.solver.engine": ("solve",),
     "search.sweeps.sweep": ("Sweep", "sweep"),
     "tensors.index_sets": ("span",),
+    "machine.calibrated": ("Calibration",),
+    "training.calibration": ("calibrate",),
     "training.measured": ("MeasuredRun",),
     "training.profiles": ("Profiled", "read_profiles"),
     "training.train": ("train",),
@@ -159,6 +163,7 @@ _MODULES = ("hw", *PUBLIC_PATHS)
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Calibration",
     "Cluster",
     "CollectiveMismatchError",
     "Comparison",
@@ -207,6 +212,7 @@ __all__ = [
     "Tuning",
     "UsageError",
     "Validation",
+    "calibrate",
     "compare",
     "diff",
     "from_schedule",

@@ -30,6 +30,7 @@ from minitrain.machine.measured_layers import write_layers
 from minitrain.machine.overview import Figure, OverviewLine, counted, figures, overview, sources_of, title
 from minitrain.plain_text import printable
 from minitrain.view.tables import filled_table
+from minitrain.workloads.dense_rows import DenseRows
 
 if TYPE_CHECKING:
     from minitrain.evidence.fitting import FittedPlatform
@@ -258,15 +259,43 @@ def check(configs: list[str] | None = None) -> None:
 
 
 @hw.define()
-def calibrate(*, out: Annotated[Path, typer.Option()] = Path("this_machine.json"), backend: str = "jax") -> None:
+def calibrate(
+    *,
+    out: Annotated[Path, typer.Option()] = Path("this_machine.json"),
+    backend: str = "jax",
+    strategy: list[str] | None = None,
+    world_size: int = 2,
+    num_layers: int = 8,
+    global_batch_size: int = 64,
+    width: Annotated[list[int] | None, typer.Option()] = None,
+    workload: str | None = None,
+    steps: int = 16,
+) -> None:
     """Measure this machine and write a hardware config with what it reached.
 
     What was measured is kept beside the config until it is complete: after Ctrl-C, the same command goes on.
 
+    With --strategy, real processes take steps of it; --hardware FILE then prices other sizes and strategies, with an
+    interval (docs/train.md).
+
     Args:
         out (PATH): The config to write.
         backend (LIBRARY): What to measure with: jax, numpy or torch.
+        strategy (STRATEGY): Train by it; may be given several times, and the more the surer.
+        world_size: Ranks, each a process here.
+        num_layers: Dense layers.
+        global_batch_size: Samples of a step.
+        width (N): Of dense layers, of at least 256; may be given several times. 256 and 512 by default.
+        workload: A small transformer instead, such as tiny.
+        steps (N): Of each strategy at each size.
     """
+    if strategy:
+        sizes: dict[str, Any] = {"num_layers": num_layers} if workload is None else {"workload": workload}
+        widths: Sequence[Any] = width or (256, 512) if workload is None else ()
+        each = [{**sizes, "workload": DenseRows(one)} for one in widths] or [sizes]
+        given = {"world_size": world_size, "global_batch_size": global_batch_size, "steps": steps}
+        _calibrate_by_steps(strategy, each, given, out)
+        return
     from minitrain.machine.devices.calibration import calibrate as measured  # noqa: PLC0415 - JAX is heavy
     from minitrain.machine.devices.calibration import noisiest  # noqa: PLC0415
 
@@ -282,6 +311,17 @@ def calibrate(*, out: Annotated[Path, typer.Option()] = Path("this_machine.json"
     print_lines(
         [f"{out}: {_reached(config)}", f"noise, interquartile range over median: {_noise(list(noisiest(config)))}"]
     )
+
+
+def _calibrate_by_steps(
+    strategies: Sequence[str], sizes: Sequence[Mapping[str, Any]], given: Mapping[str, Any], out: Path
+) -> None:
+    """Measure this machine by real steps, and write the calibration."""
+    from minitrain.training.calibration import calibrate as measured  # noqa: PLC0415 - SciPy is heavy
+
+    found = measured(strategies, sizes, watch=lambda done, of, what: print_lines([f"{done}/{of} {what}"]), **given)
+    found.write(out)
+    print_lines([f"{out}: {found.how_sure()}"])
 
 
 def _reached(config: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | the predictor of a run | `predictor`: by the roofline, by kernels, or by measured layers |
 | a device | `device` (roofline, and rates of kernels); `kernel_device` (single kernels) |
 | a network | `network` (one tier), `topology` (which carries what), `measured_topology` |
-| times that are given | `fixed_durations`; `measured_layers` |
+| times that are given | `fixed_durations`; `measured_layers`; those of real steps: `calibrated` |
 | times from a profiler | `profiler_traces` |
 | what a framework adds | `platforms` |
 | many machines at once | the same formulas, with `columns` in the place of numbers |

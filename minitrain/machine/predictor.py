@@ -629,7 +629,8 @@ def make_predictor(
     """Return what prices the operations of a run.
 
     Args:
-        hardware: a shipped config's name, a path, a loaded config, or a predictor, which is returned as it is.
+        hardware: a shipped config's name, a path, a loaded config, a calibration, or a predictor, which is returned as
+            it is.
         world_size: number of ranks.
         network: "auto", "flat" or "hierarchical".
         placement: node of each rank.
@@ -645,14 +646,17 @@ def make_predictor(
         require_default(pricing, hardware)
         _require_ranks(hardware, world_size)
         return hardware if workload in (None, hardware.workload) else hardware.training(workload)  # type: ignore[no-any-return]  # a Predictor
+    if hasattr(hardware, "how_sure"):  # a calibration
+        found: Predictor = hardware.predictor(world_size, workload)
+        require_default(pricing, found)
+        return found
     if hasattr(hardware, "profile"):  # a platform
         hardware = hardware.profile.system_config()
     workload = workload or MATMUL_LAYER
     system = load_config(hardware)
     if getattr(workload, "model", None) is None and pricing.is_default:
         return RuntimePredictor(world_size, system, network=network, placement=placement, workload=workload)
-    found = pricing.on(system, workload)
-    return _priced_otherwise(world_size, system, network, placement, workload, found)
+    return _priced_otherwise(world_size, system, network, placement, workload, pricing.on(system, workload))
 
 
 def _priced_otherwise(

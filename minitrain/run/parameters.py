@@ -34,6 +34,7 @@ from minitrain.run.faults import require_faults
 from minitrain.run.strategy_loading import split_options
 
 if TYPE_CHECKING:
+    from minitrain.machine.calibrated import Calibration
     from minitrain.machine.clusters.cluster import Cluster
     from minitrain.machine.config import SystemConfig
     from minitrain.machine.measured_layers import MeasuredLayers
@@ -46,7 +47,15 @@ if TYPE_CHECKING:
             """What it is made of."""
 
     Hardware = (
-        str | PathLike[str] | Mapping[str, Any] | SystemConfig | Predictor | RankPredictors | SharedPlatform | Cluster
+        str
+        | PathLike[str]
+        | Mapping[str, Any]
+        | SystemConfig
+        | Predictor
+        | RankPredictors
+        | SharedPlatform
+        | Cluster
+        | Calibration
     )
 
 
@@ -323,6 +332,8 @@ class RunParameters:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
+        if hasattr(self.hardware, "how_sure") and self.log == "full" and not asks_to_fold(self.fold):
+            object.__setattr__(self, "contention", True)  # a calibration says what transfers take from computing
         self._require_compatible()
         self.pricing()
         _require_contention(self.contention, self.hardware)

@@ -265,6 +265,11 @@ class RanksAlike:
     if TYPE_CHECKING:
 
         @property
+        def doubts(self) -> list[str]:
+            """What a calibration has not measured."""
+            ...
+
+        @property
         def mfu(self) -> float | None:
             """Model FLOPs utilization."""
             ...
@@ -306,7 +311,8 @@ class RanksAlike:
         of_layers = () if by_hand or self.workload not in NOTES else (NOTES[self.workload],)
         trained = self.trained_model
         remark = remark_on(self.mfu, in_eight_bits=bool(trained.peak_of)) if trained else ""
-        return (*of_layers, remark) if remark else of_layers
+        doubts = [f"the calibration has not measured {doubt}" for doubt in self.doubts[:3]]
+        return (*of_layers, *filter(None, [remark]), *doubts)
 
     @property
     def messages(self) -> str | None:

@@ -5,8 +5,12 @@ It is a file of its own, since it alone of this room imports `minitrain.evidence
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from minitrain.machine.calibrated import CALIBRATED
+from minitrain.operations import PRICE, STRIDE
 from minitrain.run.above import above
 from minitrain.run.trained_model import TrainedModel
 
@@ -23,6 +27,7 @@ class SurenessFigures:
         meshes: sizes by axis, of each mesh that ranks were laid out on.
         hardware: the name of its hardware config.
         world_size: its ranks.
+        prepared: how it was simulated; None of one that was read.
     """
 
     priced_by: str
@@ -30,18 +35,42 @@ class SurenessFigures:
     meshes: Sequence[Mapping[str, int]]
     hardware: str
     world_size: int
+    prepared: Any
 
     @property
     def sureness(self) -> str:
         """How far validated runs like this one were off, in words; see `minitrain.evidence.similar_runs`."""
         kind = "" if self.trained_model is None else self.trained_model.kind
+        if self.priced_by.startswith(CALIBRATED):
+            return self.priced_by
         axes = {axis: size for mesh in self.meshes for axis, size in mesh.items()}
         return sureness_of(self.priced_by, self.hardware, kind, axes, self.world_size)
 
     @property
     def headline_sureness(self) -> str:
         """What a headline adds to the step time of a transformer: ", +- 6 % (...)"."""
-        return "" if self.trained_model is None else f", {self.sureness}"
+        is_said_before = self.trained_model is None or self.priced_by.startswith(CALIBRATED)
+        return "" if is_said_before else f", {self.sureness}"
+
+    @property
+    def interval(self: Any) -> tuple[float, float] | None:
+        """Where a measured step would lie, s, with the chance `minitrain.machine.calibrated.LEVEL`.
+
+        None where no calibration priced the run, or one of too few measurements, and in a run that was read.
+        """
+        calibration = getattr(getattr(self.prepared, "predictor", None), "calibration", None)
+        factors = calibration and calibration.factors()
+        return factors and (factors[0] * self.step_time, factors[1] * self.step_time)
+
+    @property
+    def doubts(self: Any) -> list[str]:
+        """What the step rests on that a calibration has not measured: what to measure next, in order of its share."""
+        predictor: Any = getattr(self.prepared, "predictor", None)
+        if not hasattr(predictor, "doubts"):
+            return []
+        counts = max((Counter(map(id, log._rows[PRICE::STRIDE])) for log in self.logs), key=Counter.total)
+        found: list[str] = predictor.doubts(counts, self.step_time)
+        return found
 
 
 def sureness_of(priced_by: str, hardware: str, kind: str, axes: Mapping[str, int], world_size: int) -> str:

@@ -16,6 +16,7 @@ May import: the rooms up to `proof`. Open `train` first. The other files:
 | processes | `ranks` tells each what to do, `launcher` starts and watches them, `worker` is what they run |
 | from step to step, and to disk | `checkpoints` |
 | the result | `measured`; what is held: `memory`; from traces of torch's profiler: `profiles` |
+| what other runs would take | `calibration` |
 
-Only `train`, `program`, `measured` and `profiles` can be imported without torch.
+Only `train`, `program`, `measured`, `calibration` and `profiles` can be imported without torch.
 """

@@ -88,6 +88,7 @@ class Training:
             DenseBytes,
             self.run.num_layers,
             text,
+            self.run.workload.width,
             seed=self.seed,
             optimizer=self.optimizer,
             dtypes=dtypes,

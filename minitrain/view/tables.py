@@ -139,6 +139,9 @@ def run_table(run: Run, tokens: float | None = None) -> Table:
         "messages": MESSAGES.get(run.messages, ""),
         "events": f"{run.num_events}",
     }
+    if run.interval is not None:
+        rows["a real step"] = " to ".join(f"{_number(seconds * scale)} {unit}" for seconds in run.interval)
+        rows["how sure"] = run.sureness
     if run.tokens_per_second is not None:
         each = run.tokens_per_second / run.world_size
         rows["tokens"] = f"{run.tokens_per_second:,.0f} a second, {each:,.0f} a device"

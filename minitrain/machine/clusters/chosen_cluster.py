@@ -18,7 +18,7 @@ def is_cluster(hardware: object) -> bool:
 
 
 def cluster_or_other(hardware: Any) -> Any:
-    """Return the cluster that some hardware is, or names by a file or a shipped name; any other hardware as it is.
+    """Return the cluster or the calibration that some hardware is, or names by a file; any other hardware as it is.
 
     Raises:
         HardwareConfigError: it names a file that is no cluster, though it has groups of devices.
@@ -27,7 +27,10 @@ def cluster_or_other(hardware: Any) -> Any:
         return hardware
     if not isinstance(hardware, str | os.PathLike | Mapping):
         return hardware
+    from minitrain.machine.calibrated import Calibration, names_calibration  # noqa: PLC0415  (as the next)
     from minitrain.machine.clusters.cluster import Cluster  # noqa: PLC0415  (few runs name a file)
     from minitrain.machine.clusters.cluster_files import names_cluster  # noqa: PLC0415
 
+    if names_calibration(hardware):
+        return Calibration.read(hardware)  # type: ignore[arg-type]  # a path
     return Cluster.load(hardware) if names_cluster(hardware) else hardware

@@ -1,0 +1,94 @@
+"""Predicted against measured steps of real processes: `python -m benchmarks.calibrated`.
+
+All shipped strategies that two ranks can run are trained at four sizes. A third of these programs, drawn by chance,
+calibrates the machine; the steps of the others are predicted. Printed are how far off predictions were, how many
+steps lie in their intervals, and whether two steps that differ by more than a tenth are predicted in their order. How
+far two runs of one program differ is the machine's noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Any
+
+import minitrain as mt
+from minitrain.machine.calibrated import LEVEL
+from minitrain.training.calibration import STEPS, Measured, calibration_of, measure, predicted_s
+from minitrain.workloads.dense_rows import DenseRows
+
+RANKS = 2
+DENSE: Sequence[dict[str, Any]] = (
+    {"num_layers": 8, "global_batch_size": 64, "workload": DenseRows(256)},
+    {"num_layers": 8, "global_batch_size": 256, "workload": DenseRows(512)},
+    {"num_layers": 8, "global_batch_size": 64, "workload": DenseRows(1024)},
+)
+TRANSFORMER: dict[str, Any] = {"global_batch_size": 16, "workload": "tiny"}
+DIVIDES = ("ring_attention", "gathered_context", "megatron:tp=2", "megatron:tp=2,sequence_parallel=true")
+NOT_HERE = ("single", "pp_hsdp", "ring_attention", "gathered_context", "moe", "deepseek_like")
+"""What one rank, four ranks, or another model is for."""
+
+FAR = 1.1
+"""Steps whose ratio is larger are to be predicted in their order."""
+
+
+def programs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield strategies and sizes."""
+    names = [f"{name}:pp=2" if name.startswith("pp_") else name for name in mt.strategies() if name not in NOT_HERE]
+    for size in DENSE:
+        yield from ((name, size) for name in names)
+    yield from ((name, TRANSFORMER) for name in (*names, *DIVIDES))
+
+
+def measured(steps: int, chance: random.Random) -> list[Measured]:
+    """Return what all programs took, measured in an order by chance; those that refuse these sizes are said."""
+    found, drawn = [], list(programs())
+    chance.shuffle(drawn)
+    for name, size in drawn:
+        try:
+            found.append(measure(name, steps=steps, world_size=RANKS, force=True, **size))
+        except mt.MinitrainError as error:
+            print(f"left out: {name}, {error!s:.90}")
+    return found
+
+
+def noise(found: Sequence[Measured], steps: int) -> float:
+    """Return the median distance of programs from themselves when they are measured again."""
+    again = [measure(each.strategy, steps=steps, **each.parameters) for each in found]
+    return statistics.median(abs(one.step_s / two.step_s - 1) for one, two in zip(found, again, strict=True))
+
+
+def main() -> None:
+    """Measure, predict and print."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", type=int, default=12, help="programs that are measured twice")
+    given = parser.parse_args()
+    chance = random.Random(given.seed)
+    before = os.getloadavg()[0]
+    found = measured(given.steps, chance)
+    known, others = found[: len(found) // 3], found[len(found) // 3 :]
+    calibration = calibration_of(known, RANKS)
+    low, high = calibration.factors() or (0.0, float("inf"))
+    pairs = [(each.step_s, predicted_s(each, calibration)) for each in others]
+    for each, (real_s, predicted) in sorted(zip(others, pairs, strict=True), key=lambda both: both[1][1] / both[1][0]):
+        print(f"{100 * (predicted / real_s - 1):+6.0f} %  {predicted * 1e3:7.1f} ms, {each}")
+    errors = [abs(predicted / real_s - 1) for real_s, predicted in pairs]
+    held = sum(low * predicted <= real_s <= high * predicted for real_s, predicted in pairs)
+    far = [(a, b) for a, b in combinations(pairs, 2) if max(a[0], b[0]) > FAR * min(a[0], b[0])]
+    ranked = sum((a[0] > b[0]) == (a[1] > b[1]) for a, b in far)
+    load = f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after"
+    print(f"{len(known)} programs calibrate, {len(others)} are predicted; {load}")
+    print(f"error: median {100 * statistics.median(errors):.0f} %, largest {100 * max(errors):.0f} %")
+    print(f"interval of {100 * LEVEL:.0f} %: {calibration.how_sure()}, holds {100 * held / len(pairs):.0f} %")
+    print(f"in order: {100 * ranked / len(far):.1f} % of {len(far)} pairs that differ by more than a tenth")
+    print(f"the machine: {100 * noise(found[: given.again], given.steps):.0f} % between two runs of a program (median)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""A machine from its own real steps: `mt.calibrate(["ddp", "1f1b"], ...)`, `minitrain hw calibrate --strategy ddp`.
+
+Each program is trained for some steps. Every operation of the step that took the median time is one measurement, taken
+as it happens in a step: with all ranks at work, with what it finds in caches, and with other transfers beside it. So
+nothing is measured alone that never is alone. Lines are fitted to means (`minitrain.machine.calibrated.Line`), since a
+step is a sum.
+
+How sure it is comes from the same programs: each is predicted by lines that were fitted to the others.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+from minitrain.errors import UsageError
+from minitrain.machine.calibrated import Asked, CalibratedPredictor, Calibration, Line
+from minitrain.operations import LAUNCHED, PRICE, STRIDE, TIME
+from minitrain.run.parameters import DEFAULTS
+from minitrain.run.simulation import simulate
+from minitrain.training.train import train
+
+ALONE = 0.1
+"""An operation is alone if less than this share of it passes beside transfers, or beside computing."""
+
+MOST_USAGE = 0.9
+
+STEPS = 16
+"""How many steps of each program are taken; the first two warm up."""
+
+WARM_UP = 2
+
+
+class Observed(NamedTuple):
+    """One operation of a real step.
+
+    Args:
+        asked: what it was.
+        seconds: what it took.
+        beside_s: how long of that the rank was computing and communicating at once.
+    """
+
+    asked: Asked
+    seconds: float
+    beside_s: float
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """What the real steps of one program have said.
+
+    Args:
+        strategy: what was trained.
+        parameters: as for `simulate`.
+        step_s: the median step, s.
+        operations: the operations.
+        between: seconds between operations of a rank that nothing was awaited in.
+    """
+
+    strategy: Any
+    parameters: Mapping[str, Any]
+    step_s: float
+    operations: Sequence[Observed]
+    between: Sequence[float]
+
+    def __str__(self) -> str:
+        name = self.strategy if isinstance(self.strategy, str) else self.strategy.__name__
+        given = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
+        return f"{name} ({given}): {1e3 * self.step_s:.4g} ms"
+
+
+def calibrate(
+    strategies: Sequence[Any],
+    sizes: Sequence[Mapping[str, Any]],
+    *,
+    world_size: int = 2,
+    steps: int = STEPS,
+    watch: Callable[[int, int, str], None] | None = None,
+    **parameters: Any,
+) -> Calibration:
+    """Measure this machine by real steps of some strategies, each at some sizes.
+
+    Args:
+        strategies: as for `train`.
+        sizes: parameters of each size: `{"num_layers": 8, "workload": DenseRows(512)}`.
+        world_size: number of ranks, all on this machine.
+        steps: of each.
+        watch: called after each program with how many are done, of how many, and what was measured.
+        parameters: others of `train`.
+
+    Raises:
+        UsageError: nothing is to be measured.
+        MinitrainError: what `train` raises.
+    """
+    programs = [(strategy, dict(size)) for size in sizes for strategy in strategies]
+    if not programs:
+        raise UsageError("a calibration needs a strategy and a size to measure; give both")
+    found = []
+    for number, (strategy, size) in enumerate(programs):
+        found.append(measure(strategy, steps=steps, world_size=world_size, **size, **parameters))
+        if watch is not None:
+            watch(number + 1, len(programs), str(found[-1]))
+    return calibration_of(found, world_size)
+
+
+def measure(strategy: Any, *, steps: int = STEPS, world_size: int = 2, **parameters: Any) -> Measured:
+    """Take real steps of a strategy, and return what its operations took.
+
+    Args:
+        strategy: as for `train`.
+        steps: how many.
+        world_size: number of ranks.
+        parameters: others of `train`.
+    """
+    asking = CalibratedPredictor(_NOTHING, world_size)
+    run: Any = train(strategy, steps=steps, world_size=world_size, hardware=asking, **parameters)
+    prepared = run.predicted.prepared
+    predictor, known = prepared.predictor, prepared.parameters.by_name()
+    own = (*_OWN, "num_layers") if hasattr(predictor.workload, "model") else _OWN  # a transformer has its own
+    given = {name: value for name, value in known.items() if value != DEFAULTS[name] and name not in own}
+    options = {
+        name: value for name, value in parameters.items() if name not in {*DEFAULTS, *signature(train).parameters}
+    }
+    questions = {id(price): predictor.asked(question) for question, price in predictor._answers.items()}
+    ranks = [
+        [
+            (questions.get(id(price)), launched, begin, begin + took.seconds)
+            for price, launched, begin, took in zip(
+                predicted._rows[PRICE::STRIDE],
+                measured._rows[LAUNCHED::STRIDE],
+                measured._rows[TIME::STRIDE],
+                measured._rows[PRICE::STRIDE],
+                strict=True,
+            )
+        ]
+        for predicted, measured in zip(run.predicted.logs, run.logs, strict=True)
+    ]
+    return Measured(strategy, {**given, **options}, statistics.median(run.step_times[WARM_UP:]), *observed(ranks))
+
+
+def observed(
+    ranks: Iterable[Sequence[tuple[Asked | None, float, float, float]]],
+) -> tuple[list[Observed], list[float]]:
+    """Return what the operations of a step took, and what passed between them where nothing was awaited.
+
+    Args:
+        ranks: of each, its operations in order: what it was, when it was submitted, began and ended, s.
+    """
+    operations, between = [], []
+    for rows in ranks:
+        # a receive is submitted long before its message comes, and takes nothing until then
+        transfers = [(submitted, end) for asked, submitted, _, end in rows if asked and asked.is_collective]
+        computing = [(begin, end) for asked, _, begin, end in rows if asked and not asked.is_transfer]
+        for (asked, _, begin, end), following in zip(rows, [*rows[1:], None], strict=True):
+            if asked is None:
+                continue
+            others = computing if asked.is_transfer else transfers
+            operations.append(Observed(asked, end - begin, _overlap(begin, end, others)))
+            if following is not None and following[1] >= end:  # else it was launched
+                between.append(following[1] - end)
+    return operations, between
+
+
+def _overlap(begin: float, end: float, others: Sequence[tuple[float, float]]) -> float:
+    """Return how long of an interval some of the others, which may overlap one another, were there too, s."""
+    seconds, since = 0.0, begin
+    for first, last in sorted(others):
+        until = min(last, end)
+        if until > max(first, since):
+            seconds, since = seconds + until - max(first, since), until
+    return seconds
+
+
+def calibration_of(found: Sequence[Measured], world_size: int) -> Calibration:
+    """Return the calibration that some measurements make.
+
+    Args:
+        found: the measurements.
+        world_size: ranks that were at work at once.
+    """
+    cores = os.cpu_count() or 1
+    name = f"{platform.machine()}, {cores} cores, {world_size} ranks"
+    whole = Calibration(name, cores, world_size, *_fitted(found), 1.0, (), tuple(map(str, found)))
+    ratios = []
+    for place, each in enumerate(found):
+        others = [*found[:place], *found[place + 1 :]]
+        if others:
+            lines, between_s, usage = _fitted(others)
+            without = replace(whole, lines=lines, between_s=between_s, usage=usage)
+            ratios.append(each.step_s / predicted_s(each, without))
+    if not ratios:
+        return whole
+    waits = [statistics.median([*ratios[:place], *ratios[place + 1 :]] or [1.0]) for place in range(len(ratios))]
+    without_it = sorted(ratio / waiting for ratio, waiting in zip(ratios, waits, strict=True))
+    return replace(whole, waiting=statistics.median(ratios), ratios=tuple(without_it))
+
+
+def predicted_s(measured: Measured, calibration: Calibration) -> float:
+    """Return what a calibration predicts for the step of a program, s."""
+    return simulate(measured.strategy, **{**measured.parameters, "hardware": calibration}).step_time
+
+
+def _fitted(found: Iterable[Measured]) -> tuple[dict[str, Line], float, float]:
+    """Return the lines of all kinds of operations, what passes between them, s, and what share transfers take."""
+    alone: dict[Asked, list[float]] = defaultdict(list)
+    all_of: dict[Asked, list[float]] = defaultdict(list)
+    between: list[float] = []
+    for each in found:
+        between += each.between
+        for asked, seconds, beside_s in each.operations:
+            all_of[asked].append(seconds)
+            if beside_s < ALONE * seconds:
+                alone[asked].append(seconds)
+    kinds = dict.fromkeys(asked.kind for asked in all_of)
+    lines = {}
+    for kind in kinds:
+        known = {asked.sizes: each for asked, each in alone.items() if asked.kind == kind}
+        lines[kind] = _line(known or {asked.sizes: each for asked, each in all_of.items() if asked.kind == kind})
+    slower = [
+        (seconds - lines[asked.kind].at(asked.sizes), beside_s)
+        for each in found
+        for asked, seconds, beside_s in each.operations
+        if not asked.is_transfer and beside_s >= ALONE * seconds
+    ]
+    lost, beside = map(sum, zip(*slower, strict=True)) if slower else (0.0, 1.0)
+    usage = min(max(lost / beside, 0.0), MOST_USAGE)
+    return lines, _trimmed(between), usage
+
+
+def _line(durations: Mapping[tuple[float, ...], Sequence[float]]) -> Line:
+    """Return the line through mean durations by sizes: the least squares of relative distances, none negative.
+
+    Where one size was measured alone, half of it is fixed and half grows with the size.
+    """
+    sizes = np.array(list(durations))
+    means = np.array([_mean(each) for each in durations.values()])
+    weights = np.sqrt([len(each) for each in durations.values()]) / means
+    table = np.hstack([np.ones((len(sizes), 1)), sizes])
+    units = np.maximum(table.max(0), 1e-300)
+    if len(sizes) == 1:
+        solved = np.r_[means[0] / 2, means[0] / 2, np.zeros(sizes.shape[1] - 1)]
+        if not sizes[0, 0]:
+            solved = np.r_[means[0], np.zeros(sizes.shape[1])]
+    else:
+        solved, _ = nnls(table / units * weights[:, None], means * weights)
+    seconds = solved / units
+    fitted = table @ seconds
+    distances = [one / at - 1 for at, each in zip(fitted, durations.values(), strict=True) for one in each if at > 0]
+    return Line(
+        seconds=tuple(map(float, seconds)),
+        least=tuple(map(float, sizes.min(0))),
+        most=tuple(map(float, sizes.max(0))),
+        spread=float(np.sqrt(np.mean(np.square(distances)))) if distances else 0.0,
+        count=sum(map(len, durations.values())),
+    )
+
+
+def _trimmed(seconds: Sequence[float]) -> float:
+    """Return the mean of the smaller nine tenths: what is far longer is the system's, and not the tool's."""
+    kept = sorted(seconds)[: max(1, len(seconds) * 9 // 10)]
+    return max(statistics.fmean(kept), 0.0) if kept else 0.0
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    """Return the mean of durations."""
+    return max(statistics.fmean(seconds), 1e-9)
+
+
+_OWN = ("hardware", "contention", "observers", "fold")  # of a simulated step; the others are of any
+_NOTHING = Calibration("", os.cpu_count() or 1, 1, {}, 0.0, 0.0, 1.0, (), ())  # it knows what was asked
