@@ -63,7 +63,7 @@ class Communication:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class RankProgram:
     """What one rank does.
 
@@ -92,6 +92,11 @@ class RankProgram:
     def num_loads(self) -> int:
         """How many loads of weights the step begins with."""
         return next((row for row, (op, _) in enumerate(self.operations) if op != "load_weights"), 0)
+
+    @cached_property
+    def last_load(self) -> int:
+        """The last row that loads weights; -1 if none does."""
+        return max((row for row, (op, _) in enumerate(self.operations) if op == "load_weights"), default=-1)
 
     @property
     def layers(self) -> set[int]:

@@ -223,6 +223,7 @@ class ProcessExecutor(ContentExecutor):
         self._program, self._arithmetic, self._torch_groups = program, arithmetic, groups
         self._place, self._lanes = place or Cpu(), lanes
         self._now = self._place.now
+        self._last_load = program.last_load
         self._pending: dict[int, PendingNumbers] = {}
         self._owed: dict[int, tuple[Any, Any]] = {}  # what launched operations make, and they, by the tensor's id
         self._sent: list[PendingNumbers] = []
@@ -242,6 +243,8 @@ class ProcessExecutor(ContentExecutor):
         """Compute, and note how long it takes."""
         self.is_busy = True
         row = len(model._rows) // STRIDE
+        if row > self._last_load:
+            self._arithmetic.carried = {}  # what the step begins with is the strategy's now, to be freed by it
         began = self._now()
         made = super().compute(model, op, given, named, do)
         self.spans[row] = began, self._now()
@@ -355,6 +358,8 @@ class ProcessExecutor(ContentExecutor):
         row = operation.row // STRIDE
         pending = self._pending.pop(row, None)
         if pending is not None:
+            for tensor in [key for key, (_, owing) in self._owed.items() if owing is operation]:
+                del self._owed[tensor]  # which would keep it for the rest of the step
             self.is_busy = True
             self.spans[row] = pending.began, pending.wait()
             self._note_memory()

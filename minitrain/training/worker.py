@@ -193,6 +193,7 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
             if step == min(first + 1, task.steps - 1):  # the first step warms up
                 executor.count = place.counting()
                 before = executor.count() - bytes_of(carried)
+            carried = {}  # the arithmetic has it until it is loaded
             began = place.begin()
             run(_step(task, model))
             doing.model = None
