@@ -654,7 +654,7 @@ def _schedule(row: Row, pp: int, assumed: list[Assumption]) -> tuple[str, int]:
     if pp == 1:
         return "1f1b", 1
     num_chunks = row.count("vpp", 2 if stated in V_SHAPED else 1)
-    if (stated == "interleaved" and num_chunks == 1) or (stated in V_SHAPED and num_chunks > 2):
+    if (stated == "interleaved" and value == 1) or (stated in V_SHAPED and num_chunks > 2):
         needed = "2" if stated in V_SHAPED else "2 or more"
         raise LackingError(
             f"schedule is {row.text('schedule')!r:.60} and vpp {row.text('vpp')!r:.40}, where {needed} stages a rank"
@@ -663,7 +663,8 @@ def _schedule(row: Row, pp: int, assumed: list[Assumption]) -> tuple[str, int]:
         order = "interleaved" if num_chunks > 1 else "1f1b"
         assumed.append(Assumption(f"schedule not stated: {order}", "schedule", ("gpipe", "ZB-H1")))
     if value is None and stated not in V_SHAPED:
-        assumed.append(Assumption("vpp not stated: 1", "vpp", ("2", "4")))
+        although = ", although interleaved" if stated == "interleaved" else ""
+        assumed.append(Assumption(f"vpp not stated: 1{although}", "vpp", ("2", "4")))
     if stated in V_SHAPED:
         return str(stated), 2
     return ("1f1b" if stated in (None, "interleaved") else str(stated)), num_chunks

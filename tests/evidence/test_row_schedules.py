@@ -128,10 +128,16 @@ def test_what_runs_in_a_near_order_says_so(text: str, near: str) -> None:
     assert any(each.text.startswith("schedule: ") and near in each.text for each in run_of(text).assumed)
 
 
+def test_stages_that_nobody_published_are_assumed_and_named() -> None:
+    found = run_of("interleaved")
+    assert found.options["num_chunks"] == 1
+    assert "vpp not stated: 1, although interleaved" in [each.text for each in found.assumed]
+
+
 @pytest.mark.parametrize(
     ("text", "vpp", "reason"),
     [
-        ("interleaved", "", "vpp '', where 2 or more stages a rank"),
+        ("interleaved", "1", "vpp '1', where 2 or more stages a rank"),
         ("ZB-V", "4", "vpp '4', where 2 stages a rank"),
         ("hanayo", "", "no strategy here runs it"),
     ],
