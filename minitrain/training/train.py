@@ -12,6 +12,7 @@ from minitrain.run.parameters import split_keywords
 from minitrain.training.measured import BACKENDS
 from minitrain.training.program import record
 from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.transformer import Transformer
 
 if TYPE_CHECKING:
     from minitrain.proof.arithmetic import Adam, Momentum
@@ -109,6 +110,9 @@ def train(
     dense = DenseRows(width, DATATYPES[dtype])
     given = {**sizes, "workload": dense if workload is None else workload, **parameters}
     parameters_of_run, options = split_keywords(given)
+    if dtype == "float32" and isinstance(workload, str | Transformer) and hasattr(parameters_of_run.workload, "model"):
+        given = {"precision": "fp32", **given}  # so that what is predicted has the bytes of what is trained
+        parameters_of_run, options = split_keywords(given)
     _require_torch()
     from minitrain.training.ranks import Training, require_room, train_ranks  # noqa: PLC0415  (torch takes seconds to import)
 
