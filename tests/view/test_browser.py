@@ -90,6 +90,17 @@ def _until(page: Any, event: str, act: Callable[[], Any]) -> None:
     page.wait_for_function("window.said")
 
 
+def _zoom_out(page: Any, x: float, y: float) -> None:
+    """Double-click until all is shown: on a busy machine, two clicks may come too far apart to be one."""
+    for _ in range(10):
+        page.mouse.dblclick(x, y)
+        for _ in range(30):
+            if "heatmap" in _traces(page):
+                return
+            page.wait_for_timeout(100)
+    raise AssertionError("the page does not zoom out")
+
+
 def _hovered(page: Any, time: float, rank: float) -> str:
     """Return what the page says at a time and a rank."""
     _until(page, "plotly_hover", lambda: page.mouse.move(*_place(page, time, rank)))
@@ -160,8 +171,7 @@ def test_zooming_into_a_heat_map_shows_exact_bars_and_keeps_what_was_switched_on
     assert _traces(page, "visible")[path] is True
     bars = page.evaluate(_WAITS)
     assert any("'s send of layer" in text for text in bars)
-    page.mouse.dblclick(*_place(page, 52, 5))  # which is in the window
-    page.wait_for_function("document.getElementById('figure').data.some(trace => trace.type === 'heatmap')")
+    _zoom_out(page, *_place(page, 52, 5))  # which is in the window
 
 
 def test_the_page_says_what_python_would_say(opened: Callable[..., Any], pages: Path, large: Run) -> None:
