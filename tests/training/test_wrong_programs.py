@@ -22,7 +22,7 @@ from minitrain.training.measured import LossWarning
 from tests.training.processes import MARK, left, marked, minitrain, wait_for
 
 WRONG = Path(__file__).parent / "wrong_programs.py"
-SOON_S = 30.0
+SOON_S = 90.0
 """A limit for tests on machines that do much else; alone, a wrong program ends within 2 s, or 5 where one hangs."""
 
 DIFFERS = "rank [01] does something else than in the simulation: its operation"

@@ -226,7 +226,8 @@ async def repeats_collective(model: Model) -> Model:
 
 async def by_chance(model: Model) -> Model:
     """Do what differs between processes."""
-    return await _gives(model, [random.Random(os.getpid()).randrange(4) for _ in range(12)])
+    chance = random.Random(os.getpid())
+    return await _gives(model, [chance.randrange(4) for _ in range(12)])
 
 
 async def by_clock(model: Model) -> Model:
