@@ -391,7 +391,7 @@ class Transfers:
         if not way.lanes:
             return arrived.succeed()
         end = now + way.seconds if end is None else end
-        flow = Flow(name, way.lanes, way.size_bytes, way.rate, lambda: _succeed(arrived, flow), end)
+        flow = Flow(name, way.lanes, way.size_bytes, way.rate, lambda: succeed(arrived, flow), end)
         at(self.env, min(now + way.latency_s, end), lambda _: self.sharing.begin(flow))
         return arrived
 
@@ -460,5 +460,6 @@ class Transfers:
         return slowed
 
 
-def _succeed(event: Event, flow: Flow) -> None:
+def succeed(event: Event, flow: Flow) -> None:
+    """Let an event happen now, with a flow that has ended as its value."""
     event.succeed(flow)

@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
-from minitrain.machine.platform.fair_sharing import Algorithm, Slowed, Transfers, op_of, steps_of
-from minitrain.machine.platform.links import Routes, require_known, share_used
+from minitrain.machine.platform.fair_sharing import Algorithm, Flow, Slowed, Transfers, op_of, steps_of, succeed
+from minitrain.machine.platform.links import Lane, Routes, require_known, share_used
 from minitrain.machine.platform.profile import (
     KEY,
     Bound,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from simpy import Environment, Process
 
 LevelOfDetail = Literal["high", "medium"]
+UnitRates = Literal["shared", "specified"]
 _Steps = Generator["simpy.Event", Any, Any]
 _TRANSFER, _TASK = "transfer", "task"
 
@@ -151,12 +152,17 @@ class VirtualHardwarePlatform:
         profile: what the platform consists of.
         level_of_detail: "high" (each layer of a task, each message of a collective) or "medium" (a task as a whole, a
             collective by its closed form).
+        unit_rates: "shared": a task computes with the units that it has, so that a quarter of them take four times as
+            long, and tasks side by side share the memory's bandwidth fairly, like a link. "specified": every task lasts
+            as the specification's formula says, however many units it has and whoever runs beside it.
         results: what has ended, in the order of its end.
     """
 
-    def __init__(self, level_of_detail: LevelOfDetail = "high") -> None:
+    def __init__(self, level_of_detail: LevelOfDetail = "high", unit_rates: UnitRates = "shared") -> None:
         _require_choice("the platform", "level_of_detail", level_of_detail, ("high", "medium"))
+        _require_choice("the platform", "unit_rates", unit_rates, ("shared", "specified"))
         self.level_of_detail = level_of_detail
+        self.unit_rates = unit_rates
         self.results: list[ComputeResult | TransferResult] = []
         self._efficiency = 1.0, 1.0
         self._env: Environment | None = None
@@ -195,6 +201,9 @@ class VirtualHardwarePlatform:
         self._memories = {name: Memory(env, name, capacity) for name, capacity in capacities.items()}
         self.routes = Routes(self.profile.network_links, self._memories)
         self._transfers = Transfers(env, self.routes)
+        self._buses = {
+            name: Lane(f"{name}: memory", 1.0) for name in self._devices
+        }  # shares of its bandwidth flow there
         self._models = read_models(model_chars_db)
         self._numbers = count()
         self.results.clear()
@@ -265,25 +274,54 @@ class VirtualHardwarePlatform:
                 f"{device.processing_units}; ask for fewer",
                 device_id=device_id,
             )
+        if self.unit_rates == "shared":
+            times = [(compute_s * (device.processing_units / wanted), memory_s) for compute_s, memory_s in times]
         seconds = [part.seconds(*each) for part, each in zip(parts, times, strict=True)]
+        steps = list(zip(seconds, (memory_s for _, memory_s in times), strict=True))
         compute_s, memory_s = (sum(column) for column in zip(*times, strict=True))
         found = compute_s, memory_s, task.bound(compute_s, memory_s)
-        return self.env.process(self._compute(device_id, task.task_id, wanted, seconds, found))
+        return self.env.process(self._compute(device_id, task.task_id, wanted, steps, found))
 
     def _compute(
-        self, device_id: str, task_id: str, wanted: int, seconds: Sequence[float], found: tuple[float, float, Bound]
+        self,
+        device_id: str,
+        task_id: str,
+        wanted: int,
+        steps: Sequence[tuple[float, float]],
+        found: tuple[float, float, Bound],
     ) -> _Steps:
+        """Carry out steps on some units: how long each lasts where nobody else runs, and its memory traffic, s."""
         env, units, submitted = self.env, self._units[device_id], float(self.env.now)
+        compute_s, memory_s, bound = found
+        is_alone = self.unit_rates == "specified" or wanted == units.total
         yield units.free.get(wanted)
         units.note()
         start = float(env.now)
-        for each in seconds:
-            yield env.timeout(each)
+        for seconds, traffic_s in steps:
+            if is_alone or not traffic_s:
+                yield env.timeout(seconds)
+            elif (yield self._read(device_id, task_id, seconds, traffic_s)).was_slowed:
+                bound = "memory"
         units.free.put(wanted)
         units.note()
-        result = ComputeResult(task_id, device_id, submitted, start, float(self.env.now), *found)
+        result = ComputeResult(task_id, device_id, submitted, start, float(env.now), compute_s, memory_s, bound)
         self.results.append(result)
         return result
+
+    def _read(self, device_id: str, task_id: str, seconds: float, traffic_s: float) -> simpy.Event:
+        """Let a task's memory traffic flow beside that of others, and return its end, whose value is the flow.
+
+        Args:
+            device_id: whose memory it is.
+            task_id: what logs call it.
+            seconds: how long the task lasts where nobody else runs; it asks for no more bandwidth than that takes.
+            traffic_s: how long its traffic alone takes all that it can reach of the bandwidth, s.
+        """
+        ended, now = self.env.event(), self.env.now
+        lanes, rate = {self._buses[device_id]: 1.0}, traffic_s / seconds
+        flow = Flow(task_id, lanes, traffic_s, rate, lambda: succeed(ended, flow), now + seconds)
+        self._transfers.sharing.begin(flow)
+        return ended
 
     def submit_model_task(
         self, device_id: str, model_id: str, num_tokens: int, precision: str = "fp16", task_id: str | None = None
@@ -491,7 +529,7 @@ def _show_memory(log: list[Event], steps: Sequence[tuple[float, int]]) -> None:
         event.memory = float(steps[place][1])
 
 
-_TOP = (KEY, "hardware", "world_size", "nics", "tasks", "efficiency", "level_of_detail", "model_params")
+_TOP = (KEY, "hardware", "world_size", "nics", "tasks", "efficiency", "level_of_detail", "unit_rates", "model_params")
 _COMMON = ("task_id", "at_s", "after")
 _VERBS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -534,7 +572,8 @@ class Scenario:
         require_known("a scenario has no key", data, _TOP)
         if (KEY in data) == ("hardware" in data):
             raise UsageError(f"a scenario needs {KEY}, or hardware (a config's name) and world_size; give one of them")
-        platform = VirtualHardwarePlatform(level_of_detail or data.get("level_of_detail", "high"))
+        detail = level_of_detail or data.get("level_of_detail", "high")
+        platform = VirtualHardwarePlatform(detail, data.get("unit_rates", "shared"))
         profile: Any = data.get(KEY)
         if KEY not in data:
             profile = profile_of_config(data["hardware"], data.get("world_size", 8), nics=data.get("nics"))

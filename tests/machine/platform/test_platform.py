@@ -66,13 +66,62 @@ def test_a_task_lasts_as_the_roofline_says(
     assert (outcome(process).start, outcome(process).end, outcome(process).bound) == (0.0, seconds, bound)
 
 
-def test_tasks_of_half_the_units_run_side_by_side_and_of_all_one_after_the_other() -> None:
-    for units, end in ((54, 0.003205128205128205), (108, 2 * 0.003205128205128205), (None, 2 * 0.003205128205128205)):
+def ends_of(ours: VirtualHardwarePlatform, *tasks: dict[str, Any]) -> list[float]:
+    """Return when some tasks of one device end that are submitted together."""
+    processes = [ours.submit_computation_task("gpu0", task) for task in tasks]
+    ours.run()
+    return [outcome(process).end for process in processes]
+
+
+def test_tasks_of_half_the_units_last_twice_as_long_side_by_side() -> None:
+    alone = 0.003205128205128205
+    for units, ends in ((54, [2 * alone, 2 * alone]), (108, [alone, 2 * alone]), (None, [alone, 2 * alone])):
         ours = platform()
-        for _ in range(2):
-            ours.submit_computation_task("gpu0", {**HEAVY, "num_processing_units_requested": units})
-        assert ours.run() == end
+        assert ends_of(ours, *[{**HEAVY, "num_processing_units_requested": units}] * 2) == ends
         assert ours.utilization()["gpu0"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("read_bytes", [0, 1e6])
+def test_tenants_together_compute_no_more_than_the_device(read_bytes: float) -> None:
+    one_second = {"flops_required_fp16": 312e12, "memory_read_bytes": read_bytes}
+    for tenants in (4, 108):
+        task = {**one_second, "num_processing_units_requested": 108 // tenants}
+        assert ends_of(platform(), *[task] * tenants) == [float(tenants)] * tenants
+
+
+def test_the_specification_s_meaning_of_units_is_an_option() -> None:
+    ours = VirtualHardwarePlatform(unit_rates="specified").initialize({"compute_devices": [GPU]})
+    tasks = [{**task, "num_processing_units_requested": 36} for task in (HEAVY, LIGHT, LIGHT)]
+    assert ends_of(ours, *tasks) == [0.003205128205128205, 0.003, 0.003]
+
+
+def test_memory_bandwidth_is_shared_fairly() -> None:
+    light = {**LIGHT, "num_processing_units_requested": 27}
+    assert ends_of(platform(), light) == [0.003]
+    assert ends_of(platform(), light, light) == [0.006, 0.006]
+    # this one asks for a tenth of the bandwidth as long as it computes, and gets it; the others share the rest
+    modest = {"flops_required_fp16": 78e12 * 0.01, "memory_read_bytes": 2e9, "num_processing_units_requested": 27}
+    assert ends_of(platform(), modest, light, light) == pytest.approx([0.01, 0.006 / 0.9, 0.006 / 0.9])
+    ours = platform()
+    ours.set_efficiency_factors(mbu=0.8)
+    assert ends_of(ours, light, light) == pytest.approx([0.0075, 0.0075])
+
+
+def test_a_task_that_others_slow_down_is_bound_by_memory() -> None:
+    ours = platform()
+    task = {"flops_required_fp16": 78e12 * 0.001, "memory_read_bytes": 1.5e9, "num_processing_units_requested": 27}
+    alone = outcome_of(ours, task)
+    assert (alone.bound, alone.end) == ("compute", 0.001)
+    together = [ours.submit_computation_task("gpu0", task) for _ in range(2)]
+    ours.run()
+    assert [(outcome(one).bound, outcome(one).end) for one in together] == [("memory", pytest.approx(0.0025))] * 2
+
+
+def outcome_of(ours: VirtualHardwarePlatform, task: dict[str, Any]) -> Any:
+    """Return the result of a task that runs alone."""
+    process = ours.submit_computation_task("gpu0", task)
+    ours.run()
+    return outcome(process)
 
 
 def test_a_transfer_takes_latency_and_bytes_and_two_share_their_link_in_one_direction() -> None:

@@ -19,7 +19,7 @@ world_size: 16
 nics: 1
 tasks:
   - {task_id: forward a, compute: gpu0, flops_required_fp16: 2.0e12, memory_read_bytes: 1.0e9}
-  - {task_id: forward b, compute: gpu1, flops_required_fp16: 2.0e12, num_processing_units_requested: 66}
+  - {task_id: forward b, compute: gpu1, flops_required_fp16: 1.0e12, num_processing_units_requested: 66}
   - {task_id: forward c, compute: gpu1, flops_required_fp16: 2.0e12}
   - {task_id: sum a, after: [forward a], collective: all_reduce, participants: [gpu0, gpu8], size_bytes: 100000000}
   - {task_id: sum b, after: [forward b], collective: all_reduce, participants: [gpu1, gpu9], size_bytes: 100000000}
