@@ -18,7 +18,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
@@ -125,6 +125,7 @@ class Calibration:
         lines: by kind of operation.
         between_s: what passes between two operations of a rank: the tool's own time, s.
         usage: the share of a processor that collectives take from computing beside them.
+        computing_usage: the share of a collective's rate that computing beside it takes.
         waiting: by how much steps take longer than their operations say: ranks wait for the slowest of noisy ones, and
             submitting takes time.
         ratios: measured by predicted step time of runs that were predicted without themselves, ascending.
@@ -137,6 +138,7 @@ class Calibration:
     lines: dict[str, Line]
     between_s: float
     usage: float
+    computing_usage: float
     waiting: float
     ratios: tuple[float, ...]
     runs: tuple[str, ...]
@@ -243,8 +245,11 @@ class CalibratedPredictor(DevicePredictor):
         asked = self.asked(question)
         size_bytes = question[2] if question[0] in ("collective", "p2p", "host_transfer") else 0
         seconds = 0.0 if asked is None else self._seconds(asked)
-        usage = self.calibration.usage if asked is not None and asked.is_collective else 0.0
-        price = self._answers[question] = Price(seconds, size_bytes, None, usage, 1 if usage else 0)
+        price = Price(seconds, size_bytes)
+        if asked is not None and asked.is_collective:
+            known = self.calibration
+            price = replace(price, processor_usage=known.usage, computing_usage=known.computing_usage, tier_size=1)
+        self._answers[question] = price
         return price
 
     def _seconds(self, asked: Asked) -> float:

@@ -53,6 +53,7 @@ class Price:
         algorithm: "ring", "tree" or "hierarchical" where the network offers the choice, else None.
         processor_usage: share of the processor that driving the transfer takes, 0 to 1.
         tier_size: processors that the network tier carrying it spans, which tells tiers apart; 0 for compute.
+        computing_usage: share of the transfer's rate that computing beside it takes, 0 to 1.
     """
 
     seconds: float
@@ -60,6 +61,7 @@ class Price:
     algorithm: str | None = None
     processor_usage: float = 0.0
     tier_size: int = 0
+    computing_usage: float = 0.0
 
 
 FREE = Price(0.0)

@@ -2,7 +2,9 @@
 
 Driving a transfer takes some of the processor (copy kernels on a GPU's multiprocessors). While communication of a
 network tier is in flight on a rank, the rank's compute runs at the rate 1 - processor_usage of that tier. Several tiers
-in flight add up, and several transfers of one tier do not. Transfers keep their duration.
+in flight add up, and several transfers of one tier do not. Transfers keep their duration, but where their price says
+that computing slows them down too, as on processors that do both: while any of its ranks computes, such a transfer
+runs at the rate 1 - computing_usage.
 
 The log records which operation depends on which: program order, streams, launches, awaits, messages and collectives. An
 event-driven simulation of these dependencies gives the new times. Without overlap, they are the old ones to the last
@@ -65,7 +67,21 @@ class Meeting:
     What was given the results of others starts when these have ended, too.
     """
 
-    __slots__ = ("after", "begun", "end", "followers", "message", "missing", "parts")
+    __slots__ = (
+        "after",
+        "begun",
+        "computing",
+        "end",
+        "followers",
+        "message",
+        "missing",
+        "parts",
+        "rate",
+        "since",
+        "slowed",
+        "version",
+        "work_s",
+    )
 
     def __init__(self) -> None:
         self.parts: list[TransferPart] = []
@@ -75,6 +91,12 @@ class Meeting:
         self.followers: list[Meeting] = []
         self.begun = False
         self.end: float | None = None
+        self.work_s = 0.0  # what is left of a transfer that computing slows down, s at full rate
+        self.since = 0.0
+        self.rate = 1.0
+        self.computing = 0  # how many of its ranks compute
+        self.slowed = False
+        self.version = 0
 
     def ready(self) -> bool:
         """Return whether the transfers can start now."""
@@ -90,7 +112,7 @@ class Meeting:
 class _Lane:
     """The compute stream of one rank while it is timed again."""
 
-    __slots__ = ("awaits", "in_flight", "place", "rate", "since", "slowed", "version", "work_s")
+    __slots__ = ("awaits", "carried", "computes", "in_flight", "place", "rate", "since", "slowed", "version", "work_s")
 
     def __init__(self) -> None:
         self.place = 0
@@ -101,6 +123,8 @@ class _Lane:
         self.in_flight: Counter[tuple[int, float]] = Counter()
         self.rate = 1.0  # the share of the processor that computing has
         self.awaits: dict[int, list[TransferPart]] = defaultdict(list)
+        self.computes = False  # as the transfers in `carried` know it
+        self.carried: list[Meeting] = []  # what is under way here that computing slows down
 
     def has_to_wait(self) -> bool:
         """Return whether a transfer has not ended that must before the present operation."""
@@ -137,7 +161,8 @@ def with_contention(logs: Sequence[EventLog]) -> list[EventLog]:
 class Retiming:
     """The event-driven simulation of one run's dependencies.
 
-    A transfer lasts as long as its price says. `minitrain.whatif.replayed_runs` lets it take links instead.
+    A transfer lasts as long as its price says, at the rate that computing leaves it. `minitrain.whatif.replayed_runs`
+    lets it take links instead.
 
     Args:
         logs: the log of each rank.
@@ -209,6 +234,16 @@ class Retiming:
 
     def _advance(self, rank: int) -> None:
         """Continue a rank's compute stream until it has to wait."""
+        self._go_on(rank)
+        lane = self.lanes[rank]
+        computes = lane.work_s is not None
+        if computes != lane.computes:
+            lane.computes = computes
+            for meeting in lane.carried:
+                meeting.computing += 1 if computes else -1
+                self._set_rate(meeting)
+
+    def _go_on(self, rank: int) -> None:
         lane, rows = self.lanes[rank], self.logs[rank]._rows
         while lane.work_s is None and not lane.has_to_wait():
             row = lane.place * STRIDE
@@ -266,7 +301,42 @@ class Retiming:
 
     def _carry(self, meeting: Meeting) -> None:
         """Carry what has begun, and end it when it has arrived."""
-        self._at(self.now + meeting.parts[0].price.seconds, lambda: self._end(meeting))
+        price = meeting.parts[0].price
+        if not price.computing_usage:
+            self._at(self.now + price.seconds, lambda: self._end(meeting))
+            return
+        meeting.work_s, meeting.since = price.seconds, self.now
+        for lane in self._lanes_of(meeting):
+            lane.carried.append(meeting)
+            meeting.computing += lane.computes
+        self._set_rate(meeting)
+
+    def _lanes_of(self, meeting: Meeting) -> list[_Lane]:
+        return [self.lanes[part.rank] for part in meeting.parts]
+
+    def _set_rate(self, meeting: Meeting) -> None:
+        """Set the rate of a transfer that computing slows down, and expect its end."""
+        rate = max(1.0 - meeting.parts[0].price.computing_usage, _LEAST_RATE) if meeting.computing else 1.0
+        if meeting.version and rate == meeting.rate:
+            return
+        meeting.work_s -= (self.now - meeting.since) * meeting.rate
+        meeting.since, meeting.rate = self.now, rate
+        meeting.slowed |= rate != 1.0
+        meeting.version += 1
+        version = meeting.version
+        self._at(self.now + meeting.work_s / rate, lambda: self._arrive(meeting, version))
+
+    def _arrive(self, meeting: Meeting, version: int) -> None:
+        """End a transfer, unless its rate has changed since its end was scheduled."""
+        if meeting.version != version:
+            return
+        for lane in self._lanes_of(meeting):
+            lane.carried.remove(meeting)
+        if meeting.slowed:
+            for part in meeting.parts:
+                rows, row = self.logs[part.rank]._rows, part.place * STRIDE
+                rows[row + PRICE] = replace(part.price, seconds=self.now - rows[row + TIME])
+        self._end(meeting)
 
     def _waited_for(self, meeting: Meeting, launched: float, last: int) -> int | None:
         """Return the rank that a transfer waited for; None if it waited for its own stream, or not at all."""

@@ -190,13 +190,13 @@ def calibration_of(found: Sequence[Measured], world_size: int) -> Calibration:
     """
     cores = os.cpu_count() or 1
     name = f"{platform.machine()}, {cores} cores, {world_size} ranks"
-    whole = Calibration(name, cores, world_size, *_fitted(found), 1.0, (), tuple(map(str, found)))
+    runs = tuple(map(str, found))
+    whole = Calibration(name, cores, world_size, **_fitted(found), waiting=1.0, ratios=(), runs=runs)
     ratios = []
     for place, each in enumerate(found):
         others = [*found[:place], *found[place + 1 :]]
         if others:
-            lines, between_s, usage = _fitted(others)
-            without = replace(whole, lines=lines, between_s=between_s, usage=usage)
+            without = replace(whole, **_fitted(others))
             ratios.append(each.step_s / predicted_s(each, without))
     if not ratios:
         return whole
@@ -210,31 +210,38 @@ def predicted_s(measured: Measured, calibration: Calibration) -> float:
     return simulate(measured.strategy, **{**measured.parameters, "hardware": calibration}).step_time
 
 
-def _fitted(found: Iterable[Measured]) -> tuple[dict[str, Line], float, float]:
-    """Return the lines of all kinds of operations, what passes between them, s, and what share transfers take."""
+def _fitted(found: Sequence[Measured]) -> dict[str, Any]:
+    """Return what measured programs say of the fields of a calibration."""
     alone: dict[Asked, list[float]] = defaultdict(list)
     all_of: dict[Asked, list[float]] = defaultdict(list)
-    between: list[float] = []
-    for each in found:
-        between += each.between
-        for asked, seconds, beside_s in each.operations:
-            all_of[asked].append(seconds)
-            if beside_s < ALONE * seconds:
-                alone[asked].append(seconds)
+    between = [seconds for each in found for seconds in each.between]
+    operations = [operation for each in found for operation in each.operations]
+    for asked, seconds, beside_s in operations:
+        all_of[asked].append(seconds)
+        if beside_s < ALONE * seconds:
+            alone[asked].append(seconds)
     kinds = dict.fromkeys(asked.kind for asked in all_of)
     lines = {}
     for kind in kinds:
         known = {asked.sizes: each for asked, each in alone.items() if asked.kind == kind}
         lines[kind] = _line(known or {asked.sizes: each for asked, each in all_of.items() if asked.kind == kind})
+    return {
+        "lines": lines,
+        "between_s": _trimmed(between),
+        "usage": _share_lost([o for o in operations if not o.asked.is_transfer], lines),
+        "computing_usage": _share_lost([o for o in operations if o.asked.is_collective], lines),
+    }
+
+
+def _share_lost(operations: Iterable[Observed], lines: Mapping[str, Line]) -> float:
+    """Return which share of their rate operations lose to what passes beside them."""
     slower = [
         (seconds - lines[asked.kind].at(asked.sizes), beside_s)
-        for each in found
-        for asked, seconds, beside_s in each.operations
-        if not asked.is_transfer and beside_s >= ALONE * seconds
+        for asked, seconds, beside_s in operations
+        if beside_s >= ALONE * seconds
     ]
     lost, beside = map(sum, zip(*slower, strict=True)) if slower else (0.0, 1.0)
-    usage = min(max(lost / beside, 0.0), MOST_USAGE)
-    return lines, _trimmed(between), usage
+    return min(max(lost / beside, 0.0), MOST_USAGE)
 
 
 def _line(durations: Mapping[tuple[float, ...], Sequence[float]]) -> Line:
@@ -277,4 +284,4 @@ def _mean(seconds: Sequence[float]) -> float:
 
 
 _OWN = ("hardware", "contention", "observers", "fold")  # of a simulated step; the others are of any
-_NOTHING = Calibration("", os.cpu_count() or 1, 1, {}, 0.0, 0.0, 1.0, (), ())  # it knows what was asked
+_NOTHING = Calibration("", os.cpu_count() or 1, 1, {}, 0.0, 0.0, 0.0, 1.0, (), ())  # it knows what was asked

@@ -1,8 +1,12 @@
 """Contention: compute slows down beside communication, and nothing else changes."""
 
+from typing import Any
+
 import pytest
 
 import minitrain as mt
+from minitrain.machine.calibrated import Calibration, Line
+from minitrain.operations import Event
 from minitrain.run.contention import with_contention
 
 USAGE = 0.15  # of the H100 server's NVLink tier, see its config
@@ -67,6 +71,59 @@ def test_contention_never_makes_a_run_faster_nor_slower_than_the_rate_left() -> 
         plain = mt.simulate(strategy, num_layers=16, global_batch_size=32)
         again = mt.simulate(strategy, num_layers=16, global_batch_size=32, contention=True)
         assert plain.step_time <= again.step_time <= plain.step_time / (1 - USAGE) + 1e-12
+
+
+def on_one_processor(gather_s: float, forward_s: float, share: float, strategy: Any) -> dict[str, list[Event]]:
+    """Return a run's events by type, on a machine whose gathers and forwards take one another's rate."""
+    lines = {"forward": forward_s, "loss": 0.0, "backward": forward_s, "update": 0.0, "all_gather among 2": gather_s}
+    machine = Calibration(
+        machine="one processor",
+        cores=2,
+        ranks=2,
+        lines={
+            name: Line((seconds, 0.0, 0.0)[: 2 if " " in name else 3], (), (), 0.0, 1)
+            for name, seconds in lines.items()
+        },
+        between_s=0.0,
+        usage=0.2,
+        computing_usage=share,
+        waiting=1.0,
+        ratios=(),
+        runs=(),
+    )
+    run = mt.simulate(strategy, world_size=2, num_layers=2, global_batch_size=8, hardware=machine, check=False)
+    found: dict[str, list[Event]] = {}
+    for event in run.logs[0]:
+        found.setdefault(event.typ, []).append(event)
+    return found
+
+
+async def gathers_beside_forwards(model: mt.Model) -> mt.Model:
+    """Launch a gather, compute two layers beside it on rank 0 and one on rank 1, then await it."""
+    weights, _, activations, _, _ = model.storage()
+    weights[0], _ = model.load_weights(0)
+    shard, _ = model.load_weights(1, model.rank, model.world_size)
+    activations[0] = model.get_input_activation(model.samples_of_rank())
+    work = model.launch(model.all_gather(shard, 1))
+    for _ in range(2 - model.rank):
+        model.forward(0, activations[0], weights[0])
+    weights[1] = await work
+    return model
+
+
+@pytest.mark.parametrize(
+    ("gather_s", "share", "took"),
+    [
+        (1.0, 0.5, 2.0),  # forwards end at 2.5 s of the transfer: it is done before
+        (3.0, 0.5, 4.25),  # 2.5 s at half its rate, then what is left at the full one
+        (3.0, 0.0, 3.0),
+        (1e-3, 0.25, 1e-3 / 0.75),
+    ],
+)
+def test_computing_takes_from_a_transfer_where_its_price_says_so(gather_s: float, share: float, took: float) -> None:
+    """Two forwards of 1 s at 0.8 of their rate on rank 0, and one on rank 1, which does not matter."""
+    (gathered,) = on_one_processor(gather_s, 1.0, share, gathers_beside_forwards)["all_gather"]
+    assert gathered.duration == pytest.approx(took, rel=1e-12)
 
 
 def test_the_runs_own_logs_stay_as_they_were() -> None:
