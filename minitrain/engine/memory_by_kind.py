@@ -35,6 +35,13 @@ class _KindOf(dict[type[Any], int]):
 
 
 _kind_of = _KindOf()
+
+
+def kind_of(tensor: Any) -> str:
+    """Return the kind of memory that a tensor takes."""
+    return MEMORY_KINDS[_kind_of[tensor.__class__]]
+
+
 _keep = dict.setdefault
 _take = dict.pop
 _replace = dict.__setitem__

@@ -12,7 +12,7 @@ May import: the rooms up to `proof`. Open `train` first. The other files:
 | what each rank must do, from a simulation | `program` |
 | what a rank does: its transport and executor | `wire`; what its tensors carry: `contents` |
 | its arithmetic | `layers`; what is divided among ranks: `divided`; on a CPU or a GPU: `devices` |
-| what is trained | `nets`, `transformer` |
+| what is trained | `nets`, `transformer`, `fused` |
 | processes | `ranks` tells each what to do, `launcher` starts and watches them, `worker` is what they run |
 | from step to step, and to disk | `checkpoints` |
 | the result | `measured`; what is held: `memory`; from traces of torch's profiler: `profiles` |

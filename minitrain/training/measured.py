@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from minitrain.machine.price import Price
@@ -118,6 +119,7 @@ def measured_run(
             min(loaded for _, loaded, _ in steps[chosen - first]),
         ),
         "peak_memory_per_rank": [each.most_bytes / predicted.bytes_per_element for each in times],
+        "memory_by_kind": max(times, key=attrgetter("most_bytes")).by_kind,
     }
     return MeasuredRun(
         **given,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import WHOLE, Part, held_by_all, taken
 from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.training.contents import Attended, KeysValues, Positions, Rows
+from minitrain.training.fused import RmsNorm, SwiGlu
 from minitrain.training.layers import Datatypes, Layer, wide
 from minitrain.training.nets import SINGLE, Compiled
 from minitrain.workloads.transformer import Transformer
@@ -79,7 +80,7 @@ class Piece(NamedTuple):
         weight = self.weights[f"{prefix}norm.weight"]
         if self.model.norm == "layernorm":
             return functional.layer_norm(x, x.shape[-1:], weight, self.weights.get(f"{prefix}norm.bias"), EPSILON)
-        return functional.rms_norm(x, x.shape[-1:], weight, EPSILON)
+        return cast(torch.Tensor, RmsNorm.apply(x, weight, EPSILON))
 
     def biased(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Return a sum with a bias, if the model has it."""
@@ -96,14 +97,19 @@ class Piece(NamedTuple):
         return self._replace(weights=own)
 
 
-def _rotated(heads: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """Return queries or keys with rotary positions: halves, as in GPT-NeoX and Llama."""
-    half = heads.shape[-1] // 2
-    rates = ROTARY_BASE ** (-torch.arange(half, device=heads.device, dtype=torch.float64) / half)
-    angles = positions.to(heads.device)[:, None] * rates
-    cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
-    first, second = heads[..., :half], heads[..., half:]
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+def _rotated(positions: Positions, *heads: torch.Tensor) -> list[torch.Tensor]:
+    """Return queries and keys of one size with rotary positions: halves, as in GPT-NeoX and Llama."""
+    half, device, dtype = heads[0].shape[-1] // 2, heads[0].device, heads[0].dtype
+    rates = ROTARY_BASE ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
+    angles = positions.to(device)[:, None] * rates
+    cosine, sine = angles.cos().to(dtype), angles.sin().to(dtype)
+    halves = ((each[..., :half], each[..., half:]) for each in heads)
+    return [_beside(first * cosine - second * sine, second * cosine + first * sine) for first, second in halves]
+
+
+def _beside(*heads: torch.Tensor) -> torch.Tensor:
+    """Return pieces of heads as one; each token's heads lie side by side, as what attention makes of them does then."""
+    return torch.cat([each.transpose(1, 2) for each in heads], -1).transpose(1, 2)
 
 
 def _heads(tokens: torch.Tensor, size: int) -> torch.Tensor:
@@ -151,7 +157,7 @@ def projected(own: Piece, inner: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
         return _projected_up(own, inner)
     queries, keys, values = (_heads(own.linear(name, inner), own.model.head_dim) for name in ("query", "key", "value"))
     if own.model.positions == "rotary":
-        queries, keys = _rotated(queries, own.positions), _rotated(keys, own.positions)
+        queries, keys = _rotated(own.positions, queries, keys)
     return queries, keys, values
 
 
@@ -164,8 +170,8 @@ def _projected_up(own: Piece, inner: torch.Tensor) -> tuple[torch.Tensor, torch.
     plain, turned = queries.split([sizes.nope_head_dim, sizes.rope_head_dim], -1)
     made = _heads(latent @ own.weights["kv_up"], sizes.nope_head_dim + sizes.value_head_dim)
     of_keys, values = made.split([sizes.nope_head_dim, sizes.value_head_dim], -1)
-    rotary = _rotated(key, own.positions)[:, None].expand(-1, of_keys.shape[1], -1, -1)
-    return torch.cat([plain, _rotated(turned, own.positions)], -1), torch.cat([of_keys, rotary], -1), values
+    turned, rotary = _rotated(own.positions, turned, key[:, None])
+    return _beside(plain, turned), _beside(of_keys, rotary.expand(-1, of_keys.shape[1], -1, -1)), values
 
 
 def _attention(own: Piece, inner: torch.Tensor) -> torch.Tensor:
@@ -192,7 +198,7 @@ def _fed_forward(own: Piece, x: torch.Tensor) -> torch.Tensor:
     """Return what the matrices of an MLP make, without the last one's bias."""
     up, kind = own.linear("up", x), own.model.mlp
     if kind == "swiglu":
-        inner = functional.silu(own.linear("gate", x)) * up
+        inner: torch.Tensor = SwiGlu.apply(own.linear("gate", x), up)
     else:
         inner = functional.relu(up) if kind == "relu" else functional.gelu(up, approximate="tanh")
     return inner @ own.weights["down"]

@@ -41,6 +41,7 @@ from minitrain.training.contents import (
 )
 from minitrain.training.devices import Cpu, Moment, Place
 from minitrain.training.layers import Arithmetic, num_states
+from minitrain.training.memory import held_by_kind
 from minitrain.training.program import Lane, RankProgram, copies_tag
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
@@ -209,6 +210,7 @@ class ProcessExecutor(ContentExecutor):
         spans: begin and end of each operation of the step, by its row of the log.
         count: says how many bytes are held, in a step whose memory is measured.
         most_held: the most that it has said.
+        at_peak: bytes of each kind in the stores then.
         is_busy: whether the rank computes, or waits for others, and is not in code of the strategy's own.
     """
 
@@ -232,6 +234,7 @@ class ProcessExecutor(ContentExecutor):
         self.is_busy = False
         self.count: Callable[[], int] | None = None
         self.most_held = 0
+        self.at_peak: dict[str, int] = {}
 
     def arithmetic_of(self, model: Any) -> Arithmetic:  # noqa: ARG002  (it is of one rank)
         """Return what the rank computes."""
@@ -248,13 +251,13 @@ class ProcessExecutor(ContentExecutor):
         began = self._now()
         made = super().compute(model, op, given, named, do)
         self.spans[row] = began, self._now()
-        self._note_memory()
+        self._note_memory(model, made)
         self.is_busy = False
         return made
 
-    def _note_memory(self) -> None:
-        if self.count is not None:
-            self.most_held = max(self.most_held, self.count())
+    def _note_memory(self, model: Any, made: Any) -> None:
+        if self.count is not None and (held := self.count()) > self.most_held:
+            self.most_held, self.at_peak = held, held_by_kind(model, made)
 
     def communicate(self, model: Any, op: str, given: tuple[Any, ...], submit: Callable[[], Any]) -> Any:
         """Send a message: it leaves when it can, and a send waits for nobody. Move what goes to the host or back."""
@@ -353,7 +356,7 @@ class ProcessExecutor(ContentExecutor):
                 self.awaited(self._owed[id(tensor)][1], tensor)
         return [tensor._content for tensor in _listed(value) if tensor is not None]
 
-    def awaited(self, operation: Any, result: Any) -> None:  # noqa: ARG002  (it is known to `finish`)
+    def awaited(self, operation: Any, result: Any) -> None:
         """Wait for the numbers of a communication."""
         row = operation.row // STRIDE
         pending = self._pending.pop(row, None)
@@ -362,7 +365,7 @@ class ProcessExecutor(ContentExecutor):
                 del self._owed[tensor]  # which would keep it for the rest of the step
             self.is_busy = True
             self.spans[row] = pending.began, pending.wait()
-            self._note_memory()
+            self._note_memory(operation.model, result)
             self.is_busy = False
 
     def end_step(self, model: Any) -> array[float]:

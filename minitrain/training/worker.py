@@ -126,6 +126,7 @@ class Times:
         moments: of each step, when it began, when its weights were loaded, and when its last operation ended.
         spans: of the last steps, begin and end of each operation in program order, by number of the step.
         most_bytes: the most memory that the tensors of a step have taken.
+        by_kind: of which kinds that was.
         process_bytes: the most that the process has taken, torch included.
         behind_s: by how much its clock is behind that of rank 0, s.
     """
@@ -134,6 +135,7 @@ class Times:
     moments: list[tuple[float, float, float]] = field(default_factory=list)
     spans: dict[int, array[float]] = field(default_factory=dict)
     most_bytes: int = 0
+    by_kind: Mapping[str, int] = field(default_factory=dict)
     process_bytes: int = 0
     behind_s: float = 0.0
 
@@ -205,6 +207,8 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
             if task.checkpoints is not None and task.checkpoints.is_due(step + 1, task.steps):
                 task.checkpoints.save(step + 1, carried, task.rank)
     times.most_bytes, times.process_bytes = max(executor.most_held - before, 0), process_bytes()
+    in_stores = sum(executor.at_peak.values())
+    times.by_kind = {**executor.at_peak, "buffers": max(times.most_bytes - in_stores, 0)}
     return times
 
 
