@@ -3,7 +3,8 @@
 All shipped strategies that two ranks can run are trained at four sizes. A third of these programs, drawn by chance,
 calibrates the machine; the steps of the others are predicted. Printed are how far off predictions were, how many
 steps lie in their intervals, and whether two steps that differ by more than a tenth are predicted in their order. How
-far two runs of one program differ is the machine's noise.
+far two runs of one program differ is the machine's noise. `--folder DIR` keeps the calibration and the predicted
+programs, for `minitrain validate --table DIR/runs.csv`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import minitrain as mt
+from minitrain.evidence.real_runs import COLUMNS, write_rows
 from minitrain.machine.calibrated import LEVEL
+from minitrain.run.contributions import CALIBRATION_FILE, workload_text
 from minitrain.training.calibration import STEPS, Measured, calibration_of, measure, predicted_s
 from minitrain.workloads.dense_rows import DenseRows
 
@@ -62,11 +66,25 @@ def noise(found: Sequence[Measured], steps: int) -> float:
     return statistics.median(abs(one.step_s / two.step_s - 1) for one, two in zip(found, again, strict=True))
 
 
+def row_of(measured: Measured) -> dict[str, Any]:
+    """Return a program as a row of `minitrain validate`."""
+    known = {name: value for name, value in measured.parameters.items() if name in COLUMNS and name != "workload"}
+    workload = workload_text(measured.parameters["workload"])
+    return known | {
+        "row_id": f"{measured.strategy} {workload}",
+        "strategy": measured.strategy,
+        "workload": workload,
+        "hardware": CALIBRATION_FILE,
+        "step_time_s": measured.step_s,
+    }
+
+
 def main() -> None:
     """Measure, predict and print."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where to keep the calibration and a table of the others")
     parser.add_argument("--again", type=int, default=12, help="programs that are measured twice")
     given = parser.parse_args()
     chance = random.Random(given.seed)
@@ -74,6 +92,9 @@ def main() -> None:
     found = measured(given.steps, chance)
     known, others = found[: len(found) // 3], found[len(found) // 3 :]
     calibration = calibration_of(known, RANKS)
+    if given.folder is not None:
+        calibration.write(given.folder / CALIBRATION_FILE)
+        write_rows(given.folder / "runs.csv", map(row_of, others))
     low, high = calibration.factors() or (0.0, float("inf"))
     pairs = [(each.step_s, predicted_s(each, calibration)) for each in others]
     for each, (real_s, predicted) in sorted(zip(others, pairs, strict=True), key=lambda both: both[1][1] / both[1][0]):

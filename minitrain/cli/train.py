@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -39,6 +39,7 @@ def train(
     against: str | None = None,
     out: Path | None = None,
     html: Path | None = None,
+    contribute: Path | None = None,
 ) -> None:
     """Train by one strategy on real processes, and print losses and where time goes.
 
@@ -65,6 +66,7 @@ def train(
         against (RUN): Say where the gap to another run comes from: predicted, for the simulated step, or a saved run.
         out (FILE): Write the measured log, for `minitrain trace`.
         html (PAGE): Write the page of the measured step.
+        contribute (FOLDER): Write program, machine, versions and measured log, for `minitrain validate --table FOLDER`.
     """
     options.require_file("--out", out)
     options.require_file("--html", html)
@@ -109,16 +111,23 @@ def train(
         )
         if os.environ.get("RANK", "0") != "0":  # the first rank of torchrun speaks for all
             return
-        if out is not None:
-            run.save(out)
-        if html is not None:
-            run.write_html(html)
+        written = _written([(run.save, out), (run.write_html, html), (run.contribute, contribute)])
     gap = None if against is None else mt.diff(_other(run, against), run, names=(against, "measured"))
     if given.as_json:
         print_json(run.summary() | ({} if gap is None else {"gap": gap.summary()}))
         return
     say(run, gap)
-    print_lines(f"wrote {path}" for path in (out, html) if path is not None)
+    print_lines(f"wrote {path}" for path in written)
+
+
+def _written(wanted: Sequence[tuple[Callable[[Path], object], Path | None]]) -> list[Path]:
+    """Write what is wanted, and return the paths."""
+    found = []
+    for write, path in wanted:
+        if path is not None:
+            write(path)
+            found.append(path)
+    return found
 
 
 def say(run: mt.MeasuredRun, gap: mt.Gap | None) -> None:

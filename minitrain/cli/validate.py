@@ -14,6 +14,7 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table,
 from minitrain.errors import UsageError
 from minitrain.evidence import columns
 from minitrain.files import write_text
+from minitrain.machine.calibrated import LEVEL
 from minitrain.plain_text import printable
 from minitrain.view.tables import filled_table, frameless_table
 
@@ -42,7 +43,7 @@ def validate(
     Args:
         tables (TABLE): Tables of the package, such as c2 b2 a1; all of them by default.
         given: The shared options.
-        table (FILE.csv): Your own table of measured runs; repeat it for more.
+        table (FILE): Your own table of measured runs, or a folder of real runs; repeat it for more.
         platform (NAME): One platform for all rows; components for none.
         layers (FILE): Measured times of layers, for clusters of several devices.
         without (TERMS): Terms of the price to leave out, such as waves,launches.
@@ -113,6 +114,9 @@ def _print(done: mt.Validation) -> None:
     heads = dict.fromkeys(("runs", "mean %", "median %", "p90 %", "bias %"))
     if done.results:
         print_table(filled_table({"table": 0, "of": 6, **heads, "fitted on it": 8}, rows, frameless_table()))
+    held, num_sure = done.in_interval
+    if num_sure:
+        print_lines([f"{held} of {num_sure} measured times lie in their intervals of {100 * LEVEL:.0f} %"])
     if done.without:
         print_lines([f"left out: {', '.join(done.without)}"])
     _print_skipped(done)

@@ -12,6 +12,7 @@ with its source.
 | `assumed` | what a row leaves open |
 | `cases` | what is simulated for a row |
 | `cluster_tables` | tables in other columns: mixed clusters, layers, ZeRO's states |
+| `real_runs` | tables and folders of steps of real processes |
 | `page` | errors as an HTML page |
 | `fitting` | fits a platform to one's own runs |
 | `stored`, `similar_runs` | keep the errors, and say how far validated runs like a given one were off |

@@ -41,6 +41,7 @@ class RowResult:
         terms: what the predicted time is made of, s.
         kind: of its model; "" of parts of a step, and where layers were measured.
         axes: sizes by name of the axes of its layout.
+        interval_s: where a calibration says that the measured time lies, s; None without one.
     """
 
     table: str
@@ -61,6 +62,14 @@ class RowResult:
     terms: Mapping[str, float] = field(default_factory=dict, hash=False)
     kind: str = ""
     axes: Mapping[str, int] = field(default_factory=dict, hash=False)
+    interval_s: tuple[float, float] | None = None
+
+    @property
+    def is_in_interval(self) -> bool | None:
+        """Return whether the measured time lies in the interval of its prediction; None without both."""
+        if self.interval_s is None or self.measured_s is None:
+            return None
+        return self.interval_s[0] <= self.measured_s <= self.interval_s[1]
 
     @property
     def error(self) -> float | None:
@@ -86,6 +95,7 @@ class RowResult:
             "measured_s": self.measured_s,
             "predicted_s": self.predicted_s,
             "error": self.error,
+            "interval_s": self.interval_s and list(self.interval_s),
             "measured_bytes": self.measured_bytes,
             "predicted_bytes": self.predicted_bytes,
             "memory_error": self.memory_error,

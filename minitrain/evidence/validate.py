@@ -26,7 +26,8 @@ from minitrain.evidence.errors_by_table import (
     summarize,
     time_errors,
 )
-from minitrain.evidence.rows import LackingError, Row, read_rows
+from minitrain.evidence.real_runs import is_real, read_rows_of, real_results
+from minitrain.evidence.rows import LackingError, Row
 from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.price import Pricing
 from minitrain.run.worker_processes import worker_pool
@@ -63,6 +64,8 @@ def predict_row(task: RowToPredict) -> list[RowResult | Skipped]:
 
 def _kind_of(row: Row) -> Callable[[RowToPredict], Iterator[RowResult]]:
     """Return the function that predicts a row, by its table's columns."""
+    if is_real(row):
+        return lambda task: real_results(task.row)
     if "fwd_ms" in row.values:
         return lambda task: layer_results(task.row, task.platform, task.without)
     if "T_F_ms" in row.values:
@@ -165,6 +168,12 @@ class Validation:
         return [result.summary() for result in self.results]
 
     @property
+    def in_interval(self) -> tuple[int, int]:
+        """Return how many measured times lie in the interval of their prediction, and how many have one."""
+        held = [each.is_in_interval for each in self.results if each.is_in_interval is not None]
+        return sum(held), len(held)
+
+    @property
     def tables(self) -> list[TableErrors]:
         """Return the errors of each table, and below it of its groups if there are several."""
         return [errors for name in self._names() for errors in self._of_table(name)]
@@ -227,7 +236,8 @@ def validate(
     Args:
         tables: names of the package's tables (see `minitrain.evidence.errors_by_table`); all of them if None and
             no file is given.
-        csv: files of measured runs, in the common columns or in those of one of the package's tables.
+        csv: files of measured runs, in the common columns, in those of one of the package's tables, or in those of
+            real processes; and folders of contributed runs (`minitrain.evidence.real_runs`).
         platform: the platform for every row, instead of the one that follows from its framework and device;
             "components" for none.
         layers: a table of measured layers, for runs on clusters of several devices.
@@ -245,7 +255,7 @@ def validate(
     files = [csv] if isinstance(csv, str | os.PathLike) else list(csv)
     names = [tables] if isinstance(tables, str) else tables
     rows = rows_of(names) if names is not None or not files else []
-    rows += [row for file in files for row in read_rows(file)]
+    rows += [row for file in files for row in read_rows_of(file)]
     terms = Pricing("kernels", without=without).without
     chosen = None if platform is None else find_platform(platform)
     table = None if layers is None else os.fspath(layers)

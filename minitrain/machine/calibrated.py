@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, final
 
-from minitrain.files import read_json
+from minitrain.files import read_json, write_text
 from minitrain.machine.predictor import DevicePredictor
 from minitrain.machine.price import Price
 from minitrain.operations import FETCH, OFFLOAD, RECV, SEND
@@ -155,7 +155,7 @@ class Calibration:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        write_text(Path(path), [json.dumps(asdict(self), indent=1) + "\n"])
 
     def factors(self, level: float = LEVEL) -> tuple[float, float] | None:
         """Return by which factors of a prediction its measurement may lie, or None where too few steps were measured.

@@ -6,11 +6,18 @@ begins when the last of its members has submitted it, as in a simulation.
 
 from __future__ import annotations
 
+import inspect
+import os
+import platform
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minitrain.errors import UsageError
 from minitrain.machine.price import Price
 from minitrain.operations import (
     COLLECTIVES,
@@ -23,6 +30,15 @@ from minitrain.operations import (
     WAITED_FOR,
     EventLog,
 )
+from minitrain.run.contributions import (
+    CALIBRATION_FILE,
+    LOG_FILE,
+    STRATEGY_FILE,
+    Contribution,
+    strategy_text,
+    workload_text,
+)
+from minitrain.run.parameters import DEFAULTS
 from minitrain.run.result import Run
 from minitrain.training.program import Program
 
@@ -54,6 +70,8 @@ class MeasuredRun(Run):
         backend: of torch.distributed.
         process_bytes: the most memory that each rank's process has taken, torch included.
         predicted: the simulated step.
+        digest: of the program, where it was trained here.
+        versions: of code and packages, by name.
     """
 
     losses: Sequence[float] = ()
@@ -62,6 +80,53 @@ class MeasuredRun(Run):
     backend: str = "gloo"
     process_bytes: Sequence[int] = ()
     predicted: Run | None = field(default=None, repr=False, compare=False)
+    digest: str = field(default="", repr=False)
+    versions: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def contribute(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a folder by which others can check the prediction: see `minitrain.run.contributions`.
+
+        Args:
+            folder: where to; made if it does not exist.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UsageError: the workload has no name, or the run was read or matched and not trained here.
+        """
+        predicted: Any = self.predicted
+        prepared = None if predicted is None else predicted.prepared
+        if prepared is None or not self.digest:
+            raise UsageError("only a run that mt.train has returned can be contributed; train it here")
+        there = Path(folder)
+        run = Contribution(
+            strategy=_copied(prepared, there),
+            world_size=self.world_size,
+            num_layers=self.num_layers,
+            global_batch_size=self.global_batch_size,
+            workload=workload_text(prepared.parameters.workload),
+            seq_len=getattr(prepared.parameters.workload, "seq_len", None),
+            precision=getattr(self.trained_model, "precision", ""),
+            hardware=_hardware_of(prepared, there),
+            digest=self.digest,
+            backend=self.backend,
+            machine={
+                "machine": self.hardware,
+                "system": platform.platform(),
+                "processor": _processor(),
+                "cores": os.cpu_count(),
+                "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            },
+            versions=dict(self.versions),
+            step_times_s=list(self.seconds),
+            losses=list(self.losses),
+            peak_memory_bytes=self.peak_memory_bytes,
+            memory_by_kind=dict(self.memory_by_kind or {}),
+        )
+        self.save(there / LOG_FILE)
+        run.write(there)
+        return there
 
     @property
     def step_times(self) -> list[float]:
@@ -94,8 +159,44 @@ class MeasuredRun(Run):
         return super().summary() | more
 
 
+def _copied(prepared: Any, folder: Path) -> str:
+    """Return how a strategy is named in a folder, after its file was copied there if it is not a shipped one."""
+    function, options = prepared.function, prepared.options
+    if not inspect.isfunction(function) or getattr(function, "__closure__", None):
+        raise UsageError(f"{prepared.name} cannot be contributed, since no file has it as a function; write it as one")
+    if function.__module__.startswith(("minitrain.", "strategies.")):
+        return strategy_text(prepared.name, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(inspect.getfile(function), folder / STRATEGY_FILE)
+    return strategy_text(f"{STRATEGY_FILE}:{function.__name__}", options)
+
+
+def _hardware_of(prepared: Any, folder: Path) -> str:
+    """Return what predicts a run, after a calibration was written beside it."""
+    calibration = getattr(prepared.predictor, "calibration", None)
+    if calibration is None:  # nobody meant the default, an H100, where CPUs have trained
+        return "" if prepared.parameters.hardware == DEFAULTS["hardware"] else str(prepared.hardware_name)
+    folder.mkdir(parents=True, exist_ok=True)
+    calibration.write(folder / CALIBRATION_FILE)
+    return CALIBRATION_FILE
+
+
+def _processor() -> str:
+    """Return what the system calls the processor."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def measured_run(
-    program: Program, times: Sequence[Times], losses: Sequence[float], backend: str, hardware: str
+    program: Program,
+    times: Sequence[Times],
+    losses: Sequence[float],
+    backend: str,
+    hardware: str,
+    versions: Mapping[str, str],
 ) -> MeasuredRun:
     """Return the run that real processes have done.
 
@@ -105,6 +206,7 @@ def measured_run(
         losses: of each step.
         backend: of torch.distributed.
         hardware: what the run calls its hardware.
+        versions: of code and packages.
     """
     steps = list(zip(*(_on_one_clock(each) for each in times), strict=True))
     seconds = [max(end for _, _, end in ranks) - min(loaded for _, loaded, _ in ranks) for ranks in steps]
@@ -129,6 +231,8 @@ def measured_run(
         backend=backend,
         process_bytes=[each.process_bytes for each in times],
         predicted=predicted,
+        digest=program.digest,
+        versions=versions,
     )
 
 

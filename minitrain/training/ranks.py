@@ -304,4 +304,5 @@ def train_ranks(
     machine = (
         torch.cuda.get_device_name() if training.backend == "nccl" else f"{platform.machine()}, {os.cpu_count()} cores"
     )
-    return measured_run(program, [times[rank] for rank in range(world_size)], losses, training.backend, machine)
+    taken = [times[rank] for rank in range(world_size)]
+    return measured_run(program, taken, losses, training.backend, machine, training.versions)

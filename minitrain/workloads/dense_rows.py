@@ -16,6 +16,8 @@ from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, Cost, PassMode
 
 _MATMULS = {"forward": 1, "backward": 2, "backward_input": 1, "backward_weight": 1}
+_ROWS = "rows"
+_BYTES = 4
 _MOMENTS = 2
 _UPDATE_PASSES = 7  # weight and two moments, there and back, and the gradient
 
@@ -31,12 +33,31 @@ class DenseRows:
     """
 
     width: int
-    bytes_per_element: int = 4
+    bytes_per_element: int = _BYTES
 
-    name = "dense rows"
     datatype = MATMUL_LAYER.datatype  # whose rates every hardware config has
     is_uniform = True
     tokens_per_sample = 1
+
+    @classmethod
+    def named(cls, text: str) -> DenseRows | None:
+        """Return the workload of a name, "rows:512" or "rows:512:8" with bytes of an element; None of another name.
+
+        Raises:
+            UsageError: the numbers are none.
+        """
+        kind, _, sizes = text.partition(":")
+        if kind != _ROWS:
+            return None
+        numbers = [int(each) if each.isascii() and each.isdigit() else 0 for each in sizes.split(":")]
+        if len(numbers) > 2 or min(numbers) < 1 or len(sizes) > 20:
+            raise UsageError(f'dense layers are named by their width, "rows:512", got {text!r:.80}', workload=text)
+        return cls(*numbers)
+
+    @property
+    def name(self) -> str:
+        """What commands and tables call it."""
+        return f"{_ROWS}:{self.width}" + (f":{self.bytes_per_element}" if self.bytes_per_element != _BYTES else "")
 
     def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike)
         """Return the rows of a matrix."""

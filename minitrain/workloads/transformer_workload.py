@@ -24,6 +24,7 @@ from minitrain.workloads import attention_steps
 from minitrain.workloads.architecture import STATISTIC_BYTES
 from minitrain.workloads.attention_steps import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList
@@ -296,15 +297,17 @@ def find_workload(workload: Any, seq_len: int | None = None, precision: Any = No
     """Return what a run trains: the same object for the same model, length and precision, which predictors share.
 
     Args:
-        workload: a shipped model's name, a path to a Hugging Face config, a `Transformer`, a workload, or "dense" for
-            equal layers with a backward of two multiplications.
+        workload: a shipped model's name, a path to a Hugging Face config, a `Transformer`, a workload, "dense" for
+            equal layers with a backward of two multiplications, or "rows:512" for the dense layers of that width that
+            real processes train.
         seq_len: tokens of a sample of a transformer; the model's own if None.
         precision: of a transformer, as `mt.Transformer` takes it; the model's own if None.
 
     Raises:
         UsageError: there is no such model or precision, or the length is not one for it.
     """
-    workload = DENSE_LAYER if isinstance(workload, str) and workload == DENSE else workload
+    if isinstance(workload, str):
+        workload = DENSE_LAYER if workload == DENSE else DenseRows.named(workload) or workload
     if hasattr(workload, "compute_cost"):
         for name, value in (("seq_len", seq_len), ("precision", precision)):
             if value is not None:
