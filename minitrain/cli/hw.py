@@ -321,7 +321,7 @@ def _calibrate_by_steps(
 
     found = measured(strategies, sizes, watch=lambda done, of, what: print_lines([f"{done}/{of} {what}"]), **given)
     found.write(out)
-    print_lines([f"{out}: {found.how_sure()}"])
+    print_lines([f"{out}: {found.how_sure()}", *([found.warning] if found.warning else [])])
 
 
 def _reached(config: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ def train(
     workload: str | None = None,
     world_size: int | None = None,
     num_layers: int | None = None,
+    hardware: str | None = None,
     steps: int = 20,
     data: str | None = None,
     seed: int = 0,
@@ -53,6 +54,7 @@ def train(
         workload: A small transformer, such as tiny, on bytes as tokens; dense layers by default.
         world_size: Number of ranks, each a process: 2 by default, or those that torchrun has started.
         num_layers: Dense layers, 4 by default; those of --model.
+        hardware (CONFIG): What predicts the step: a hardware config, or a calibration of this machine.
         steps (N): How many, with those of the checkpoint.
         data (FILE): A text to learn, byte by byte; the shipped strategies' source by default.
         seed (N): Of initial weights and samples.
@@ -71,7 +73,8 @@ def train(
     options.require_file("--out", out)
     options.require_file("--html", html)
     given.workload, given.num_layers = workload, num_layers
-    sizes = options.batch_of(given) | ({} if num_layers is None else {"num_layers": num_layers})
+    chosen = {"num_layers": num_layers, "hardware": hardware}
+    sizes = options.batch_of(given) | {name: value for name, value in chosen.items() if value is not None}
     done: list[tuple[float, float]] = []  # when each step has ended, s, and its loss
     with (
         user_prints_to_stderr(given.as_json),

@@ -35,6 +35,9 @@ LEVEL = 0.8
 CALIBRATED = "calibrated, "
 """How what priced a run begins, where that was a calibration."""
 
+MOST_OTHERS = 0.1
+"""The share of the processors' time from which on what was measured is called unsure."""
+
 ROOM = 1.5
 """A size counts as measured if one within this factor of it was."""
 
@@ -130,6 +133,8 @@ class Calibration:
             submitting takes time.
         ratios: measured by predicted step time of runs that were predicted without themselves, ascending.
         runs: what was measured, in words.
+        spread: how far steps of one program differed: the distance of their quartiles by their median.
+        others: the share of the processors' time that other processes took meanwhile; 0 where nobody could tell.
     """
 
     machine: str
@@ -142,6 +147,8 @@ class Calibration:
     waiting: float
     ratios: tuple[float, ...]
     runs: tuple[str, ...]
+    spread: float
+    others: float = 0.0
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -179,6 +186,16 @@ class Calibration:
             return f"{CALIBRATED}{len(self.ratios)} measured steps, too few for an interval of {100 * LEVEL:.0f} %"
         low, high = (f"{100 * (factor - 1):+.0f}".replace("-", "\N{MINUS SIGN}") for factor in factors)
         return f"{CALIBRATED}{low} to {high} % ({100 * LEVEL:.0f} % of {len(self.ratios)} measured steps)"
+
+    @property
+    def warning(self) -> str:
+        """What was wrong with the machine while it was measured; "" for nothing."""
+        if self.others < MOST_OTHERS:
+            return ""
+        return (
+            f"other processes took {100 * self.others:.0f} % of the processors while this machine was measured, and "
+            f"steps of one program differed by {100 * self.spread:.0f} %; measure again when nothing else runs"
+        )
 
     def predictor(self, world_size: int, workload: Workload | None) -> CalibratedPredictor:
         """Return what prices the operations of a run."""

@@ -312,7 +312,9 @@ class RanksAlike:
         trained = self.trained_model
         remark = remark_on(self.mfu, in_eight_bits=bool(trained.peak_of)) if trained else ""
         doubts = [f"the calibration has not measured {doubt}" for doubt in self.doubts[:3]]
-        return (*of_layers, *filter(None, [remark]), *doubts)
+        predictor = getattr(getattr(self, "prepared", None), "predictor", None)
+        calibration = getattr(predictor, "calibration", None)
+        return (*of_layers, *filter(None, [remark, calibration and calibration.warning]), *doubts)
 
     @property
     def messages(self) -> str | None:

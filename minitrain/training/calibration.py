@@ -17,12 +17,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
+from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple, final
 
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, require_count
 from minitrain.machine.calibrated import Asked, CalibratedPredictor, Calibration, Line
 from minitrain.operations import LAUNCHED, PRICE, STRIDE, TIME
 from minitrain.run.parameters import DEFAULTS
@@ -63,6 +65,7 @@ class Measured:
         strategy: what was trained.
         parameters: as for `simulate`.
         step_s: the median step, s.
+        spread: how far steps differ: the distance of their quartiles by the median.
         operations: the operations.
         between: seconds between operations of a rank that nothing was awaited in.
     """
@@ -70,6 +73,7 @@ class Measured:
     strategy: Any
     parameters: Mapping[str, Any]
     step_s: float
+    spread: float
     operations: Sequence[Observed]
     between: Sequence[float]
 
@@ -106,11 +110,27 @@ def calibrate(
     if not programs:
         raise UsageError("a calibration needs a strategy and a size to measure; give both")
     found = []
+    began, before = monotonic(), _work_of_others_s()
     for number, (strategy, size) in enumerate(programs):
         found.append(measure(strategy, steps=steps, world_size=world_size, **size, **parameters))
         if watch is not None:
             watch(number + 1, len(programs), str(found[-1]))
-    return calibration_of(found, world_size)
+    worked_s = _work_of_others_s() - before
+    others = min(max(worked_s / (monotonic() - began) / (os.cpu_count() or 1), 0.0), 1.0)
+    return replace(calibration_of(found, world_size), others=others)
+
+
+def _work_of_others_s() -> float:
+    """Return how long other processes have used this machine's processors since it started, s; 0 where none can tell.
+
+    It is /proc/stat's time of all but of this process and of those that it has started, which have ended.
+    """
+    try:
+        words = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)[1:9]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, irq, softirq, steal = map(int, words)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def measure(strategy: Any, *, steps: int = STEPS, world_size: int = 2, **parameters: Any) -> Measured:
@@ -122,6 +142,7 @@ def measure(strategy: Any, *, steps: int = STEPS, world_size: int = 2, **paramet
         world_size: number of ranks.
         parameters: others of `train`.
     """
+    require_count("steps", steps, WARM_UP + 2)
     asking = CalibratedPredictor(_NOTHING, world_size)
     run: Any = train(strategy, steps=steps, world_size=world_size, hardware=asking, **parameters)
     prepared = run.predicted.prepared
@@ -145,7 +166,8 @@ def measure(strategy: Any, *, steps: int = STEPS, world_size: int = 2, **paramet
         ]
         for predicted, measured in zip(run.predicted.logs, run.logs, strict=True)
     ]
-    return Measured(strategy, {**given, **options}, statistics.median(run.step_times[WARM_UP:]), *observed(ranks))
+    low, median, high = statistics.quantiles(run.step_times[WARM_UP:], n=4)
+    return Measured(strategy, {**given, **options}, median, (high - low) / median, *observed(ranks))
 
 
 def observed(
@@ -191,7 +213,8 @@ def calibration_of(found: Sequence[Measured], world_size: int) -> Calibration:
     cores = os.cpu_count() or 1
     name = f"{platform.machine()}, {cores} cores, {world_size} ranks"
     runs = tuple(map(str, found))
-    whole = Calibration(name, cores, world_size, **_fitted(found), waiting=1.0, ratios=(), runs=runs)
+    spread = statistics.median(each.spread for each in found)
+    whole = Calibration(name, cores, world_size, **_fitted(found), waiting=1.0, ratios=(), runs=runs, spread=spread)
     ratios = []
     for place, each in enumerate(found):
         others = [*found[:place], *found[place + 1 :]]
@@ -284,4 +307,4 @@ def _mean(seconds: Sequence[float]) -> float:
 
 
 _OWN = ("hardware", "contention", "observers", "fold")  # of a simulated step; the others are of any
-_NOTHING = Calibration("", os.cpu_count() or 1, 1, {}, 0.0, 0.0, 0.0, 1.0, (), ())  # it knows what was asked
+_NOTHING = Calibration("", os.cpu_count() or 1, 1, {}, 0.0, 0.0, 0.0, 1.0, (), (), 0.0)  # it knows what was asked

@@ -90,6 +90,7 @@ def on_one_processor(gather_s: float, forward_s: float, share: float, strategy: 
         waiting=1.0,
         ratios=(),
         runs=(),
+        spread=0.0,
     )
     run = mt.simulate(strategy, world_size=2, num_layers=2, global_batch_size=8, hardware=machine, check=False)
     found: dict[str, list[Event]] = {}

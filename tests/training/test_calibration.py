@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,14 @@ import pytest
 import minitrain as mt
 from minitrain.machine.calibrated import Calibration, Line
 from minitrain.operations import LAUNCHED, PRICE, STRIDE, TIME
-from minitrain.training.calibration import Measured, calibration_of, observed, predicted_s
+from minitrain.training.calibration import (
+    Measured,
+    _work_of_others_s,
+    calibration_of,
+    measure,
+    observed,
+    predicted_s,
+)
 from minitrain.workloads.dense_rows import DenseRows
 
 TRUTH = Calibration(
@@ -40,6 +51,7 @@ TRUTH = Calibration(
     waiting=1.0,
     ratios=(),
     runs=(),
+    spread=0.0,
 )
 """What the runs of these tests are priced by, as if it were measured."""
 
@@ -72,7 +84,7 @@ def as_if_measured(name: str, width: int, noise: float = 0.0, seed: int = 0) -> 
             ]
         )
     step_s = run.step_time * math.exp(noise * random.normal())
-    return Measured(name, sizes_of(width), step_s, *observed(ranks))
+    return Measured(name, sizes_of(width), step_s, noise, *observed(ranks))
 
 
 def test_what_was_put_in_is_found() -> None:
@@ -135,6 +147,43 @@ def test_what_was_not_measured_is_said_and_what_was_is_not() -> None:
     more = mt.simulate("ddp", **{**sizes_of(512), "world_size": 4}, hardware=found)
     assert any(doubt.startswith("all_reduce among 4 of 1.05 MB: up to ") for doubt in more.doubts)
     assert f"the calibration has not measured {larger.doubts[0]}" in larger.notes
+
+
+def test_a_machine_that_did_something_else_is_told() -> None:
+    known = calibration_of([as_if_measured("ddp", width, noise=0.3) for width in (256, 512)], 2)
+    busy = replace(known, others=0.48)
+    warning = (
+        "other processes took 48 % of the processors while this machine was measured, and steps of one program "
+        "differed by 30 %; measure again when nothing else runs"
+    )
+    assert busy.warning == warning
+    assert warning in mt.simulate("ddp", **sizes_of(256), hardware=busy).notes
+    assert replace(known, others=0.02).warning == ""
+
+
+@pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="only Linux says what other processes do")
+def test_what_others_work_is_counted_and_what_this_one_does_is_not() -> None:
+    def worked(seconds: float) -> float:
+        before = _work_of_others_s()
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+        return _work_of_others_s() - before
+
+    least = min(worked(0.3) for _ in range(5))  # on a machine that does much else it may be more
+    assert -0.1 < least < 0.3 * (os.cpu_count() or 1)
+    loop = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(loop) as other:
+        before, began = _work_of_others_s(), time.monotonic()
+        time.sleep(1.0)
+        found, passed = _work_of_others_s() - before, time.monotonic() - began
+        other.kill()
+    assert found > 0.3 * passed / (os.cpu_count() or 1)
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(mt.UsageError, match="steps must be an integer of at least 4"):
+        measure("ddp", steps=3)
 
 
 def test_more_ranks_than_cores_share_them() -> None:

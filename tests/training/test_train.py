@@ -25,6 +25,7 @@ from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import WHOLE
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE
 from minitrain.training import ranks
+from minitrain.training.calibration import calibration_of
 from minitrain.training.layers import Kept
 from minitrain.training.program import record
 from minitrain.training.transformer import TransformerNet
@@ -32,6 +33,7 @@ from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.workload import USUAL
 from tests.training.processes import left, marked, minitrain, wait_for
+from tests.training.test_calibration import as_if_measured
 
 WRONG = Path(__file__).parent / "wrong_programs.py"
 
@@ -226,25 +228,21 @@ def test_a_rank_that_fails_under_torchrun_ends_all(name: str, cause: str, tmp_pa
 
 
 def test_the_command_prints_losses_and_figures(tmp_path: Path) -> None:
-    page, log = tmp_path / "page.html", tmp_path / "run.jsonl"
-    command = [
-        *minitrain(),
-        "train",
-        "gpipe",
-        "--world-size",
-        "2",
-        "--steps",
-        "5",
-        "--html",
-        str(page),
-        "--out",
-        str(log),
-    ]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    calibration_of([as_if_measured(name, 256) for name in ("ddp", "zero3", "1f1b", "gpipe")], 2).write(
+        tmp_path / "this_machine.json"
+    )
+    options = "--world-size 2 --steps 5 --html page.html --out run.jsonl --contribute there"
+    predicted = "--hardware this_machine.json --against predicted"
+    command = [*minitrain(), "train", "gpipe", *options.split(), *predicted.split()]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert "gpipe on 2 processes (gloo" in said
     assert "loss 5.8" in said
-    assert page.stat().st_size > 10_000
-    assert mt.load_run(log).step_time > 0
+    assert re.search(r"measured takes \S+ ms a step, predicted \S+ ms", said)
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert mt.load_run(tmp_path / "run.jsonl").step_time > 0
+    checked = [*minitrain(), "validate", "--table", "there"]
+    said = subprocess.run(checked, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert re.search(r"[01] of 1 measured times lie in their intervals of 80 %", said)
 
 
 def test_programs_are_the_same_wherever_they_are_simulated() -> None:
