@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.text import Text
 from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.machine.platform import ComputeResult, TransferResult, VirtualHardwarePlatform
-from minitrain.machine.platform.platform import Scenario
+from minitrain.machine.platform.scenario import Scenario, TaskFailure
 from minitrain.run.analysis.labels import duration
 from minitrain.view.tables import filled_table
 
@@ -48,10 +49,12 @@ def run(
     _write_pictures(scenario.platform, file.stem, end, html, chrome)
     used = {name: share for name, share in scenario.platform.utilization().items() if share}
     if as_json:
-        print_json({"end_s": end, "tasks": [_as_json(one) for one in scenario.platform.results], "utilization": used})
+        tasks, failed = ([_as_json(one) for one in found] for found in (scenario.platform.results, scenario.failures))
+        print_json({"end_s": end, "tasks": tasks, "failed": failed, "utilization": used})
         return
-    print_lines([f"{len(scenario.platform.results)} tasks, {duration(end)}"])
-    print_table(_results_table(scenario.platform.results))
+    suffix = f", {len(scenario.failures)} failed" if scenario.failures else ""
+    print_lines([f"{len(scenario.platform.results)} tasks{suffix}, {duration(end)}"])
+    print_table(_results_table([*scenario.platform.results, *scenario.failures]))
     print_table(_use_table(used))
 
 
@@ -78,14 +81,17 @@ def _write_pictures(
         write_chrome_trace(chrome, list(logs.values()), 1)
 
 
-def _results_table(results: list[ComputeResult | TransferResult]) -> Table:
+def _results_table(results: Sequence[ComputeResult | TransferResult | TaskFailure]) -> Table:
     """Return one row a task."""
     rows: list[tuple[Any, ...]] = []
     for result in results:
+        if isinstance(result, TaskFailure):
+            rows.append((Text(result.task_id), "", "", duration(result.end), "", Text(f"failed: {result.reason}")))
+            continue
         if isinstance(result, ComputeResult):
             where, start = result.device_id, result.start
             waited = start - result.submitted
-            limit = result.bound + (f", waited {duration(waited)} for units" if waited else "")
+            limit = result.bound + (f", waited {duration(waited)} for memory or units" if waited else "")
         else:
             where, start = _ends(result), result.submitted
             limit = "" if result.slowed_by is None else f"{result.slowed_by}, with {', '.join(result.shared_with)}"
@@ -108,5 +114,5 @@ def _use_table(used: dict[str, float]) -> Table:
     return filled_table({"device or link": 14, "in use": None}, ((Text(name), f"{share:.1%}") for name, share in most))
 
 
-def _as_json(result: ComputeResult | TransferResult) -> dict[str, Any]:
+def _as_json(result: ComputeResult | TransferResult | TaskFailure) -> dict[str, Any]:
     return {name: getattr(result, name) for name in result.__dataclass_fields__}

@@ -10,7 +10,8 @@ Open `platform` first, then `fair_sharing`.
 | `profile` | what a platform consists of, and the tasks that are submitted to it, as values or in files |
 | `links` | links, those of usual clusters and of a hardware config, and the route between two ends |
 | `fair_sharing` | the rate of each flow on shared links, transfers and collectives, events at exact moments |
-| `platform` | the platform, what it did as event logs, and files of tasks for it |
+| `platform` | the platform, and what it did as event logs |
+| `scenario` | files of hardware and tasks with arrival times |
 """
 
 from minitrain.machine.platform.links import ClusterLinks, VirtualNetworkLink

@@ -1,31 +1,20 @@
-"""`VirtualHardwarePlatform`: devices, memories and links that any mix of tasks shares, on SimPy.
-
-A `Scenario` is a file of hardware and tasks with arrival times, to use the platform without Python: `minitrain platform
-run FILE`.
-
-    hardware_profile: {compute_devices: [...], network_links: [...]}   # or: hardware: h100_80g_nvl8, world_size: 16
-    tasks:
-      - {task_id: prefill, compute: gpu0, flops_required_fp16: 1.0e12, memory_read_bytes: 1.0e9}
-      - {task_id: move, after: [prefill], transfer: [gpu0, gpu1], size_bytes: 100000000}
-      - {task_id: sum, at_s: 0.001, collective: all_reduce, participants: [gpu0, gpu1], size_bytes: 100000000}
-      - {task_id: serve, model: llama3-8b, device: gpu0, num_tokens: 512}
-      - {task_id: hold, allocate: gpu0, size_bytes: 1000000000}
-"""
+"""`VirtualHardwarePlatform`: devices, memories and links that any mix of tasks shares, on SimPy."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from itertools import count
 from os import PathLike
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
+from minitrain.errors import OutOfMemoryError, UsageError
 from minitrain.machine.platform.fair_sharing import Algorithm, Flow, Slowed, Transfers, op_of, steps_of, succeed
 from minitrain.machine.platform.links import Lane, Routes, require_known, share_used
 from minitrain.machine.platform.profile import (
-    KEY,
+    MODEL_TASK_KEYS,
     Bound,
     ComputeResult,
     ComputeTask,
@@ -33,12 +22,10 @@ from minitrain.machine.platform.profile import (
     TransferResult,
     VirtualComputeDevice,
     is_number,
-    object_of,
-    profile_of_config,
     read_models,
 )
 from minitrain.operations import COMM, COMPUTE, RECV, SEND, Event
-from minitrain.workloads.field_faults import choice_fault, closest, refuse, shown
+from minitrain.workloads.field_faults import choice_fault, closest, refuse
 
 if TYPE_CHECKING:
     import simpy
@@ -46,66 +33,85 @@ if TYPE_CHECKING:
 
 LevelOfDetail = Literal["high", "medium"]
 UnitRates = Literal["shared", "specified"]
-_Steps = Generator["simpy.Event", Any, Any]
+Steps = Generator["simpy.Event", Any, Any]
 _TRANSFER, _TASK = "transfer", "task"
 
 
 @final
 @dataclass(slots=True)
-class Memory:
-    """Memory that tasks allocate: it raises where bare SimPy would wait for ever.
+class Pool:
+    """An amount that tasks take and give back: the processing units of a device, or bytes of a memory.
+
+    Who waits is served by priority, then in the order of asking.
 
     Args:
         env: whose clock counts.
-        name: whose memory it is.
-        capacity_bytes: how much it holds.
+        name: whose it is.
+        capacity: how much there is.
+        backfill: whether those that fit may pass one that does not fit yet; it may then wait for long.
 
     Attributes:
-        used_bytes: how much of it is allocated.
-        steps: what was allocated, as (moment, bytes from then on).
+        used: how much is taken.
+        held: how much of it by whom; "" are allocations that no task holds.
+        steps: what was taken, as (moment, amount from then on).
     """
 
     env: Environment
     name: str
-    capacity_bytes: float
-    used_bytes: int = 0
+    capacity: float
+    backfill: bool = False
+    used: int = 0
+    held: Counter[str] = field(default_factory=Counter)
     steps: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
+    waiting: list[tuple[float, int, int, str, simpy.Event]] = field(default_factory=list)
+    _order: count[int] = field(default_factory=count)
 
-    def allocate(self, size_bytes: int) -> int:
-        """Take some memory, and return how much is taken then.
+    def take(self, amount: int, owner: str = "", priority: float = 0) -> simpy.Event:
+        """Take an amount as soon as it is there, and those before have been served.
 
-        Raises:
-            OutOfMemoryError: there is not so much left.
-            UsageError: a size that is no number of bytes.
+        Args:
+            amount: how much; more than there is at all never comes.
+            owner: who takes it.
+            priority: smaller ones are served first.
+
+        Returns:
+            The event of getting it; its value is how much is taken then.
         """
-        if self.used_bytes + _size_of(size_bytes, self.name) > self.capacity_bytes:
-            raise OutOfMemoryError(
-                f"{self.name}: {size_bytes:,.0f} bytes do not fit beside {self.used_bytes:,.0f} in "
-                f"{self.capacity_bytes:,.0f}; free memory first, or allocate less",
-                device_id=self.name,
-                size_bytes=size_bytes,
-            )
-        return self._change(size_bytes)
+        event = self.env.event()
+        heappush(self.waiting, (priority, next(self._order), amount, owner, event))
+        self._serve()
+        return event
 
-    def free(self, size_bytes: int) -> int:
-        """Give some memory back, and return how much is taken then.
+    def take_now(self, amount: int, owner: str = "") -> simpy.Event:
+        """Take an amount that is free, before those that wait for more."""
+        return self.env.event().succeed(self._change(amount, owner))
 
-        Raises:
-            UsageError: more than is allocated, or a size that is no number of bytes.
-        """
-        if _size_of(size_bytes, self.name) > self.used_bytes:
-            raise UsageError(
-                f"{self.name}: {size_bytes:,.0f} bytes are freed, but {self.used_bytes:,.0f} are allocated; free what "
-                "was allocated, once",
-                device_id=self.name,
-                size_bytes=size_bytes,
-            )
-        return self._change(-size_bytes)
+    def give(self, amount: int, owner: str = "") -> int:
+        """Give back what an owner took, and return how much is taken then."""
+        left = self._change(-amount, owner)
+        self._serve()
+        return left
 
-    def _change(self, size_bytes: int) -> int:
-        self.used_bytes += size_bytes
-        self.steps.append((self.env.now, self.used_bytes))
-        return self.used_bytes
+    def _serve(self) -> None:
+        """Let those take who are next and whom what is free suffices."""
+        blocked: list[tuple[float, int, int, str, simpy.Event]] = []
+        while self.waiting and (self.backfill or not blocked):
+            entry = heappop(self.waiting)
+            *_, amount, owner, event = entry
+            if self.used + amount <= self.capacity:
+                event.succeed(self._change(amount, owner))
+            else:
+                blocked.append(entry)
+        for entry in blocked:
+            heappush(self.waiting, entry)
+
+    def _change(self, amount: int, owner: str) -> int:
+        self.used += amount
+        self.held[owner] += amount
+        if not self.held[owner]:
+            del self.held[owner]
+        self.steps.append((self.env.now, self.used))
+        return self.used
 
 
 def _size_of(value: Any, device_id: str | None = None) -> Any:
@@ -115,32 +121,6 @@ def _size_of(value: Any, device_id: str | None = None) -> Any:
         prefix = f"{device_id}: " if where else ""
         raise UsageError(f"{prefix}a size must be a number of bytes >= 0, got {value!r}", **where)
     return value
-
-
-@final
-class Units:
-    """The processing units of a device: tasks take as many as they ask for, first come first served.
-
-    Args:
-        env: whose clock counts.
-        total: how many there are.
-
-    Attributes:
-        free: those that are not taken.
-        steps: how many are taken, as (moment, units from then on).
-    """
-
-    def __init__(self, env: Environment, total: int) -> None:
-        from simpy import Container  # noqa: PLC0415  (where a platform runs, it is loaded)
-
-        self.env = env
-        self.total = total
-        self.free: simpy.Container = Container(env, capacity=total, init=total)
-        self.steps: list[tuple[float, float]] = []
-
-    def note(self) -> None:
-        """Note how many are taken from now on."""
-        self.steps.append((self.env.now, self.total - self.free.level))
 
 
 @final
@@ -155,14 +135,20 @@ class VirtualHardwarePlatform:
         unit_rates: "shared": a task computes with the units that it has, so that a quarter of them take four times as
             long, and tasks side by side share the memory's bandwidth fairly, like a link. "specified": every task lasts
             as the specification's formula says, however many units it has and whoever runs beside it.
+        backfill: whether small tasks need not queue behind one that waits for more units or memory than are free.
         results: what has ended, in the order of its end.
     """
 
-    def __init__(self, level_of_detail: LevelOfDetail = "high", unit_rates: UnitRates = "shared") -> None:
+    def __init__(
+        self, level_of_detail: LevelOfDetail = "high", unit_rates: UnitRates = "shared", *, backfill: bool = False
+    ) -> None:
         _require_choice("the platform", "level_of_detail", level_of_detail, ("high", "medium"))
         _require_choice("the platform", "unit_rates", unit_rates, ("shared", "specified"))
         self.level_of_detail = level_of_detail
+        if not isinstance(backfill, bool):
+            raise UsageError(f"backfill must be True or False, got {backfill!r}")
         self.unit_rates = unit_rates
+        self.backfill = backfill
         self.results: list[ComputeResult | TransferResult] = []
         self._efficiency = 1.0, 1.0
         self._env: Environment | None = None
@@ -195,10 +181,13 @@ class VirtualHardwarePlatform:
         )
         self._env = env = Environment() if simpy_env is None else simpy_env
         self._devices = {device.device_id: device for device in self.profile.compute_devices}
-        self._units = {name: Units(env, device.processing_units) for name, device in self._devices.items()}
+        self._units = {
+            name: Pool(env, name, device.processing_units, self.backfill) for name, device in self._devices.items()
+        }
         capacities = {name: device.memory_capacity_bytes for name, device in self._devices.items()}
         capacities |= {memory.memory_id: memory.capacity_bytes for memory in self.profile.memory_devices}
-        self._memories = {name: Memory(env, name, capacity) for name, capacity in capacities.items()}
+        self._memories = {name: Pool(env, name, capacity, self.backfill) for name, capacity in capacities.items()}
+        self._residents: dict[tuple[str, str], tuple[simpy.Event, list[str]]] = {}
         self.routes = Routes(self.profile.network_links, self._memories)
         self._transfers = Transfers(env, self.routes)
         self._buses = {
@@ -217,8 +206,21 @@ class VirtualHardwarePlatform:
         return self._env
 
     def run(self, until: float | None = None) -> float:
-        """Simulate everything that was submitted, and return the moment of the end, s."""
+        """Simulate everything that was submitted, and return the moment of the end, s.
+
+        Raises:
+            OutOfMemoryError: tasks wait for memory that nobody gives back; not where `until` is given.
+        """
         self.env.run(until)
+        for memory in self._memories.values() if until is None else ():
+            for *_, amount, owner, _ in memory.waiting:
+                raise OutOfMemoryError(
+                    f"{memory.name}: {owner or 'an allocation'} waits for {amount:,.0f} bytes beside "
+                    f"{memory.used:,.0f} in {memory.capacity:,.0f}, but nobody gives memory back; "
+                    "free some, or allocate less",
+                    device_id=memory.name,
+                    size_bytes=amount,
+                )
         return float(self.env.now)
 
     def set_efficiency_factors(self, mfu: float = 1.0, mbu: float = 1.0) -> None:
@@ -245,13 +247,13 @@ class VirtualHardwarePlatform:
         device, units = self._device(device_id), self._units[device_id]
         return {
             **device.as_dict(),
-            "processing_units_free": int(units.free.level),
-            "memory_used_bytes": self._memories[device_id].used_bytes,
-            "utilization": share_used(units.steps, units.total, self.env.now),
+            "processing_units_free": device.processing_units - units.used,
+            "memory_used_bytes": self._memories[device_id].used,
+            "utilization": share_used(units.steps, units.capacity, self.env.now),
         }
 
     def submit_computation_task(self, device_id: str, task_description: Mapping[str, Any] | ComputeTask) -> Process:
-        """Compute on a device, as soon as the units that the task asks for are free.
+        """Compute on a device, as soon as the memory and the units that the task asks for are free.
 
         Args:
             device_id: where.
@@ -261,6 +263,7 @@ class VirtualHardwarePlatform:
             The process; its value is a `ComputeResult`.
 
         Raises:
+            OutOfMemoryError: there is not so much memory left; for a task that waits, not so much at all.
             UsageError: there is no such device or precision, or it has fewer units than the task asks for.
         """
         device = self._device(device_id)
@@ -280,31 +283,62 @@ class VirtualHardwarePlatform:
         steps = list(zip(seconds, (memory_s for _, memory_s in times), strict=True))
         compute_s, memory_s = (sum(column) for column in zip(*times, strict=True))
         found = compute_s, memory_s, task.bound(compute_s, memory_s)
-        return self.env.process(self._compute(device_id, task.task_id, wanted, steps, found))
+        taken = self._occupy(device_id, task)
+        return self.env.process(self._compute(device_id, task, wanted, steps, found, taken))
+
+    def _occupy(self, device_id: str, task: ComputeTask) -> simpy.Event | None:
+        """Let a task take the memory that it occupies, and return the event of getting it; None where it needs none.
+
+        Tasks that share what they occupy take it once.
+        """
+        if not task.occupied_bytes:
+            return None
+        owner = task.shares or task.task_id
+        if task.shares is None or (device_id, owner) not in self._residents:
+            taken = self._allocate(device_id, task.occupied_bytes, owner, task.wait, task.priority)
+            if task.shares is None:
+                return taken
+            self._residents[device_id, owner] = taken, []
+        taken, sharers = self._residents[device_id, owner]
+        sharers.append(task.task_id)
+        return taken
+
+    def _vacate(self, device_id: str, task: ComputeTask) -> None:
+        """Let a task give back the memory that it occupied, if nobody shares it."""
+        if task.shares is not None:
+            sharers = self._residents[device_id, task.shares][1]
+            sharers.remove(task.task_id)
+            if sharers:
+                return
+            del self._residents[device_id, task.shares]
+        self._memories[device_id].give(task.occupied_bytes, task.shares or task.task_id)
 
     def _compute(
         self,
         device_id: str,
-        task_id: str,
+        task: ComputeTask,
         wanted: int,
         steps: Sequence[tuple[float, float]],
         found: tuple[float, float, Bound],
-    ) -> _Steps:
+        taken: simpy.Event | None,
+    ) -> Steps:
         """Carry out steps on some units: how long each lasts where nobody else runs, and its memory traffic, s."""
         env, units, submitted = self.env, self._units[device_id], float(self.env.now)
         compute_s, memory_s, bound = found
-        is_alone = self.unit_rates == "specified" or wanted == units.total
-        yield units.free.get(wanted)
-        units.note()
+        is_alone = self.unit_rates == "specified" or wanted == units.capacity
+        if taken is not None:
+            yield taken
+        yield units.take(wanted, priority=task.priority)
         start = float(env.now)
         for seconds, traffic_s in steps:
             if is_alone or not traffic_s:
                 yield env.timeout(seconds)
-            elif (yield self._read(device_id, task_id, seconds, traffic_s)).was_slowed:
+            elif (yield self._read(device_id, task.task_id, seconds, traffic_s)).was_slowed:
                 bound = "memory"
-        units.free.put(wanted)
-        units.note()
-        result = ComputeResult(task_id, device_id, submitted, start, float(env.now), compute_s, memory_s, bound)
+        units.give(wanted)
+        if taken is not None:
+            self._vacate(device_id, task)
+        result = ComputeResult(task.task_id, device_id, submitted, start, float(env.now), compute_s, memory_s, bound)
         self.results.append(result)
         return result
 
@@ -324,9 +358,18 @@ class VirtualHardwarePlatform:
         return ended
 
     def submit_model_task(
-        self, device_id: str, model_id: str, num_tokens: int, precision: str = "fp16", task_id: str | None = None
+        self,
+        device_id: str,
+        model_id: str,
+        num_tokens: int,
+        precision: str = "fp16",
+        task_id: str | None = None,
+        **more: Any,
     ) -> Process:
-        """Take tokens through a model on a device: its FLOPs, and one reading of its weights.
+        """Take tokens through a model on a device: its FLOPs, and one reading of its weights, which occupy memory.
+
+        Weights are in memory from the submission of the first task of a model to the end of the last; tasks of the same
+        model on the same device share them.
 
         Args:
             device_id: where.
@@ -334,32 +377,73 @@ class VirtualHardwarePlatform:
             num_tokens: how many.
             precision: of the arithmetic.
             task_id: what logs call it.
+            more: `num_processing_units_requested`, `priority`, `wait`, as for `ComputeTask.of`.
 
         Raises:
+            OutOfMemoryError: the weights do not fit.
             UsageError: there is no such model or device, or `num_tokens` is no integer of at least 1.
         """
         self._device(device_id)
         if model_id not in self._models:
             meant = closest(model_id, self._models)
             raise UsageError(f"the database has no model {model_id!r} {meant}".rstrip(), model=model_id)
+        require_known("a task of a model has no key", more, MODEL_TASK_KEYS)
         task = self._models[model_id].task(task_id or model_id, num_tokens, precision)
+        asked = ComputeTask.of(more, task.task_id)
+        task = replace(
+            task, num_units=asked.num_units, priority=asked.priority, wait=asked.wait, shares=f"weights of {model_id}"
+        )
         return self.submit_computation_task(device_id, task)
 
-    def allocate_memory(self, device_id: str, size_bytes: int) -> simpy.Event:
-        """Take memory of a device now.
+    def allocate_memory(
+        self, device_id: str, size_bytes: int, *, wait: bool = False, priority: float = 0
+    ) -> simpy.Event:
+        """Take memory of a device.
+
+        Args:
+            device_id: whose.
+            size_bytes: how much.
+            wait: whether to wait until there is so much left; one that does not wait takes what is free, also before
+                others that wait.
+            priority: of those that wait, smaller ones are served first, then who asked first.
 
         Returns:
-            An event that has happened; its value is how much of the memory is taken then.
+            The event of getting it, which has happened if it does not wait; its value is how much of the memory is
+            taken then.
 
         Raises:
-            OutOfMemoryError: there is not so much left.
+            OutOfMemoryError: there is not so much left; if it waits, there is not so much at all.
             UsageError: there is no such device, or the size is no number of bytes.
         """
-        return self.env.event().succeed(_known(device_id, self._memories).allocate(size_bytes))
+        return self._allocate(device_id, size_bytes, "", wait, priority)
+
+    def _allocate(self, device_id: str, size_bytes: int, owner: str, wait: bool, priority: float) -> simpy.Event:
+        memory: Pool = _known(device_id, self._memories)
+        size, used = _size_of(size_bytes, device_id), 0 if wait else memory.used
+        if used + size > memory.capacity:
+            beside, remedy = (f"beside {used:,.0f} ", "free memory first, or ") if used else ("", "")
+            raise OutOfMemoryError(
+                f"{device_id}: {size:,.0f} bytes do not fit {beside}in {memory.capacity:,.0f}; {remedy}allocate less",
+                device_id=device_id,
+                size_bytes=size,
+            )
+        return memory.take(size, owner, priority) if wait else memory.take_now(size, owner)
 
     def free_memory(self, device_id: str, size_bytes: int) -> simpy.Event:
-        """Give memory of a device back now; as `allocate_memory`, and a UsageError for more than is allocated."""
-        return self.env.event().succeed(_known(device_id, self._memories).free(size_bytes))
+        """Give memory of a device back now that was allocated; the event's value is how much is taken then.
+
+        Raises:
+            UsageError: more than is allocated, no such device, or a size that is no number of bytes.
+        """
+        memory: Pool = _known(device_id, self._memories)
+        if _size_of(size_bytes, device_id) > memory.held[""]:
+            raise UsageError(
+                f"{device_id}: {size_bytes:,.0f} bytes are freed, but {memory.held['']:,.0f} are allocated; free what "
+                "was allocated, once",
+                device_id=device_id,
+                size_bytes=size_bytes,
+            )
+        return self.env.event().succeed(memory.give(size_bytes))
 
     def submit_network_transfer_task(
         self,
@@ -431,7 +515,7 @@ class VirtualHardwarePlatform:
         move = self._transfers.step_by_step if self.level_of_detail == "high" else self._transfers.all_together
         return env.process(self._wait(name, op, ranks, size, move(name, ranks, op, size, algorithm)))
 
-    def _wait(self, name: str, op: str, endpoints: tuple[str, ...], size_bytes: float, moving: Slowed) -> _Steps:
+    def _wait(self, name: str, op: str, endpoints: tuple[str, ...], size_bytes: float, moving: Slowed) -> Steps:
         """Start something on the links, and wait for it."""
         submitted = float(self.env.now)
         flow = yield from moving
@@ -468,7 +552,7 @@ class VirtualHardwarePlatform:
     def utilization(self) -> dict[str, float]:
         """Return the share of each device's units and of each direction of a link that was in use until now."""
         now = float(self.env.now)
-        found = {name: share_used(units.steps, units.total, now) for name, units in self._units.items()}
+        found = {name: share_used(units.steps, units.capacity, now) for name, units in self._units.items()}
         return found | {lane.name: lane.utilization(now) for lane in self.routes.lanes}
 
     def _name(self, kind: str) -> str:
@@ -527,136 +611,3 @@ def _show_memory(log: list[Event], steps: Sequence[tuple[float, int]]) -> None:
         while place + 1 < len(steps) and steps[place + 1][0] <= event.time:
             place += 1
         event.memory = float(steps[place][1])
-
-
-_TOP = (KEY, "hardware", "world_size", "nics", "tasks", "efficiency", "level_of_detail", "unit_rates", "model_params")
-_COMMON = ("task_id", "at_s", "after")
-_VERBS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "compute": (),  # and what a task may have
-        "model": ("device", "num_tokens", "precision"),
-        "transfer": ("size_bytes",),
-        "collective": ("participants", "size_bytes", "algorithm"),
-        "allocate": ("size_bytes",),
-        "free": ("size_bytes",),
-    }
-)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Hardware, and tasks that arrive.
-
-    Args:
-        platform: the hardware.
-        tasks: what arrives, in the file's order.
-    """
-
-    platform: VirtualHardwarePlatform
-    tasks: tuple[Mapping[str, Any], ...]
-
-    @classmethod
-    def read(cls, source: str | PathLike[str] | Mapping[str, Any], level_of_detail: Any = None) -> Scenario:
-        """Return the scenario of a YAML or JSON file, or of its content.
-
-        Args:
-            source: a path, or a mapping.
-            level_of_detail: in the place of the file's.
-
-        Raises:
-            HardwareConfigError: the file cannot be found or read, or names a config that cannot.
-            UsageError: an unknown key, or a value outside its rule; all faults of tasks at once.
-        """
-        data = object_of(source, f"a scenario must be an object with {', '.join(_TOP)}")
-        require_known("a scenario has no key", data, _TOP)
-        if (KEY in data) == ("hardware" in data):
-            raise UsageError(f"a scenario needs {KEY}, or hardware (a config's name) and world_size; give one of them")
-        detail = level_of_detail or data.get("level_of_detail", "high")
-        platform = VirtualHardwarePlatform(detail, data.get("unit_rates", "shared"))
-        profile: Any = data.get(KEY)
-        if KEY not in data:
-            profile = profile_of_config(data["hardware"], data.get("world_size", 8), nics=data.get("nics"))
-        platform.initialize(profile, model_chars_db=data.get("model_params"))
-        platform.set_efficiency_factors(**data.get("efficiency", {}))
-        return cls(platform, _tasks(data.get("tasks")))
-
-    def run(self) -> float:
-        """Simulate all tasks to their ends, and return the moment of the last, s.
-
-        Raises:
-            MinitrainError: a task cannot be carried out; the message names it.
-        """
-        env = self.platform.env
-        running: dict[str, Process] = {}
-        for task in self.tasks:
-            before = [running[name] for name in task.get("after", ())]
-            running[task["task_id"]] = env.process(self._carry_out(task, before))
-        return self.platform.run()
-
-    def _carry_out(self, task: Mapping[str, Any], before: list[Process]) -> _Steps:
-        env = self.platform.env
-        if task.get("at_s", 0):
-            yield env.timeout(task["at_s"])
-        yield env.all_of(before)
-        try:
-            submitted = self._submit(dict(task))
-        except MinitrainError as error:
-            raise type(error)(f"task {task['task_id']}: {error}", **error.facts) from None
-        yield submitted
-
-    def _submit(self, task: dict[str, Any]) -> simpy.Event:
-        """Let a task begin; what it lacks or gets wrong is refused by the platform."""
-        platform, name, size = self.platform, task["task_id"], task.get("size_bytes")
-        match task:
-            case {"compute": device}:
-                rest = {key: value for key, value in task.items() if key not in ("compute", "at_s", "after")}
-                return platform.submit_computation_task(device, rest)
-            case {"model": model}:
-                tokens, precision = task.get("num_tokens", 1), task.get("precision", "fp16")
-                return platform.submit_model_task(task.get("device", ""), model, tokens, precision, name)
-            case {"transfer": [source, dest]}:
-                return platform.submit_network_transfer_task(source, dest, size, task_id=name)
-            case {"transfer": ends}:
-                raise UsageError(f"transfer must be a list of source and destination, found {shown(ends)}")
-            case {"collective": op}:
-                members, algorithm = task.get("participants", ()), task.get("algorithm", "ring")
-                return platform.submit_collective_task(op, members, size, algorithm, name)  # type: ignore[arg-type]
-            case {"allocate": device}:
-                return platform.allocate_memory(device, size)  # type: ignore[arg-type]  # refused there
-        return platform.free_memory(task["free"], size)  # type: ignore[arg-type]  # refused there
-
-
-def _tasks(items: Any) -> tuple[Mapping[str, Any], ...]:
-    """Return the tasks of a scenario, each with a name, or raise one error with all faults."""
-    if not isinstance(items, list) or not items:
-        raise UsageError(f"a scenario needs tasks, a list of at least one; found {shown(items)}")
-    faults: list[str] = []
-    found: dict[str, Mapping[str, Any]] = {}
-    for place, item in enumerate(items):
-        task: Mapping[str, Any] = item if isinstance(item, Mapping) else {}
-        name = str(task.get("task_id", f"task {place}"))
-        faults += [f"{name}: {fault}" for fault in _faults(item, found)]
-        if name in found:
-            faults.append(f"two tasks are called {name!r}; give each a name of its own")
-        found[name] = {**task, "task_id": name}
-    if faults:
-        raise refuse("the scenario", faults)
-    return tuple(found.values())
-
-
-def _faults(item: Any, before: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with one task."""
-    if not isinstance(item, Mapping):
-        return [f"expected an object, found {shown(item)}"]
-    verbs = [verb for verb in _VERBS if verb in item]
-    if len(verbs) != 1:
-        return [f"a task says one of {', '.join(_VERBS)}; found {', '.join(verbs) or 'none'}"]
-    at_s, after, known = item.get("at_s", 0), item.get("after", []), (*verbs, *_COMMON, *_VERBS[verbs[0]])
-    faults = [] if is_number(at_s) else [f"at_s must be a number of seconds >= 0, found {shown(at_s)}"]
-    if not isinstance(after, list):
-        faults.append(f"after must be a list of names of tasks, found {shown(after)}")
-        after = []
-    faults += [f"after names {one!r}, but no task before is called so" for one in after if one not in before]
-    unknown = [key for key in item if key not in known] if verbs != ["compute"] else []
-    return faults + [f"no key {key!r} {closest(key, known)}".rstrip() for key in unknown]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from math import fsum
+from math import ceil, fsum
 from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType
@@ -31,10 +31,15 @@ _TASK_KEYS = (
     "flops_required_fp16",
     "memory_read_bytes",
     "memory_write_bytes",
-    "num_processing_units_requested",
+    "memory_occupied_bytes",
     "is_memory_bound_hint",
     "layers",
+    "num_processing_units_requested",
+    "priority",
+    "wait",
 )
+MODEL_TASK_KEYS = _TASK_KEYS[-3:]
+"""What a task of a model may say beside the model, the device and tokens."""
 _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
 
 
@@ -250,6 +255,10 @@ class ComputeTask:
         num_units: processing units that it takes; all of the device's if None.
         is_memory_bound: whether memory alone is to be counted.
         layers: the tasks that it consists of, which `high` level of detail runs one after the other.
+        occupied_bytes: memory that it holds from its submission to its end.
+        shares: a name of what it holds, which tasks that name the same on a device hold together; None if it does not.
+        priority: of those that wait for units or memory, smaller ones are served first.
+        wait: whether it waits for memory; where not, it is refused if there is not enough.
     """
 
     task_id: str
@@ -258,6 +267,10 @@ class ComputeTask:
     num_units: int | None = None
     is_memory_bound: bool = False
     layers: tuple[ComputeTask, ...] = ()
+    occupied_bytes: int = 0
+    shares: str | None = None
+    priority: float = 0
+    wait: bool = False
 
     @classmethod
     def of(cls, description: Mapping[str, Any] | ComputeTask, task_id: str) -> ComputeTask:
@@ -265,8 +278,9 @@ class ComputeTask:
 
         Args:
             description: `task_id`, `flops_required_fp16` (or another precision), `memory_read_bytes`,
-                `memory_write_bytes`, `num_processing_units_requested`, `is_memory_bound_hint` and `layers`, a list of
-                the same, for which it asks beside its own; or a task.
+                `memory_write_bytes`, `memory_occupied_bytes` (held while the task is there), `is_memory_bound_hint`,
+                `num_processing_units_requested`, `priority`, `wait`, and `layers`, a list of the same, for which it
+                asks beside its own; or a task.
             task_id: its name if it says none.
 
         Raises:
@@ -293,7 +307,9 @@ class ComputeTask:
         for layer in layers:
             for precision, amount in layer.flops.items():
                 flops[precision] = flops.get(precision, 0) + amount
-        return cls(name, flops, moved, units, description.get("is_memory_bound_hint") is True, layers)
+        occupied, (wait, priority) = number("memory_occupied_bytes"), wait_and_priority(description, name)
+        is_bound = description.get("is_memory_bound_hint") is True
+        return cls(name, flops, moved, units, is_bound, layers, cast("int", occupied), None, priority, wait)
 
     def times(self, device: VirtualComputeDevice, mfu: float, mbu: float) -> tuple[float, float]:
         """Return what its arithmetic and its memory traffic take on a device, s.
@@ -314,6 +330,16 @@ class ComputeTask:
     def seconds(self, compute_s: float, memory_s: float) -> float:
         """Return how long it lasts, s."""
         return memory_s if self.bound(compute_s, memory_s) == "memory" else compute_s
+
+
+def wait_and_priority(description: Mapping[str, Any], task_id: str) -> tuple[bool, float]:
+    """Return whether a task waits for memory, and its priority; a UsageError if they are no such values."""
+    wait, priority = description.get("wait", False), description.get("priority", 0)
+    if not isinstance(wait, bool):
+        raise UsageError(f"task {task_id}: wait must be true or false, got {shown(wait)}", task_id=task_id)
+    if not isinstance(priority, int | float) or isinstance(priority, bool):
+        raise UsageError(f"task {task_id}: priority must be a number, got {shown(priority)}", task_id=task_id)
+    return wait, priority
 
 
 @final
@@ -349,7 +375,7 @@ class ModelCharacteristics:
         whole = ComputeTask(task_id, {precision: self.flops_per_token * num_tokens}, self.memory_bytes)
         flops, moved = {precision: whole.flops[precision] / self.num_layers}, whole.memory_bytes / self.num_layers
         layers = tuple(ComputeTask(f"{task_id}.{place}", flops, moved) for place in range(self.num_layers))
-        return replace(whole, layers=layers)
+        return replace(whole, layers=layers, occupied_bytes=ceil(self.memory_bytes))
 
 
 def read_models(source: Mapping[str, Any] | str | PathLike[str] | None) -> Mapping[str, ModelCharacteristics]:

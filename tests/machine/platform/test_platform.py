@@ -169,6 +169,78 @@ def test_memory_is_taken_and_given_back_at_once() -> None:
     assert ours.get_device_info("gpu0")["memory_used_bytes"] == 0
 
 
+def test_an_allocation_can_wait_for_its_turn() -> None:
+    ours = platform()
+    ours.allocate_memory("gpu0", 60_000_000_000)
+    got: list[str] = []
+
+    def waits(name: str, size_bytes: int, priority: float = 0) -> None:
+        event = ours.allocate_memory("gpu0", size_bytes, wait=True, priority=priority)
+        event.callbacks.append(lambda _: got.append(f"{name} at {ours.env.now:g}"))
+
+    waits("large", 50_000_000_000)
+    waits("small", 10_000_000_000)  # it would fit, but it came later
+    waits("urgent", 30_000_000_000, priority=-1)
+    ours.run(until=1.0)
+    assert got == []
+    ours.free_memory("gpu0", 20_000_000_000)
+    ours.run(until=2.0)
+    assert got == ["urgent at 1"]
+    ours.free_memory("gpu0", 60_000_000_000)
+    ours.run()
+    assert got == ["urgent at 1", "large at 2", "small at 2"]
+    with pytest.raises(OutOfMemoryError, match=r"90,000,000,000 bytes do not fit in 80,000,000,000; allocate less"):
+        ours.allocate_memory("gpu0", 90_000_000_000, wait=True)
+    ours.allocate_memory("gpu0", 70_000_000_000, wait=True)
+    with pytest.raises(OutOfMemoryError, match="an allocation waits for 70,000,000,000 bytes beside 70,000,000,000"):
+        ours.run()
+
+
+@pytest.mark.parametrize(("backfill", "order"), [(False, [0, 1, 2]), (True, [0, 2, 1])])
+def test_small_tasks_pass_a_blocked_one_only_where_they_may(backfill: bool, order: list[int]) -> None:
+    ours = VirtualHardwarePlatform(backfill=backfill).initialize({"compute_devices": [GPU]})
+    tasks = [{**HEAVY, "num_processing_units_requested": units} for units in (81, 54, 27)]
+    processes = [ours.submit_computation_task("gpu0", task) for task in tasks]
+    ours.run()
+    assert sorted(range(3), key=lambda place: (outcome(processes[place]).start, place)) == order
+
+
+def test_tasks_of_smaller_priority_are_served_first() -> None:
+    ours = platform()
+    ends = ends_of(ours, *({**HEAVY, "priority": priority} for priority in (3, 2, 1)))
+    assert ends[0] < ends[2] < ends[1]  # the first found the device free
+
+
+def test_tasks_hold_their_memory_while_they_are_there() -> None:
+    ours = platform()
+    task = {**HEAVY, "memory_occupied_bytes": 50_000_000_000}
+    first = ours.submit_computation_task("gpu0", task)
+    with pytest.raises(OutOfMemoryError, match="do not fit beside 50,000,000,000"):
+        ours.submit_computation_task("gpu0", task)
+    second = ours.submit_computation_task("gpu0", {**task, "wait": True})
+    with pytest.raises(UsageError, match="1 bytes are freed, but 0 are allocated"):
+        ours.free_memory("gpu0", 1)
+    ours.run()
+    assert outcome(second).start == outcome(first).end
+    assert ours.get_device_info("gpu0")["memory_used_bytes"] == 0
+
+
+def test_a_model_occupies_memory_once_for_all_its_tasks_and_is_refused_where_it_does_not_fit() -> None:
+    database = {"mine": {"parameters": 8e9, "flops_per_token": 16e9}}
+    for capacity in (8_000_000_000, 16_000_000_000):
+        device = {**GPU, "memory_capacity_bytes": capacity}
+        ours = VirtualHardwarePlatform().initialize({"compute_devices": [device]}, model_chars_db=database)
+        if capacity < 16e9:
+            with pytest.raises(OutOfMemoryError, match="16,000,000,000 bytes do not fit in 8,000,000,000"):
+                ours.submit_model_task("gpu0", "mine", 1)
+            continue
+        for _ in range(2):
+            ours.submit_model_task("gpu0", "mine", 512, num_processing_units_requested=54)
+        assert ours.get_device_info("gpu0")["memory_used_bytes"] == capacity
+        ours.run()
+        assert ours.get_device_info("gpu0")["memory_used_bytes"] == 0
+
+
 def test_a_model_task_prices_each_layer_or_the_whole() -> None:
     database = {"mine": {"parameters": 1e9, "flops_per_token": 2e9, "num_layers": 4}}
     ends = []

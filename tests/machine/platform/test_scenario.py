@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from minitrain.cli import app
 from minitrain.errors import MinitrainError
-from minitrain.machine.platform.platform import Scenario
+from minitrain.machine.platform.scenario import Scenario
 
 TWO_JOBS = """
 hardware: specified_h100_80g_nvl8
@@ -83,10 +83,33 @@ def scenario(*tasks: Any, **top: Any) -> dict[str, Any]:
         (scenario({"compute": "gpu0"}, hardware_profile={}), "give one of them"),
         (scenario({"task_id": "x", "compute": "gpu7"}), "task x: there is no device 'gpu7'"),
         (scenario({"transfer": ["gpu0"], "size_bytes": 1}), "source and destination"),
-        (scenario({"task_id": "x", "allocate": "gpu0", "size_bytes": 1e15}), "task x: .* do not fit"),
+        (scenario({"allocate": "gpu0", "size_bytes": 1, "wait": 1}), "task 0: wait must be true or false, got 1"),
+        (scenario({"compute": "gpu0", "priority": "high"}), "priority must be a number"),
+        (scenario({"compute": "gpu0"}, backfill="yes"), "backfill must be True or False"),
         ("no such file.yaml", "no such file"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_clear_error(data: Any, message: str) -> None:
     with pytest.raises(MinitrainError, match=message):
         Scenario.read(data).run()
+
+
+def test_a_shortage_of_memory_ends_one_task_with_its_reason_and_those_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "short.json"
+    tasks = [
+        {"task_id": "too large", "compute": "gpu0", "flops_required_fp16": 1e12, "memory_occupied_bytes": 1e12},
+        {"task_id": "next", "after": ["too large"], "compute": "gpu0", "flops_required_fp16": 1e12},
+        {"task_id": "other", "compute": "gpu0", "flops_required_fp16": 1e12},
+        {"task_id": "hold", "allocate": "gpu1", "size_bytes": 80e9},
+        {"task_id": "hangs", "after": ["hold"], "allocate": "gpu1", "size_bytes": 80e9, "wait": True},
+        {"task_id": "then", "after": ["hangs"], "transfer": ["gpu0", "gpu1"], "size_bytes": 1},
+    ]
+    path.write_text(json.dumps(scenario(*tasks)))
+    found = json.loads(CliRunner().invoke(app, ["platform", "run", str(path), "--json"]).output)
+    assert [task["task_id"] for task in found["tasks"]] == ["other"]
+    reasons = {task["task_id"]: task["reason"] for task in found["failed"]}
+    assert reasons.pop("too large").startswith("gpu0: 1,000,000,000,000 bytes do not fit in")
+    waits = "it still waits for memory that nobody gives back"
+    assert reasons == {"next": "it comes after too large", "hangs": waits, "then": "it comes after hangs"}
+    table = CliRunner().invoke(app, ["platform", "run", str(path)])
+    assert (table.exit_code, "1 tasks, 4 failed" in table.output) == (0, True)
