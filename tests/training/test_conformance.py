@@ -232,8 +232,15 @@ def test_a_proof_and_a_simulation_are_the_same_program(name: str, workload: str 
     assert record(name, sizes).digest == record(name, {**sizes, "numerics": "numpy"}).digest
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("is_dense", [True, False])
+@pytest.mark.parametrize(
+    ("is_dense", "world_size"),
+    [
+        pytest.param(True, 2, marks=pytest.mark.slow),
+        (True, 4),
+        (False, 2),
+        pytest.param(False, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_all_shipped_strategies_train_what_a_single_device_trains(
     world_size: int, is_dense: bool, tmp_path: Path
 ) -> None:
@@ -272,8 +279,15 @@ def parts_of(name: str) -> set[str]:
     return {name}
 
 
-@pytest.mark.parametrize("workload", ["tiny", "tiny-moe"])
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(
+    ("workload", "world_size"),
+    [
+        pytest.param("tiny", 2, marks=pytest.mark.slow),
+        ("tiny", 4),
+        ("tiny-moe", 2),
+        pytest.param("tiny-moe", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_divided_is_trained_as_on_a_single_device(world_size: int, workload: str, tmp_path: Path) -> None:
     wanted, model = reference(workload=workload), mt.models()[workload]
     found = trained(list(DIVIDES[world_size][workload]), world_size, tmp_path, workload=workload)
