@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
+from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
@@ -30,6 +31,7 @@ from minitrain.operations import (
     WAITED_FOR,
     EventLog,
 )
+from minitrain.run.analysis.labels import duration
 from minitrain.run.contributions import (
     CALIBRATION_FILE,
     LOG_FILE,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """What torch.distributed is told: beside nccl, gloo exchanges what is on the host, such as losses."""
+
+_QUARTILES = 4
 
 
 class LossWarning(UserWarning):
@@ -132,6 +136,15 @@ class MeasuredRun(Run):
     def step_times(self) -> list[float]:
         """What each step took, s."""
         return [*self.seconds]
+
+    @property
+    def sureness(self) -> str:
+        """How far the steps differed, but for the first, which warms up."""
+        steps = self.step_times[1:]
+        if len(steps) < _QUARTILES:
+            return "measured, in too few steps to say how far they differ"
+        low, _, high = quantiles(steps, n=_QUARTILES)
+        return f"measured; half of {len(steps)} steps took {duration(low)} to {duration(high)}"
 
     @property
     def log(self) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.plain_text import text_of
-from minitrain.run.analysis.labels import GIB, duration
+from minitrain.run.analysis.labels import GIB, duration, size
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import save_run
@@ -103,21 +103,20 @@ def peak_text(run: Run) -> str:
     capacity = "" if run.capacity_bytes is None else f" of {run.capacity_bytes / GIB:.4g}"
     tensors = f"{run.peak_memory_bytes / GIB:.2f}"
     if run.needed_memory_bytes is None:
-        return f"{tensors}{capacity} GiB"
+        return f"{tensors}{capacity} GiB" if capacity else size(run.peak_memory_bytes, ".2f")
     return f"{run.needed_memory_bytes / GIB:.2f}{capacity} GiB ({tensors} of tensors)"
 
 
 def memory_text(run: Run) -> str:
     """Return what the peak memory consists of, in words; nothing where stores did not count kinds."""
     held = run.memory_by_kind or {}
-    sizes = ((kind, size_bytes / GIB) for kind, size_bytes in held.items() if size_bytes)
-    return ", ".join(f"{kind} {size:.3g} GiB" for kind, size in sizes)
+    return ", ".join(f"{kind} {size(size_bytes)}" for kind, size_bytes in held.items() if size_bytes)
 
 
 def communication_text(run: Run) -> str:
     """Return what a rank communicates along each axis, on average, in words."""
     return ", ".join(
-        f"{axis} {duration(total.seconds)} ({total.size_bytes / GIB:.3g} GiB, {duration(total.exposed_s)} exposed)"
+        f"{axis} {duration(total.seconds)} ({size(total.size_bytes)}, {duration(total.exposed_s)} exposed)"
         for axis, total in run.communication_by_axis.items()
     )
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from minitrain.errors import OutOfMemoryError
 from minitrain.plain_text import printable, text_of
-from minitrain.run.analysis.labels import GIB, duration
+from minitrain.run.analysis.labels import GIB, duration, size
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.view.run_folder import MESSAGES, communication_text, memory_text, notes_of_all, peak_text, title_of
 
@@ -154,7 +154,7 @@ def run_table(run: Run, tokens: float | None = None) -> Table:
         days, dollars, energy = budget_cells(run.for_tokens(tokens))
         rows[f"{tokens:.3g} tokens"] = f"{days} days, {dollars} USD, {energy} MWh of the devices"
     if run.peak_host_memory_bytes:
-        rows["host memory"] = f"{run.peak_host_memory_bytes / GIB:.2f} GiB a rank at most"
+        rows["host memory"] = f"{size(run.peak_host_memory_bytes, '.2f')} a rank at most"
     if run.held_outside is not None:
         rows["held outside stores"] = _outside(run, run.held_outside)
     rows |= {f"{each.kind.name} ({len(each.kind.ranks)} ranks)": kind_text(each) for each in run.by_device_kind}
@@ -184,10 +184,10 @@ def _outside(run: Run, held: MemoryOutsideStores) -> str:
     if not held.elements:
         return "nothing"
     lines = [
-        f"{elements * run.bytes_per_element / GIB:.3g} GiB made at {line}"
+        f"{size(elements * run.bytes_per_element)} made at {line}"
         for line, elements in held.elements_by_line.items()
     ]
-    return f"at most {held.elements * run.bytes_per_element / GIB:.3g} GiB, on rank {held.rank}: {', '.join(lines)}"
+    return f"at most {size(held.elements * run.bytes_per_element)}, on rank {held.rank}: {', '.join(lines)}"
 
 
 def facts_table(rows: Mapping[str, str]) -> Table:

@@ -45,6 +45,7 @@ def test_zero3_learns_bytes_and_is_measured() -> None:
     assert sum(run.losses[-5:]) / 5 < 3.2
     assert seen == list(range(60))
     assert len(run.step_times) == 60
+    assert re.fullmatch(r"measured; half of 59 steps took \S+ \S+ to \S+ \S+", run.sureness)
     assert run.predicted is not None
     rows = [[(event.typ, event.layer, event.samples) for event in log] for log in run.logs]
     assert rows == [[(event.typ, event.layer, event.samples) for event in log] for log in run.predicted.logs]

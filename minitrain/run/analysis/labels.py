@@ -22,6 +22,7 @@ MAKESPAN_BUBBLE = (
 )
 SPAN_BUBBLE = "the longest idle time of a rank between its own first and last pass"
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_SIZE_UNITS = ((2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _LONG_UNITS = ((86400.0, "days"), (3600.0, "h"))
 _LONG_S = 1e4  # from here on seconds have more digits than are shown
 
@@ -47,6 +48,18 @@ def duration(seconds: float) -> str:
     length = abs(float(seconds))  # numpy's truth values are no indices
     scale, name = time_unit(length) if length < _LONG_S else _LONG_UNITS[length < 100 * 3600]
     return f"{seconds / scale:.4g} {name}"
+
+
+def size(size_bytes: float, form: str = ".3g") -> str:
+    """Write bytes with a unit: GiB in the given form, and what is less than a tenth of one in MiB, KiB or bytes.
+
+    >>> size(5 * 2**30), size(12.5 * 2**20), size(0)
+    ('5 GiB', '12.5 MiB', '0 bytes')
+    """
+    if size_bytes >= 0.1 * GIB:
+        return f"{size_bytes / GIB:{form}} GiB"
+    scale, name = next(((scale, name) for scale, name in _SIZE_UNITS if size_bytes >= 0.1 * scale), _SIZE_UNITS[-1])
+    return f"{size_bytes / scale:.4g} {name}"
 
 
 def stream_name(stream: Stream) -> str:
