@@ -15,12 +15,14 @@ from minitrain.machine.platform.fair_sharing import Algorithm, Flow, Slowed, Tra
 from minitrain.machine.platform.links import Lane, Routes, require_known, share_used
 from minitrain.machine.platform.profile import (
     MODEL_TASK_KEYS,
+    OPERATION_EFFICIENCY,
     Bound,
     ComputeResult,
     ComputeTask,
     HardwareResourceProfile,
     TransferResult,
     VirtualComputeDevice,
+    bound_of,
     is_number,
     read_models,
 )
@@ -150,7 +152,8 @@ class VirtualHardwarePlatform:
         self.unit_rates = unit_rates
         self.backfill = backfill
         self.results: list[ComputeResult | TransferResult] = []
-        self._efficiency = 1.0, 1.0
+        self._efficiency: dict[str | None, tuple[float, float]] = {None: (1.0, 1.0)}
+        self._efficiency.update(OPERATION_EFFICIENCY.items())
         self._env: Environment | None = None
 
     def initialize(
@@ -223,12 +226,13 @@ class VirtualHardwarePlatform:
                 )
         return float(self.env.now)
 
-    def set_efficiency_factors(self, mfu: float = 1.0, mbu: float = 1.0) -> None:
+    def set_efficiency_factors(self, mfu: float = 1.0, mbu: float = 1.0, operation_type: str | None = None) -> None:
         """Let tasks that begin from now on reach less than the peaks.
 
         Args:
             mfu: share of the arithmetic peak, in (0, 1].
             mbu: share of the memory bandwidth, in (0, 1].
+            operation_type: of which tasks, in place of `OPERATION_EFFICIENCY`; of all, beside that, if None.
 
         Raises:
             UsageError: one of them is no such share.
@@ -236,7 +240,17 @@ class VirtualHardwarePlatform:
         for name, value in (("mfu", mfu), ("mbu", mbu)):
             if not is_number(value) or not 0 < value <= 1:
                 raise UsageError(f"{name} must be a number in (0, 1], got {value!r}; 1 is the peak")
-        self._efficiency = mfu, mbu
+        if operation_type is not None:
+            _require_choice("the platform", "operation_type", operation_type, list(OPERATION_EFFICIENCY))
+        self._efficiency[operation_type] = mfu, mbu
+
+    def _times(self, task: ComputeTask, device: VirtualComputeDevice) -> tuple[float, float]:
+        """Return what the arithmetic and the memory traffic of a task take where all units compute, s."""
+        mfu, mbu = self._efficiency[None]
+        if task.operation_type is not None:
+            of_type = self._efficiency[task.operation_type]
+            mfu, mbu = mfu * of_type[0], mbu * of_type[1]
+        return task.times(device, mfu, mbu)
 
     def get_device_info(self, device_id: str) -> dict[str, Any]:
         """Return what a device is and how much of it is in use.
@@ -269,8 +283,9 @@ class VirtualHardwarePlatform:
         device = self._device(device_id)
         task = ComputeTask.of(task_description, self._name(_TASK))
         wanted = device.processing_units if task.num_units is None else task.num_units
-        parts = task.layers if task.layers and self.level_of_detail == "high" else (task,)
-        times = [part.times(device, *self._efficiency) for part in parts]
+        is_high = self.level_of_detail == "high"
+        has_parts = task.layers and (is_high or any(layer.operation_type for layer in task.layers))
+        times = [self._times(part, device) for part in (task.layers if has_parts else (task,))]
         if wanted > device.processing_units:
             raise UsageError(
                 f"task {task.task_id} asks for {wanted} processing units, but {device_id} has "
@@ -279,10 +294,9 @@ class VirtualHardwarePlatform:
             )
         if self.unit_rates == "shared":
             times = [(compute_s * (device.processing_units / wanted), memory_s) for compute_s, memory_s in times]
-        seconds = [part.seconds(*each) for part, each in zip(parts, times, strict=True)]
-        steps = list(zip(seconds, (memory_s for _, memory_s in times), strict=True))
         compute_s, memory_s = (sum(column) for column in zip(*times, strict=True))
-        found = compute_s, memory_s, task.bound(compute_s, memory_s)
+        steps = [(max(each), each[1]) for each in (times if is_high else [(compute_s, memory_s)])]
+        found = compute_s, memory_s, bound_of(compute_s, memory_s)
         taken = self._occupy(device_id, task)
         return self.env.process(self._compute(device_id, task, wanted, steps, found, taken))
 

@@ -4,6 +4,9 @@ Values are made by hand, or of mappings as YAML and JSON files hold them. A data
 device:
 
     {"my-7b": {"parameters": 7e9, "flops_per_token": 14e9, "num_layers": 32, "bytes_per_parameter": 2}}
+
+`configs/model_params.json` beside this file is one (`DATABASE`): two FLOPs a parameter and token; a token of resnet50
+is an image of 224 x 224 (4.1e9 multiply-adds, He et al. 2016).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from minitrain.errors import UsageError
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.config_files import parse, read_file
 from minitrain.machine.platform.links import GIGA, ClusterLinks, VirtualNetworkLink, links_of, require_known
-from minitrain.workloads.field_faults import closest, is_count, refuse, shown
+from minitrain.workloads.field_faults import choice_fault, closest, is_count, refuse, shown
 
 KEY = "hardware_profile"
 TERA = 1e12
@@ -28,7 +31,11 @@ Bound = Literal["compute", "memory"]
 _FLOPS = "flops_required_"
 _TASK_KEYS = (
     "task_id",
+    "operation_type",
     "flops_required_fp16",
+    "flops_required",
+    "precision",
+    "bytes_moved",
     "memory_read_bytes",
     "memory_write_bytes",
     "memory_occupied_bytes",
@@ -40,6 +47,23 @@ _TASK_KEYS = (
 )
 MODEL_TASK_KEYS = _TASK_KEYS[-3:]
 """What a task of a model may say beside the model, the device and tokens."""
+OPERATION_EFFICIENCY: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "matmul": (0.8, 0.9),
+        "convolution": (0.6, 0.9),
+        "attention": (0.6, 0.9),
+        "elementwise": (0.25, 0.9),
+        "memory_bound": (1.0, 0.9),
+    }
+)
+"""What operations reach of a device's arithmetic peak and of its memory's bandwidth, by their type.
+
+matmul: as the H100 of the hardware configs; attention: FlashAttention-2 reaches 0.5 to 0.73 on an A100 (Dao 2023, arXiv
+2307.08691); elementwise: vector units, which have 78 of an A100's 312 TFLOP/s in fp16 (NVIDIA A100 whitepaper, 2020).
+Those of convolutions and of bandwidth are assumed. `set_efficiency_factors` replaces each.
+"""
+DATABASE = "configs/model_params.json"
+"""The database of models that comes with the platform; a file of that name in the working directory is taken before."""
 _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
 
 
@@ -253,7 +277,7 @@ class ComputeTask:
         flops: floating-point operations by precision ("fp16").
         memory_bytes: bytes read and written.
         num_units: processing units that it takes; all of the device's if None.
-        is_memory_bound: whether memory alone is to be counted.
+        operation_type: one of `OPERATION_EFFICIENCY`, or None: it reaches the peaks.
         layers: the tasks that it consists of, which `high` level of detail runs one after the other.
         occupied_bytes: memory that it holds from its submission to its end.
         shares: a name of what it holds, which tasks that name the same on a device hold together; None if it does not.
@@ -265,7 +289,7 @@ class ComputeTask:
     flops: Mapping[str, float]
     memory_bytes: float
     num_units: int | None = None
-    is_memory_bound: bool = False
+    operation_type: str | None = None
     layers: tuple[ComputeTask, ...] = ()
     occupied_bytes: int = 0
     shares: str | None = None
@@ -277,10 +301,11 @@ class ComputeTask:
         """Return a task by its description.
 
         Args:
-            description: `task_id`, `flops_required_fp16` (or another precision), `memory_read_bytes`,
-                `memory_write_bytes`, `memory_occupied_bytes` (held while the task is there), `is_memory_bound_hint`,
-                `num_processing_units_requested`, `priority`, `wait`, and `layers`, a list of the same, for which it
-                asks beside its own; or a task.
+            description: `task_id`, `flops_required_fp16` (or another precision) or `flops_required` in `precision`
+                ("fp16"), `memory_read_bytes`, `memory_write_bytes` or `bytes_moved`, `memory_occupied_bytes` (held
+                while the task is there), `operation_type`, `is_memory_bound_hint` (the type "memory_bound", if it says
+                none), `num_processing_units_requested`, `priority`, `wait`, and `layers`, a list of the same, for which
+                it asks beside its own, of its type where they say none; or a task.
             task_id: its name if it says none.
 
         Raises:
@@ -299,17 +324,31 @@ class ComputeTask:
 
         layers = tuple(cls.of(layer, f"{name}.{place}") for place, layer in enumerate(description.get("layers") or ()))
         flops = {key.removeprefix(_FLOPS): number(key) for key in description if _FLOPS in key}
-        moved = number("memory_read_bytes") + number("memory_write_bytes")
+        if "flops_required" in description:
+            precision = str(description.get("precision", "fp16"))
+            flops[precision] = flops.get(precision, 0) + number("flops_required")
+        moved = number("memory_read_bytes") + number("memory_write_bytes") + number("bytes_moved")
+        kind = _operation_type(description, name)
         units = description.get("num_processing_units_requested")
         if units is not None and not is_count(units):
             raise UsageError(f"task {name}: num_processing_units_requested must be an integer >= 1, got {units!r}")
-        moved += sum(layer.memory_bytes for layer in layers)
+        whole = cls(name, flops, moved, operation_type=kind)
+        if layers:
+            whole = whole._beside(layers)
+        occupied, (wait, priority) = number("memory_occupied_bytes"), wait_and_priority(description, name)
+        held = cast("int", occupied)
+        return replace(whole, num_units=units, occupied_bytes=held, priority=priority, wait=wait)
+
+    def _beside(self, layers: tuple[ComputeTask, ...]) -> ComputeTask:
+        """Return a task of layers, with what this one asks for beside them as the first."""
+        layers = tuple(replace(layer, operation_type=layer.operation_type or self.operation_type) for layer in layers)
+        if self.memory_bytes or any(self.flops.values()):
+            layers = (replace(self, task_id=f"{self.task_id}.own"), *layers)
+        flops: dict[str, float] = {}
         for layer in layers:
             for precision, amount in layer.flops.items():
                 flops[precision] = flops.get(precision, 0) + amount
-        occupied, (wait, priority) = number("memory_occupied_bytes"), wait_and_priority(description, name)
-        is_bound = description.get("is_memory_bound_hint") is True
-        return cls(name, flops, moved, units, is_bound, layers, cast("int", occupied), None, priority, wait)
+        return replace(self, flops=flops, memory_bytes=sum(layer.memory_bytes for layer in layers), layers=layers)
 
     def times(self, device: VirtualComputeDevice, mfu: float, mbu: float) -> tuple[float, float]:
         """Return what its arithmetic and its memory traffic take on a device, s.
@@ -323,13 +362,19 @@ class ComputeTask:
         compute_s = fsum(flops / (device.peak_flop_per_s(precision) * mfu) for precision, flops in by_precision)
         return compute_s, self.memory_bytes / (device.memory_bytes_per_s * mbu)
 
-    def bound(self, compute_s: float, memory_s: float) -> Bound:
-        """Return which time counts: the longer one (Williams et al. 2009, "Roofline"), or memory where it says so."""
-        return "memory" if self.is_memory_bound or memory_s > compute_s else "compute"
 
-    def seconds(self, compute_s: float, memory_s: float) -> float:
-        """Return how long it lasts, s."""
-        return memory_s if self.bound(compute_s, memory_s) == "memory" else compute_s
+def _operation_type(description: Mapping[str, Any], task_id: str) -> str | None:
+    """Return the type of a task's operation, or None where it says none."""
+    hint = description.get("is_memory_bound_hint", False)
+    kind = description.get("operation_type", "memory_bound" if hint is True else None)
+    if kind is not None and (fault := choice_fault("operation_type", kind, list(OPERATION_EFFICIENCY))):
+        raise refuse(f"task {task_id}", [fault])
+    return cast("str | None", kind)
+
+
+def bound_of(compute_s: float, memory_s: float) -> Bound:
+    """Return which time counts, the longer one (Williams et al. 2009, "Roofline")."""
+    return "memory" if memory_s > compute_s else "compute"
 
 
 def wait_and_priority(description: Mapping[str, Any], task_id: str) -> tuple[bool, float]:
@@ -379,7 +424,7 @@ class ModelCharacteristics:
 
 
 def read_models(source: Mapping[str, Any] | str | PathLike[str] | None) -> Mapping[str, ModelCharacteristics]:
-    """Return the models of a JSON file or of its content by name; those that come with minitrain if None.
+    """Return the models of a JSON file or of its content by name; transformers that minitrain knows if None.
 
     Raises:
         HardwareConfigError: the file cannot be found or read.
@@ -392,6 +437,8 @@ def read_models(source: Mapping[str, Any] | str | PathLike[str] | None) -> Mappi
             name: ModelCharacteristics(model.num_parameters, 2.0 * model.num_active_parameters, model.num_layers)
             for name, model in models().items()
         }
+    if source == DATABASE and not Path(DATABASE).exists():
+        source = Path(__file__).parent / DATABASE
     data = object_of(source, "a database of models must be an object of models by name")
     found = {name: _made(ModelCharacteristics, figures, f"model {name}: ") for name, figures in data.items()}
     for name, model in found.items():

@@ -25,6 +25,7 @@ from minitrain.machine.platform.platform import Steps, VirtualHardwarePlatform
 from minitrain.machine.platform.profile import (
     KEY,
     MODEL_TASK_KEYS,
+    OPERATION_EFFICIENCY,
     is_number,
     object_of,
     profile_of_config,
@@ -116,7 +117,7 @@ class Scenario:
         if KEY not in data:
             profile = profile_of_config(data["hardware"], data.get("world_size", 8), nics=data.get("nics"))
         platform.initialize(profile, model_chars_db=data.get("model_params"))
-        platform.set_efficiency_factors(**data.get("efficiency", {}))
+        _set_efficiency(platform, data.get("efficiency", {}))
         return cls(platform, _tasks(data.get("tasks")))
 
     def run(self) -> float:
@@ -186,6 +187,19 @@ class Scenario:
                 wait, priority = wait_and_priority(task, name)
                 return platform.allocate_memory(device, size, wait=wait, priority=priority)  # type: ignore[arg-type]
         return platform.free_memory(task["free"], size)  # type: ignore[arg-type]  # refused there
+
+
+def _set_efficiency(platform: VirtualHardwarePlatform, factors: Any) -> None:
+    """Set what tasks reach: `{mfu: 0.5, mbu: 0.8, matmul: {mfu: 0.7, mbu: 0.9}}`."""
+    if not isinstance(factors, Mapping):
+        raise UsageError(f"efficiency must be an object, found {shown(factors)}")
+    require_known("efficiency has no key", factors, ("mfu", "mbu", *OPERATION_EFFICIENCY))
+    own = {name: value for name, value in factors.items() if name not in OPERATION_EFFICIENCY}
+    for kind, values in [(None, own), *((name, factors[name]) for name in factors if name not in own)]:
+        if not isinstance(values, Mapping):
+            raise UsageError(f"efficiency.{kind} must be an object with mfu and mbu, found {shown(values)}")
+        require_known("efficiency has no key", values, ("mfu", "mbu"))
+        platform.set_efficiency_factors(values.get("mfu", 1.0), values.get("mbu", 1.0), kind)
 
 
 def _tasks(items: Any) -> tuple[Mapping[str, Any], ...]:

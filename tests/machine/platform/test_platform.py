@@ -12,6 +12,7 @@ import yaml
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.machine.platform import HardwareResourceProfile, VirtualHardwarePlatform
 from minitrain.machine.platform.platform import LevelOfDetail
+from minitrain.machine.platform.profile import read_models
 
 GPU = {
     "device_id": "gpu0",
@@ -53,7 +54,12 @@ def platform(**profile: Any) -> VirtualHardwarePlatform:
         (HEAVY, (0.5, 0.8), 0.00641025641025641, "compute"),
         (LIGHT, (1.0, 1.0), 0.003, "memory"),
         (LIGHT, (0.5, 0.8), 0.00375, "memory"),
-        ({**HEAVY, "is_memory_bound_hint": True}, (1.0, 1.0), 0.001, "memory"),
+        # a hint leaves FLOP the time that they take
+        ({**HEAVY, "is_memory_bound_hint": True}, (1.0, 1.0), 0.003205128205128205, "compute"),
+        ({**LIGHT, "is_memory_bound_hint": True}, (1.0, 1.0), 6e9 / 1.8e12, "memory"),
+        ({"flops_required": 1e12, "bytes_moved": 2e9}, (1.0, 1.0), 0.003205128205128205, "compute"),
+        ({"flops_required": 624e9, "precision": "int8"}, (1.0, 1.0), 0.001, "compute"),
+        ({"bytes_moved": 2e9, "memory_read_bytes": 2e9}, (1.0, 0.5), 0.004, "memory"),
     ],
 )
 def test_a_task_lasts_as_the_roofline_says(
@@ -64,6 +70,58 @@ def test_a_task_lasts_as_the_roofline_says(
     process = ours.submit_computation_task("gpu0", task)
     assert ours.run() == seconds
     assert (outcome(process).start, outcome(process).end, outcome(process).bound) == (0.0, seconds, bound)
+
+
+@pytest.mark.parametrize(
+    ("operation_type", "compute_s", "memory_s"),
+    [
+        ("matmul", 0.0125, 0.01 / 0.9),
+        ("convolution", 0.01 / 0.6, 0.01 / 0.9),
+        ("attention", 0.01 / 0.6, 0.01 / 0.9),
+        ("elementwise", 0.04, 0.01 / 0.9),
+        ("memory_bound", 0.01, 0.01 / 0.9),
+        (None, 0.01, 0.01),
+    ],
+)
+def test_each_type_of_operation_has_its_efficiency(
+    operation_type: str | None, compute_s: float, memory_s: float
+) -> None:
+    task = {"flops_required": 3.12e12, "bytes_moved": 20e9}
+    found = outcome_of(platform(), task if operation_type is None else {**task, "operation_type": operation_type})
+    assert (found.compute_s, found.memory_s) == pytest.approx((compute_s, memory_s))
+    assert found.end == max(found.compute_s, found.memory_s)
+
+
+def test_the_efficiency_of_a_type_can_be_set_beside_that_of_all() -> None:
+    ours, task = platform(), {"flops_required": 3.12e12}
+    ours.set_efficiency_factors(mfu=0.5)
+    ours.set_efficiency_factors(mfu=0.4, operation_type="convolution")
+    assert outcome_of(ours, {**task, "operation_type": "convolution"}).compute_s == pytest.approx(0.05)
+    assert outcome_of(ours, task).compute_s == pytest.approx(0.02)
+    with pytest.raises(UsageError, match="operation_type"):
+        ours.set_efficiency_factors(operation_type="conv")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_layers_have_types_of_their_own_and_a_task_runs_beside_its_layers(level: LevelOfDetail) -> None:
+    layers = [{"flops_required": 3.12e12, "operation_type": kind} for kind in ("matmul", "attention")]
+    ours = VirtualHardwarePlatform(level).initialize({"compute_devices": [GPU]})
+    assert outcome_of(ours, {"layers": layers}).end == pytest.approx(0.01 / 0.8 + 0.01 / 0.6)
+    untyped = {"operation_type": "elementwise", "layers": [{"flops_required": 3.12e12}]}
+    assert outcome_of(ours, untyped).compute_s == pytest.approx(0.01 / 0.25)
+    begin = ours.env.now
+    assert outcome_of(ours, {"flops_required": 3.12e12, "layers": layers}).end - begin == pytest.approx(
+        0.01 + 0.01 / 0.8 + 0.01 / 0.6
+    )
+
+
+def test_the_shipped_database_agrees_with_the_models_that_are_known() -> None:
+    shipped, known = read_models("configs/model_params.json"), read_models(None)
+    assert {"llama2-7b", "llama2-70b"} <= set(shipped) & set(known)
+    for name in set(shipped) & set(known):
+        assert shipped[name].num_layers == known[name].num_layers
+        assert shipped[name].parameters == pytest.approx(known[name].parameters, rel=0.01)
+        assert shipped[name].flops_per_token == pytest.approx(known[name].flops_per_token, rel=0.01)
 
 
 def ends_of(ours: VirtualHardwarePlatform, *tasks: dict[str, Any]) -> list[float]:
@@ -278,6 +336,7 @@ MISTAKES: dict[str, tuple[Callable[[VirtualHardwarePlatform], Any], str]] = {
         lambda p: p.submit_computation_task("gpu0", {"num_processing_units_requested": 109}),
         "asks for 109 processing units",
     ),
+    "an unknown type": (lambda p: p.submit_computation_task("gpu0", {"operation_type": "matmull"}), "matmul"),
     "an efficiency above one": (lambda p: p.set_efficiency_factors(mfu=1.5), r"\(0, 1\]"),
     "an unknown model": (lambda p: p.submit_model_task("gpu0", "lama3-8b", 1), "llama3-8b"),
     "an unknown collective": (lambda p: p.submit_collective_task("gather_all", ["gpu0"], 1), "all_gather"),

@@ -66,6 +66,17 @@ def test_the_command_prints_json(file: Path) -> None:
     assert found["utilization"]["gpu2"] == pytest.approx(1.0)
 
 
+def test_a_file_names_the_shipped_database_and_efficiencies() -> None:
+    task = {"task_id": "images", "model": "resnet50", "device": "gpu0", "num_tokens": 64}
+    small = {"task_id": "product", "compute": "gpu1", "flops_required": 1e12, "operation_type": "matmul"}
+    data = scenario(task, small, hardware="specified_h100_80g_nvl8", model_params="configs/model_params.json")
+    assert ends(Scenario.read(data)) == pytest.approx({"images": 64 * 8.2e9 / 1e15, "product": 1e-3 / 0.8})
+    efficiency = {"mfu": 0.5, "matmul": {"mfu": 0.4}}
+    assert ends(Scenario.read({**data, "efficiency": efficiency})) == pytest.approx(
+        {"images": 64 * 8.2e9 / 0.5e15, "product": 1e-3 / 0.2}
+    )
+
+
 def scenario(*tasks: Any, **top: Any) -> dict[str, Any]:
     return {"hardware": "h100_80g_nvl8", "world_size": 2, "tasks": list(tasks), **top}
 
@@ -86,6 +97,8 @@ def scenario(*tasks: Any, **top: Any) -> dict[str, Any]:
         (scenario({"allocate": "gpu0", "size_bytes": 1, "wait": 1}), "task 0: wait must be true or false, got 1"),
         (scenario({"compute": "gpu0", "priority": "high"}), "priority must be a number"),
         (scenario({"compute": "gpu0"}, backfill="yes"), "backfill must be True or False"),
+        (scenario({"compute": "gpu0"}, efficiency={"matmull": {}}), 'did you mean "matmul"'),
+        (scenario({"compute": "gpu0"}, efficiency={"matmul": 0.5}), "must be an object with mfu and mbu"),
         ("no such file.yaml", "no such file"),
     ],
 )
