@@ -343,7 +343,7 @@ def write_text(path: str | Path, chunks: Iterable[str]) -> Path:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(target) as temporary:
+    with replacing(target) as temporary:
         if target.suffix == ".gz":
             # a fixed time and no name in the header, and the level at which speed and size balance for JSON
             with temporary.open("wb") as raw, GzipFile("", "wb", 3, raw, mtime=0) as packed:
@@ -359,14 +359,16 @@ def write_bytes(path: str | Path, chunks: Iterable[bytes]) -> Path:
     """Write bytes, piece by piece, and return the path; its folder is made if it does not exist."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(target) as temporary, temporary.open("wb") as file:
+    with replacing(target) as temporary, temporary.open("wb") as file:
         file.writelines(chunks)
     return target
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path) -> Iterator[Path]:
     """Offer a temporary name beside the target; move it into place, or remove it after an error.
+
+    So a file is whole or absent, and what was there stays until the new one is whole: whatever writes files uses this.
 
     Where the target is a device or a pipe, offer the target itself.
 

@@ -19,7 +19,7 @@ from minitrain.cli.failures import FAILED
 from minitrain.cli.generation import Group
 from minitrain.cli.output import Progress, print_lines, print_table
 from minitrain.errors import UsageError
-from minitrain.files import read_json
+from minitrain.files import read_json, write_text
 
 if TYPE_CHECKING:
     from minitrain.learn import Exercise, Grade
@@ -86,8 +86,7 @@ class State:
 
     def save(self) -> None:
         """Write the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.exercises, indent=2) + "\n", encoding="utf-8")
+        write_text(self.path, [json.dumps(self.exercises, indent=2), "\n"])
 
 
 @learn.define("list")
@@ -114,10 +113,10 @@ def start(n: Which = "00", *, dir: Here = HERE, exercises: Exercises = None) -> 
     if path.exists():
         print_lines([f"{path} is there already; `minitrain learn reset {exercise.number}` begins again"])
     else:
-        path.write_text(exercise.starter, encoding="utf-8")
+        write_text(path, [exercise.starter])
         print_lines([f"wrote {path}"])
     statement = path.with_suffix(".md")
-    statement.write_text(_statement(exercise), encoding="utf-8")
+    write_text(statement, [_statement(exercise)])
     print_lines(["", *statement.read_text(encoding="utf-8").splitlines()])
 
 
@@ -275,7 +274,7 @@ def solution(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None
     text, path = solution_of(exercise), dir / f"{exercise.name}_solution.py"
     is_there = path.exists()
     if not is_there:
-        path.write_text(text, encoding="utf-8")
+        write_text(path, [text])
     print(text, end="")
     print(f"{path} is there already" if is_there else f"wrote {path}", file=sys.stderr)
 
@@ -291,8 +290,7 @@ def reset(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  
             number += 1
         path.rename(kept)
         print_lines([f"kept your work as {kept}"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(exercise.starter, encoding="utf-8")
+    write_text(path, [exercise.starter])
     print_lines([f"wrote {path}"])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.files import write_text
 from minitrain.learn.exercise import Exercise, shipped_exercises
 
 _SETUP = """try:
@@ -122,7 +123,7 @@ def write_notebooks(
     paths = []
     for exercise in exercises or shipped_exercises():
         paths.append(folder / f"{exercise.name}.ipynb")
-        paths[-1].write_text(as_text(notebook_of(exercise, requirement)), encoding="utf-8")
+        write_text(paths[-1], [as_text(notebook_of(exercise, requirement))])
     return paths
 
 

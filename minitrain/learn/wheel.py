@@ -17,6 +17,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from minitrain.errors import UsageError
+from minitrain.files import replacing
 from minitrain.learn.budgets import budgets_json
 from minitrain.learn.exercise import SHIPPED, Exercise
 
@@ -63,7 +64,7 @@ def write_zip(path: Path, files: dict[str, bytes], *, programs: Sequence[str] = 
         files: by name.
         programs: those that may be executed.
     """
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             info = zipfile.ZipInfo(name, _BEGINNING)
             info.compress_type = zipfile.ZIP_DEFLATED

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from minitrain.errors import UsageError
-from minitrain.files import read_cells
+from minitrain.files import read_cells, replacing
 
 COLUMNS = ("microbatch", "tp", "first_layer", "last_layer", "forward_s", "backward_s", "update_s")
 _CHOOSERS = ("gpu", "model")
@@ -189,7 +189,7 @@ def write_layers(rows: Iterable[LayerTime], path: str | os.PathLike[str]) -> Pat
     """Write a table as a CSV file, and return its path."""
     found = Path(path)
     names = (*reversed(_CHOOSERS), *COLUMNS)
-    with found.open("w", newline="", encoding="utf-8") as file:
+    with replacing(found) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)
         writer.writerows([getattr(row, name) for name in names] for row in rows)

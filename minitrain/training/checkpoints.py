@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from minitrain.errors import UsageError
-from minitrain.files import read_json
+from minitrain.files import read_json, write_text
 from minitrain.training.contents import Flat, put_together
 from minitrain.training.layers import Net
 from minitrain.training.program import RankProgram
@@ -97,7 +97,7 @@ class Checkpoints:
         dist.barrier()
         if rank == 0:
             text = json.dumps({"steps": num_steps, **self.facts}, indent=2)
-            (folder / _LAST_FILE).write_text(text + "\n", encoding="utf-8")
+            write_text(folder / _LAST_FILE, [text, "\n"])
 
     def latest(self, program: RankProgram, net: Net) -> tuple[dict[int | str, tuple[Flat, Flat]], int]:
         """Return the state of the newest checkpoint as far as a rank needs it, and its number of steps.

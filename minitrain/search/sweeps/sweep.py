@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from minitrain.errors import UsageError, require_count
+from minitrain.files import replacing
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, PRICE_ONLY
@@ -523,7 +524,10 @@ class Sweep:
         require_writable(table)
         rows = [flat(row) for row in self.rows()]
         names = dict.fromkeys(name for row in rows for name in row)
-        with table.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        with (
+            replacing(table) as temporary,
+            temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+        ):
             writer = csv.DictWriter(file, list(names), restval="")
             writer.writeheader()
             writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
