@@ -184,8 +184,7 @@ def _outside(run: Run, held: MemoryOutsideStores) -> str:
     if not held.elements:
         return "nothing"
     lines = [
-        f"{size(elements * run.bytes_per_element)} made at {line}"
-        for line, elements in held.elements_by_line.items()
+        f"{size(elements * run.bytes_per_element)} made at {line}" for line, elements in held.elements_by_line.items()
     ]
     return f"at most {size(held.elements * run.bytes_per_element)}, on rank {held.rank}: {', '.join(lines)}"
 

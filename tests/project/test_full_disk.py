@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
 import pytest
-
-resource = pytest.importorskip("resource")
 
 import minitrain as mt
 from minitrain.learn import shipped_exercises
