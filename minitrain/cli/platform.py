@@ -54,7 +54,11 @@ def run(
         return
     suffix = f", {len(scenario.failures)} failed" if scenario.failures else ""
     print_lines([f"{len(scenario.platform.results)} tasks{suffix}, {duration(end)}"])
-    print_table(_results_table([*scenario.platform.results, *scenario.failures]))
+    many = {name for names in scenario.arrivals.values() for name in names}
+    singles = [one for one in (*scenario.platform.results, *scenario.failures) if one.task_id not in many]
+    if singles:
+        print_table(_results_table(singles))
+    print_lines(_latency_lines(scenario))
     print_table(_use_table(used))
 
 
@@ -99,6 +103,16 @@ def _results_table(results: Sequence[ComputeResult | TransferResult | TaskFailur
         rows.append((Text(result.task_id), Text(where), *times, Text(limit)))
     heads = {"task": 8, "where": 10, **dict.fromkeys(("start", "end", "took")), "limited by": 10}
     return filled_table(heads, rows)
+
+
+def _latency_lines(scenario: Scenario) -> list[str]:
+    """Return a line for each kind of task that arrives many times."""
+    lines = []
+    for name, found in scenario.latencies_s().items():
+        line = f"{name}: {len(found):,} of {len(scenario.arrivals[name]):,} ended"
+        shares = {f"p{percent}": found[len(found) * percent // 100] for percent in (50, 95, 99)} if found else {}
+        lines.append(", ".join([line, *(f"{share} {duration(value)}" for share, value in shares.items())]))
+    return lines
 
 
 def _ends(result: TransferResult) -> str:

@@ -29,15 +29,15 @@ KEY = "hardware_profile"
 TERA = 1e12
 Bound = Literal["compute", "memory"]
 _FLOPS = "flops_required_"
+BYTES_KEYS = ("bytes_moved", "memory_read_bytes", "memory_write_bytes")
+"""What a task may say of its memory traffic."""
 _TASK_KEYS = (
     "task_id",
     "operation_type",
     "flops_required_fp16",
     "flops_required",
     "precision",
-    "bytes_moved",
-    "memory_read_bytes",
-    "memory_write_bytes",
+    *BYTES_KEYS,
     "memory_occupied_bytes",
     "is_memory_bound_hint",
     "layers",

@@ -9,13 +9,18 @@
       - {task_id: sum, at_s: 0.001, collective: all_reduce, participants: [gpu0, gpu1], size_bytes: 100000000}
       - {task_id: serve, model: llama3-8b, device: gpu0, num_tokens: 512}
       - {task_id: hold, allocate: gpu0, size_bytes: 1000000000}
+      - {task_id: request, compute: gpu0, flops_required: 1.0e12, arrivals: {rate_per_s: 100, count: 1000, seed: 0}}
+
+`arrivals` makes many tasks of one, "request 0", "request 1" ..., which arrive as a Poisson process from `at_s` on. With
+`service: exponential`, each asks for its FLOP and bytes times a random number of mean one; without, all for the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
@@ -23,6 +28,7 @@ from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.machine.platform.links import require_known
 from minitrain.machine.platform.platform import Steps, VirtualHardwarePlatform
 from minitrain.machine.platform.profile import (
+    BYTES_KEYS,
     KEY,
     MODEL_TASK_KEYS,
     OPERATION_EFFICIENCY,
@@ -31,7 +37,7 @@ from minitrain.machine.platform.profile import (
     profile_of_config,
     wait_and_priority,
 )
-from minitrain.workloads.field_faults import closest, refuse, shown
+from minitrain.workloads.field_faults import choice_fault, closest, is_count, refuse, shown
 
 if TYPE_CHECKING:
     import simpy
@@ -49,7 +55,9 @@ _TOP = (
     "backfill",
     "model_params",
 )
-_COMMON = ("task_id", "at_s", "after")
+_COMMON = ("task_id", "at_s", "after", "arrivals")
+_ARRIVALS = ("rate_per_s", "count", "seed", "service")
+_SERVICES = ("equal", "exponential")
 _VERBS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "compute": (),  # and what a task may have
@@ -86,11 +94,13 @@ class Scenario:
     Args:
         platform: the hardware.
         tasks: what arrives, in the file's order.
+        arrivals: the names of tasks that one with `arrivals` stands for, by its name.
         failures: tasks for which memory did not suffice, and those that come after them; known when it has run.
     """
 
     platform: VirtualHardwarePlatform
     tasks: tuple[Mapping[str, Any], ...]
+    arrivals: Mapping[str, Sequence[str]] = field(default_factory=dict)
     failures: list[TaskFailure] = field(default_factory=list)
 
     @classmethod
@@ -118,7 +128,15 @@ class Scenario:
             profile = profile_of_config(data["hardware"], data.get("world_size", 8), nics=data.get("nics"))
         platform.initialize(profile, model_chars_db=data.get("model_params"))
         _set_efficiency(platform, data.get("efficiency", {}))
-        return cls(platform, _tasks(data.get("tasks")))
+        tasks = _tasks(data.get("tasks"))
+        many = {task["task_id"]: _arriving(task) for task in tasks if "arrivals" in task}
+        every = [one for task in tasks for one in many.get(task["task_id"], [task])]
+        return cls(platform, tuple(every), {name: [one["task_id"] for one in found] for name, found in many.items()})
+
+    def latencies_s(self) -> dict[str, list[float]]:
+        """Return how long tasks with `arrivals` took from their submission to their end, s, in ascending order."""
+        took = {result.task_id: result.end - result.submitted for result in self.platform.results}
+        return {name: sorted(took[one] for one in found if one in took) for name, found in self.arrivals.items()}
 
     def run(self) -> float:
         """Simulate all tasks to their ends, and return the moment of the last, s.
@@ -170,7 +188,7 @@ class Scenario:
         platform, name, size = self.platform, task["task_id"], task.get("size_bytes")
         match task:
             case {"compute": device}:
-                rest = {key: value for key, value in task.items() if key not in ("compute", "at_s", "after")}
+                rest = {key: value for key, value in task.items() if key not in ("compute", *_COMMON[1:])}
                 return platform.submit_computation_task(device, rest)
             case {"model": model}:
                 tokens, precision = task.get("num_tokens", 1), task.get("precision", "fp16")
@@ -220,6 +238,42 @@ def _tasks(items: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(found.values())
 
 
+def _arriving(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tasks that one with `arrivals` stands for."""
+    arrivals, moment = task["arrivals"], float(task.get("at_s", 0))
+    rest = {key: value for key, value in task.items() if key != "arrivals"}
+    random = Random(arrivals.get("seed", 0))
+    is_exponential = arrivals.get("service") == "exponential"
+    found: list[Mapping[str, Any]] = []
+    for number in range(arrivals["count"]):
+        moment += random.expovariate(arrivals["rate_per_s"])
+        factor = random.expovariate(1.0) if is_exponential else 1.0
+        work = {key: rest[key] * factor for key in rest if key.startswith("flops_required") or key in BYTES_KEYS}
+        found.append({**rest, **work, "task_id": f"{task['task_id']} {number}", "at_s": moment})
+    return found
+
+
+def _arrival_faults(arrivals: Any, verb: str) -> list[str]:
+    """Return what is wrong with how tasks arrive."""
+    if not isinstance(arrivals, Mapping):
+        return [f"arrivals must be an object with {', '.join(_ARRIVALS)}, found {shown(arrivals)}"]
+    faults = [
+        f"arrivals: no key {key!r} {closest(key, _ARRIVALS)}".rstrip() for key in arrivals if key not in _ARRIVALS
+    ]
+    rate, number, service = (arrivals.get(key) for key in ("rate_per_s", "count", "service"))
+    if not is_number(rate) or not rate:
+        faults.append(f"arrivals: rate_per_s must be a number above 0, found {shown(rate)}")
+    if not is_count(number):
+        faults.append(f"arrivals: count must be an integer of at least 1, found {shown(number)}")
+    if not isinstance(arrivals.get("seed", 0), int):
+        faults.append(f"arrivals: seed must be an integer, found {shown(arrivals['seed'])}")
+    fault = service and choice_fault("service", service, _SERVICES)
+    faults += [f"arrivals: {fault}"] if fault else []
+    if service == "exponential" and verb != "compute":
+        faults.append(f"arrivals: service exponential is for compute, not {verb}")
+    return faults
+
+
 def _faults(item: Any, before: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with one task."""
     if not isinstance(item, Mapping):
@@ -233,5 +287,8 @@ def _faults(item: Any, before: Mapping[str, Any]) -> list[str]:
         faults.append(f"after must be a list of names of tasks, found {shown(after)}")
         after = []
     faults += [f"after names {one!r}, but no task before is called so" for one in after if one not in before]
+    many = [one for one in after if "arrivals" in before.get(one, ())]
+    faults += [f"after names {one!r}, which stands for many tasks; name a single one" for one in many]
+    faults += _arrival_faults(item["arrivals"], verbs[0]) if "arrivals" in item else []
     unknown = [key for key in item if key not in known] if verbs != ["compute"] else []
     return faults + [f"no key {key!r} {closest(key, known)}".rstrip() for key in unknown]
