@@ -45,6 +45,8 @@ class Case:
         options: of the strategy.
         hidden: whether learners do not see it.
         workload: name of the transformer that is trained, which has `num_layers` units; None for the usual layers.
+        is_proven: whether numbers are compared with those of a single device. A real model is too large for it: there
+            laws and budgets count, at sizes where computing takes most of the time.
     """
 
     world_size: int
@@ -53,6 +55,7 @@ class Case:
     options: Mapping[str, Any]
     hidden: bool = False
     workload: str | None = None
+    is_proven: bool = True
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -79,7 +82,8 @@ class Case:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the case as `exercise.json` has it."""
-        return {**self.numbers, "options": dict(self.options)}
+        own = {} if self.is_proven else {"workload": self.workload}
+        return {**self.numbers, "options": dict(self.options), **own}
 
     @classmethod
     def of_key(cls, key: str) -> Case:
@@ -181,6 +185,7 @@ class _CaseFile(TypedDict):
     num_layers: Count
     global_batch_size: Count
     options: NotRequired[dict[str, Any]]
+    workload: NotRequired[str]
 
 
 class _ExerciseFile(TypedDict):
@@ -248,7 +253,8 @@ def read_part(path: Path, kind: Any) -> Any:
 def _case(data: _CaseFile, workload: str | None, *, hidden: bool) -> Case:
     """Return a case from its JSON form."""
     sizes = (data["world_size"], data["num_layers"], data["global_batch_size"])
-    return Case(*sizes, options=data.get("options", {}), hidden=hidden, workload=workload)
+    options, own = data.get("options", {}), data.get("workload")
+    return Case(*sizes, options, hidden=hidden, workload=own or workload, is_proven=own is None)
 
 
 def shipped_exercises(folder: Path | None = None) -> list[Exercise]:

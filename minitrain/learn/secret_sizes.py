@@ -34,7 +34,7 @@ def with_secret_sizes(exercise: Exercise, secret: str) -> Exercise:
         raise UsageError(f"hidden sizes of {exercise.name} cannot be drawn where its reference is not there")
     wanted = len(exercise.hidden) or 3
     dice = random.Random(f"{secret}\n{exercise.name}")  # of text: the same on every machine
-    known = [*exercise.public, *exercise.hidden]
+    known = [case for case in (*exercise.public, *exercise.hidden) if case.is_proven]
     drawn: dict[str, Case] = {}
     for _ in range(_MOST_TRIES):
         case = _draw(dice, known)

@@ -34,8 +34,9 @@ def _faults_of_reference(exercise: Exercise) -> list[str]:
     problem = Problem()
     for case in (*exercise.public, *exercise.hidden):
         try:
-            run = run_reference(exercise, case, numerics=problem)
-            compare_with_reference(run, problem)
+            run = run_reference(exercise, case, **({"numerics": problem} if case.is_proven else {}))
+            if case.is_proven:
+                compare_with_reference(run, problem)
             budget, own = budget_for(exercise, case), reference_budget(exercise, case)
         except (MinitrainError, KeyError) as error:
             faults.append(f"the reference fails with {case}: {error}")

@@ -12,10 +12,11 @@ import pytest
 
 from minitrain.errors import UsageError
 from minitrain.learn import grade, load_exercise
-from minitrain.learn.budgets import budget_for, budgets_json
+from minitrain.learn.budgets import budget_for, budgets_json, run_reference
 from minitrain.learn.checks import judge
 from minitrain.learn.exercise import Case
 from minitrain.learn.recorder import Recorder
+from minitrain.learn.result import CHECKS
 from minitrain.learn.usage import Kept, kept_by_rank
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import load_strategy
@@ -105,3 +106,14 @@ def test_budgets_that_cannot_be_are_refused_for_the_teacher(tmp_path: Path, old:
     (folder / "budgets.json").write_text(text.replace(old, new, 1))
     with pytest.raises(UsageError, match=f"budgets.json is not as it must be: (?s:.*){fault}"):
         budget_for(exercise, exercise.public[0])
+
+
+def test_a_real_models_sizes_are_priced_and_not_proven() -> None:
+    exercise = load_exercise("15")
+    (real,) = (case for case in exercise.public if not case.is_proven)
+    assert real.workload == real.as_dict()["workload"] == "gpt2"
+    assert all(case.workload == "tiny" for case in exercise.public if case.is_proven)
+    recorder = Recorder()
+    run_reference(exercise, real, observers=[recorder])
+    found = judge(exercise, real, {"programs": recorder.programs, "lines": [[]] * real.world_size})
+    assert [name for name, result in found.items() if result.passed] == [name for name in CHECKS if name != "numerics"]

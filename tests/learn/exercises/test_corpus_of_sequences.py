@@ -16,6 +16,10 @@ RING = solution_of(load_exercise("15"))  # which has full marks
 EXCHANGE = """                sent = model.launch(model.send(after, block, tag=("block", layer, step)))
                 coming = model.launch(model.receive(before, tag=("block", layer, step)))
 """
+AWAITED = """                await sent
+                activations["coming"] = await coming
+            here = block
+"""
 FORWARD = EXCHANGE + "            attended = model.attend(layer, x, block)\n"
 STEPS_OF_FORWARD = "if model.has_attention(layer):\n                activations"
 ADDED = """                await grad_sent
@@ -72,6 +76,20 @@ WRONG: dict[str, tuple[str, str, str]] = {
         changed(RING, (SHARDS, "[0, 2 * cp - 1], 2 * cp)")),
         "laws",
         "sums over keys: shard .* is in both",
+    ),
+    "the_end_of_the_text_is_one_ranks_work": (
+        changed(RING, (SHARDS, "[2 * place, 2 * place + 1], 2 * cp)")),
+        "time",
+        "the step takes longer than the budget",
+    ),
+    "blocks_come_before_queries_attend": (
+        changed(RING, (FORWARD, EXCHANGE + AWAITED + "            attended = model.attend(layer, x, here)\n"),
+                ("                await sent\n                block = activations[\"block\"] = await coming\n        "
+                 "del block, activations[\"block\"]\n        return model.project",
+                 "                block = activations[\"block\"] = activations.pop(\"coming\")\n        "
+                 "del block, here, activations[\"block\"]\n        return model.project")),
+        "time",
+        "the step takes longer than the budget",
     ),
     "ranks_take_other_samples": (
         changed(RING, ("share = model.global_batch_size // mesh.group(\"dp\").size",
