@@ -3,7 +3,9 @@
 A backend is registered for a class of hardware or under the name of one device. An operation is asked for with the
 hardware that is preferred. Where that is not there, or cannot do it, or has died, the next of its fallback chain is
 tried; if none can, one error lists what was tried and why it could not. A user's mistake (operands whose shapes do not
-fit) is raised at once, without a fallback.
+fit) is raised at once, without a fallback. What drivers, runtimes and workers raise is a device's failure: RuntimeError
+(those of CUDA and XLA are), MemoryError, OSError (a broken connection, a TimeoutError), EOFError. A backend whose
+device may hang has to limit its own waiting, and raise TimeoutError.
 
 Operands may be NumPy's arrays or `Placed` ones, which lie on a backend. They are moved where they are needed, and the
 layer counts every byte that moves between backends.
@@ -32,6 +34,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -69,6 +72,25 @@ class NoBackendError(MinitrainError):
 
 class DeviceFailure(MinitrainError):  # noqa: N818 - it is what happened, as in the specification
     """A device has died: what it held is lost, and it computes nothing any more."""
+
+
+_DEVICE_ERRORS = (RuntimeError, MemoryError, OSError, EOFError)
+
+
+@contextmanager
+def _failures_of(backend: HardwareBackend) -> Iterator[None]:
+    """Let errors of a device's driver, runtime or worker be failures of the device.
+
+    Raises:
+        DeviceFailure: there was one; it is the cause.
+    """
+    try:
+        yield
+    except (MinitrainError, NotImplementedError, RecursionError):
+        raise  # not what a device does
+    except _DEVICE_ERRORS as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise DeviceFailure(f"{backend.name} has failed with {said:.200}", device=backend.name) from error
 
 
 Timed = tuple[Any, float]
@@ -299,7 +321,8 @@ class Placed:
         Raises:
             DeviceFailure: its device has died.
         """
-        return self.backend.get(self.array)
+        with _failures_of(self.backend):
+            return self.backend.get(self.array)
 
 
 @final
@@ -485,7 +508,8 @@ class HardwareAbstractionLayer:
             return operand if _is_number(operand) else self._put(operand, backend).array
 
         operands = [mapped(placed, each) for each in asked.operands]
-        result, seconds = backend.execute(asked.kind, operands, asked.options, asked.cost)
+        with _failures_of(backend):
+            result, seconds = backend.execute(asked.kind, operands, asked.options, asked.cost)
         self.executed[backend.name] += 1
         moved = self.moved_bytes[backend.name] - before
         lies = Placed(backend, result)
@@ -495,8 +519,10 @@ class HardwareAbstractionLayer:
         if isinstance(array, Placed) and array.backend is backend:
             return array
         array = array.numpy() if isinstance(array, Placed) else array
+        with _failures_of(backend):
+            placed = Placed(backend, backend.put(array))
         self.moved_bytes[backend.name] += array.nbytes
-        return Placed(backend, backend.put(array))
+        return placed
 
 
 def _nothing_left(op_type: str, preferred: Key | None, refused: Sequence[tuple[str, str]]) -> NoBackendError:

@@ -20,7 +20,8 @@ hosts, and the time until a death is noticed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
@@ -269,6 +270,15 @@ class _TimelineSimulation:
         return arrived
 
 
+@contextmanager
+def _as_failure_of(device: str) -> Iterator[None]:
+    """Let the failure of a backend be that of a device of the mapping."""
+    try:
+        yield
+    except DeviceFailure as failure:
+        raise DeviceFailure(str(failure), device=device) from failure
+
+
 class DeviceCoordinator(Protocol):
     """How devices of a class compute an operation."""
 
@@ -397,10 +407,8 @@ class WorkloadExecution:
         arrays = {read: self._on(read, device.name) for read in operation.reads()}
         inputs = operation.with_arrays({read: copy.array for read, copy in arrays.items()})
         coordinator = self.coordinators.get(device.hardware_class) or LayerCoordinator()
-        try:
+        with _as_failure_of(device.name):
             done = coordinator.compute(self.hal, self.keys[device.name], operation, inputs)
-        except DeviceFailure as failure:
-            raise DeviceFailure(str(failure), device=device.name) from failure
         after = [step for copy in arrays.values() for step in copy.steps]
         seconds = device.simulator.predict(self.workload.costs[name])
         number = self._happened("compute", name, device.name, after, seconds=seconds)
@@ -412,22 +420,23 @@ class WorkloadExecution:
         """Return an array's copy on a device, or on the host, moved there if need be.
 
         Raises:
-            DeviceFailure: the device that it would come from has died.
+            DeviceFailure: the device that it would come from or go to has died.
         """
         copies = self.copies[name]
         if dest not in copies:
             seconds, source = self.movement.soonest(self.workload.num_bytes(name), copies, dest, self.alive)
             array = copies[source].array
             if isinstance(array, Placed):
-                try:
+                with _as_failure_of(source):
                     array = array.numpy()
-                except DeviceFailure as failure:
-                    raise DeviceFailure(str(failure), device=source) from failure
             size = int(array.nbytes)
+            if dest != HOST:
+                with _as_failure_of(dest):
+                    array = self.hal.put(array, self.keys[dest])
             number = self._happened(
                 "move", name, dest, copies[source].steps, source=source, num_bytes=size, seconds=seconds
             )
-            copies[dest] = _Copy(array if dest == HOST else self.hal.put(array, self.keys[dest]), (number,))
+            copies[dest] = _Copy(array, (number,))
         return copies[dest]
 
     def _count_bytes(self, device: HardwareCapabilityProfile) -> None:
