@@ -8,6 +8,7 @@ Every way of simulating (all ranks, folded) begins with a `PreparedRun` and make
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
@@ -23,6 +24,7 @@ from minitrain.engine.transport.task_ownership import (
     end_ownership,
     task_of_rank,
 )
+from minitrain.engine.transport.waiting_places import lines_of_calls, shortened
 from minitrain.errors import StrategyError, UsageError
 from minitrain.machine.data_sheet import DataSheet
 from minitrain.machine.predictor import network_of
@@ -251,6 +253,7 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model], ranks_a_mode
         finally:
             ranks.is_ending = True
             found = dist.error
+            waiting = lines_of_calls([call for call in dist.unsettled_calls() if call.is_awaited])
             left = {*tasks, *ranks.left_over, *dist.detector.unfinished_tasks()}
             await end_all(dist.detector, left, patience_s)
             dist.detector.progress = None  # it would keep the models alive
@@ -258,6 +261,11 @@ async def run_ranks(prepared: PreparedRun, models: Sequence[Model], ranks_a_mode
         _raise_failure(prepared.name, models, *min(ranks.failures, key=lambda failure: failure[0]))
     if dist.error is not None:
         raise dist.error.with_traceback(None)
+    if waiting:
+        raise StrategyError(
+            "all ranks have returned while tasks of theirs still wait; await a rank's tasks before it returns\n"
+            + "\n".join(shortened(waiting))
+        )
     if unretrieved:
         rank, error = min(unretrieved, key=lambda found: found[0])
         error.add_note(
@@ -304,7 +312,8 @@ async def _cancelled(
     stuck: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     detector.on_deadlock = lambda _: None if stuck.done() else stuck.set_result(None)
     for task in tasks:
-        task.cancel()
+        with contextlib.suppress(RecursionError):  # it awaits itself, through others: none of them can be cancelled
+            task.cancel()
     ends: list[asyncio.Future[Any]] = [asyncio.gather(*tasks, return_exceptions=True), stuck]
     detector.watch_run()
     await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)

@@ -194,6 +194,69 @@ def test_ranks_that_wait_for_each_others_tasks_are_a_deadlock() -> None:
         simulate(program)
 
 
+async def awaits_itself(model: Model) -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    async def other(place: int) -> None:
+        await tasks[place]
+
+    tasks += [asyncio.ensure_future(other(place)) for place in (1, 2, 0)]
+    await tasks[0]
+
+
+def test_tasks_that_await_one_another_are_a_deadlock() -> None:
+    """Not even asyncio can cancel them: `Task.cancel` goes round until Python's stack is full."""
+    with pytest.raises(
+        DeadlockError, match=r"waiting for something of their own .*: ranks 0 \(.*test_hangs.py:\d+\), 1"
+    ):
+        simulate(awaits_itself)
+
+
+async def leaves_a_receive(model: Model) -> None:
+    asyncio.ensure_future(alone(model))  # noqa: RUF006  (that is the mistake)
+    await asyncio.sleep(0)
+
+
+async def leaves_a_collective(model: Model) -> None:
+    if model.rank:
+        asyncio.ensure_future(model.barrier())  # noqa: RUF006
+        await asyncio.sleep(0)
+
+
+async def leaves_a_generator(model: Model) -> None:
+    async def numbers() -> Any:
+        try:
+            yield 1
+        finally:
+            await alone(model)
+
+    async for _ in numbers():
+        break
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "lines"),
+    [
+        (
+            leaves_a_receive,
+            mt.StrategyError,
+            r"rank 0 at 0 s: receive from rank 1 .*\n.*rank 1 at 0 s: receive from rank 0",
+        ),
+        (leaves_a_collective, mt.StrategyError, r"rank 1 at 0 s: barrier"),
+        (
+            leaves_a_generator,
+            DeadlockError,
+            r"rank 0 at 0 s: receive from rank 1 .*\n.*rank 1 at 0 s: receive from rank 0",
+        ),
+    ],
+)
+def test_ranks_that_return_before_their_tasks_name_what_these_wait_for(
+    program: Program, kind: type[Exception], lines: str
+) -> None:
+    with pytest.raises(kind, match=lines):
+        simulate(program)
+
+
 def test_an_event_that_a_timer_sets_is_no_deadlock() -> None:
     async def program(model: Model) -> None:
         event = asyncio.Event()
