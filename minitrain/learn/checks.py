@@ -91,7 +91,7 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
         judged = _broken(exercise, case, error, lines)
         judged.run = replay.run  # which came to its end if only its numbers are wrong
         return judged
-    lacking = _handed_in_less(exercise, case, replay.run)
+    lacking = _other_operations(exercise, case, programs, lines) or _handed_in_less(exercise, case, replay.run)
     if lacking is not None:
         return Judged({**judged, "laws": lacking})
     if case.is_proven:
@@ -241,6 +241,32 @@ def _difference(error: MinitrainError) -> str:
     """Return by how much the numbers differ, in words."""
     found = re.search(r"Mismatched elements: [^\n]*", str(error))
     return f"differences up to {error.difference:.3g}" + (f" ({found.group(0)})" if found else "")
+
+
+def operations_fault(exercise: Exercise, case: Case, programs: Sequence[Sequence[Any]]) -> tuple[str, str] | None:
+    """Return the name of an operation and what the exercise says of it, where programs do otherwise; else None."""
+    called = {step[0] for program in programs for step in program}
+    for name in exercise.forbidden_operations:
+        if name in called:
+            return name, f"the statement forbids {name}: do what it does by other operations"
+    for name in exercise.required_operations:
+        if name not in called and case.world_size > 1:
+            return name, f"the statement asks for {name}, which no rank does"
+    return None
+
+
+def _other_operations(
+    exercise: Exercise, case: Case, programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]
+) -> CheckResult | None:
+    """Return that the ranks do other operations than the exercise is about, with the first; None if they do not."""
+    fault = operations_fault(exercise, case, programs)
+    if fault is None:
+        return None
+    name, message = fault
+    places = ((rank, number) for rank, steps in enumerate(programs) for number, step in enumerate(steps))
+    first = next((place for place in places if programs[place[0]][place[1]][0] == name), None)
+    facts: dict[str, Any] = {} if first is None else {"rank": first[0], "line": _line(lines, *first)}
+    return failed(exercise, case, "laws", message, **facts)
 
 
 def _handed_in_less(exercise: Exercise, case: Case, run: Run) -> CheckResult | None:

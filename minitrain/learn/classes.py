@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -153,12 +154,13 @@ def grade_all(
 
 
 def key_of(submission: Submission, limits: Limits) -> str:
-    """Return what a grade depends on, as a digest: the submission's files, its exercise, and the limits."""
+    """Return what a grade depends on, as a digest: its files, the exercise with its budgets, and the limits."""
     exercise = submission.exercise
     assert exercise is not None  # those without have a reason
     sizes = [case.key for case in (*exercise.public, *exercise.hidden)]
     digest = hashlib.sha256(json.dumps([exercise.name, sizes, asdict(limits)]).encode())
-    for path in (submission.path, *submission.beside):
+    graded_by = [exercise.folder / name for name in ("exercise.json", "reference.py", "budgets.json")]
+    for path in (*filter(Path.is_file, graded_by), submission.path, *submission.beside):
         digest.update(hashlib.sha256(source_of(path)).digest())
     return digest.hexdigest()[:32]
 

@@ -2,7 +2,7 @@
 
 | file | what it holds |
 |---|---|
-| `exercise.json` | title, function, public sizes, three hints of growing directness, hints by check, workload |
+| `exercise.json` | title, function, public sizes, three hints, hints by check, workload, operations |
 | `hidden.json` | further sizes; learners of a teacher's own exercises do not get it |
 | `statement.md`, `starter.py` | what the learner reads, and begins with |
 | `reference.py` | the solution, which sets the budgets |
@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from typing_extensions import TypedDict
 from minitrain.errors import UsageError
 from minitrain.files import read_json
 from minitrain.machine.config import SPECIFIED
+from minitrain.operations import EVENT_TYPES
 
 SHIPPED = Path(__file__).parent / "exercises"
 
@@ -114,6 +116,8 @@ class Exercise:
         memory_limit_bytes: the device's memory, where it is part of the task instead of a budget; else None.
         memory_slack: how many of a layer's tensors a rank may hold beside what the reference holds, by kind.
         reference_options: options that budgets give to the reference beside those of the sizes.
+        required_operations: that some rank must do where there are several, by the names of the calls.
+        forbidden_operations: that no rank may do.
     """
 
     folder: Path
@@ -127,6 +131,8 @@ class Exercise:
     memory_limit_bytes: float | None = None
     memory_slack: Mapping[str, float] = field(default_factory=lambda: dict(ONE_LAYER))
     reference_options: Mapping[str, Any] = field(default_factory=dict)
+    required_operations: Sequence[str] = ()
+    forbidden_operations: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -165,17 +171,21 @@ class Exercise:
         return (self.folder / "reference.py").is_file()
 
     @property
-    def wrong(self) -> list[tuple[Path, str]]:
-        """The listed wrong solutions, each with the check that must fail."""
+    def wrong(self) -> list[tuple[Path, str, str]]:
+        """The listed wrong solutions, each with the check that must fail and words of its message, which may be ""."""
         found = []
         for path in sorted((self.folder / "wrong").glob("*.py")):
-            match = re.match(r"# fails: (\w+)", path.read_text(encoding="utf-8"))
-            found.append((path, match.group(1) if match else ""))
+            match = re.match(r"# fails: (\w+)(?:: *(.*))?", path.read_text(encoding="utf-8"))
+            found.append((path, match.group(1), (match.group(2) or "").strip()) if match else (path, "", ""))
         return found
 
 
 Count = Annotated[int, Ge(1)]
 Amount = Annotated[float, Ge(0)]
+
+
+CALLS = tuple(sorted({"receive", *EVENT_TYPES} - {"recv"}))
+"""Operations as a strategy calls them."""
 
 
 class _CaseFile(TypedDict):
@@ -201,6 +211,8 @@ class _ExerciseFile(TypedDict):
     memory_limit_gib: NotRequired[Annotated[float, Gt(0)]]
     memory_slack: NotRequired[dict[Literal["weight", "grad", "opt_state"], Amount]]
     reference_options: NotRequired[dict[str, Any]]
+    required_operations: NotRequired[list[str]]
+    forbidden_operations: NotRequired[list[str]]
 
 
 def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
@@ -231,7 +243,23 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
         memory_limit_bytes=data["memory_limit_gib"] * 2**30 if "memory_limit_gib" in data else None,
         memory_slack=data.get("memory_slack", ONE_LAYER),
         reference_options=data.get("reference_options", {}),
+        required_operations=_calls(path / "exercise.json", data.get("required_operations", ())),
+        forbidden_operations=_calls(path / "exercise.json", data.get("forbidden_operations", ())),
     )
+
+
+def _calls(path: Path, names: Sequence[str]) -> Sequence[str]:
+    """Return the names of operations of an exercise, which must be such.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name in names:
+        if name not in CALLS:
+            close = difflib.get_close_matches(name, CALLS, 1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise UsageError(f"{path}: there is no operation {name!r}; {meant}use some of {', '.join(CALLS)}")
+    return names
 
 
 def read_part(path: Path, kind: Any) -> Any:

@@ -93,6 +93,10 @@ _MISTAKES = (
         "after the last update of a layer, `model.set_final_weight(layer, weights[layer])`, on every rank that has it",
     ),
     _Mistake(
+        "operations", r"the statement (?:asks for|forbids) \w+",
+        "the exercise is about how it is done: read again which operations the statement names",
+    ),
+    _Mistake(
         "overwritten", r"was overwritten by",
         "update and the reductions work in place, so that what they were given is gone: keep the result, as in "
         "`grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)`",

@@ -6,6 +6,7 @@ import csv
 import json
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.learn import load_exercise, shipped_exercises
-from minitrain.learn.classes import MOST_MEMORY, grade_all, grade_one
+from minitrain.learn.classes import MOST_MEMORY, grade_all, grade_one, key_of
 from minitrain.learn.report import as_csv
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits
 from minitrain.learn.submissions import find_submissions, imported
@@ -251,6 +252,22 @@ def test_rows_are_kept_as_they_come_and_not_graded_again(learn: Learn, tmp_path:
     done = {row["file"]: row for row in first}
     assert done["02_a.py"] == second[0]  # with the seconds of the first time
     assert [row["score"] for row in second] == [100, 100, 0]
+
+
+def test_a_grade_is_of_the_exercise_as_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "02_mine"
+    shutil.copytree(load_exercise("02").folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    write(tmp_path, {"ddp.py": DDP})
+
+    def key() -> str:
+        (one,) = find_submissions([tmp_path / "ddp.py"], [], exercise=load_exercise(folder))
+        return key_of(one, Limits())
+
+    before = key()
+    assert key() == before
+    data = json.loads((folder / "exercise.json").read_text())
+    (folder / "exercise.json").write_text(json.dumps({**data, "forbidden_operations": ["all_reduce"]}))
+    assert key() != before
 
 
 def test_imports_are_found_without_a_parser(tmp_path: Path) -> None:

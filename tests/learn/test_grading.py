@@ -20,9 +20,10 @@ import pytest
 import minitrain as mt
 from minitrain.learn import Exercise, Grade, grade, load_exercise, recorder, replay, shipped_exercises
 from minitrain.learn.budgets import budget_for, budgets_json
-from minitrain.learn.checks import LONGEST, judge
+from minitrain.learn.checks import LONGEST, judge, operations_fault
 from minitrain.learn.classes import Row
 from minitrain.learn.error_reports import describe
+from minitrain.learn.exercise import Case
 from minitrain.learn.package import write_package
 from minitrain.learn.recorder import Program, Recorder, name_of
 from minitrain.learn.replay import replayed
@@ -502,6 +503,50 @@ def test_every_fault_of_an_exercise_is_named(own: Path) -> None:
     assert starter == "the starter has 100 points; it must have none"
     assert local == "wrong/local.py must fail for memory, it fails for ['laws']"
     assert unnamed == "wrong/unnamed.py must fail for (say: # fails: CHECK), it fails for []"
+
+
+def alter(own: Path, **fields: object) -> None:
+    """Write fields of an exercise anew."""
+    data = json.loads((own / "exercise.json").read_text())
+    (own / "exercise.json").write_text(json.dumps({**data, **fields}))
+
+
+def test_a_forbidden_operation_has_no_points_and_its_line(own: Path) -> None:
+    alter(own, forbidden_operations=["all_reduce"], hints_by_check={"operations": "a ring does it"})
+    found = grade(RIGHT, load_exercise(own), hidden=False)
+    (failure,) = found.failures
+    assert (found.score, failure.name, failure.hint) == (0, "laws", "a ring does it")
+    assert failure.message == "the statement forbids all_reduce: do what it does by other operations"
+    assert failure.line is not None
+    assert "all_reduce" in RIGHT.read_text().splitlines()[int(failure.line.split(":")[1]) - 1]
+    (fault, *_) = faults_of(load_exercise(own))
+    assert fault.startswith("the reference does otherwise with 2 ranks, 3 layers, batch 8: the statement forbids all_")
+
+
+def test_a_required_operation_must_be_done_where_there_are_several_ranks(own: Path) -> None:
+    alter(own, required_operations=["reduce_scatter"])
+    (failure,) = grade(RIGHT, load_exercise(own), hidden=False).failures
+    assert failure.message == "the statement asks for reduce_scatter, which no rank does"
+    alone = Case(1, 2, 4, {})
+    assert operations_fault(load_exercise(own), alone, [[["forward", 0]]]) is None
+    alter(own, required_operations=["all_reduce"])
+    assert grade(RIGHT, load_exercise(own), hidden=False).passed
+
+
+def test_an_operation_that_there_is_not_is_refused(own: Path) -> None:
+    alter(own, forbidden_operations=["allgather"])
+    with pytest.raises(mt.UsageError, match=r"json: there is no operation 'allgather'; did you mean 'all_gather'\?"):
+        load_exercise(own)
+
+
+def test_a_wrong_solution_may_say_with_which_words_it_fails(own: Path) -> None:
+    wrong = own / "wrong" / "local.py"
+    source = wrong.read_text().partition("\n")[2]
+    wrong.write_text("# fails: laws: must cover all\n" + source)
+    assert faults_of(load_exercise(own)) == []
+    wrong.write_text("# fails: laws: counted twice\n" + source)
+    (fault,) = faults_of(load_exercise(own))
+    assert fault.startswith("wrong/local.py must fail for laws with 'counted twice', its message is '")
 
 
 def test_a_reference_must_train_and_meet_its_budgets(own: Path) -> None:
