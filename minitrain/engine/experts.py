@@ -161,8 +161,8 @@ class ExpertComputation(RankState):
         passage_of(inp).mode = mode
         self._keep_for_router(layer, inp, combined=False)
         if not is_again:
-            self.routed_copies += experts.num_copies(len(samples), sequence.share)
-            self.dropped_copies += experts.num_copies(len(samples), load.dropped * sequence.share)
+            self._routed_copies += experts.num_copies(len(samples), sequence.share)
+            self._dropped_copies += experts.num_copies(len(samples), load.dropped * sequence.share)
         return tokens
 
     def _note_repetition(self, layer: int, inp: Activation, mode: PassMode) -> bool:
@@ -171,7 +171,7 @@ class ExpertComputation(RankState):
         if passage.mode is None:
             return False
         again = replace(mode, recompute="full")
-        self.recomputed_flop += self._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, again)
+        self._recomputed_flop += self._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, again)
         if passage.mode.recompute == "full" and mode.recompute != "full":
             passage.made_before = units_before(self, layer, inp, passage.made_in)
         return True
@@ -279,7 +279,7 @@ class ExpertComputation(RankState):
         sizes = layer, len(inp.samples), inp.sequence.share.denominator
         whole, kept = (experts.kept_by_router(*sizes, each, combined=True) for each in ("none", mode.recompute))
         self._borrow((whole - kept) * UNITS_PER_ELEMENT)
-        self.recomputed_flop += self._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, mode)
+        self._recomputed_flop += self._runtime_predictor.workload.recomputed_flop(len(inp.samples), layer, mode)
 
 
 def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any, recompute: Recompute) -> Any:

@@ -60,7 +60,7 @@ def _count_repetition(model: RankState, layer: int, keeper: Any, mode: PassMode)
     """Count the FLOPs of a forward as recomputed, if the layer went forward with this input before."""
     if passage_of(keeper).mode is not None:
         again = replace(mode, recompute="full")
-        model.recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(keeper.samples), layer, again)
+        model._recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(keeper.samples), layer, again)
 
 
 def keep_before_core(model: RankState, layer: int, inp: Any, mode: PassMode) -> None:
@@ -101,7 +101,7 @@ def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) ->
     borrowed = int((whole - kept) * share * UNITS_PER_ELEMENT)
     model._meter.grow(borrowed)
     model._meter.grow(-borrowed)
-    model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode) * share
+    model._recomputed_flop += workload.recomputed_flop(num_samples, layer, mode) * share
 
 
 def _mark_logits(model: RankState, keeper: Any, num_samples: int, mode: PassMode) -> None:
@@ -201,6 +201,6 @@ def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode
     if mode.recompute == "full" and not workload.kept_elements(layer, num_samples, mode):
         borrowed += units_before(model, layer, inp, mode)
     model._borrow(borrowed)
-    model.recomputed_flop += workload.recomputed_flop(num_samples, layer, mode)
+    model._recomputed_flop += workload.recomputed_flop(num_samples, layer, mode)
     if typ == "backward_input":
         model._resize(keeper, max(whole, model._account.units_of(keeper)))

@@ -105,6 +105,7 @@ class RankState:
         "_num_layers",
         "_rank",
         "_recompute",
+        "_recomputed_flop",
         "_remembered",
         "_rows",
         "_runtime_predictor",
@@ -120,7 +121,6 @@ class RankState:
         "launching",
         "opt_states",
         "pass_modes",
-        "recomputed_flop",
         "weights",
     )
 
@@ -136,6 +136,9 @@ class RankState:
     num_layers: int = _for_reading("num_layers", "Layers of the trained model.")
     global_batch_size: int = _for_reading("global_batch_size", "Samples of one step, over all ranks.")
     dist: Dist = _for_reading("dist", "The transport that all ranks share.")
+    recomputed_flop: float = _for_reading("recomputed_flop", "FLOPs that backward computed again.")
+    routed_copies: int = _for_reading("routed_copies", "Copies of tokens that routers sent to experts.")
+    dropped_copies: int = _for_reading("dropped_copies", "Of these, what experts did not take.")
     runtime_predictor: Predictor = _of_this_machine("runtime_predictor", "What prices the operations.")
     log: EventLog = _of_this_machine("log", "The events so far, a list to read.")
     time: float = _of_this_machine(
@@ -193,8 +196,8 @@ class RankState:
         self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # 1: the laws look at each layer
         self._world = Group(self._transport.world, rank)
         self._recompute: Recompute = "none"  # the default of a forward
-        self.recomputed_flop = 0.0  # what backward computed again
-        self.routed_copies = self.dropped_copies = 0  # of tokens, for experts
+        self._recomputed_flop = 0.0
+        self._routed_copies = self._dropped_copies = 0
         self.pass_modes: dict[int, PassMode] = {}  # of passes that are not the usual ones, by their row of the log
 
     def _store(self, name: str) -> Store[Any]:

@@ -376,7 +376,7 @@ class DividedExperts:
             for place, sample in enumerate(sorted(samples))
         }
         self._num_dropped += routing.num_dropped
-        done.model.dropped_copies = self._num_dropped
+        done.model._dropped_copies = self._num_dropped
         return Copies(rows)
 
     def forward(self, layer: int, copies: Copies, weight: Flat) -> Copies:

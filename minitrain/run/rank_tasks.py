@@ -156,6 +156,9 @@ class PreparedRun:
             "trained_model": trained_model_of(workload, models),
             "device_kinds": self._device_kinds(),
         }
+        trained = (of_models | more)["trained_model"]
+        dropped = trained.dropped_copies if trained is not None else 0
+        lost_flop = workload.dropped_flop(dropped) if dropped else 0  # type: ignore[attr-defined]  # a transformer's
         return kind(
             strategy=self.name,
             world_size=parameters.world_size,
@@ -164,7 +167,7 @@ class PreparedRun:
             hardware=self.hardware_name,
             options=self.options,
             bytes_per_element=workload.bytes_per_element,
-            useful_flop=workload.training_flop(parameters.global_batch_size, parameters.num_layers),
+            useful_flop=workload.training_flop(parameters.global_batch_size, parameters.num_layers) - lost_flop,
             peak_flop_per_s=self.predictor.peak_flop_per_s,
             capacity_bytes=self.predictor.capacity_bytes,
             oom=oom,

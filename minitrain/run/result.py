@@ -106,7 +106,8 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         logs: the events of each rank, in program order.
         peak_memory_per_rank: high-water mark of each rank, elements.
         bytes_per_element: size of an element.
-        useful_flop: floating-point operations that the step has to do.
+        useful_flop: floating-point operations that the step has to do; without those of tokens that experts did not
+            take.
         peak_flop_per_s: the device's peak rate, the mean of all ranks' where they differ; None where durations were
             given by hand.
         capacity_bytes: the device's memory (what processes may use of it, for a transformer); None likewise, or where
@@ -343,10 +344,14 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens that all ranks together train on in a second; None for workloads that have no tokens."""
+        """Tokens that all ranks together train on in a second; None for workloads that have no tokens.
+
+        The share of copies of tokens that experts did not take is left out.
+        """
         if self.trained_model is None or not self.step_time:
             return None
-        return self.global_batch_size * self.trained_model.seq_len / self.step_time
+        taken = 1 - (self.dropped_token_fraction or 0.0)
+        return taken * self.global_batch_size * self.trained_model.seq_len / self.step_time
 
     @property
     def tokens_per_second_per_rank(self) -> float | None:

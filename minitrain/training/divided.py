@@ -396,7 +396,7 @@ class DividedArithmetic(Arithmetic):
         )
         _keeper(done, x).kept = _Routed(kept, shares, rest, taken)
         self._num_dropped += taken[..., 0].numel() * rule.per_token - int(taken.sum())
-        done.model.dropped_copies = self._num_dropped
+        done.model._dropped_copies = self._num_dropped
         first, (piece,) = min(sequence.shards), sequence.pieces
         return Copies(
             {

@@ -209,6 +209,12 @@ class TransformerWorkload:
         """Return the model's FLOPs of a step (Narayanan et al. 2021, equation 3, without recomputation)."""
         return num_samples * self.seq_len * self.model.flop_per_token(self.seq_len)
 
+    def dropped_flop(self, num_copies: float) -> float:
+        """Return those of `training_flop` that copies of tokens stand for which no expert takes."""
+        experts = [each for unit in self.units for each in unit.projections if each.num_experts]
+        layers = sum(any(each.num_experts for each in unit.projections) for unit in self.units)
+        return 6 * num_copies * sum(each.n * each.k for each in experts) / layers if layers else 0.0
+
     def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
         """Return the FLOPs that a backward repeats for some samples, counted as those of `training_flop`."""
         unit, ranks = self.units[layer], mode.num_parts * (mode.context.degree if mode.context else 1)

@@ -26,7 +26,7 @@ from minitrain.tensors import Tensor
 T = TypeVar("T")
 
 _SLOTS_OF_TENSORS = ("_units", "_passage")
-_AT_THE_END = ("_time", "recomputed_flop", "routed_copies", "dropped_copies", "pass_modes", "_recompute", "_meshes")
+_AT_THE_END = ("_time", "_recomputed_flop", "_routed_copies", "_dropped_copies", "pass_modes", "_recompute", "_meshes")
 _OF_CLASSES = frozenset({"attempt", "symbolic_columns"})
 
 
