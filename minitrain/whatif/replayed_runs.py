@@ -353,9 +353,7 @@ class _Carried:
             if not is_at_price:
                 replay._at(end, self.go_on)
             return
-        self.flow = flow = Flow(
-            self.label, phase.lanes, phase.size_bytes, phase.full_rate, lambda: self._arrived(flow), end
-        )
+        self.flow = flow = Flow(self.label, phase.lanes, phase.size_bytes, phase.full_rate, self._arrived, end)
         at(replay.env, min(now + phase.latency_s, end), lambda _: replay.sharing.begin(flow))
 
     def _arrived(self, flow: Flow) -> None:

@@ -265,8 +265,7 @@ class _TimelineSimulation:
         lanes = Counter(self.lanes[way] for way in ways)
         rate = step.num_bytes / step.seconds
         end = self.env.now + step.seconds
-        done: Any = arrived.succeed  # what it returns is of no use to a flow
-        self.sharing.begin(Flow(step.name, lanes, step.num_bytes, rate, done, end))
+        self.sharing.begin(Flow(step.name, lanes, step.num_bytes, rate, arrived.succeed, end))
         return arrived
 
 

@@ -22,7 +22,7 @@ SimPy's queue.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -38,17 +38,18 @@ if TYPE_CHECKING:
 
     from minitrain.machine.platform.links import Lane, Routes
 
-_NORMAL = 1
-"""SimPy's priority of events that are not urgent."""
+_NORMAL, _LAST = 1, 2
+"""SimPy's priority of events that are not urgent, and one for what happens after all others of a moment."""
 
 
-def at(env: Environment, time: float, happen: Callable[[Any], None]) -> Event:
+def at(env: Environment, time: float, happen: Callable[[Any], None], priority: int = _NORMAL) -> Event:
     """Call a function at a moment.
 
     Args:
         env: whose clock counts.
         time: when, s; not before `env.now`.
         happen: called with the event then.
+        priority: what is lower happens first at a moment.
 
     Returns:
         The event.
@@ -57,7 +58,7 @@ def at(env: Environment, time: float, happen: Callable[[Any], None]) -> Event:
     event._ok, event._value = True, None
     event.callbacks.append(happen)
     queue: list[Any] = env._queue
-    heappush(queue, (time, _NORMAL, next(env._eid), event))
+    heappush(queue, (time, priority, next(env._eid), event))
     return event
 
 
@@ -108,7 +109,7 @@ class Flow:
         lanes: what it passes, and how often.
         left_bytes: what it moves; less as it goes on.
         full_rate: what it moves in a second where it is alone, bytes/s.
-        ended: called when it has ended.
+        ended: called with it when it has ended.
         unshared_end: when it ends if it never has less than its full rate, s; its beginning plus size over rate if
             None.
 
@@ -125,7 +126,7 @@ class Flow:
     lanes: Mapping[Lane, float]
     left_bytes: float
     full_rate: float
-    ended: Callable[[], None]
+    ended: Callable[[Flow], object]
     unshared_end: float | None = None
     rate: float = 0.0
     begun: float = 0.0
@@ -154,18 +155,28 @@ class FairSharing:
         self._ends: list[tuple[float, int, int, Flow]] = []
         self._order = count()
         self._timer = Timer(env, self._end_flows)
+        self._begun: list[Flow] = []
 
-    def begin(self, flow: Flow) -> None:
-        """Let a flow begin now."""
-        flow.begun = flow.since = self.env.now
-        for lane, times in flow.lanes.items():
-            lane.flows[flow] = times
-            lane.demand += flow.full_rate * times
-        crowded = [lane for lane in flow.lanes if lane.is_crowded]
-        if crowded:
-            self._rate_again(crowded)
-        else:
-            self._set_rate(flow, flow.full_rate)
+    def begin(self, *flows: Flow) -> None:
+        """Let flows begin now. They get their rates when all that happens now has happened, together."""
+        now = self.env.now
+        if flows and not self._begun:
+            at(self.env, now, self._rate_begun, _LAST)
+        self._begun += flows
+        for flow in flows:
+            flow.begun = flow.since = now
+            for lane, times in flow.lanes.items():
+                lane.flows[flow] = times
+                lane.demand += flow.full_rate * times
+
+    def _rate_begun(self, _: Event) -> None:
+        """Give the flows that have begun now their rates."""
+        flows, self._begun = self._begun, []
+        crowded = dict.fromkeys(lane for flow in flows for lane in flow.lanes if lane.is_crowded)
+        self._rate_again(crowded)
+        for flow in flows:
+            if not flow.rate:
+                self._set_rate(flow, flow.full_rate)
         self._expect()
 
     def _end_flows(self) -> None:
@@ -186,19 +197,23 @@ class FairSharing:
             self._rate_again(was_crowded)
         self._expect()
         for flow in ended:
-            flow.ended()
+            flow.ended(flow)
 
     def _rate_again(self, crowded: Iterable[Lane]) -> None:
         """Give the flows that depend on some lanes their fair rates."""
-        lanes, flows = _dependent(crowded)
-        rates = fair_rates(lanes, flows)
-        for flow in flows:
-            self._set_rate(flow, rates[flow])
-        for lane in lanes:
-            names = tuple(flow.name for flow in lane.flows)
-            for flow in lane.flows:
-                if flow.rate < flow.full_rate and (flow.slowed_by is None or len(names) > 1):
-                    flow.slowed_by = lane, names
+        rated: set[Lane] = set()
+        for first in crowded:
+            if first in rated:
+                continue
+            lanes, flows = _dependent(first)
+            rated.update(lanes)
+            for flow, rate in fair_rates(lanes, flows).items():
+                self._set_rate(flow, rate)
+            for lane in lanes:
+                shared = lane, tuple([flow.name for flow in lane.flows])
+                for flow in lane.flows:
+                    if flow.rate < flow.full_rate and (flow.slowed_by is None or len(lane.flows) > 1):
+                        flow.slowed_by = shared
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
         """Let a flow go on at another rate."""
@@ -226,9 +241,9 @@ class FairSharing:
             self._timer.cancel()
 
 
-def _dependent(crowded: Iterable[Lane]) -> tuple[list[Lane], list[Flow]]:
-    """Return the lanes and flows whose rates depend on one another, through crowded lanes alone."""
-    lanes = dict.fromkeys(crowded)
+def _dependent(crowded: Lane) -> tuple[list[Lane], list[Flow]]:
+    """Return the lanes and flows whose rates depend on those of a crowded lane, through crowded lanes alone."""
+    lanes = {crowded: None}
     flows: dict[Flow, None] = {}
     waiting = list(lanes)
     while waiting:
@@ -382,18 +397,32 @@ class Transfers:
         route = self.routes.route(source, dest)
         return _Way(Counter(route), size_bytes, sum(lane.latency_s for lane in route))
 
-    def _flow(self, name: str, way: _Way, end: float | None = None) -> Event:
-        """Let a flow begin after its latency, and return the event of its arrival, whose value is the flow.
+    def _move(self, name: str, messages: Iterable[tuple[_Way, float | None]]) -> Event:
+        """Let messages begin after their latency, and return the event of the last one's arrival.
 
-        It arrives at `end`, if it shares no link.
+        Its value is the flow that was slowed and arrived last, or None. A message that shares no link arrives at the
+        moment beside it, if there is one.
         """
-        now, arrived = self.env.now, self.env.event()
-        if not way.lanes:
-            return arrived.succeed()
-        end = now + way.seconds if end is None else end
-        flow = Flow(name, way.lanes, way.size_bytes, way.rate, lambda: succeed(arrived, flow), end)
-        at(self.env, min(now + way.latency_s, end), lambda _: self.sharing.begin(flow))
-        return arrived
+        now, arrived, slowed = self.env.now, self.env.event(), None
+        num_left = 0
+        starts: defaultdict[float, list[Flow]] = defaultdict(list)
+
+        def arrive(flow: Flow) -> None:
+            nonlocal slowed, num_left
+            num_left -= 1
+            slowed = flow if flow.was_slowed else slowed
+            if not num_left:
+                arrived.succeed(slowed)
+
+        for way, expected in messages:
+            if way.lanes:
+                end = now + way.seconds if expected is None else expected
+                flow = Flow(name, way.lanes, way.size_bytes, way.rate, arrive, end)
+                starts[min(now + way.latency_s, end)].append(flow)
+                num_left += 1
+        for time, flows in starts.items():
+            at(self.env, time, lambda _, flows=flows: self.sharing.begin(*flows))  # type: ignore[misc]  # a default binds it
+        return arrived if starts else arrived.succeed()
 
     def send(self, name: str, source: str, dest: str, size_bytes: float) -> Slowed:
         """Move bytes from one endpoint to another, after the latency of the route.
@@ -404,7 +433,7 @@ class Transfers:
             dest: the endpoint that gets them.
             size_bytes: how many.
         """
-        flow: Flow | None = yield self._flow(name, self._way(source, dest, size_bytes))
+        flow: Flow | None = yield self._move(name, [(self._way(source, dest, size_bytes), None)])
         return flow
 
     def all_together(
@@ -425,7 +454,7 @@ class Transfers:
             latency_s = max(latency_s, *(way.latency_s for way in ways))
         message = _Way(lanes, chunk, latency_s)
         whole = _Way(lanes, num_steps * chunk, num_steps * latency_s)
-        flow: Flow | None = yield self._flow(name, whole, self.env.now + num_steps * message.seconds)
+        flow: Flow | None = yield self._move(name, [(whole, self.env.now + num_steps * message.seconds)])
         return flow
 
     def step_by_step(
@@ -440,7 +469,6 @@ class Transfers:
             lambda source, dest, size: self._way(endpoints[source], endpoints[dest], size)
         )  # steps are alike
         slowed: Flow | None = None
-        arrived: list[Flow | None] = []
         base, num_alike, seconds = self.env.now, 0, 0.0
         for step in steps_of(op, len(endpoints), size_bytes, algorithm):
             ways = [way_of(*message) for message in step]
@@ -449,17 +477,7 @@ class Transfers:
                 base, num_alike, seconds = self.env.now, 0, longest
             num_alike += 1
             end = base + num_alike * longest
-            messages = [self._flow(name, way, end if way.seconds == longest else None) for way in ways]
-            arrived.clear()
-            for message in messages:
-                message.callbacks.append(lambda event: arrived.append(event.value))
-            yield self.env.all_of(messages)
-            late = [flow for flow in arrived if flow is not None and flow.was_slowed]
-            if late:
-                slowed, seconds = late[-1], 0.0
+            late = yield self._move(name, [(way, end if way.seconds == longest else None) for way in ways])
+            if late is not None:
+                slowed, seconds = late, 0.0
         return slowed
-
-
-def succeed(event: Event, flow: Flow) -> None:
-    """Let an event happen now, with a flow that has ended as its value."""
-    event.succeed(flow)

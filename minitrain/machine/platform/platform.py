@@ -11,7 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from minitrain.errors import OutOfMemoryError, UsageError
-from minitrain.machine.platform.fair_sharing import Algorithm, Flow, Slowed, Transfers, op_of, steps_of, succeed
+from minitrain.machine.platform.fair_sharing import Algorithm, Flow, Slowed, Transfers, op_of, steps_of
 from minitrain.machine.platform.links import Lane, Routes, require_known, share_used
 from minitrain.machine.platform.profile import (
     MODEL_TASK_KEYS,
@@ -367,7 +367,7 @@ class VirtualHardwarePlatform:
         """
         ended, now = self.env.event(), self.env.now
         lanes, rate = {self._buses[device_id]: 1.0}, traffic_s / seconds
-        flow = Flow(task_id, lanes, traffic_s, rate, lambda: succeed(ended, flow), now + seconds)
+        flow = Flow(task_id, lanes, traffic_s, rate, ended.succeed, now + seconds)
         self._transfers.sharing.begin(flow)
         return ended
 

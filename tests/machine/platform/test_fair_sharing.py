@@ -20,7 +20,7 @@ def two_flows(num_lanes: int, later: float) -> list[float]:
     lanes = [Lane(f"nic{place}", RATE) for place in range(num_lanes)]
     ends: dict[int, float] = {}
     for place, start in enumerate((0.0, later)):
-        flow = Flow(str(place), {lanes[place % num_lanes]: 1}, SIZE, RATE, lambda p=place: ends.update({p: env.now}))  # type: ignore[misc]  # a default binds it
+        flow = Flow(str(place), {lanes[place % num_lanes]: 1}, SIZE, RATE, lambda _, p=place: ends.update({p: env.now}))  # type: ignore[misc]  # a default binds it
         at(env, start + LATENCY, lambda _, flow=flow: sharing.begin(flow))  # type: ignore[misc]
     env.run()
     assert env.now == max(ends.values())
@@ -68,9 +68,11 @@ def test_rates_are_max_min_fair(flows: list[tuple[list[int], float]], capacities
     env = Environment()
     sharing = FairSharing(env)
     lanes = [Lane(str(place), capacity) for place, capacity in enumerate(capacities)]
-    made = [Flow("", {lanes[lane]: 1 for lane in where}, 1.0, full, lambda: None) for where, full in flows]
+    made = [Flow("", {lanes[lane]: 1 for lane in where}, 1.0, full, lambda _: None) for where, full in flows]
     for flow in made:
         sharing.begin(flow)
+    while env.peek() == 0:
+        env.step()
     expected = max_min(flows, capacities)
     assert all(abs(flow.rate - rate) < 1e-9 for flow, rate in zip(made, expected, strict=True))
 
@@ -88,7 +90,7 @@ def test_all_bytes_arrive_and_no_lane_carries_more_than_it_can(
     for place, ((where, full), start, size) in enumerate(zip(flows, starts, sizes, strict=False)):
         for number in where:
             moved[number] += size
-        flow = Flow("", {lanes[number]: 1 for number in where}, size, full, lambda p=place: ended.append(p))  # type: ignore[misc]
+        flow = Flow("", {lanes[number]: 1 for number in where}, size, full, lambda _, p=place: ended.append(p))  # type: ignore[misc]
         at(env, start, lambda _, flow=flow: sharing.begin(flow))  # type: ignore[misc]
     env.run()
     assert sorted(ended) == list(range(len(flows)))

@@ -216,6 +216,15 @@ def test_collectives_take_what_rings_and_trees_take(level: LevelOfDetail) -> Non
         assert took(level, switch, (op, names, 1e9, "tree")) == pytest.approx(steps * 1.0)
 
 
+def test_concurrent_collectives_rate_each_message_once() -> None:
+    names = [f"n{i}" for i in range(8)]
+    ours = VirtualHardwarePlatform("high").initialize({"network_links": RING})
+    for _ in range(20):
+        ours.submit_collective_task("all_reduce", names, 1e8)
+    assert ours.run() == pytest.approx(20 * 0.14 + 0.0014)
+    assert next(ours._transfers.sharing._order) == 20 * 8 * 14
+
+
 def test_memory_is_taken_and_given_back_at_once() -> None:
     ours = platform()
     assert ours.allocate_memory("gpu0", 60_000_000_000).value == 60_000_000_000
