@@ -20,6 +20,7 @@ from minitrain.cli.generation import Group
 from minitrain.cli.output import Progress, print_lines, print_table
 from minitrain.errors import UsageError
 from minitrain.files import read_json, write_text
+from minitrain.plain_text import printable
 
 if TYPE_CHECKING:
     from minitrain.learn import Exercise, Grade
@@ -147,7 +148,7 @@ def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exe
     """Return a file and its exercise, from either."""
     from minitrain.learn.submissions import exercise_of  # noqa: PLC0415
 
-    if what.endswith(".py"):
+    if what.endswith((".py", ".ipynb")):
         path = Path(what)
         if not path.is_file():
             raise UsageError(f"there is no file {path}; `minitrain learn start` writes one")
@@ -351,6 +352,9 @@ def grade_files(
         rows: Sequence[Row] = grade_all(found, limits=limits, workers=jobs, progress=say, known=known_rows, keep=keep)
     report = FORMATS[form or ("text" if len(rows) == 1 else "table")](rows)
     print_table(report) if isinstance(report, Table) else print(report)
+    if isinstance(report, Table):
+        groups = sorted({tuple(sorted((row.file, *row.alike))) for row in rows if row.alike})
+        print_lines(f"alike but for names, which proves nothing: {printable(', '.join(names))}" for names in groups)
     if not all(row.passed for row in rows):
         raise typer.Exit(FAILED)
 

@@ -19,7 +19,7 @@ from minitrain.learn.grader import Grade, grade
 from minitrain.learn.isolation import Isolation
 from minitrain.learn.result import CheckResult, printable
 from minitrain.learn.sandbox import Limits, source_of
-from minitrain.learn.submissions import Submission
+from minitrain.learn.submissions import Submission, alike
 from minitrain.run.worker_processes import worker_pool
 
 MOST_MEMORY = 8 * 2**30
@@ -37,19 +37,25 @@ class Row:
         file: what the submission is called; "" where there is but one, which needs no name.
         grade: its grade; None if it could not be graded.
         reason: why it could not be graded.
+        student: whose it is; "" where nobody knows.
+        alike: submissions of others that are the same but for names, comments and blanks: a hint to look, never a mark.
     """
 
     file: str
     grade: Grade | None = None
     reason: str = ""
+    student: str = ""
+    alike: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row, ready for JSON; pictures of a run that failed are not in it."""
         common = {
+            "student": self.student or None,
             "file": self.file,
             "exercise": self.exercise or None,
             "score": self.score,
             "max_score": self.max_score,
+            "alike": list(self.alike),
         }
         if self.grade is None:
             return {**common, "passed": False, "seconds": 0.0, "checks": [], "error": self.reason}
@@ -135,22 +141,23 @@ def grade_all(
     Raises:
         UsageError: they cannot be graded at all, since the required isolation is not to be had, for one.
     """
-    limits, rows = limits or Limits(), [Row(one.name, reason=one.reason) for one in submissions]
+    limits, rows = limits or Limits(), [Row(one.name, reason=one.reason, student=one.student) for one in submissions]
     began, todo = time.monotonic(), {}
     for place, one in enumerate(submissions):
         key = "" if one.reason else key_of(one, limits)
         if key in known:
-            rows[place] = replace(Row.of(known[key]), file=one.name)
+            rows[place] = replace(Row.of(known[key]), file=one.name, student=one.student)
         elif key:
             todo[place] = key, one
     num_done = len(submissions) - len(todo)
     seated = [(place, one) for place, (_, one) in todo.items()]
     for done, (place, row) in enumerate(_graded(seated, limits, workers or os.cpu_count() or 1), num_done + 1):
-        rows[place] = row
-        keep(todo[place][0], row.as_dict())
+        rows[place] = replace(row, student=submissions[place].student)
+        keep(todo[place][0], rows[place].as_dict())
         if progress is not None:
             progress(done, time.monotonic() - began)
-    return rows
+    others = alike(submissions)
+    return [replace(row, alike=tuple(others.get(row.file, ()))) for row in rows]
 
 
 def key_of(submission: Submission, limits: Limits) -> str:

@@ -1,5 +1,7 @@
 """Notebooks, one an exercise, generated from the exercise's own files: `python -m minitrain.learn.notebook DIR`.
 
+And back: what of a notebook is handed in as a submission (`code_of`).
+
 They run from top to bottom, in Jupyter and in Colab, also before anything is solved: a failed check is printed, not
 raised. With `--install REQUIREMENT` their first cell installs minitrain where it is missing: from a repository, such as
 `git+https://host/owner/minitrain`, or from a wheel's address. Without, it says that something is to be installed.
@@ -9,13 +11,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.files import write_text
+from minitrain.files import parse_json, write_text
 from minitrain.learn.exercise import Exercise, shipped_exercises
+
+_DEFINES = re.compile(
+    r"""(import|from|def|async\s+def|class)\b | [@#)\]}] | ("{3}|'{3}).+\2\s*$ | [A-Za-z_]\w*(:[^=(]+)?\s*=[^=(]*$""",
+    re.VERBOSE,
+)
+"""How lines begin at the left margin of a cell that only imports, defines and names constants."""
 
 _SETUP = """try:
     import minitrain as mt
@@ -102,6 +111,31 @@ def _cell(name: str, kind: str, text: str) -> dict[str, Any]:
 def as_text(notebook: dict[str, Any]) -> str:
     """Return a notebook as its file has it."""
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def code_of(notebook: bytes) -> bytes:
+    """Return what a notebook defines: its cells of imports, functions, classes and constants, as a module.
+
+    Cells that do something (a run, a plot, a check) are left out, as are commands of the notebook (`%`, `!`).
+
+    Raises:
+        ValueError: it is no notebook.
+    """
+    found = parse_json(notebook.decode())
+    cells = found.get("cells") if isinstance(found, dict) else None
+    if not isinstance(cells, list):
+        raise ValueError("it has no cells")  # noqa: TRY004  (of a file, not of an argument)
+    pieces = []
+    for number, cell in enumerate(cells, 1):
+        source = cell.get("source") if isinstance(cell, dict) and cell.get("cell_type") == "code" else None
+        text = "".join(map(str, source)) if isinstance(source, list) else source
+        if not isinstance(text, str):
+            continue
+        lines = [line for line in text.splitlines() if not line.lstrip().startswith(("%", "!"))]
+        margin = [line for line in lines if line and not line[0].isspace()]
+        if margin and all(map(_DEFINES.match, margin)):
+            pieces.append("\n".join([f"# cell {number}", *lines, ""]))
+    return "\n".join(pieces).encode()
 
 
 def write_notebooks(

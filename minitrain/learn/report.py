@@ -16,7 +16,7 @@ from minitrain.learn.result import DESCRIPTIONS, CheckResult, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-_COLUMNS = ("file", "exercise", "score", "max_score", "seconds", "first_failure", "isolation")
+_COLUMNS = ("student", "file", "exercise", "score", "max_score", "seconds", "first_failure", "isolation", "alike")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How a cell begins that a spreadsheet would compute."""
 
@@ -59,7 +59,17 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writerow(_COLUMNS)
     for row in rows:
         isolation = str(row.grade.isolation) if row.grade else ""
-        facts = (row.file, row.exercise, row.score, row.max_score, f"{row.seconds:.3f}", row.failure, isolation)
+        facts = (
+            row.student,
+            row.file,
+            row.exercise,
+            row.score,
+            row.max_score,
+            f"{row.seconds:.3f}",
+            row.failure,
+            isolation,
+            " ".join(row.alike),
+        )
         writer.writerow([_cell(fact) if isinstance(fact, str) else fact for fact in facts])
     return written.getvalue().rstrip("\n")
 

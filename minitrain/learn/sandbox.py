@@ -28,6 +28,7 @@ from minitrain.learn.copied_package import PACKAGE, copy_minitrain, folder_of
 from minitrain.learn.error_reports import SUBMISSION
 from minitrain.learn.exercise import Case
 from minitrain.learn.isolation import HERE, Isolation, command_for, from_worker, plan_for, require_mode
+from minitrain.learn.notebook import code_of
 from minitrain.learn.readable import packages
 from minitrain.learn.result import printable
 from minitrain.learn.wire import decoded
@@ -38,6 +39,11 @@ MOST_OUTPUT = 32 * 2**20
 
 LONGEST_SOURCE = 2**20
 """Bytes of a submission."""
+
+LONGEST_NOTEBOOK = 2**24
+"""Bytes of a notebook, whose pictures are no source."""
+
+NOTEBOOK = ".ipynb"
 
 MOST_PRINTED = 2**16
 """Bytes that are kept of what it prints."""
@@ -149,17 +155,24 @@ def probe() -> Isolation:
 
 
 def source_of(file: Path) -> bytes:
-    """Return a submission's text.
+    """Return a submission's text; of a notebook, what its cells define.
 
     Raises:
-        UsageError: it is no file of its own folder, or too long for one.
+        UsageError: it is no file of its own folder, too long for one, or no notebook.
     """
     if not file.resolve().is_relative_to(file.parent.resolve()) or not file.is_file():
         raise UsageError(f"{file} must be a file of its own folder; a link to another one is not graded")
+    longest = LONGEST_NOTEBOOK if file.suffix == NOTEBOOK else LONGEST_SOURCE
     with file.open("rb") as opened:
-        text = opened.read(LONGEST_SOURCE + 1)
-    if len(text) > LONGEST_SOURCE:
-        raise UsageError(f"{file} has more than {LONGEST_SOURCE} bytes; a submission is source text")
+        text = opened.read(longest + 1)
+    if len(text) <= longest and file.suffix == NOTEBOOK:
+        try:
+            text = code_of(text)
+        except ValueError as error:
+            raise UsageError(f"{file} is no notebook: {error}") from error
+        longest = LONGEST_SOURCE
+    if len(text) > longest:
+        raise UsageError(f"{file} has more than {longest} bytes; a submission is source text")
     return text
 
 
@@ -170,7 +183,7 @@ def _stage(home: Path, file: Path, beside: Sequence[Path], *, own_copy: bool) ->
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
     for path in (*beside, file):
-        staged = home / SUBMISSION / path.relative_to(file.parent)
+        staged = (home / SUBMISSION / path.relative_to(file.parent)).with_suffix(".py")
         staged.parent.mkdir(parents=True, exist_ok=True)
         staged.write_bytes(source_of(path))
     return staged

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
+import keyword
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +17,14 @@ from pathlib import Path
 
 from minitrain.errors import UsageError
 from minitrain.learn.exercise import Exercise
-from minitrain.learn.sandbox import LONGEST_SOURCE, source_of
+from minitrain.learn.sandbox import NOTEBOOK, source_of
 
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+\.*[ \t]*(\w+)|import[ \t]+([^\n;#]+))", re.MULTILINE)
 _PATTERN = frozenset("*?[")
+_SOURCES = (".py", NOTEBOOK)
+_REMARKS = re.compile(r'''"""[^"]*(?:"{1,2}[^"]+)*"""|#[^\n]*''')
+_WORDS = re.compile(r"\w+|[^\w\s]")
+_MOST_NAMED = 3
 MOST_BESIDE = 100
 """Files that a submission may import from its own folder."""
 
@@ -33,6 +39,7 @@ class Submission:
         exercise: what it is for; None where there is a reason not to grade it.
         reason: why it cannot be graded; "" if it can.
         beside: files of its own folder that it imports.
+        student: whose it is: the name of a student's folder, or of a file that is not named by its exercise; else "".
     """
 
     name: str
@@ -40,6 +47,7 @@ class Submission:
     exercise: Exercise | None = None
     reason: str = ""
     beside: Sequence[Path] = ()
+    student: str = ""
 
 
 def find_submissions(
@@ -53,7 +61,8 @@ def find_submissions(
 
     Args:
         places: a file is a submission. Of a folder, each file is one, and each folder in it is that of one student,
-            with one submission for each exercise. A pattern such as `class/*.py` stands for what it matches.
+            with one submission for each exercise. A pattern such as `class/*.py` stands for what it matches. Where
+            there are several folders, names begin with theirs.
         exercises: what they may be for.
         exercise: what all of them are for, if that is known; else names and functions tell.
         together: each folder given is that of one student.
@@ -62,9 +71,9 @@ def find_submissions(
         UsageError: there is nothing at a place.
     """
     finder = _Finder([exercise] if exercise else exercises, exercise)
-    found = [
-        submission for place in places for path in _expanded(str(place)) for submission in finder.at(path, together)
-    ]
+    paths = [path for place in places for path in _expanded(str(place))]
+    named = len(paths) > 1
+    found = [submission for path in paths for submission in finder.at(path, together, named=named)]
     helpers = {path.resolve() for submission in found for path in submission.beside}
     return [one for one in found if not (one.reason and one.path.resolve() in helpers)]
 
@@ -96,41 +105,59 @@ class _Finder:
         self._exercises = exercises
         self._known = known
 
-    def at(self, path: Path, together: bool) -> Iterator[Submission]:
-        """Yield the submissions of a file or a folder."""
+    def at(self, path: Path, together: bool, *, named: bool = False) -> Iterator[Submission]:
+        """Yield the submissions of a file or a folder, whose name theirs begin with where it is one of several."""
+        root = path.parent if named else path
         if not path.is_dir() or path.is_symlink():
-            yield self._file(path, str(path))
+            yield self._file(path, str(path), path.parent.name)
         elif together:
-            yield from self._student(path, path)
+            yield from self._student(path, root)
         else:
             for entry in _entries(path):
                 if entry.is_dir() and not entry.is_symlink():
-                    yield from self._student(entry, path)
+                    yield from self._student(entry, root)
                 else:
-                    yield self._file(entry, entry.name)
+                    yield self._file(entry, str(entry.relative_to(root)), path.name if named else "")
 
-    def _file(self, path: Path, name: str) -> Submission:
+    def _file(self, path: Path, name: str, folder: str) -> Submission:
         """Return the submission of a file that lies among those of others, none of which it may import."""
+        student = folder if self._is_named_by_exercise(path) else path.stem
         reason = _why_not(path)
         if reason:
-            return Submission(name, path, reason=reason)
+            return Submission(name, path, reason=reason, student=student)
         found = self._known or exercise_of(path, self._exercises)
         if found is None:
-            return Submission(name, path, reason=self._nothing())
+            return Submission(name, path, reason=self._nothing(), student=student)
         beside = [other for other in imported(path) if exercise_of(other, self._exercises) is None]
-        return Submission(name, path, found, beside=beside)
+        return Submission(name, path, found, beside=beside, student=student)
+
+    def _is_named_by_exercise(self, path: Path) -> bool:
+        """Return whether a file's name says what it is for, and nothing else."""
+        return any(path.stem in (exercise.name, exercise.function) for exercise in self._exercises)
 
     def _student(self, folder: Path, root: Path) -> Iterator[Submission]:
-        """Yield the submissions of a student's folder, one for each file that is for an exercise."""
-        files = [path for path in sorted(folder.rglob("*.py")) if not _hidden(path, folder) and not _why_not(path)]
-        found = [(path, exercise) for path in files if (exercise := exercise_of(path, self._exercises)) is not None]
-        if not found and self._known and len(files) == 1:
-            found = [(files[0], self._known)]
+        """Yield the submissions of a student's folder, one for each file that is for an exercise.
+
+        A file that is named by an exercise and cannot be graded is one too, with its reason; without any other, so is
+        each that cannot be graded.
+        """
+        files = {path: _why_not(path) for path in sorted(folder.rglob("*")) if _is_work(path, folder)}
+        graded = [path for path, reason in files.items() if not reason]
+        found = [(path, exercise) for path in graded if (exercise := exercise_of(path, self._exercises)) is not None]
+        if not found and self._known and len(graded) == 1:
+            found = [(graded[0], self._known)]
         for path, exercise in found:
-            yield Submission(str(path.relative_to(root)), path, exercise, beside=imported(path))
-        if not found:
+            yield Submission(str(path.relative_to(root)), path, exercise, beside=imported(path), student=folder.name)
+        failed = [
+            Submission(str(path.relative_to(root)), path, reason=reason, student=folder.name)
+            for path, reason in files.items()
+            if reason and (self._is_named_by_exercise(path) or (not found and path.suffix in _SOURCES))
+        ]
+        yield from failed
+        if not found and not failed:
             name = folder.name if folder == root else str(folder.relative_to(root))
-            yield Submission(name, folder, reason=self._nothing())
+            others = ", ".join(path.name for path in [*files][:_MOST_NAMED]) or "nothing"
+            yield Submission(name, folder, reason=f"{self._nothing()}; it has {others}", student=folder.name)
 
     def _nothing(self) -> str:
         """Return that nothing is there for an exercise."""
@@ -141,9 +168,50 @@ class _Finder:
         )
 
 
+def fingerprint(source: bytes) -> str:
+    """Return a digest that stays the same where names, comments, docstrings and blanks change.
+
+    Names are numbered in the order in which they come; keywords and attributes stay. Sources are read as words, not by
+    Python's parser, see `imported`.
+    """
+    text = _REMARKS.sub("", source.decode(errors="replace"))
+    numbers: dict[str, int] = {}
+    words = []
+    before = ""
+    for word in _WORDS.findall(text):
+        is_name = word.isidentifier() and not keyword.iskeyword(word) and before != "."
+        words.append(f"_{numbers.setdefault(word, len(numbers))}" if is_name else word)
+        before = word
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
+
+def alike(submissions: Sequence[Submission]) -> dict[str, list[str]]:
+    """Return which submissions of others are the same but for names, comments and blanks, by submission.
+
+    It is a hint to look, and no proof: of a short exercise two honest solutions may be alike. What is still the starter
+    is not told.
+    """
+    groups: dict[tuple[str, str], list[Submission]] = {}
+    for one in submissions:
+        if one.exercise is not None and not one.reason:
+            key = fingerprint(source_of(one.path))
+            if key != fingerprint(one.exercise.starter.encode()):
+                groups.setdefault((one.exercise.name, key), []).append(one)
+    return {
+        one.name: [other.name for other in group if other is not one and other.student != one.student]
+        for group in groups.values()
+        for one in group
+    }
+
+
 def _entries(folder: Path) -> list[Path]:
     """Return what was handed in in a folder, without what editors and Python leave there."""
     return [path for path in sorted(folder.iterdir()) if not _hidden(path, folder)]
+
+
+def _is_work(path: Path, folder: Path) -> bool:
+    """Return whether a path of a student's folder is a file that somebody has put there."""
+    return not path.is_dir() and not _hidden(path, folder)
 
 
 def _hidden(path: Path, folder: Path) -> bool:
@@ -155,16 +223,16 @@ def _why_not(path: Path) -> str:
     """Return why a path cannot be graded, "" if it can."""
     if path.is_symlink():
         return "it is a link; a submission is a file of its own"
-    if path.suffix != ".py":
-        return f"it is no Python file: its name ends in {path.suffix or 'nothing'}, not in .py"
+    if path.suffix not in _SOURCES:
+        return f"it is no Python file: its name ends in {path.suffix or 'nothing'}, not in .py or {NOTEBOOK}"
     try:
         source = source_of(path)
-    except UsageError:
-        return f"it has more than {LONGEST_SOURCE} bytes; a submission is source text"
+    except UsageError as error:
+        return f"it {str(error).removeprefix(str(path)).strip()}"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     if not source.strip():
-        return "it is empty"
+        return "it is empty" if path.suffix != NOTEBOOK else "no cell of it has definitions alone"
     return "it is no text" if b"\0" in source or not _is_text(source) else ""
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import threading
 import time
@@ -21,7 +22,7 @@ from minitrain.learn import load_exercise, shipped_exercises
 from minitrain.learn.classes import MOST_MEMORY, grade_all, grade_one, key_of
 from minitrain.learn.report import as_csv
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits
-from minitrain.learn.submissions import find_submissions, imported
+from minitrain.learn.submissions import find_submissions, fingerprint, imported
 from tests.learn.exercises.sources import DDP, changed
 
 OWN = "range(model.rank, model.global_batch_size, model.world_size)"
@@ -96,6 +97,7 @@ def test_a_class_is_graded_to_its_end_in_the_order_of_its_files(odd: Path) -> No
     assert said == [len(rows) - 1, len(rows)]  # the others cannot be graded
     table = [*csv.DictReader(as_csv(rows).splitlines())]
     assert table[0]["file"] == "'=nothing.py"
+    assert {row["student"]: row["score"] for row in table if row["score"] != "0"} == {"alice": "100", "bob": "100"}
 
 
 def test_one_worker_does_the_same(tmp_path: Path) -> None:
@@ -141,6 +143,114 @@ def test_a_students_folder_is_one_row_for_each_exercise(tmp_path: Path) -> None:
     found = find_submissions([tmp_path], shipped_exercises(), together=True)
     assert [(one.name, one.exercise and one.exercise.name) for one in found] == [
         ("02_ddp.py", "02_ddp"), ("zero1.py", "03_zero1")]  # fmt: skip
+
+
+def test_names_and_students_are_kept_where_several_folders_are_given(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"s05/02_ddp.py": DDP, "s06/02_ddp.py": DDP, "s06/deep/zero1.py": "async def zero1(m): ...", "al.py": DDP},
+    )
+    folders = [tmp_path / "s05", tmp_path / "s06"]
+    found = find_submissions([*folders, tmp_path / "al.py"], shipped_exercises(), exercise=None)
+    named = [(one.name, one.student) for one in found]
+    assert named == [
+        ("s05/02_ddp.py", "s05"),
+        ("s06/02_ddp.py", "s06"),
+        ("s06/deep/zero1.py", "deep"),
+        (str(tmp_path / "al.py"), "al"),
+    ]
+    together = find_submissions(folders, shipped_exercises(), together=True)
+    assert [(one.name, one.student) for one in together] == [
+        ("s05/02_ddp.py", "s05"), ("s06/02_ddp.py", "s06"), ("s06/deep/zero1.py", "s06")
+    ]  # fmt: skip
+    assert [one.name for one in find_submissions(folders[:1], shipped_exercises())] == ["02_ddp.py"]
+    (whole, *_) = find_submissions([tmp_path], shipped_exercises())
+    assert (whole.name, whole.student) == ("al.py", "al")
+
+
+def notebook(*cells: str, **more: object) -> str:
+    """Return a notebook with some cells of code, and one of text."""
+    code = [{"cell_type": "code", "source": text.splitlines(keepends=True), "outputs": []} for text in cells]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": "import os"}, *code], "nbformat": 4, **more})
+
+
+def test_a_notebook_is_graded_by_what_its_cells_define(tmp_path: Path) -> None:
+    begin = "from minitrain.lib import Model\n"
+    cells = [
+        "%pip install minitrain\nSTEP = 1",
+        "try:\n    import minitrain as mt\nexcept ImportError:\n    raise",
+        DDP if begin in DDP else begin + DDP,
+        "run = mt.simulate(ddp, world_size=2)\nrun.figure()",
+        "raise SystemExit('a cell that does something')",
+    ]
+    write(tmp_path, {"bob/02_ddp.ipynb": notebook(*cells), "carol.ipynb": notebook(*cells)})
+    found = find_submissions([tmp_path], shipped_exercises())
+    assert [(one.name, one.student, one.reason) for one in found] == [
+        ("bob/02_ddp.ipynb", "bob", ""), ("carol.ipynb", "carol", "")
+    ]  # fmt: skip
+    (row,) = grade_all(found[:1], workers=1)
+    assert (row.score, row.student) == (100, "bob"), row.failure
+
+
+def test_each_file_of_a_student_that_cannot_be_graded_has_its_reason(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        "a/02_ddp.ipynb": notebook("print(1)"),
+        "b/02_ddp.ipynb": "{}",
+        "c/02_ddp.ipynb": "no json",
+        "d/02_ddp.zip": b"PK",
+        "e/02_ddp.py": "",
+        "e/03_zero1.py": DDP,
+        "f/mine.py": "# \xe9".encode("latin-1"),
+        "g/essay.txt": "text",
+        "h/readme": "",
+        "h/main.py": DDP,
+        "i/02_ddp.ipynb": notebook("async def ddp(model):\n    return model", padding="x" * 2**24),
+    }
+    found = find_submissions([write(tmp_path, files)], shipped_exercises())
+    reasons = {one.name: one.reason for one in found}
+    assert {name: reasons[name][: len(reason)] for name, reason in UNGRADED.items()} == UNGRADED
+    assert set(reasons) == {*UNGRADED, "e/03_zero1.py", "h/main.py"}
+    assert [reasons["e/03_zero1.py"], reasons["h/main.py"]] == ["", ""]
+    assert reasons["g"].endswith("; it has essay.txt")
+    said = find_submissions([tmp_path / "f"], shipped_exercises(), exercise=load_exercise("02"), together=True)
+    assert [one.reason for one in said] == ["it is no text"]
+
+
+UNGRADED = {
+    "a/02_ddp.ipynb": "no cell of it has definitions alone",
+    "b/02_ddp.ipynb": "it is no notebook: it has no cells",
+    "c/02_ddp.ipynb": "it is no notebook: expected JSON",
+    "d/02_ddp.zip": "it is no Python file: its name ends in .zip, not in .py or .ipynb",
+    "e/02_ddp.py": "it is empty",
+    "f/mine.py": "it is no text",
+    "g": "it is for no exercise",
+    "i/02_ddp.ipynb": "it has more than 16777216 bytes",
+}
+
+
+def test_what_is_alike_but_for_names_is_told_and_costs_nothing(learn: Learn, tmp_path: Path) -> None:
+    renamed = re.sub(r"\bmodel\b", "my_model", DDP).replace('"""', '"""I wrote this. ', 1)
+    copies = {"class/al/02_ddp.py": DDP, "class/bo/ddp.py": f"# mine\n{renamed}", "class/al/ddp.py": DDP}
+    other = changed(DDP, ("    return model\n", "    model.status()\n    return model\n"))
+    starter = load_exercise("02").starter
+    write(Path(), {**copies, "class/cy/ddp.py": other, "class/di/ddp.py": starter, "class/ed/ddp.py": starter})
+    found = {row["file"]: row for row in json.loads(learn("class", "--format", "json").stdout)}
+    assert {name: row["alike"] for name, row in found.items()} == {
+        "al/02_ddp.py": ["bo/ddp.py"],
+        "al/ddp.py": ["bo/ddp.py"],
+        "bo/ddp.py": ["al/02_ddp.py", "al/ddp.py"],
+        "cy/ddp.py": [],
+        "di/ddp.py": [],
+        "ed/ddp.py": [],
+    }
+    assert found["bo/ddp.py"]["score"] == 100, found["bo/ddp.py"]
+
+
+@pytest.mark.parametrize("piece", ['"""', '"', '""" "', "#", "a", "\\", "'"])
+def test_hostile_sources_are_compared_at_once(piece: str) -> None:
+    began = time.process_time()
+    assert fingerprint(piece.encode() * (2**20 // len(piece)))
+    assert time.process_time() - began < 2
 
 
 def test_the_exercise_may_be_said(tmp_path: Path) -> None:
@@ -250,7 +360,7 @@ def test_rows_are_kept_as_they_come_and_not_graded_again(learn: Learn, tmp_path:
     write(folder, {"02_c.py": "x = 1\n"})
     second = json.loads(learn(*asked[1:]).stdout)
     done = {row["file"]: row for row in first}
-    assert done["02_a.py"] == second[0]  # with the seconds of the first time
+    assert second[0] == {**done["02_a.py"], "alike": ["02_b.py"]}  # with the seconds of the first time
     assert [row["score"] for row in second] == [100, 100, 0]
 
 
