@@ -319,6 +319,7 @@ def grade_files(
     isolation: str = "auto",
     seed: Seed = None,
     results: Path | None = None,
+    roster: Path | None = None,
 ) -> None:
     """Grade submissions on public and hidden sizes; the exit code is 0 for full marks everywhere.
 
@@ -334,6 +335,7 @@ def grade_files(
             its own.
         seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
         results (FILE): Keep each grade in FILE as it is known, and do not grade again what is there unchanged.
+        roster (FILE.csv): Print this table of students, as Canvas, Moodle or Gradescope export it, with the scores.
     """
     from minitrain.learn.classes import grade_all  # noqa: PLC0415
     from minitrain.learn.report import FORMATS  # noqa: PLC0415
@@ -350,6 +352,9 @@ def grade_files(
     with Progress() as progress, writing(results) as keep:
         say = _Countdown(progress, len(found))
         rows: Sequence[Row] = grade_all(found, limits=limits, workers=jobs, progress=say, known=known_rows, keep=keep)
+    if roster is not None:
+        _print_roster(roster, rows)
+        return
     report = FORMATS[form or ("text" if len(rows) == 1 else "table")](rows)
     print_table(report) if isinstance(report, Table) else print(report)
     if isinstance(report, Table):
@@ -357,6 +362,16 @@ def grade_files(
         print_lines(f"alike but for names, which proves nothing: {printable(', '.join(names))}" for names in groups)
     if not all(row.passed for row in rows):
         raise typer.Exit(FAILED)
+
+
+def _print_roster(path: Path, rows: Sequence[Row]) -> None:
+    """Print a table of students with their scores, and say whose are not in it."""
+    from minitrain.learn.roster import with_grades  # noqa: PLC0415
+
+    text, lost = with_grades(path, rows)
+    print(text)
+    for name in lost:
+        print(f"not in {path}, or more than once: the student of {printable(name)}", file=sys.stderr)
 
 
 class _Countdown:

@@ -17,7 +17,7 @@ May import: the rooms up to `proof`. Open `grader` first. The exercises that are
 | `error_reports`, `wire`, `replay` | errors as plain data, what is sent to the grader, and running a program again |
 | `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
 | `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |
-| `submissions`, `classes`, `report` | find what was handed in, grade it on all cores, and write the grades down |
+| `submissions`, `classes`, `report`, `roster` | find what was handed in, grade it, and write the grades down |
 | `picture`, `unfinished`, `solution` | are for learners: the run that failed, drawn; a reference as one file |
 | `verify`, `secret_sizes`, `package`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
 """
