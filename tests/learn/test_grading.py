@@ -616,7 +616,13 @@ def test_the_gradescope_zip_grades_in_a_clean_directory(tmp_path: Path) -> None:
     subprocess.run(["bash", str(home / "run_autograder")], check=True, cwd=tmp_path, env=environment)
     found = json.loads(results.read_text())
     assert found["score"] == 0
-    assert "submission: it is for no exercise: neither its name (such as 02_ddp.py) nor" in found["output"]
+    assert "notes.py: it is empty" in found["output"]
+
+    (home / "submission" / "notes.py").write_text("x = 1\n")
+    subprocess.run(["bash", str(home / "run_autograder")], check=True, cwd=tmp_path, env=environment)
+    found = json.loads(results.read_text())
+    assert found["score"] == 0
+    assert "it is for no exercise: neither its name (such as 02_ddp.py) nor" in found["output"]
 
 
 @pytest.mark.parametrize("layer", ["[k]", "{}", "-1", "'k'", "99"])
