@@ -361,7 +361,8 @@ class Traces(Enum):
 
 def checking(given: Given) -> dict[str, Any]:
     """Return how closely ranks are followed, and whether all are, as arguments of `simulate`."""
-    return {"strict_memory": given.strict_memory, "fold": AUTO if given.fold is None else given.fold}
+    steps = getattr(given, "steps", None) or DEFAULT.steps
+    return {"strict_memory": given.strict_memory, "fold": AUTO if given.fold is None else given.fold, "steps": steps}
 
 
 def wanted_traces(given: Given) -> Traces:

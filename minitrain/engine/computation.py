@@ -86,7 +86,7 @@ class Computation(RankState):
         ):
             laws.load(self, layer, shard, num_shards)
         found = self._remembered.loads.get(num_shards)
-        if found is None:
+        if found is None or self._entry is not None:
             return general_case.load(self, layer, shard, num_shards)
         price, units, state_units = found
         time = self._time

@@ -83,7 +83,7 @@ class ExpertComputation(RankState):
         """
         _law_of_load(self, "load_router", layer, shard, num_shards)
         sizes = layer, self._num_layers, 0, singleton(shard), num_shards
-        return self._loaded(layer, num_shards, ROUTER, RouterWeight(*sizes), RouterOptState(*sizes))  # type: ignore[return-value]  # as given
+        return self._loaded(ROUTER, RouterWeight(*sizes), RouterOptState(*sizes))  # type: ignore[return-value]  # as given
 
     def load_experts(
         self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
@@ -105,16 +105,13 @@ class ExpertComputation(RankState):
         _law_of_part(self, layer, part, num_parts)
         fields = layer, self._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
         piece = Piece("experts", num_parts)
-        return self._loaded(layer, num_shards, piece, ExpertWeight(*fields), ExpertOptState(*fields))  # type: ignore[return-value]  # as given
+        return self._loaded(piece, ExpertWeight(*fields), ExpertOptState(*fields))  # type: ignore[return-value]  # as given
 
-    def _loaded(
-        self, layer: int, num_shards: int, piece: Piece, weight: Weight, state: OptState
-    ) -> tuple[Weight, OptState]:
+    def _loaded(self, piece: Piece, weight: Weight, state: OptState) -> tuple[Weight, OptState]:
         """Log a load, and return weight and state with their sizes."""
-        price = self._runtime_predictor.load(1, num_shards, layer, piece)  # type: ignore[arg-type]  # as workloads take it
         self._account.size(weight)
         self._account.size(state)
-        self._record("load_weights", layer, price, frozenset())
+        self._record_load(weight, piece)
         return weight, state
 
     def route(

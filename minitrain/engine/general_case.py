@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minitrain.engine.kept_for_backward import keep, mode_of, price_of_backward
-from minitrain.operations import NO_SAMPLES
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
 
@@ -23,12 +22,11 @@ if TYPE_CHECKING:
 
 def load(model: RankState, layer: int, shard: int, num_shards: int) -> tuple[Weight, OptState]:
     """Load one shard of a layer's weight, and make its optimizer state."""
-    price = model._runtime_predictor.load(1, num_shards, layer)
-    model._record("load_weights", layer, price, NO_SAMPLES)
     weight = Weight(layer, model._num_layers, 0, singleton(shard), num_shards)
     opt_state = OptState(layer, model._num_layers, 0, singleton(shard), num_shards)
+    price = model._record_load(weight)
     units = model._account.size(weight), model._account.size(opt_state)
-    if model._remembered.may_be_shared:
+    if model._remembered.may_be_shared and model._entry is None:
         model._remembered.loads[num_shards] = (price, *units)
     return weight, opt_state
 

@@ -47,10 +47,10 @@ def load_part(
     model: RankState, layer: int, shard: int, num_shards: int, part: int, num_parts: int
 ) -> tuple[WeightPart, OptStatePart]:
     """Load one shard of a part of a layer's weight, and make its optimizer state."""
-    price = model._runtime_predictor.load(1, num_shards, layer, num_parts)
     fields = layer, model._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
-    model._record("load_weights", layer, price, frozenset())
-    return _sized(model, WeightPart(*fields)), _sized(model, OptStatePart(*fields))
+    weight = WeightPart(*fields)
+    model._record_load(weight, num_parts)
+    return _sized(model, weight), _sized(model, OptStatePart(*fields))
 
 
 def input_shard(model: RankState, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:

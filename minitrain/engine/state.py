@@ -10,6 +10,7 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from minitrain.engine.entry import Entry, note_of
 from minitrain.engine.memory_by_kind import KindAccount, KindStore
 from minitrain.engine.remembered import remembered_of
 from minitrain.engine.shares import SharesOfRun
@@ -129,6 +130,7 @@ class RankState:
     _shares: SharesOfRun | None = None  # few runs have any
     _observer: Observer | None = None  # what is told of all that the rank does
     _executor: Executor | None = None  # what operations do beside what stands here
+    _entry: Entry | None = None  # how it begins, in a run of several steps
     _looked_at: Callable[[str], None] | None = None  # is told when the strategy reads a clock or a price
 
     rank: int = _for_reading("rank", "This rank.")
@@ -330,6 +332,17 @@ class RankState:
         time = self._time
         self._rows.extend((typ, layer, time, price, self._account.units, samples, stream, None, time, None))
         self._time = time + price.seconds
+
+    def _record_load(self, weight: Weight, *kind: Any) -> Price:
+        """Log the load of a weight; one that the step before has left is there, and takes nothing."""
+        entry = self._entry
+        if entry is not None:
+            entry.loaded.append(note_of(weight))
+            if entry.follows and not self._rows:
+                return FREE
+        price = self._runtime_predictor.load(1, weight.num_shards, weight.layer, *kind)
+        self._record("load_weights", weight.layer, price, NO_SAMPLES)
+        return price
 
     def held_bytes(self, value: Any) -> int:
         """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.

@@ -98,9 +98,9 @@ class Exclusion:
     def found(self, given: Mapping[str, Any]) -> list[str]:
         """Return the parameters among some given ones that are excluded, in the order of the table."""
         value = given.get(self.name)
-        if not (_is_given(self.name, value) if self.value is None else value == self.value):
+        if not (is_given(self.name, value) if self.value is None else value == self.value):
             return []
-        return [name for name in self.others if _is_given(name, given.get(name))]
+        return [name for name in self.others if is_given(name, given.get(name))]
 
     def require(self, given: Mapping[str, Any]) -> None:
         """Require that nothing excluded is among some parameters.
@@ -116,13 +116,18 @@ class Exclusion:
             )
 
 
-def _is_given(name: str, value: Any) -> bool:
+def is_given(name: str, value: Any) -> bool:
     """Return whether a parameter asks for something."""
+    if name == "steps":
+        return value is not None and value > 1
     return asks_to_fold(value) if name == "fold" else bool(value)
 
 
-_NOT_FOR_TOTALS = ("fold", "contention", "strict", "numerics", "execution", "memory_by_kind", "observers", "faults")
+_NOT_FOR_TOTALS = (
+    *("fold", "contention", "strict", "numerics", "execution", "memory_by_kind", "observers", "faults", "steps"),
+)
 _TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "execution", "observers", "faults")
+_OF_ONE_STEP = ("contention", "numerics", "execution", "observers", "faults")
 _NOT_AGAIN = ("strict", "numerics", "execution", "memory_by_kind", "observers")
 
 EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
@@ -130,6 +135,7 @@ EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
         "log": Exclusion("log", "summary", _NOT_FOR_TOTALS, 'log="summary"'),
         "faults": Exclusion("faults", None, _NOT_AGAIN, "faults"),
         "execution": Exclusion("execution", None, ("numerics",), "execution"),
+        "steps": Exclusion("steps", None, _OF_ONE_STEP, "steps", ", which follow one step"),
         "fold": Exclusion("fold", None, _TELL_RANKS_APART, "fold=True", ", which tells ranks apart"),
     }
 )
@@ -148,7 +154,7 @@ MODEL, MACHINE, OUTPUT, WORKERS, FAILURES = "Model and ranks", "Machine", "Outpu
 """Headings of options in the help of commands."""
 
 # Larger than any run in practice; without a limit, a typing error could fill the memory.
-MOST_RANKS, MOST_LAYERS, MOST_SAMPLES = 2**21, 2**17, 2**24
+MOST_RANKS, MOST_LAYERS, MOST_SAMPLES, MOST_STEPS = 2**21, 2**17, 2**24, 2**24
 
 
 @final
@@ -223,6 +229,8 @@ class RunParameters:
         num_layers: Layers of the model. In Python they may be left out only where they are not those of `workload`: a
             transformer's layers are its units.
         global_batch_size: Samples of the step, over all ranks.
+        steps: Steps, each from the clocks and weights that the one before has left; figures are those of a steady one.
+            In Python `run.steps` has the first step, the time of each, and all of them together.
         shares: Samples of each replica instead of equal ones; the batch is then their sum. In Python also an
             `mt.Shares`, or a plan that has one: who takes how much of the step, where ranks are not alike. They are for
             strategies that ask their model for them.
@@ -276,6 +284,7 @@ class RunParameters:
     precision: Any = parameter(None, "--precision", commands=_TRAINING, metavar="NAME")
     num_layers: int = count(32, "--num-layers", "--layers", commands=_ALL, most=MOST_LAYERS)
     global_batch_size: int = count(64, "--global-batch-size", "--batch", commands=_ALL, most=MOST_SAMPLES)
+    steps: int = count(1, "--steps", commands="compare run", most=MOST_STEPS)
     shares: Any = parameter(None, "--shares", commands="compare run", metavar="N,...")
     strict: bool = parameter(False, "--strict", commands=f"{_RUNS} prove", kind=bool)
     hardware: Hardware = parameter(
@@ -328,10 +337,12 @@ class RunParameters:
         self._take_workload()
         for name in SIZES:
             require_count(name, getattr(self, name))
+        require_count("steps", self.steps)
         if self.log not in LOGS:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
+        self._require_one_step_of_calibration()
         if hasattr(self.hardware, "how_sure") and self.log == "full" and not asks_to_fold(self.fold):
             object.__setattr__(self, "contention", True)  # a calibration says what transfers take from computing
         self._require_compatible()
@@ -344,10 +355,16 @@ class RunParameters:
             object.__setattr__(self, "shares", Shares.of(self.shares))
             self.shares.require(self.global_batch_size, self.num_layers)
 
+    def _require_one_step_of_calibration(self) -> None:
+        """Require a single step where a calibration says what transfers take from computing."""
+        if hasattr(self.hardware, "how_sure") and self.steps > 1:
+            raise UsageError(f"a calibration prices a single step, got steps={self.steps}; leave one out")
+
     def _require_compatible(self) -> None:
         """Require a way to fold, and parameters that go together with it and with a log of totals."""
         require_fold(self.fold)
-        if asks_to_fold(self.fold) or self.log == "summary" or self.faults or self.execution is not None:
+        exclude = self.log == "summary" or self.faults or self.execution is not None or self.steps > 1
+        if asks_to_fold(self.fold) or exclude:
             given = self.by_name()
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from operator import is_not
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from minitrain.engine.entry import Entry
 from minitrain.engine.model import Model
 from minitrain.engine.shares import SharesOfRun
 from minitrain.engine.transport.deadlocks import DeadlockDetector
@@ -60,6 +61,8 @@ class PreparedRun:
             chosen by the parameters if None.
         folded_kind: class of the models where ranks are folded, likewise.
         simulate: simulates another run that is ready, for a run that needs one to know its own figures.
+        entry_clocks: of a step of a longer run, when each rank begins it, s.
+        is_later: whether a step has come before it.
     """
 
     name: str
@@ -71,6 +74,8 @@ class PreparedRun:
     variant: Any = None
     folded_kind: Any = None
     simulate: Callable[[PreparedRun], Awaitable[Run]] | None = None
+    entry_clocks: Sequence[float] | None = None
+    is_later: bool = False
 
     @property
     def hardware_name(self) -> str:
@@ -95,6 +100,12 @@ class PreparedRun:
         shares = None if self.parameters.shares is None else SharesOfRun(self.parameters.shares)
         for model in models if shares else ():
             model._shares = shares
+
+    def enter(self, model: Model) -> None:
+        """Let a rank begin a step of a longer run."""
+        if self.entry_clocks is not None:
+            model._time = self.entry_clocks[model._rank]
+            model._entry = Entry(self.is_later)
 
     def require_shares_read(self, models: Sequence[Model]) -> None:
         """Require that the strategy has asked for the shares that it was given.

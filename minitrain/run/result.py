@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from minitrain.run.analysis.timeline import Timeline, Trace
     from minitrain.run.device_kinds import DeviceKind, KindFigures
     from minitrain.run.energy import StepEnergy
+    from minitrain.run.steps import Steps
 
 
 SECONDS_A_DAY = 86_400
@@ -134,6 +135,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
             that was read from a file, or in which devices died.
         device_kinds: which ranks have which device, of a run on a cluster; empty where all devices are alike.
         workload: name of what was trained: "specified", "dense", or what a transformer or a workload is called.
+        steps: all steps of a run of many, of which this is a steady one; None of a single step.
     """
 
     strategy: str
@@ -167,6 +169,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     prepared: Any = field(default=None, repr=False, compare=False)
     device_kinds: Sequence[DeviceKind] = field(default=(), repr=False)
     workload: str = SPECIFIED
+    steps: Steps | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -201,7 +204,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         """The split of each rank's step time into computing, exposed communication and waiting, s."""
         from minitrain.run.analysis.breakdown import breakdown  # noqa: PLC0415
 
-        return breakdown(self._trace, self.step_end)
+        return breakdown(self._trace, self.step_end, None if self.steps is None else self.step_time)
 
     @property
     def peak_memory(self) -> float:
@@ -298,8 +301,11 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     def step_time(self) -> float:
         """From the end of loading to the latest final clock of all ranks, s.
 
-        Where ranks load for unequal times: as if the weights of all of them were there at 0.
+        Where ranks load for unequal times: as if the weights of all of them were there at 0. Of many steps, the time
+        from one to the next: ranks may begin a step while others end the one before.
         """
+        if self.steps is not None:
+            return self.steps.steady_time
         return self.last_clock - self.load_time if self.loads_alike else self.step_timeline_of_classes.step_time
 
     @property
@@ -309,8 +315,13 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
 
     @property
     def step_times(self) -> list[float]:
-        """The time of each step, s: of the only one."""
-        return [self.step_time]
+        """The time of each step, s."""
+        return [self.step_time] if self.steps is None else self.steps.times
+
+    @property
+    def clocks(self) -> Sequence[float]:
+        """When each rank has ended all that it did, s."""
+        return [model.time for model in self.models]
 
     @cached_property
     def step_timeline(self) -> Timeline:

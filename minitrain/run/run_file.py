@@ -226,6 +226,7 @@ SPECIFIED = FIELDS[:7]
 
 _KEYS = (*HEADER, "options", "oom", "fields")
 _MOST_LAYERS, _MOST_SAMPLES, _MOST_RANKS = 2**20, 2**24, 2**24  # of a file of no size
+_MOST_STEPS = 2**24
 _MOST_BYTES_PER_ELEMENT = 1024
 _MOST_TOKENS = 2**40
 
@@ -296,6 +297,7 @@ def _rules(size: int) -> Mapping[str, Rule]:
         "meshes": LIST,
         "device_kinds": LIST,
         "outages": LIST,
+        "steps": OBJECT,
         "peak_host_memory_bytes": AT_LEAST_0,
         "fields": LIST,
     }
@@ -314,6 +316,8 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
     _judge_fields(header["fields"], faults)
     judge_device_kinds(header, faults)
     _judge_outages(header.get("outages", ()), faults)
+    if "steps" in header:
+        _judge_steps(header["steps"], faults)
     if header.get("network", "flat") not in NETWORKS:
         faults.add(1, f"expected one of {', '.join(NETWORKS)}, found {shown(header['network'])}", ("network",))
     rank = whole(0, world_size - 1)
@@ -333,6 +337,24 @@ def _judge_outages(outages: Iterable[Any], faults: Faults) -> None:
     for place, outage in enumerate(outages):
         if faults.judge(1, ("outages", place), outage, OBJECT):
             faults.judge_keys(1, ("outages", place), outage, {"start": TIME, "end": TIME, "reason": TEXT})
+
+
+def _judge_steps(steps: Mapping[str, Any], faults: Faults) -> None:
+    """Judge when each of several steps ended."""
+    least = whole(1, _MOST_STEPS)
+    rules = {"num_steps": least, "load_time": TIME, "ends": LIST, "period": least.or_null()}
+    if not faults.judge_keys(1, ("steps",), steps, rules):
+        return
+    ends, period = steps["ends"], steps["period"]
+    judged = [faults.judge(1, ("steps", "ends", place), end, TIME) for place, end in enumerate(ends)]
+    if not all(judged):
+        return
+    if not ends or sorted([steps["load_time"], *ends]) != [steps["load_time"], *ends]:
+        faults.add(1, "expected times of at least one step, in order, after load_time", ("steps", "ends"))
+    if len(ends) > steps["num_steps"] or (len(ends) < steps["num_steps"]) > (period is not None):
+        faults.add(1, "expected an end for each of num_steps, or a period", ("steps", "ends"))
+    if period is not None and period > len(ends):
+        faults.add(1, f"expected at most {len(ends)}, as many as there are ends, found {period}", ("steps", "period"))
 
 
 def _judge_transformer(header: Mapping[str, Any], faults: Faults) -> None:

@@ -11,6 +11,7 @@ has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that w
 has `trained_model`, `needed_memory_bytes`, `memory_by_kind` and `meshes` (size by axis of each mesh of ranks). That of
 a run which offloaded something has `peak_host_memory_bytes`, that of a run on a cluster `device_kinds` (which ranks
 have which device). That of a step in which devices died has `outages`, objects of `start`, `end` (s) and `reason`.
+One of many steps has `steps`: `num_steps`, `load_time` (s), `ends` (s) and `period` (see `minitrain.run.steps.Steps`).
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know. Version 3 has events of some ranks alone, and one more line for each other rank,
@@ -50,6 +51,7 @@ from minitrain.run.run_file import (
     judge_header,
     kinds_of_header,
 )
+from minitrain.run.steps import Steps, steps_of
 from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
 
@@ -127,6 +129,10 @@ def _more_of(run: SavableRun) -> dict[str, Any]:
         more["held_outside"] = asdict(run.held_outside)
     if run.peak_host_memory_bytes:
         more["peak_host_memory_bytes"] = run.peak_host_memory_bytes
+    if run.steps is not None:
+        steps = run.steps
+        more["steps"] = {"num_steps": steps.num_steps, "load_time": steps.load_time, "ends": list(steps.ends)}
+        more["steps"]["period"] = steps.period
     if run.outages:
         more["outages"] = [outage._asdict() for outage in run.outages]
     if run.device_kinds:
@@ -229,6 +235,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "memory_by_kind": _kinds(header, journals),
         "meshes": header.get("meshes", []),
         "outages": tuple(Outage(each["start"], each["end"], each["reason"]) for each in header.get("outages", ())),
+        "steps": steps_of(header.get("steps")),
         "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
         "priced_by": header.get("priced_by", ROOFLINE),
@@ -362,6 +369,10 @@ class SavableRun(Protocol):
     @property
     def priced_by(self) -> str:
         """How operations were priced."""
+
+    @property
+    def steps(self) -> Steps | None:
+        """All steps of a run of many."""
 
     @property
     def outages(self) -> Sequence[Outage]:

@@ -6,9 +6,11 @@ and of run is taken is chosen in `minitrain.run.variants`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from minitrain.engine.entry import require_handed_on
 from minitrain.engine.model import Model
 from minitrain.engine.transport.dist import Dist
 from minitrain.run import variants
@@ -19,6 +21,7 @@ from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.signatures import SimulateKeywords, StepKeywords, of_strategy
+from minitrain.run.steps import Steps, period_of
 from minitrain.run.strategy_loading import Strategy
 
 
@@ -80,9 +83,38 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
 async def simulate_prepared(prepared: PreparedRun) -> Run:
     """Simulate a run that is ready, all of its ranks or folded ones; raises what `simulate_async` does."""
     prepared = replace(prepared, simulate=simulate_prepared)
+    if prepared.parameters.steps > 1 and prepared.entry_clocks is None:
+        return await _simulate_steps(prepared)
     if prepared.parameters.faults:
         return await variants.simulate_with_faults(prepared, _simulate_every_rank)
     return await variants.simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))
+
+
+async def _simulate_steps(prepared: PreparedRun) -> Run:
+    """Simulate steps until they repeat, and return the last one, which knows of all.
+
+    Raises:
+        LawError: a rank does not hand in what it begins the next step with.
+    """
+    count, world_size = prepared.parameters.steps, prepared.parameters.world_size
+    clocks: Sequence[float] = [0.0] * world_size
+    begin = 0.0
+    ends: list[float] = []
+    runs: list[Run] = []
+    seen: list[Sequence[float]] = []
+    period = None
+    for step in range(count):
+        run = await simulate_prepared(replace(prepared, entry_clocks=clocks, is_later=step > 0))
+        runs = [*runs[:1], run]
+        left = run.clocks
+        ends.append(begin + max(left))
+        earliest = min(left)
+        begin, clocks = begin + earliest, [clock - earliest for clock in left]
+        seen.append(clocks)
+        period = period_of(seen, begin)
+        if period is not None:
+            break
+    return replace(runs[-1], steps=Steps(count, runs[0].load_time, tuple(ends), period, runs[0]))
 
 
 async def _simulate_every_rank(prepared: PreparedRun) -> Run:
@@ -93,12 +125,15 @@ async def _simulate_every_rank(prepared: PreparedRun) -> Run:
     with rare_collections():  # from the set-up on: a rank is a few dozen objects too
         models = _models(prepared, variant, dist)
         prepared.give_shares(models)
+        for model in models:
+            prepared.enter(model)
         with watching_memory(models, strict=parameters.strict_memory) as excesses, variant.around(models):
             await run_ranks(prepared, models)
             require_nothing_left(dist, models)
             prepared.require_shares_read(models)
         if parameters.check:
             Model.check(models)
+        require_handed_on(models)
         fields = variant.fields(models)
     return prepared.result(variant.run_kind, models, excesses, **fields)
 

@@ -47,6 +47,7 @@ def view_of(run: Run) -> View:
         *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
         *figures,
         *_facts_of_transformer(run),
+        *([] if run.steps is None else [str(run.steps)]),
         *run.notes,
         *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),
     ]
@@ -137,7 +138,8 @@ def sizes(run: Run) -> str:
         at_most = "" if longest is None else f" (its config allows {longest})"
         layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample{at_most}"
         layers += run.trained_model.precision_text
-    return f"{ranks}, {layers}, batch {run.global_batch_size}"
+    steps = "" if run.steps is None else f", {run.steps.num_steps:,} steps"
+    return f"{ranks}, {layers}, batch {run.global_batch_size}{steps}"
 
 
 def network_and_prices(run: Run) -> str:

@@ -103,8 +103,9 @@ def test_keywords_that_are_no_parameters_are_the_options_of_the_strategy() -> No
 
 def _excluding(exclusion: Exclusion, other: str) -> dict[str, Any]:
     """Return parameters that exclude each other."""
-    given: Any = {0: 2} if other == "slowdown" else True
-    return {exclusion.name: True if exclusion.value is None else exclusion.value, other: given}
+    asks: dict[str, Any] = {"slowdown": {0: 2}, "steps": 2}
+    value = asks.get(exclusion.name, True) if exclusion.value is None else exclusion.value
+    return {exclusion.name: value, other: asks.get(other, True)}
 
 
 @pytest.mark.parametrize(("exclusion", "other"), EXCLUDED, ids=lambda value: getattr(value, "name", value))

@@ -133,7 +133,12 @@ class Dist:
             UsageError: source and dest are not two different ranks of this world.
         """
         key = (source, dest) if tag is None else (source, dest, tag)
-        found = self.queue.get(key)
+        try:
+            found = self.queue.get(key)
+        except TypeError:  # what cannot be looked up
+            found = None
+            self._require_peers(source, dest)
+            raise UsageError(f"tag must be hashable, such as a number or a tuple, got {tag!r:.80}", tag=tag) from None
         if found is None:
             self._require_peers(source, dest)
             found = self.queue[key] = Channel(self.p2p_buffer) if tag is None else Channel(None, key)

@@ -262,12 +262,13 @@ class Breakdown:
         return float(part.sum() / total) if total > 0 else 0.0
 
 
-def breakdown(trace: Trace, end: float | None = None) -> Breakdown:
+def breakdown(trace: Trace, end: float | None = None, step_time: float | None = None) -> Breakdown:
     """Split the time of every rank from the end of loading to the step's end.
 
     Args:
         trace: one log a rank, or columns.
         end: when the step ends, s; the latest end of all ranks if None.
+        step_time: how long it takes, s, where ranks begin the next one at other times; from loading to its end if None.
 
     Returns:
         The split; computing + exposed + waiting is the step time to 1e-12 relative on every rank.
@@ -277,9 +278,9 @@ def breakdown(trace: Trace, end: float | None = None) -> Breakdown:
     """
     if are_flat(trace):
         begin = max((load_end_of(log._rows) for log in trace), default=0.0)
-        return breakdown_of([busy_of(log, begin) for log in trace], begin, end)
+        return _split(_sums([busy_of(log, begin) for log in trace]), begin, end, step_time)
     timeline = as_timeline(trace)
-    return _split(_sums_of_columns(timeline), timeline.begin, end)
+    return _split(_sums_of_columns(timeline), timeline.begin, end, step_time)
 
 
 def breakdown_of(ranks: Sequence[BusyTime], begin: float, end: float | None = None) -> Breakdown:
@@ -287,10 +288,12 @@ def breakdown_of(ranks: Sequence[BusyTime], begin: float, end: float | None = No
     return _split(_sums(ranks), begin, end)
 
 
-def _split(found: tuple[Floats, Floats, Floats, float], begin: float, end: float | None) -> Breakdown:
+def _split(
+    found: tuple[Floats, Floats, Floats, float], begin: float, end: float | None, step_time: float | None = None
+) -> Breakdown:
     """Split the step time into the three parts, which add up to it."""
     computing, communicating, either, latest = found
-    step = checked_end(latest, end) - begin
+    step = checked_end(latest, end) - begin if step_time is None else step_time
     busy = np.maximum(either, computing)
     exposed = busy - computing
     overlapped = communicating - exposed

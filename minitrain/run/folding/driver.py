@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar
 
+from minitrain.engine.entry import require_handed_on
 from minitrain.engine.final_weights import IN_PARTS, check_final_weights
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.machine import FlatTopology, HierarchicalTopology
@@ -272,6 +273,7 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
         await run_ranks(prepared, models, attempt.num_ranks_a_class)
         require_nothing_left(models[0].dist, models)
         prepared.require_shares_read(models)
+    require_handed_on(models)
     if parameters.check:
         check_final_weights([_with_all_shards(model, attempt) for model in models])
     attempt.is_over = True

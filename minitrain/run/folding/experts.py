@@ -43,8 +43,9 @@ class FoldedExperts(Model):
         weight, state = load(layer, **first, **counts)
         for name, value in differing.items():
             own = value.singleton()
-            setattr(weight, f"{name}s", own)
-            setattr(state, f"{name}s", own)
+            noted = () if self._entry is None else (self._entry.loaded[-1],)
+            for loaded in (weight, state, *noted):
+                setattr(loaded, f"{name}s", own)
         return weight, state
 
     def _diverge_by(self, counts: Mapping[str, Any]) -> None:

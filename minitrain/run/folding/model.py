@@ -350,4 +350,5 @@ def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist:
     sizes, more = (parameters.num_layers, parameters.global_batch_size), {"memory_by_kind": parameters.memory_by_kind}
     model = kind(attempt, rank, dist, *sizes, predictor, labels_of(prepared), **more)
     prepared.give_shares([model])
+    prepared.enter(model)
     return model

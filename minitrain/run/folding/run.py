@@ -73,6 +73,11 @@ class FoldedRun(Run):
         return self.fold.num_ranks_a_class if self._classes else 1
 
     @property
+    def clocks(self) -> Sequence[float]:
+        """When each rank has ended all that it did, s."""
+        return self.fold.of_every_rank([model._time for model in self._classes]) if self._classes else super().clocks
+
+    @property
     def class_logs(self) -> Sequence[Sequence[Event]]:
         """The log of the lowest rank of each class."""
         return [model._log for model in self._classes] or self.logs

@@ -32,6 +32,8 @@ def labels_of(prepared: PreparedRun) -> Labels | None:
     for counts in () if shares is None else (shares.samples, shares.microbatch_sizes):
         if counts is not None and len(counts) == world_size:  # a replica is a rank
             labels.append(counts)
+    if prepared.entry_clocks is not None and len(set(prepared.entry_clocks)) > 1:
+        labels.append(prepared.entry_clocks)
     return list(zip(*labels, strict=True)) if labels else None
 
 

@@ -32,7 +32,7 @@ from minitrain.run.data_frames import data_frame
 from minitrain.run.device_memory import OutOfMemory
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.figures import FIGURES
-from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters
+from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters, is_given
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
 from minitrain.run.signatures import PriceKeywords, on_machines
@@ -44,7 +44,7 @@ from minitrain.whatif.vector.machines import Machine, Machines
 
 _ONE_AT_A_TIME = (
     *("contention", "strict", "strict_memory", "memory_by_kind"),
-    *("numerics", "execution", "observers", "faults"),
+    *("numerics", "execution", "observers", "faults", "steps"),
 )
 """Parameters of a run that follow one machine: with another clock, or another model, it would do something else."""
 
@@ -170,7 +170,7 @@ class Configurations:
 
     def reason_to_simulate_each(self, parameters: RunParameters) -> str | None:
         """Return why machines must be simulated one by one; None where they need not."""
-        found = [name for name in _ONE_AT_A_TIME if getattr(parameters, name)]
+        found = [name for name in _ONE_AT_A_TIME if is_given(name, getattr(parameters, name))]
         return f"{found[0]} follows one machine at a time" if found else None
 
     def machines(self, parameters: RunParameters, stands_for: str | None) -> Machines:
