@@ -36,6 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -99,6 +100,8 @@ Timed = tuple[Any, float]
 
 class HardwareBackend(Protocol):
     """What the abstraction layer asks of a backend.
+
+    The orchestrator calls it from a thread of each device that it serves.
 
     Attributes:
         name: what messages and counts call it.
@@ -372,6 +375,7 @@ class HardwareAbstractionLayer:
         self.fallback_chains: dict[Key, list[Key]] = {}
         self.executed: Counter[str] = Counter()
         self.moved_bytes: Counter[str] = Counter()
+        self._counting = Lock()
 
     def register_backend(self, hardware_class: Key, backend_implementation: HardwareBackend) -> None:
         """Register a backend for a class of hardware or one device, in the place of one that was there.
@@ -489,7 +493,7 @@ class HardwareAbstractionLayer:
 
     def put(self, array: Any, key: Key) -> Placed:
         """Move an array to a backend, and count its bytes; one that lies there is returned as it is."""
-        return self._put(_as_array(array), self.backend(key))
+        return self._put(_as_array(array), self.backend(key))[0]
 
     def _refusal(self, key: Key, asked: Request) -> str | None:
         """Return why some hardware cannot compute an operation, or None."""
@@ -502,27 +506,34 @@ class HardwareAbstractionLayer:
         self, backend: HardwareBackend, asked: Request, refused: tuple[tuple[str, str], ...] = ()
     ) -> Execution:
         """Compute an operation on a backend."""
-        before = self.moved_bytes[backend.name]
+        moved = 0
 
         def placed(operand: Any) -> Any:
-            return operand if _is_number(operand) else self._put(operand, backend).array
+            nonlocal moved
+            if _is_number(operand):
+                return operand
+            there, num_bytes = self._put(operand, backend)
+            moved += num_bytes
+            return there.array
 
         operands = [mapped(placed, each) for each in asked.operands]
         with _failures_of(backend):
             result, seconds = backend.execute(asked.kind, operands, asked.options, asked.cost)
-        self.executed[backend.name] += 1
-        moved = self.moved_bytes[backend.name] - before
+        with self._counting:
+            self.executed[backend.name] += 1
         lies = Placed(backend, result)
         return Execution(asked.kind.name, lies, backend.name, seconds, backend.is_priced, asked.cost, moved, refused)
 
-    def _put(self, array: Any, backend: HardwareBackend) -> Placed:
+    def _put(self, array: Any, backend: HardwareBackend) -> tuple[Placed, int]:
+        """Return an array on a backend, and how many bytes were moved for it."""
         if isinstance(array, Placed) and array.backend is backend:
-            return array
+            return array, 0
         array = array.numpy() if isinstance(array, Placed) else array
         with _failures_of(backend):
             placed = Placed(backend, backend.put(array))
-        self.moved_bytes[backend.name] += array.nbytes
-        return placed
+        with self._counting:
+            self.moved_bytes[backend.name] += array.nbytes
+        return placed, int(array.nbytes)
 
 
 def _nothing_left(op_type: str, preferred: Key | None, refused: Sequence[tuple[str, str]]) -> NoBackendError:

@@ -1,27 +1,32 @@
 """The multi-device orchestrator: a workload's operations on several devices, with real arithmetic, moves and failures.
 
-Operations are computed in the workload's order, each by the backend of its device. What one reads is moved there first,
-once, as the data movement plan says. Moved bytes are those of real arrays.
+Each device has a worker, a thread that computes its operations in the workload's order, at the same time as others do.
+An operation waits for what it reads, which is moved there first, once, as the data movement plan says, and for what the
+workload's `dependency_graph` says beside. All devices meet before results are returned and before work is divided
+again. Moved bytes are those of real arrays.
 
 When a device dies, what only it held is lost. The operations that are needed again, and those still to be done, go to
-the devices that are left, by a list schedule, and the run goes on. Since each operation computes the same on every
+the devices that are left, by a list schedule, and the run goes on; what others have computed meanwhile is kept. Since
+each operation computes the same on every
 backend of one kind, the numbers are those of a run without failure.
 
-How long all this takes is simulated afterwards, in a timeline of the steps that happened. An operation lasts as long as
+How long all this took is measured, by this machine's clock. How long it takes on the devices that the configs describe
+is simulated afterwards, in a timeline of prices of the steps that happened. An operation lasts as long as
 its price on its device, and begins when its operands have come, its device is free, and the power budget allows it.
 Moves share the links of the devices fairly (`minitrain.platform`). The speed of the machine that computes does
-not matter, so that the timeline is the same every time.
+not matter there, so that the timeline is the same every time.
 
 Each device draws its rated power while it computes and its idle power otherwise, as for the energy of runs. Under a
 budget an operation waits until its power is available. Left out: clocks that fall instead, the power of links and
-hosts, and the time until a death is noticed.
+hosts, the time until a death is noticed, and what real devices hold more when they run ahead of others.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
@@ -57,6 +62,7 @@ from minitrain.machine.heterogeneous.workloads import (
     EnhancedTestTask,
     WorkloadOperation,
     WorkloadProfile,
+    dependencies,
 )
 from minitrain.machine.platform.fair_sharing import FairSharing, Flow
 from minitrain.machine.platform.links import Lane
@@ -269,17 +275,20 @@ class _TimelineSimulation:
         return arrived
 
 
-@contextmanager
-def _as_failure_of(device: str) -> Iterator[None]:
-    """Let the failure of a backend be that of a device of the mapping."""
-    try:
-        yield
-    except DeviceFailure as failure:
-        raise DeviceFailure(str(failure), device=device) from failure
+def _on_host(array: Any) -> Any:
+    """Return an array's numbers in the host's memory."""
+    return array.numpy() if isinstance(array, Placed) else array
+
+
+def _known(array: Any) -> Future[_Done]:
+    """Return the future of an array that is there."""
+    future: Future[_Done] = Future()
+    future.set_result(_Done(array))
+    return future
 
 
 class DeviceCoordinator(Protocol):
-    """How devices of a class compute an operation."""
+    """How devices of a class compute an operation; it is asked by a thread of each of these devices."""
 
     def compute(
         self, hal: HardwareAbstractionLayer, key: Key, operation: WorkloadOperation, inputs: Mapping[str, Any]
@@ -324,12 +333,50 @@ class Recovery:
 
 
 @final
-@dataclass(slots=True)
-class _Copy:
-    """A copy of an array on a device, or on the host: what it is, and the step that brought it there, if any."""
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a worker has made, and when, s."""
 
     array: Any
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+
+@final
+@dataclass(slots=True)
+class _Copy:
+    """A copy of an array on a device, or on the host: its future, and the step that brought it there, if any."""
+
+    future: Future[_Done]
     steps: tuple[int, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    """A step that workers have been asked for.
+
+    Args:
+        kind: "compute" or "move".
+        name: of the operation, or the array that moves.
+        device: that computes, or where a move goes.
+        needed_by: the operation that it is done for; "" for results.
+        seconds: its price, s.
+        copy: its result.
+        needs: what it waits for.
+        source: where a move comes from.
+        carried: what a move carries, on the host.
+    """
+
+    kind: StepKind
+    name: str
+    device: str
+    needed_by: str
+    seconds: float
+    copy: _Copy
+    needs: tuple[_Copy, ...]
+    source: str = ""
+    carried: _Copy | None = None
 
 
 @final
@@ -344,6 +391,7 @@ class WorkloadExecution:
 
     Attributes:
         steps: what has happened so far.
+        measured: when each of them began and ended, s since the beginning, by this machine's clock.
         recoveries: what was done after devices had died.
         peak_bytes: the most that each device held at a time.
     """
@@ -363,10 +411,16 @@ class WorkloadExecution:
         self.alive = dict(devices)
         self.keys = {name: self.hal.key_of(device) for name, device in devices.items()}
         self.steps: list[Step] = []
+        self.measured: list[tuple[float, float]] = []
         self.recoveries: list[Recovery] = []
         self.pending = list(workload.by_name)
-        self.copies = {name: {HOST: _Copy(array)} for name, array in workload.inputs.items()}
+        self.copies = {name: {HOST: _Copy(_known(array))} for name, array in workload.inputs.items()}
         self.peak_bytes = dict.fromkeys(devices, 0)
+        self._before = dependencies(workload)
+        self._workers = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in devices}
+        self._dead: dict[str, DeviceFailure] = {}
+        self._issued: list[_Issued] = []
+        self._began = time.perf_counter()
         self._last_on: dict[str, tuple[int, ...]] = {}
         self._last_death: tuple[int, ...] = ()
 
@@ -378,15 +432,106 @@ class WorkloadExecution:
             OutOfMemoryError: a device would have to hold more than its memory.
             NoBackendError: a backend cannot compute an operation.
         """
-        while True:
-            name = self.pending[0] if self.pending else ""
+        try:
+            while True:
+                for name in self.pending:
+                    self._issue(name)
+                results = {name: self._on(name, HOST, "") for name in self.workload.wanted}
+                failed = self._settle()
+                if failed is None:
+                    return {name: np.asarray(copy.future.result().array) for name, copy in results.items()}
+                self._recover(*failed)
+        finally:
+            for worker in self._workers.values():
+                worker.shutdown(cancel_futures=True)
+
+    def _start(self, device: str, needs: Sequence[_Copy], work: Callable[..., Any]) -> _Copy:
+        """Let the worker of a device make something of arrays, once they are there."""
+
+        def job() -> _Done:
+            arrays = [need.future.result().array for need in needs]
+            start = self._now()
+            if device in self._dead:
+                raise self._dead[device]
             try:
-                if not name:
-                    return {wanted: np.asarray(self._on(wanted, HOST).array) for wanted in self.workload.wanted}
-                self._compute(name)
-                self.pending.pop(0)
+                array = work(*arrays)
             except DeviceFailure as failure:
-                self._recover(str(failure.device), name)
+                self._dead[device] = DeviceFailure(str(failure), device=device)
+                raise self._dead[device] from failure
+            return _Done(array, start, self._now())
+
+        return _Copy(self._workers[device].submit(job))
+
+    def _now(self) -> float:
+        """Return how long the run has lasted, s."""
+        return time.perf_counter() - self._began
+
+    def _issue(self, name: str) -> None:
+        """Let an operation be computed on its device, after what it needs."""
+        operation, device = self.workload.by_name[name], self.mapping[name]
+        reads = {read: self._on(read, device.name, name) for read in operation.reads()}
+        others = [copy for other in self._before[name] if other not in reads for copy in self.copies[other].values()]
+        coordinator = self.coordinators.get(device.hardware_class) or LayerCoordinator()
+
+        def work(*arrays: Any) -> Any:
+            inputs = operation.with_arrays(dict(zip(reads, arrays, strict=False)))
+            return coordinator.compute(self.hal, self.keys[device.name], operation, inputs).result
+
+        needs = (*reads.values(), *others)
+        made = self._start(device.name, needs, work)
+        self.copies[name] = {device.name: made}
+        seconds = device.simulator.predict(self.workload.costs[name])
+        self._issued.append(_Issued("compute", name, device.name, name, seconds, made, needs))
+
+    def _on(self, name: str, dest: str, needed_by: str) -> _Copy:
+        """Return an array's copy on a device, or on the host, moved there if need be."""
+        copies = self.copies[name]
+        if dest not in copies:
+            seconds, source = self.movement.soonest(self.workload.num_bytes(name), copies, dest, self.alive)
+            held = copies[source]
+            carried = held if source == HOST else self._start(source, [held], _on_host)
+            if dest == HOST:
+                copies[dest] = carried
+            else:
+                copies[dest] = self._start(dest, [carried], lambda array: self.hal.put(array, self.keys[dest]))
+            self._issued.append(_Issued("move", name, dest, needed_by, seconds, copies[dest], (held,), source, carried))
+        return copies[dest]
+
+    def _settle(self) -> tuple[str, str] | None:
+        """Wait for all that was issued, and note what happened, in the order of issue.
+
+        Returns:
+            The device that failed first, and the operation that found it out; None if none failed.
+        """
+        failed: tuple[str, str] | None = None
+        for issued in self._issued:
+            try:
+                done = issued.copy.future.result()
+            except DeviceFailure as failure:
+                failed = failed or (str(failure.device), issued.needed_by)
+                if self.copies[issued.name].get(issued.device) is issued.copy:
+                    del self.copies[issued.name][issued.device]
+                continue
+            self._note(issued, done)
+        self._issued.clear()
+        return failed
+
+    def _note(self, issued: _Issued, done: _Done) -> None:
+        """Note a step that was done."""
+        start, size = done.start_s, 0
+        if issued.carried is not None:
+            carried = issued.carried.future.result()
+            start, size = start if issued.source == HOST else carried.start_s, int(carried.array.nbytes)
+        after = [step for need in issued.needs for step in need.steps]
+        number = self._happened(
+            issued.kind, issued.name, issued.device, after, source=issued.source, num_bytes=size, seconds=issued.seconds
+        )
+        self.measured.append((start, done.end_s))
+        issued.copy.steps = (number,)
+        if issued.kind == "compute":
+            self.pending.remove(issued.name)
+            self._count_bytes(self.alive[issued.device])
+            self._free(issued.name)
 
     def _happened(self, kind: StepKind, name: str, device: str, after: Sequence[int] = (), **more: Any) -> int:
         """Note a step that needs some others, and return its number.
@@ -400,47 +545,10 @@ class WorkloadExecution:
             self._last_on[device] = (number,)
         return number
 
-    def _compute(self, name: str) -> None:
-        """Compute one operation on its device."""
-        operation, device = self.workload.by_name[name], self.mapping[name]
-        arrays = {read: self._on(read, device.name) for read in operation.reads()}
-        inputs = operation.with_arrays({read: copy.array for read, copy in arrays.items()})
-        coordinator = self.coordinators.get(device.hardware_class) or LayerCoordinator()
-        with _as_failure_of(device.name):
-            done = coordinator.compute(self.hal, self.keys[device.name], operation, inputs)
-        after = [step for copy in arrays.values() for step in copy.steps]
-        seconds = device.simulator.predict(self.workload.costs[name])
-        number = self._happened("compute", name, device.name, after, seconds=seconds)
-        self.copies[name] = {device.name: _Copy(done.result, (number,))}
-        self._count_bytes(device)
-        self._free(name)
-
-    def _on(self, name: str, dest: str) -> _Copy:
-        """Return an array's copy on a device, or on the host, moved there if need be.
-
-        Raises:
-            DeviceFailure: the device that it would come from or go to has died.
-        """
-        copies = self.copies[name]
-        if dest not in copies:
-            seconds, source = self.movement.soonest(self.workload.num_bytes(name), copies, dest, self.alive)
-            array = copies[source].array
-            if isinstance(array, Placed):
-                with _as_failure_of(source):
-                    array = array.numpy()
-            size = int(array.nbytes)
-            if dest != HOST:
-                with _as_failure_of(dest):
-                    array = self.hal.put(array, self.keys[dest])
-            number = self._happened(
-                "move", name, dest, copies[source].steps, source=source, num_bytes=size, seconds=seconds
-            )
-            copies[dest] = _Copy(array, (number,))
-        return copies[dest]
-
     def _count_bytes(self, device: HardwareCapabilityProfile) -> None:
         """Note what a device holds, and require that it has room."""
-        held = self.workload.num_bytes(*(name for name, copies in self.copies.items() if device.name in copies))
+        there = {name: copies.get(device.name) for name, copies in self.copies.items()}
+        held = self.workload.num_bytes(*(name for name, copy in there.items() if copy is not None and copy.steps))
         self.peak_bytes[device.name] = max(self.peak_bytes[device.name], held)
         if held > device.memory_bytes:
             raise OutOfMemoryError(
@@ -451,7 +559,7 @@ class WorkloadExecution:
 
     def _free(self, done: str) -> None:
         """Drop arrays that no later operation reads, unless they are wanted results; inputs stay on the host."""
-        needed = {read for name in self.pending if name != done for read in self.workload.by_name[name].reads()}
+        needed = {read for name in self.pending for read in self.workload.by_name[name].reads()}
         for name in {*self.workload.by_name[done].reads(), done} - needed - set(self.workload.wanted):
             self.copies[name] = {place: copy for place, copy in self.copies[name].items() if place == HOST}
 
@@ -464,6 +572,7 @@ class WorkloadExecution:
         del self.alive[dead]
         last = tuple(number for number, step in enumerate(self.steps) if dead in (step.device, step.source))[-1:]
         self._last_death = (self._happened("failure", found_by, dead, last),)
+        self.measured.append((self._now(), self._now()))
         for copies in self.copies.values():
             copies.pop(dead, None)
         if not self.alive:
@@ -509,6 +618,8 @@ class OrchestratedRun:
         plan: the moves that were planned at first.
         steps: what happened.
         timeline: when, by prices.
+        measured: when, by the clock of this machine, since the beginning; a simulated device's steps take what the
+            host takes.
         waits: which operations of other devices each operation waited for, as planned at first.
         recoveries: what was done after devices died.
         peak_bytes: the most that each device held at a time.
@@ -518,6 +629,7 @@ class OrchestratedRun:
     plan: DataMovementPlan
     steps: tuple[Step, ...]
     timeline: StepTimeline
+    measured: tuple[TimedStep, ...]
     waits: Mapping[str, tuple[str, ...]]
     recoveries: tuple[Recovery, ...]
     peak_bytes: Mapping[str, int]
@@ -531,6 +643,11 @@ class OrchestratedRun:
     def seconds(self) -> float:
         """When the last result reached the host, by prices, s."""
         return self.timeline.seconds
+
+    @property
+    def measured_s(self) -> float:
+        """When the last result reached the host, by the clock of this machine, s."""
+        return max((each.end_s for each in self.measured), default=0.0)
 
 
 class MultiDeviceOrchestrator:
@@ -615,12 +732,14 @@ class MultiDeviceOrchestrator:
         run = WorkloadExecution(self, workload, mapping, devices)
         outputs = run.compute()
         times = timeline(run.steps, list(devices.values()), power_budget_W)
-        return OrchestratedRun(outputs, plan, tuple(run.steps), times, waits, tuple(run.recoveries), run.peak_bytes)
+        measured = tuple(TimedStep(step, *when) for step, when in zip(run.steps, run.measured, strict=True))
+        steps, recoveries = tuple(run.steps), tuple(run.recoveries)
+        return OrchestratedRun(outputs, plan, steps, times, measured, waits, recoveries, run.peak_bytes)
 
     def execute_task(self, task: EnhancedTestTask, devices: GivenDevices) -> OrchestratedRun:
         """Compute a task's workload within its power budget, and fill in its plans."""
         run = self.execute_multi_device_workload(task.workload, devices, power_budget_W=task.power_budget)
         mapping = {step.name: step.device for step in run.steps if step.kind == "compute"}
-        task.execution_plan = {"device_mapping": mapping, "seconds": run.seconds}
+        task.execution_plan = {"device_mapping": mapping, "seconds": run.seconds, "measured_s": run.measured_s}
         task.data_movement_plan = {"moves": run.plan.moves, "total_bytes": run.plan.total_bytes}
         return run

@@ -149,13 +149,17 @@ class DataMovementOptimizer:
     ) -> tuple[float, str]:
         """Return how long an array takes to a device from where it comes soonest, s, and where that is.
 
+        The host comes before devices that are as quick: what it sends takes none of their bandwidth.
+
         Args:
             num_bytes: how large it is.
             holders: where it is: names of devices, or "host".
             dest: where it goes, likewise.
             devices: all devices by name.
         """
-        return min((self.seconds(num_bytes, devices.get(place), devices.get(dest)), place) for place in holders)
+        found = ((self.seconds(num_bytes, devices.get(at), devices.get(dest)), at != HOST, at) for at in holders)
+        seconds, _, place = min(found)
+        return seconds, place
 
     def seconds(
         self, num_bytes: int, source: HardwareCapabilityProfile | None, dest: HardwareCapabilityProfile | None
@@ -317,6 +321,7 @@ class ListScheduler:
         arrived = {name: dict(places) for name, places in self._there.items()}
         mapping: dict[str, HardwareCapabilityProfile] = {}
         finish: dict[str, float] = {}
+        before = dependencies(self.workload)
 
         def tried(name: str, device: str) -> tuple[float, float, dict[str, float]]:
             """Return when an operation would end on a device, when its link is free then, and when operands come."""
@@ -329,7 +334,8 @@ class ListScheduler:
                         for place, at in arrived[read].items()
                     )
                 came[read] = arrived[read].get(device, link)
-            return max([free[device], *came.values()]) + self._seconds[name][device], link, came
+            ended = [finish[other] for other in before[name] if other in finish]
+            return max([free[device], *came.values(), *ended]) + self._seconds[name][device], link, came
 
         for name, devices in choices.items():
             best = {device: tried(name, device) for device in devices}

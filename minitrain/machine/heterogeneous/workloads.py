@@ -255,9 +255,18 @@ def _require_known(names: Iterable[str], known: Mapping[str, Any], who: str) -> 
 
 
 def dependencies(workload: WorkloadProfile) -> dict[str, list[str]]:
-    """Return which operations each operation reads from."""
+    """Return which operations each operation waits for: those it reads from, and those of its `dependency_graph`."""
+    names, more = workload.by_name, getattr(workload, "dependency_graph", {})
+    return {
+        each.name: list(dict.fromkeys([*(name for name in each.reads() if name in names), *more.get(each.name, ())]))
+        for each in workload.operations
+    }
+
+
+def _waits_for_others(workload: WorkloadProfile) -> set[str]:
+    """Return the operations that wait for some whose results they do not read."""
     names = workload.by_name
-    return {each.name: [name for name in each.reads() if name in names] for each in workload.operations}
+    return {name for name, before in dependencies(workload).items() if set(before) - set(names[name].reads())}
 
 
 @dataclass(frozen=True)
@@ -271,7 +280,10 @@ class EnhancedWorkloadProfile(WorkloadProfile):
         memory_access_patterns: by operation, "streaming", "blocked" (matrices), or "view".
         parallelism_characteristics: `width`, all FLOPs over those of the longest chain; `batch`, the samples;
             `arithmetic_intensity`, FLOP a byte.
-        dependency_graph: by operation, the operations that it reads from.
+        dependency_graph: by operation, the operations that it waits for; those it reads from are added.
+
+    Raises:
+        UsageError: an operation of the graph is unknown, or waits for one that is not before it.
     """
 
     decomposable_components: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
@@ -283,9 +295,15 @@ class EnhancedWorkloadProfile(WorkloadProfile):
     def __post_init__(self) -> None:
         """Compute the fields that were not given."""
         super().__post_init__()
+        _require_known(self.dependency_graph, self.by_name, "the dependency graph names")
+        order = list(self.by_name)
+        for name, before in self.dependency_graph.items():
+            _require_known(
+                before, dict.fromkeys(order[: order.index(name)]), f"in the dependency graph, {name} waits for"
+            )
+        object.__setattr__(self, "dependency_graph", dependencies(self))
         readers = self.consumers()
         computed = {
-            "dependency_graph": dependencies(self),
             "decomposable_components": _components(self),
             "data_access_patterns": {name: "shared" if len(readers[name]) > 1 else "once" for name in self.inputs},
             "memory_access_patterns": {name: _pattern(cost) for name, cost in self.costs.items()},
@@ -297,8 +315,9 @@ class EnhancedWorkloadProfile(WorkloadProfile):
 
     @classmethod
     def of(cls, workload: WorkloadProfile) -> Self:
-        """Return a workload with all of these fields computed from it."""
-        return cls(**{each.name: getattr(workload, each.name) for each in fields(WorkloadProfile)})
+        """Return a workload with all of these fields computed from it; what operations wait for stays."""
+        given = {each.name: getattr(workload, each.name) for each in fields(WorkloadProfile)}
+        return cls(**given, dependency_graph=dependencies(workload))
 
     def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
         """Return the same operations on other inputs, with the fields that depend on sizes computed again."""
@@ -442,6 +461,13 @@ def split_by_samples(
             f"shares must add up to the batch of {workload.workload_id} ({workload.batch_size}) over the devices "
             f"given, got {total} of {dict(shares)}; use share_samples",
             shares=dict(shares),
+        )
+    waiting = sorted(_waits_for_others(workload))
+    if waiting:
+        raise UsageError(
+            f"{workload.workload_id} cannot be cut by samples, since {waiting[0]} waits for operations that it "
+            "does not read from; divide it by operations: decompose_workload",
+            operation=waiting[0],
         )
     kept = rows_kept(workload)
     first = max(working, key=lambda device: shares[device.name])
@@ -615,8 +641,10 @@ def fusions(workload: WorkloadProfile, rules: Sequence[FusionRule], hardware_cla
     serving = [rule for rule in rules if rule.serves(hardware_class)]
     readers = workload.consumers()
     follower = {name: readers[name][0] for name in workload.by_name if len(readers[name]) == 1}
-    for name in workload.outputs:
-        follower.pop(name, None)
+    waiting = _waits_for_others(workload)
+    follower = {
+        name: other for name, other in follower.items() if name not in workload.outputs and other not in waiting
+    }
     found: list[Fusion] = []
     for operation in workload.by_name:
         chain, used = [operation], list[str]()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -16,6 +18,7 @@ from minitrain.machine.heterogeneous import (
     DeviceFailure,
     EnhancedHardwareTaxonomy,
     EnhancedTestTask,
+    EnhancedWorkloadProfile,
     FailingBackend,
     HardwareAbstractionLayer,
     HardwareAwareWorkloadManager,
@@ -31,6 +34,7 @@ from minitrain.machine.heterogeneous import (
     profiles_of,
     split_by_samples,
 )
+from minitrain.machine.heterogeneous.workload_manager import ListScheduler
 from minitrain.machine.heterogeneous.workloads import dependencies
 from tests.machine.heterogeneous.workload_examples import branches, priced_branches
 
@@ -172,6 +176,69 @@ def test_the_timeline_keeps_every_order(undisturbed: Any) -> None:
     for name, before in dependencies(WORKLOAD).items():
         assert all(ends[other] < ends[name] for other in before)
     assert undisturbed.seconds == max(each.end_s for each in undisturbed.timeline.steps)
+
+
+def pairs(**graph: list[str]) -> EnhancedWorkloadProfile:
+    """Return three operations each on an A100 and a T4 that read nothing of one another."""
+    operations = tuple(WorkloadOperation(f"{side}{step}", "tanh", {"x": "x"}) for step in range(3) for side in "at")
+    return EnhancedWorkloadProfile("pairs", operations, {"x": np.ones((8, 8), np.float32)}, dependency_graph=graph)
+
+
+def meeting(meet: Any) -> HardwareAbstractionLayer:
+    """Return an A100 and a T4 that call a function before each operation."""
+    hal = layer()
+    for name in ("a100_80g", "t4"):
+        compute = hal.hardware_backends[name].execute
+        hal.hardware_backends[name].execute = lambda *given, compute=compute: (meet(), compute(*given))[1]  # type: ignore[method-assign]
+    return hal
+
+
+def on_both(workload: WorkloadProfile) -> dict[str, HardwareCapabilityProfile]:
+    return {name: {"a": A100, "t": T4}[name[0]] for name in workload.by_name}
+
+
+def test_devices_compute_at_the_same_time_and_both_clocks_are_told() -> None:
+    workload = pairs()
+    together = threading.Barrier(2, timeout=10)  # each operation waits for one on the other device
+    run = orchestrator(meeting(together.wait)).execute_multi_device_workload(workload, on_both(workload))
+    assert [each.step for each in run.measured] == list(run.steps)
+    computed = [each for each in run.measured if each.step.kind == "compute"]
+    assert len({each.step.device for each in computed}) == 2
+    for one, other in zip(computed[::2], computed[1::2], strict=True):
+        assert max(one.start_s, other.start_s) < min(one.end_s, other.end_s)
+    assert run.measured_s == max(each.end_s for each in run.measured) > run.seconds  # these are of large devices
+
+
+def test_two_devices_that_sleep_take_the_time_of_one() -> None:
+    workload = pairs()
+    hal = meeting(lambda: time.sleep(0.05))
+    run = orchestrator(hal).execute_multi_device_workload(workload, on_both(workload))
+    busy = sum(each.end_s - each.start_s for each in run.measured if each.step.kind == "compute")
+    assert busy >= 6 * 0.05
+    assert 3 * 0.05 <= run.measured_s < 0.8 * busy
+
+
+def test_a_dependency_graph_is_honoured_by_both_clocks_and_the_plans() -> None:
+    workload = pairs(a1=["t0"])
+    slow_t4 = meeting(lambda: time.sleep(0.02 * threading.current_thread().name.startswith("t4")))
+    run = orchestrator(slow_t4).execute_multi_device_workload(workload, on_both(workload))
+    for clock in (run.measured, run.timeline.steps):
+        when = {each.step.name: each for each in clock if each.step.kind == "compute"}
+        assert when["a1"].start_s >= when["t0"].end_s
+    assert run.waits["a1"] == ("t0",)
+    choices = {name: [device.name] for name, device in on_both(workload).items()}
+    scheduled = ListScheduler(workload, DEVICES).placed(choices)
+    assert scheduled.finish_s["a1"] > scheduled.finish_s["t0"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=15, max_size=15), st.integers(0, 5))
+def test_what_happens_does_not_depend_on_which_worker_is_quicker(places: list[int], after: int) -> None:
+    mapping = dict(zip(WORKLOAD.by_name, (DEVICES[place] for place in places), strict=True))
+    runs = [orchestrator(layer("t4", after)).execute_multi_device_workload(WORKLOAD, mapping) for _ in range(2)]
+    assert runs[0].steps == runs[1].steps
+    assert runs[0].recoveries == runs[1].recoveries
+    assert runs[0].timeline == runs[1].timeline
 
 
 def test_moves_over_one_link_share_it() -> None:

@@ -19,6 +19,7 @@ from minitrain.machine.heterogeneous import (
     WorkloadOperation,
     WorkloadProfile,
     profiles_of,
+    split_by_samples,
 )
 from tests.machine.heterogeneous.workload_examples import branches, priced_branches
 
@@ -72,6 +73,15 @@ def test_a_graph_that_cannot_be_computed_is_refused(operations: Any, named: Any,
 def test_what_the_specification_lists_is_worked_out_of_the_graph() -> None:
     found = EnhancedWorkloadProfile.of(branches(count=3))
     assert found.dependency_graph["sum2"] == ["sum1", "down2"]
+    waits = EnhancedWorkloadProfile(
+        "waits", found.operations, found.inputs, batch_inputs=("x",), dependency_graph={"up1": ["up0"]}
+    )
+    assert EnhancedWorkloadProfile.of(waits).at_batch(4).dependency_graph["up1"] == ["up0"]
+    assert waits.dependency_graph["act1"] == ["up1"]
+    with pytest.raises(mt.UsageError, match="in the dependency graph, up0 waits for 'up1', which no input and no oper"):
+        EnhancedWorkloadProfile("waits", found.operations, found.inputs, dependency_graph={"up0": ["up1"]})
+    with pytest.raises(mt.UsageError, match="waits cannot be cut by samples, since up1 waits for operations that it"):
+        split_by_samples(waits, {"a100_80g": 32}, [A100])
     assert found.data_access_patterns == {"x": "shared"} | dict.fromkeys(("w0", "v0", "w1", "v1", "w2", "v2"), "once")
     assert (found.memory_access_patterns["up0"], found.memory_access_patterns["act0"]) == ("blocked", "streaming")
     assert found.parallelism_characteristics["width"] == pytest.approx(3, rel=0.01)
