@@ -43,6 +43,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "learn": ("learn:learn", "Learn by writing strategies: graded exercises."),
     "models": ("models:app", "List and show the models that can be trained."),
     "hw": ("hw:hw", "List, show and check hardware configs."),
+    "solve": (
+        "solve:solve",
+        "Solve how long an inference takes on a device, and say what limits it and what would make it faster or fit.",
+    ),
     "platform": ("platform:platform", "Simulate tasks that share devices, memories and links."),
     "validate": ("validate:validate", "Simulate published runs, and print how far each table's predictions are off."),
 }

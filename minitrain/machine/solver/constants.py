@@ -31,8 +31,11 @@ tebi- = 2**40 = Ti-
 second = [time] = s = sec
 minute = 60 * second = min
 hour = 3600 * second = h
+day = 24 * hour = d
+hertz = 1 / second = Hz
 flop = [operation] = FLOP = flops
 byte = [data] = B
+bit = byte / 8 = b
 count = [item] = param
 joule = [energy] = J
 watt = joule / second = W
@@ -61,19 +64,45 @@ BYTES_INT8 = 1 * ureg.byte
 """Bytes of a parameter by precision."""
 
 
-def require_quantity(what: str, value: Any, unit: str, *, may_be_zero: bool = False) -> None:
-    """Raise a UsageError unless a value is a positive, finite quantity of some dimension.
+def of_ours(what: str, value: Any) -> Any:
+    """Return a value, in the units of `ureg` if it is a quantity of another registry.
 
     Args:
         what: what messages call it.
-        value: a quantity of `ureg`.
+        value: anything.
+
+    Raises:
+        UsageError: `ureg` has no unit of that name.
+    """
+    if not isinstance(value, pint.Quantity) or isinstance(value, Q_):
+        return value
+    unit = format(value.units, "D")
+    try:
+        return Q_(value.magnitude, unit)
+    except pint.UndefinedUnitError:
+        raise UsageError(
+            f"{what} is in {unit}, a unit of another registry that minitrain.solver.constants.ureg does not have; "
+            "convert it first: value.to(...)"
+        ) from None
+
+
+def require_quantity(what: str, value: Any, unit: str, *, may_be_zero: bool = False) -> Any:
+    """Return a positive, finite quantity of some dimension, in the units of `ureg`.
+
+    Args:
+        what: what messages call it.
+        value: a quantity; one of another registry is converted.
         unit: one of that dimension.
         may_be_zero: whether 0 will do.
+
+    Raises:
+        UsageError: it is something else.
     """
+    value = of_ours(what, value)
     is_right = isinstance(value, Q_) and value.is_compatible_with(unit)
     size = value.to(unit).magnitude if is_right else math.nan
     if math.isfinite(size) and (size > 0 or (may_be_zero and size == 0)):
-        return
+        return value
     raise UsageError(
         f"{what} must be a quantity {'>= 0' if may_be_zero else '> 0'} in {unit} (ureg of minitrain.solver.constants), "
         f'such as Q_(1, "{unit}"), got {value!r}'

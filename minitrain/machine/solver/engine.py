@@ -2,7 +2,10 @@
 
     latency = max(ops / (peak x efficiency), weights / bandwidth) + dispatch tax
 
-A batch shares one pass over the weights. Left out: activations, the cache of keys and values, communication.
+A batch shares one pass over the weights. Several devices share weights and arithmetic evenly (tensor parallelism,
+Shoeybi et al. 2019, arXiv 1909.08053): each layer of a transformer then all_reduces the activations of the batch twice,
+which takes what the config's network says. Left out: other activations, the cache of keys and values, and the
+communication of models and systems that do not say their layers and networks.
 
 `Engine.solve` is the formula, and `solve` takes names and lists. `PerformanceProfile.explain` says a result in words:
 which wall was hit, and what would move it. `SolveTable` has many results in plain numbers, and `roofline_figure` draws
@@ -11,6 +14,7 @@ them.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,15 +25,15 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.machine import SystemConfig, load_config, shipped_configs
-from minitrain.machine.solver.constants import BYTES_FP16, BYTES_FP32, BYTES_INT8, ureg
+from minitrain.machine.solver.constants import ureg
 from minitrain.machine.solver.formulas import calc_bottleneck
 from minitrain.machine.solver.models import MODELS, ModelSpec
-from minitrain.machine.solver.systems import SYSTEMS, Hardware, SystemArchetype
+from minitrain.machine.solver.systems import SYSTEMS, Hardware, SystemArchetype, precision_named
 from minitrain.workloads.models import find_model, models
 from minitrain.workloads.transformer import Transformer
 
-PRECISIONS = ("fp32", "fp16", "int8")
-"""The precisions of weights, the widest first."""
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+"""Precisions of weights that any system is asked for, the widest first; others where a system states their rate."""
 
 _COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e")
 
@@ -48,12 +52,23 @@ class Case:
     batch_size: int
     precision: str
     efficiency: float
+    num_devices: int = 1
 
     def solve(self) -> PerformanceProfile:
         """Solve it, without a warning: the first solution has warned."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PrecisionFallbackWarning)
-            return Engine.solve(self.model, self.system, self.batch_size, self.precision, self.efficiency)
+            return Engine.solve(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+    def all_reduce_s(self) -> float | None:
+        """Return how long the devices communicate, s; None if the model or the system does not say enough."""
+        if self.num_devices == 1:
+            return 0.0
+        device, layers, hidden = self.system.hardware.device, self.model.num_layers, self.model.hidden_size
+        if device is None or layers is None or hidden is None:
+            return None
+        size_bytes = self.batch_size * hidden * max(_bits(self.precision) / 8, 2)  # activations have two bytes at least
+        return 2 * layers * device.network(self.num_devices).time("all_reduce", size_bytes, self.num_devices)
 
 
 @final
@@ -69,11 +84,12 @@ class PerformanceProfile:
         throughput: inferences a second.
         bottleneck: "Compute" or "Memory".
         arithmetic_intensity: FLOP a byte of weights.
-        energy: rated power times latency; 0 J where no power is given.
-        memory_footprint: the weights.
-        peak_flops_actual: peak times efficiency.
-        peak_bw_actual: bandwidth of the memory.
+        energy: rated power of all devices times latency; 0 J where no power is given.
+        memory_footprint: the weights that a device holds.
+        peak_flops_actual: peak times efficiency, of a device.
+        peak_bw_actual: bandwidth of the memory, of a device.
         feasible: whether the weights fit.
+        latency_communication: of several devices; None where it is not known and left out.
         case: what was solved.
     """
 
@@ -89,6 +105,7 @@ class PerformanceProfile:
     peak_flops_actual: Any
     peak_bw_actual: Any
     feasible: bool
+    latency_communication: Any = None
     case: Case | None = field(default=None, repr=False, compare=False)
 
     def explain(self) -> SolverExplanation:
@@ -99,12 +116,15 @@ class PerformanceProfile:
         """
         case = self.solved("only profiles that Engine.solve made can be explained: this one does not say of what it is")
         busy = max(self.latency_compute, self.latency_memory)
-        wall = "dispatch" if self.latency_overhead > busy else self.bottleneck.lower()
+        walls = {self.bottleneck.lower(): busy, "communication": self.latency_communication or 0 * ureg.s}
+        walls["dispatch"] = self.latency_overhead
+        wall = max(walls, key=lambda name: walls[name])
         today = _inference_ms(self, case)
         solved = [(what, _inference_ms(changed.solve(), changed)) for what, changed in _changes(case).items()]
         remedies = [Remedy(what, each, today / each) for what, each in solved]
         best_first = sorted(remedies, key=lambda remedy: -remedy.speedup)
-        return SolverExplanation(wall, tuple(_lines(case, self, wall)), tuple(best_first))
+        to_fit = () if self.feasible else tuple(_what_would_fit(case))
+        return SolverExplanation(wall, tuple(_lines(case, self, wall)), tuple(best_first), to_fit)
 
     def solved(self, complaint: str) -> Case:
         """Return what was solved.
@@ -127,6 +147,7 @@ class Engine:
         batch_size: int = 1,
         precision: str = "fp16",
         efficiency: float = 0.5,
+        num_devices: int = 1,
     ) -> PerformanceProfile:
         """Return how a model performs on a system.
 
@@ -134,23 +155,30 @@ class Engine:
             model: what is computed.
             system: where.
             batch_size: inferences at a time.
-            precision: "fp32", "fp16" or "int8".
+            precision: of `PRECISIONS`, or any that the device states a rate for; long names ("bfloat16") will do.
             efficiency: share of the peak rate that is reached, in (0, 1].
+            num_devices: how many such devices share the model.
 
         Raises:
-            UsageError: a parameter is outside its rule.
+            UsageError: a parameter is outside its rule, or the device states no peak for a wide precision.
 
         Warns:
-            PrecisionFallbackWarning: the device states no peak for the precision.
+            PrecisionFallbackWarning: the device states no peak for the precision, and that for fp16 was used.
         """
-        _require(model, system, batch_size, precision, efficiency)
-        hardware = system.hardware
+        _require(model, system, batch_size, efficiency, num_devices)
+        hardware, precision = system.hardware, precision_named(precision)
         bytes_per_parameter, peak_flops = _precision(hardware, precision)
-        size = model.size_in_bytes(bytes_per_parameter)
+        size, ops = model.size_in_bytes(bytes_per_parameter), model.flops * batch_size
+        if num_devices > 1:
+            size, ops = size / num_devices, ops / num_devices
         reached = peak_flops * efficiency
-        found = calc_bottleneck(model.flops * batch_size, size, reached, hardware.memory_bw)
+        found = calc_bottleneck(ops, size, reached, hardware.memory_bw)
         compute, memory = found["compute_ms"] * ureg.ms, found["memory_ms"] * ureg.ms
+        case = Case(model, system, batch_size, precision, efficiency, num_devices)
+        between_s = case.all_reduce_s()
         latency = max(compute, memory) + hardware.dispatch_tax
+        if between_s:
+            latency += between_s * ureg.second
         return PerformanceProfile(
             latency=latency,
             latency_compute=compute,
@@ -159,25 +187,24 @@ class Engine:
             throughput=(batch_size / latency).to(1 / ureg.second),
             bottleneck=found["bottleneck"],
             arithmetic_intensity=found["intensity"] * (ureg.flop / ureg.byte),
-            energy=(hardware.tdp * latency).to(ureg.joule) if hardware.tdp else 0 * ureg.joule,
+            energy=(num_devices * hardware.tdp * latency).to(ureg.joule) if hardware.tdp else 0 * ureg.joule,
             memory_footprint=size,
             peak_flops_actual=reached,
             peak_bw_actual=hardware.memory_bw,
             feasible=bool(size <= system.ram),
-            case=Case(model, system, batch_size, precision, efficiency),
+            latency_communication=None if between_s is None else between_s * ureg.second,
+            case=case,
         )
 
 
-def _require(model: Any, system: Any, batch_size: Any, precision: Any, efficiency: Any) -> None:
+def _require(model: Any, system: Any, batch_size: Any, efficiency: Any, num_devices: Any) -> None:
     """Raise a UsageError unless the parameters are within their rules."""
     for value, kind in ((model, ModelSpec), (system, SystemArchetype)):
         if not isinstance(value, kind):
             raise UsageError(f"Engine.solve takes a {kind.__name__}, got {value!r:.80}; mt.solve takes names too")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, Integral) or batch_size < 1:
-        raise UsageError(f"batch_size must be a whole number >= 1, got {batch_size!r}", batch_size=batch_size)
-    if precision not in PRECISIONS:
-        known = ", ".join(f'"{name}"' for name in PRECISIONS)
-        raise UsageError(f"precision must be one of {known}, got {precision!r}", precision=precision)
+    for name, count in (("batch_size", batch_size), ("num_devices", num_devices)):
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+            raise UsageError(f"{name} must be a whole number >= 1, got {count!r}", **{name: count})
     is_number = isinstance(efficiency, int | float) and not isinstance(efficiency, bool)
     if not (is_number and 0 < efficiency <= 1):
         raise UsageError(
@@ -186,17 +213,27 @@ def _require(model: Any, system: Any, batch_size: Any, precision: Any, efficienc
         )
 
 
+def _bits(precision: str) -> int:
+    """Return the bits of a number, which the name of a precision ends in."""
+    return int("".join(filter(str.isdigit, precision)))
+
+
 def _precision(hardware: Hardware, precision: str) -> tuple[Any, Any]:
-    """Return the bytes of a parameter and the peak rate for a precision; half precision's where none is given."""
-    size, peak = {
-        "fp32": (BYTES_FP32, hardware.peak_flops_fp32),
-        "fp16": (BYTES_FP16, hardware.peak_flops),
-        "int8": (BYTES_INT8, hardware.int8_flops),
-    }[precision]
-    if not peak:
+    """Return the bytes of a parameter and the peak rate for a precision; half precision's where none is given.
+
+    The specification lets fp32 fall back too; what is wider still, or rounds otherwise, does not.
+    """
+    bits, peaks = _bits(precision), hardware.peaks
+    if precision not in peaks:
+        if precision not in PRECISIONS or precision in ("fp64", "tf32"):
+            raise UsageError(
+                f"{hardware.name} states no peak rate for {precision}; use one of {', '.join(peaks)}, or state it in "
+                "the hardware config (matrix or vector), or in Hardware(rates=...)",
+                precision=precision,
+            )
         said = f"{hardware.name} states no peak rate for {precision}; that for fp16 is used"
         warnings.warn(said, PrecisionFallbackWarning, stacklevel=3)
-    return size, peak or hardware.peak_flops
+    return (bits // 8 if bits % 8 == 0 else bits / 8) * ureg.byte, peaks.get(precision, hardware.peak_flops)
 
 
 @final
@@ -226,27 +263,36 @@ class SolverExplanation:
     """Which wall a model hits on a system.
 
     Args:
-        wall: "compute", "memory" or "dispatch": what takes longest.
+        wall: "compute", "memory", "communication" or "dispatch": what takes longest.
         lines: what is said of it.
         remedies: what would move it, the best one first.
+        to_fit: what would make it fit, if it does not.
     """
 
     wall: str
     lines: tuple[str, ...]
     remedies: tuple[Remedy, ...]
+    to_fit: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the explanation as text."""
-        return "\n".join([*self.lines, "What would move it:", *(f"- {remedy}" for remedy in self.remedies)])
+        fits = ["What would make it fit:", *(f"- {each}" for each in self.to_fit)] if self.to_fit else []
+        return "\n".join([*self.lines, *fits, "What would move it:", *(f"- {remedy}" for remedy in self.remedies)])
 
 
 def _lines(case: Case, profile: PerformanceProfile, wall: str) -> Iterator[str]:
     """Say where the latency goes, how far the other wall is, and whether the weights fit."""
     parts = (profile.latency, profile.latency_compute, profile.latency_memory, profile.latency_overhead)
     latency, compute, memory, tax = (part.to(ureg.ms).magnitude for part in parts)
-    title = f"{case.model.name} on {case.system.name}, batch {case.batch_size}, {case.precision}"
+    devices = f"{case.num_devices} x " if case.num_devices > 1 else ""
+    title = f"{case.model.name} on {devices}{case.system.name}, batch {case.batch_size}, {case.precision}"
     yield f"{title}: {latency:.4g} ms, limited by {wall}."
     yield (f"The arithmetic takes {compute:.4g} ms, reading the weights {memory:.4g} ms, the dispatch {tax:.4g} ms.")
+    if profile.latency_communication is None:
+        yield "Communication between the devices is left out: it is known of transformers on hardware configs."
+    elif case.num_devices > 1:
+        between = profile.latency_communication.to(ureg.ms).magnitude
+        yield f"The devices all_reduce activations for {between:.4g} ms beside."
     ridge = (profile.peak_flops_actual / profile.peak_bw_actual).to(ureg.flop / ureg.byte).magnitude
     yield (
         f"{profile.arithmetic_intensity.magnitude:.4g} FLOP a byte, where the walls meet at {ridge:.4g}: "
@@ -257,13 +303,39 @@ def _lines(case: Case, profile: PerformanceProfile, wall: str) -> Iterator[str]:
         yield f"It does not fit: the weights take {need:.4g} GB of {have:.4g} GB."
 
 
+def _what_would_fit(case: Case) -> Iterator[str]:
+    """Say what would make a model fit that does not: narrower weights, more devices, fewer layers."""
+    ram = case.system.ram.to(ureg.byte).magnitude
+    whole = case.model.size_in_bytes(_bits(case.precision) / 8 * ureg.byte).to(ureg.byte).magnitude
+    for narrower in _narrower(case):
+        size = whole * _bits(narrower) / _bits(case.precision)
+        if size <= case.num_devices * ram:
+            yield f"{narrower} instead of {case.precision}: {size / case.num_devices / 1e9:.4g} GB"
+    enough = math.ceil(whole / ram)
+    yield f"{enough} devices instead of {case.num_devices}: {whole / enough / 1e9:.4g} GB each"
+    share = case.num_devices * ram / whole
+    layers = case.model.layers_within(share)
+    if layers:
+        yield f"{layers} layers instead of {case.model.num_layers}"
+    elif layers is None:
+        parameters = case.model.parameters.to(ureg.count).magnitude
+        yield f"{share * parameters / 1e9:.4g}e9 parameters instead of {parameters / 1e9:.4g}e9"
+
+
+def _narrower(case: Case) -> list[str]:
+    """Return the narrower precisions that a device computes with or half precision stands for, the widest first."""
+    able = {*case.system.hardware.peaks, "fp16", "int8"}
+    return sorted((each for each in able if _bits(each) < _bits(case.precision)), key=lambda each: (-_bits(each), each))
+
+
 def _changes(case: Case) -> dict[str, Case]:
     """Return the case with one thing changed at a time."""
     hardware = case.system.hardware
     stated = {name: getattr(hardware, name) for name in ("peak_flops", "peak_flops_fp32", "int8_flops")}
+    doubled = {name: rate * 2 for name, rate in hardware.rates.items()}
     faster: dict[str, dict[str, Any]] = {
         "twice the bandwidth": {"memory_bw": hardware.memory_bw * 2},
-        "twice the peak rate": {name: rate * 2 for name, rate in stated.items() if rate},
+        "twice the peak rate": {"rates": doubled} | {name: rate * 2 for name, rate in stated.items() if rate},
         "no dispatch tax": {"dispatch_tax": 0 * ureg.us},
     }
     found = {
@@ -271,7 +343,8 @@ def _changes(case: Case) -> dict[str, Case]:
         for what, figures in faster.items()
     }
     found["twice the batch"] = replace(case, batch_size=case.batch_size * 2)
-    for narrower in PRECISIONS[PRECISIONS.index(case.precision) + 1 :]:
+    found["twice the devices"] = replace(case, num_devices=case.num_devices * 2)
+    for narrower in _narrower(case):
         found[f"{narrower} instead of {case.precision}"] = replace(case, precision=narrower)
     return found
 
@@ -288,6 +361,7 @@ def solve(
     batch_size: int | Iterable[int] = 1,
     precision: str | Iterable[str] = "fp16",
     efficiency: float = 0.5,
+    num_devices: int | Iterable[int] = 1,
 ) -> Any:
     """Return how a model performs on a system; a table where anything is a list.
 
@@ -296,8 +370,9 @@ def solve(
             inference of a language model is one token.
         system: a preset of the solver ("A100"), a hardware config (one device of it), or an object.
         batch_size: inferences at a time.
-        precision: "fp32", "fp16" or "int8".
+        precision: of the weights, "fp16", "bf16", "int8" or another that the device states a rate for.
         efficiency: share of the peak rate that is reached, in (0, 1].
+        num_devices: how many such devices share the model.
 
     Returns:
         A `PerformanceProfile`; or a `SolveTable` of all combinations.
@@ -310,14 +385,17 @@ def solve(
         >>> solve("ResNet50", "A100", batch_size=256).latency.to("ms").magnitude
         6.743205128205129
     """
-    given: tuple[Any, ...] = (model, system, batch_size, precision)
+    given: tuple[Any, ...] = (model, system, batch_size, precision, num_devices)
     is_one = [isinstance(value, str) or not isinstance(value, Iterable) for value in given]
     asked = [[value] if one else list(value) for value, one in zip(given, is_one, strict=True)]
     found = tuple(
-        Engine.solve(find_spec(one), find_system(on), size, kind, efficiency) for one, on, size, kind in product(*asked)
+        Engine.solve(find_spec(one), find_system(on), size, kind, efficiency, num)
+        for one, on, size, kind, num in product(*asked)
     )
     if not found:
-        raise UsageError("solve needs at least one model, system, batch_size and precision; one of the lists is empty")
+        raise UsageError(
+            "solve needs at least one model, system, batch_size, precision and num_devices; one of the lists is empty"
+        )
     return found[0] if all(is_one) else SolveTable(found)
 
 
@@ -375,12 +453,13 @@ class SolvedCase:
         system: its name.
         batch_size: inferences at a time.
         precision: of the weights.
+        num_devices: how many share the model.
         latency_ms: of the batch.
         throughput_per_s: inferences a second.
         bottleneck: "Compute" or "Memory".
         flop_per_byte: arithmetic intensity.
         energy_J: of the batch; None where the system gives no power.
-        memory_GB: the weights, 1e9 bytes.
+        memory_GB: the weights that a device holds, 1e9 bytes.
         feasible: whether the weights fit.
     """
 
@@ -388,6 +467,7 @@ class SolvedCase:
     system: str
     batch_size: int
     precision: str
+    num_devices: int
     latency_ms: float
     throughput_per_s: float
     bottleneck: str
@@ -409,6 +489,7 @@ class SolvedCase:
             system=case.system.name,
             batch_size=case.batch_size,
             precision=case.precision,
+            num_devices=case.num_devices,
             latency_ms=profile.latency.to(ureg.ms).magnitude,
             throughput_per_s=profile.throughput.magnitude,
             bottleneck=profile.bottleneck,
@@ -444,10 +525,15 @@ class SolveTable:
         """The cases in plain numbers, with units in their names."""
         return [SolvedCase.of(profile) for profile in self.profiles]
 
+    @property
+    def cells(self) -> list[list[str]]:
+        """The names of the columns, and each row as text."""
+        names = [column.name for column in fields(SolvedCase)]
+        return [names, *([_cell(getattr(row, name)) for name in names] for row in self.rows)]
+
     def __str__(self) -> str:
         """Return the table as text."""
-        names = [column.name for column in fields(SolvedCase)]
-        lines = [names, *([_cell(getattr(row, name)) for name in names] for row in self.rows)]
+        lines = self.cells
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
@@ -515,7 +601,7 @@ def _roof(profile: PerformanceProfile, least: float, most: float) -> tuple[list[
 def _point(profile: Any) -> tuple[float, float, str]:
     """Return a model's intensity, the rate that it reaches with the dispatch tax, and its name."""
     case = profile.case
-    flops = (case.model.flops * case.batch_size).to(ureg.flop).magnitude
+    flops = (case.model.flops * case.batch_size / case.num_devices).to(ureg.flop).magnitude
     rate = flops / profile.latency.to(ureg.second).magnitude
     name = case.model.name if case.batch_size == 1 else f"{case.model.name} x{case.batch_size}"
     return profile.arithmetic_intensity.magnitude, rate, name

@@ -2,7 +2,7 @@
 
 from typing import Any, TypedDict
 
-from minitrain.machine.solver.constants import ureg
+from minitrain.machine.solver.constants import of_ours, ureg
 
 
 class Bottleneck(TypedDict):
@@ -22,7 +22,7 @@ class Bottleneck(TypedDict):
 
 
 def calc_bottleneck(ops: Any, model_bytes: Any, device_flops: Any, device_bw: Any) -> Bottleneck:
-    """Return what limits a model on a device.
+    """Return what limits a model on a device; quantities of other registries are converted.
 
     Args:
         ops: operations, in `ureg.flop`.
@@ -35,7 +35,10 @@ def calc_bottleneck(ops: Any, model_bytes: Any, device_flops: Any, device_bw: An
 
     Raises:
         pint.DimensionalityError: a quantity has another dimension.
+        UsageError: one of another registry has a unit that is not known here.
     """
+    given = {"ops": ops, "model_bytes": model_bytes, "device_flops": device_flops, "device_bw": device_bw}
+    ops, model_bytes, device_flops, device_bw = (of_ours(name, value) for name, value in given.items())
     compute_ms = (ops / device_flops).to(ureg.ms).magnitude
     memory_ms = (model_bytes / device_bw).to(ureg.ms).magnitude
     return {

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.machine.solver.constants import Q_, require_quantity, ureg
+from minitrain.errors import require_count
+from minitrain.machine.solver.constants import Q_, of_ours, require_quantity, ureg
 from minitrain.workloads.transformer import Transformer
 
 
@@ -20,6 +21,9 @@ class ModelSpec:
         name: what it is called.
         parameters: how many, in `ureg.count`.
         inference_flops: of one inference, in `ureg.flop`; 2 a parameter if None.
+        num_layers: how many layers it has; None if not known.
+        hidden_size: elements of a token between layers; None if not known.
+        end_parameters: those outside of the layers, in `ureg.count`; 0 if None.
 
     Raises:
         UsageError: a figure is no quantity > 0 in its unit.
@@ -28,16 +32,31 @@ class ModelSpec:
     name: str
     parameters: Any
     inference_flops: Any = None
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    end_parameters: Any = None
 
     def __post_init__(self) -> None:
         """Refuse figures that no time can be computed with."""
-        require_quantity(f"parameters of model {self.name}", self.parameters, "count")
-        if self.inference_flops is not None:
-            require_quantity(f"inference_flops of model {self.name}", self.inference_flops, "flop")
+        for field, unit in (("parameters", "count"), ("inference_flops", "flop"), ("end_parameters", "count")):
+            value = getattr(self, field)
+            if value is not None or field == "parameters":
+                found = require_quantity(f"{field} of model {self.name}", value, unit)
+                object.__setattr__(self, field, found)
+        for field in ("num_layers", "hidden_size"):
+            if getattr(self, field) is not None:
+                require_count(f"{field} of model {self.name}", getattr(self, field))
 
     def size_in_bytes(self, bytes_per_parameter: Any) -> Any:
         """Return the size of the weights, in `ureg.byte`."""
-        return self.parameters.to(ureg.count).magnitude * bytes_per_parameter
+        return self.parameters.to(ureg.count).magnitude * of_ours("bytes_per_parameter", bytes_per_parameter)
+
+    def layers_within(self, share: float) -> int | None:
+        """Return how many layers it would have with a share of its parameters; None if its layers are not known."""
+        if self.num_layers is None:
+            return None
+        ends = 0.0 if self.end_parameters is None else (self.end_parameters / self.parameters).to("").magnitude
+        return int(max(share - ends, 0.0) / (1 - ends) * self.num_layers)
 
     @property
     def flops(self) -> Any:
@@ -47,8 +66,16 @@ class ModelSpec:
     @classmethod
     def from_transformer(cls, model: Transformer) -> ModelSpec:
         """Return a view on one of minitrain's models; an inference is one token, which active experts alone compute."""
-        active = model.num_active_parameters
-        return cls(model.name, model.num_parameters * ureg.count, 2 * active * ureg.flop)
+        kinds, active = model.parameters_by_kind(), model.num_active_parameters
+        ends = kinds.get("embedding", 0) + kinds.get("head", 0)
+        return cls(
+            model.name,
+            model.num_parameters * ureg.count,
+            2 * active * ureg.flop,
+            model.num_layers,
+            model.hidden_size,
+            ends * ureg.count if ends else None,
+        )
 
 
 def _preset(name: str, parameters: float, inference_flops: float | None = None) -> ModelSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -38,6 +39,7 @@ class Hardware:
         tdp: rated power, watt; None if not given.
         dispatch_tax: what starting an inference costs, s.
         device: the hardware config that this is a view on, if any.
+        rates: further peaks by precision ("bf16", "fp8"), FLOP/s.
 
     Raises:
         UsageError: a figure is no quantity > 0 (>= 0 for the dispatch tax) in its unit.
@@ -52,13 +54,26 @@ class Hardware:
     tdp: Any = None
     dispatch_tax: Any = field(default_factory=lambda: 0 * ureg.us)
     device: SystemConfig | None = field(default=None, repr=False, compare=False)
+    rates: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse figures that no time can be computed with."""
         for name, unit in _UNITS.items():
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
-                require_quantity(f"{name} of hardware {self.name}", value, unit, may_be_zero=name == "dispatch_tax")
+                what = f"{name} of hardware {self.name}"
+                object.__setattr__(self, name, require_quantity(what, value, unit, may_be_zero=name == "dispatch_tax"))
+        rates = {
+            precision_named(name): require_quantity(f"rates[{name!r}] of hardware {self.name}", rate, "flop/s")
+            for name, rate in self.rates.items()
+        }
+        object.__setattr__(self, "rates", rates)
+
+    @property
+    def peaks(self) -> dict[str, Any]:
+        """All peaks that are stated, by precision."""
+        named = {"fp16": self.peak_flops, "fp32": self.peak_flops_fp32, "int8": self.int8_flops}
+        return {**self.rates, **{name: rate for name, rate in named.items() if rate}}
 
     @classmethod
     def from_device(cls, system: SystemConfig) -> Hardware:
@@ -74,16 +89,21 @@ class Hardware:
                 config=system.name,
             )
         power, dispatch_s = system.sheet.power, system.sheet.dispatch_s
+        units = (system.vector, system.matrix)
+        rates = {precision_named(name): _rate(rate) for unit in units for name, rate in unit.items()}
+        if system.sheet.features.get("bfloat16"):
+            rates.setdefault("bf16", half.tflops * _tflops)
         return cls(
             name=system.name,
             peak_flops=half.tflops * _tflops,
             memory_bw=system.mem_hbm.GBps * _gbps,
             memory_capacity=system.mem_hbm.GiB * ureg.GiB,
-            peak_flops_fp32=_rate(system.matrix.get("float32") or system.vector.get("float32")),
-            int8_flops=_rate(system.matrix.get("int8")),
+            peak_flops_fp32=rates.pop("fp32", None),
+            int8_flops=rates.pop("int8", None),
             tdp=None if power is None else power.tdp_W * ureg.watt,
             dispatch_tax=(0.0 if dispatch_s is None else dispatch_s) * ureg.second,
             device=system,
+            rates={name: rate for name, rate in rates.items() if name != "fp16"},
         )
 
     def to_device(self) -> SystemConfig:
@@ -127,7 +147,7 @@ class SystemArchetype:
                 f"for a hardware config use SystemArchetype.from_device(load_config(...))"
             )
         if self.ram is not None:
-            require_quantity(f"ram of system {self.name}", self.ram, "byte")
+            object.__setattr__(self, "ram", require_quantity(f"ram of system {self.name}", self.ram, "byte"))
         else:
             object.__setattr__(self, "ram", self.hardware.memory_capacity)
 
@@ -139,6 +159,26 @@ class SystemArchetype:
     def to_device(self) -> SystemConfig:
         """Return the hardware config that this is a view on; errors as for `Hardware.to_device`."""
         return self.hardware.to_device()
+
+
+_SHORT = {"float": "fp", "bfloat": "bf", "tfloat": "tf", "tensorfloat": "tf"}
+
+
+def precision_named(name: str) -> str:
+    """Return the short name of a datatype: a kind and its bits.
+
+    Raises:
+        UsageError: it is no datatype.
+
+    Example:
+        >>> precision_named("bfloat16"), precision_named("float8_e4m3fn"), precision_named("int4")
+        ('bf16', 'fp8', 'int4')
+    """
+    pattern = r"(fp|bf|tf|u?int|float|bfloat|tfloat|tensorfloat)([1-9]\d*)(_|$)"
+    found = re.match(pattern, name) if isinstance(name, str) else None
+    if found is None:
+        raise UsageError(f'precision must be a datatype such as "fp16", "bf16", "float32" or "int8", got {name!r}')
+    return _SHORT.get(found[1], found[1]) + found[2]
 
 
 _tflops = ureg.teraflop / ureg.second
@@ -170,10 +210,16 @@ SYSTEMS: Mapping[str, SystemArchetype] = MappingProxyType(
                 "H100", 989, 3.35 * ureg.terabyte / ureg.second, 80 * ureg.GiB, 700 * ureg.W, 10 * ureg.us,
                 int8_flops=1979,
             ),
-            _twin("JetsonOrinNX", 100, 102 * _gbps, 16 * ureg.gigabyte, 25 * ureg.W, 200 * ureg.us),
+            _twin(
+                "JetsonOrinNX", 15, 102 * _gbps, 16 * ureg.gigabyte, 25 * ureg.W, 200 * ureg.us, int8_flops=30,
+            ),
             _twin("Phone", 50, 100 * _gbps, 8 * ureg.GiB, None, 1 * ureg.ms),
             _twin("ESP32", 0.0002, 0.1 * _gbps, 520 * ureg.KiB, 1200 * ureg.mW, 5000 * ureg.us),
         )
     }
 )  # fmt: skip
-"""The named systems of the specification, with its literal numbers (an A100 has 2039 GB/s here, 2048 in our config)."""
+"""The named systems of the specification, with its literal numbers, but for the rates of the Jetson Orin NX.
+
+These are those of the config `jetson_orin_nx`: NVIDIA's data sheet states 60 TOPS of its GPU in int8 with sparsity, so
+30 dense and half of that in fp16. 100 TOPS is advertised for the GPU with sparsity and two accelerators beside it.
+"""

@@ -72,7 +72,11 @@ def test_calc_bottleneck_names_the_slower_one() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"precision": "fp8"}, 'precision must be one of "fp32", "fp16", "int8", got \'fp8\''),
+        ({"precision": "half"}, "precision must be a datatype such as \"fp16\", .* got 'half'"),
+        ({"precision": 16}, 'precision must be a datatype such as "fp16", .* got 16'),
+        ({"precision": "fp64"}, "A100 states no peak rate for fp64; use one of fp16, fp32, int8, or state it in"),
+        ({"precision": "int4"}, "A100 states no peak rate for int4; use one of"),
+        ({"num_devices": 0}, "num_devices must be a whole number >= 1, got 0"),
         ({"batch_size": 0}, "batch_size must be a whole number >= 1, got 0"),
         ({"batch_size": 1.5}, "batch_size must be a whole number >= 1, got 1.5"),
         ({"batch_size": True}, "batch_size must be a whole number >= 1, got True"),
@@ -100,9 +104,11 @@ TERA, GIGA, CAPACITY = Q_(1, "teraflop/s"), Q_(1, "gigabyte/s"), Q_(1, "GiB")
         (lambda: ModelSpec("x", Q_(-1, "count")), "parameters of model x must be a quantity > 0 in count"),
         (lambda: ModelSpec("x", Q_(float("nan"), "count")), "parameters of model x must be a quantity > 0"),
         (
-            lambda: ModelSpec("x", pint.UnitRegistry().Quantity(1, "count")),
-            "must be a quantity > 0 in count .ureg of minitrain",
+            lambda: ModelSpec("x", pint.UnitRegistry().Quantity(1, "meter")),
+            "parameters of model x is in meter, a unit of another registry that .* does not have; convert it first",
         ),
+        (lambda: ModelSpec("x", Q_(1, "count"), num_layers=0), "num_layers of model x"),
+        (lambda: Hardware("x", TERA, GIGA, CAPACITY, rates={"bf16": GIGA}), r"rates\['bf16'\] of hardware x must be"),
         (lambda: ModelSpec("x", Q_(1, "count"), Q_(0, "flop")), "inference_flops of model x must be a quantity > 0"),
         (lambda: Hardware("x", GIGA, TERA, CAPACITY), "peak_flops of hardware x must be a quantity > 0 in flop/s"),
         (lambda: Hardware("x", TERA, None, CAPACITY), "memory_bw of hardware x must be a quantity > 0 .* got None"),
@@ -117,6 +123,57 @@ TERA, GIGA, CAPACITY = Q_(1, "teraflop/s"), Q_(1, "gigabyte/s"), Q_(1, "GiB")
 def test_figures_without_their_units_or_impossible_are_refused_at_once(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+def test_quantities_of_another_registry_are_converted() -> None:
+    theirs: Any = pint.UnitRegistry()
+    theirs.define("flop = [operation]")
+    rate, bandwidth = theirs.Quantity(312, "teraflop / second"), theirs.Quantity(2039, "GB/s")
+    a100 = Hardware("A100", rate, bandwidth, theirs.Quantity(80, "GiB"), tdp=theirs.Quantity(0.4, "kW"))
+    system = SystemArchetype("A100", replace(a100, dispatch_tax=theirs.Quantity(15, "us")))
+    model = ModelSpec("x", theirs.Quantity(25_600_000, "count"), theirs.Quantity(4.1, "gigaflop"))
+    found = Engine.solve(model, system, 256)
+    assert found.latency.to("ms").magnitude == pytest.approx(6.743205128205129)
+    assert found.energy.to("J").magnitude == pytest.approx(2.697282051282052)
+    assert calc_bottleneck(1 * ureg.teraflop, theirs.Quantity(8, "gigabit"), rate, bandwidth)["intensity"] == 1000
+
+
+def test_bits_hertz_and_days_are_units() -> None:
+    assert Q_(10, "Gbit/s").to("GB/s").magnitude == pytest.approx(1.25)
+    assert (Q_(2, "GHz") * Q_(3, "flop")).to("Gflop/s").magnitude == pytest.approx(6)
+    assert Q_(1, "day").to("s").magnitude == 86_400
+
+
+@pytest.mark.parametrize(
+    ("precision", "size", "rate"), [("bfloat16", 2, 989.4), ("fp8", 1, 1978.9), ("float32", 4, 66.9)]
+)
+def test_every_datatype_of_a_config_is_a_precision(precision: str, size: int, rate: float) -> None:
+    found = mt.solve("llama3-8b", "h100_80g_nvl8", precision=precision, efficiency=1.0)
+    assert found.peak_flops_actual.to("Tflop/s").magnitude == rate
+    assert found.memory_footprint == size * mt.models()["llama3-8b"].num_parameters * ureg.byte
+    with pytest.warns(PrecisionFallbackWarning, match="t4 states no peak rate for bf16; that for fp16 is used"):
+        assert mt.solve("BERT", "t4", precision="bf16").peak_flops_actual.to("Tflop/s").magnitude == 32.5
+    own = Hardware("own", TERA, GIGA, CAPACITY, rates={"int4": 4 * TERA})
+    nibbles = mt.solve("BERT", own, precision="int4")
+    assert (nibbles.peak_flops_actual, nibbles.memory_footprint) == (2 * TERA, 55e6 * ureg.byte)
+
+
+def test_the_jetson_has_one_rate() -> None:
+    twin, config = SYSTEMS["JetsonOrinNX"].hardware, Hardware.from_device(load_config("jetson_orin_nx"))
+    assert (twin.peak_flops, twin.int8_flops) == (config.peak_flops, config.int8_flops)
+
+
+def test_devices_share_weights_and_arithmetic_and_all_reduce_activations() -> None:
+    one, four = (mt.solve("llama3-8b", "h100_80g_nvl8", batch_size=8, num_devices=num) for num in (1, 4))
+    assert (one.latency_communication, four.memory_footprint) == (0 * ureg.s, one.memory_footprint / 4)
+    assert four.latency_compute.magnitude == pytest.approx(one.latency_compute.magnitude / 4)
+    network = load_config("h100_80g_nvl8").network(4)
+    between = 2 * 32 * network.time("all_reduce", 8 * 4096 * 2, 4)
+    assert four.latency_communication.to("s").magnitude == between
+    parts = max(four.latency_compute, four.latency_memory) + four.latency_overhead + four.latency_communication
+    assert four.latency.to("s").magnitude == pytest.approx(parts.to("s").magnitude)
+    assert four.energy.magnitude == pytest.approx(4 * 700 * four.latency.to("s").magnitude)
+    assert mt.solve("Llama2-70B", "H100", num_devices=2).latency_communication is None
 
 
 def test_our_own_names_and_objects_are_taken() -> None:

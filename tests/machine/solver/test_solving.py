@@ -56,10 +56,34 @@ def test_an_explanation_names_the_wall_and_what_would_move_it() -> None:
     assert memory.wall == "memory"
     assert "limited by memory" in str(memory)
     assert "It does not fit: the weights take 140 GB of 85.9 GB." in memory.lines
-    best = {remedy.what for remedy in memory.remedies[:3]}
-    assert best == {"twice the bandwidth", "twice the batch", "int8 instead of fp16"}
+    best = {remedy.what for remedy in memory.remedies[:4]}
+    assert best == {"twice the bandwidth", "twice the batch", "twice the devices", "int8 instead of fp16"}
     worthless = next(remedy for remedy in memory.remedies if remedy.what == "twice the peak rate")
     assert "no faster" in str(worthless)
+
+
+def test_what_would_make_a_model_fit_does_and_one_step_less_does_not() -> None:
+    said = mt.solve("llama3-70b", "h100_80g_nvl8").explain()
+    assert said.to_fit[:3] == (
+        "fp8 instead of fp16: 70.55 GB",
+        "int8 instead of fp16: 70.55 GB",
+        "2 devices instead of 1: 70.55 GB each",
+    )
+    assert "What would make it fit:\n- fp8" in str(said)
+    layers = int(said.to_fit[3].split()[0])
+    model = mt.models()["llama3-70b"]
+    fits = [mt.solve(replace(model, num_layers=each), "h100_80g_nvl8").feasible for each in (layers, layers + 1)]
+    assert fits == [True, False]
+    assert mt.solve("Llama2-70B", "H100").explain().to_fit[-1] == "42.95e9 parameters instead of 70e9"
+    assert mt.solve("BERT", "H100").explain().to_fit == ()
+
+
+def test_many_small_devices_hit_the_wall_between_them() -> None:
+    said = mt.solve("llama3-8b", "t4", num_devices=32).explain()
+    assert said.wall == "communication"
+    assert "The devices all_reduce activations for " in str(said)
+    silent = mt.solve("GPT3", "H100", num_devices=8).explain()
+    assert "Communication between the devices is left out" in str(silent)
 
 
 def test_compute_and_dispatch_are_walls_too() -> None:
