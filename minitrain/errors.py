@@ -5,6 +5,8 @@ carries the facts of its message as attributes (`error.rank`, `error.layer`, ...
 does not apply is absent from `error.facts` and reads as None.
 """
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -85,3 +87,29 @@ def require_count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}", name=name, value=value)
     return value
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error; of one that cannot say it, that it cannot."""
+    try:
+        return str(error)
+    except Exception as another:  # an exception of a user's may do anything
+        return f"(no text: {type(another).__name__} when it was asked for)"
+
+
+def message_of(error: BaseException) -> str:
+    """Return an error and its notes in words; if it is not minitrain's, also its type and the line that raised it."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, MinitrainError):
+        return f"{text_of(error)}{notes}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; check the path, or name another one"
+    text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+    return f"{text}{_place(error)}{notes}"
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of an error's traceback that is neither minitrain's nor the standard library's."""
+    others = (str(Path(__file__).parent), str(Path(traceback.__file__).parent))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f", in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

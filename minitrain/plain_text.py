@@ -23,14 +23,6 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
-def text_of(error: BaseException) -> str:
-    """Return the text of an error; of one that cannot say it, that it cannot."""
-    try:
-        return str(error)
-    except Exception as another:  # an exception of a user's may do anything
-        return f"(no text: {type(another).__name__} when it was asked for)"
-
-
 def spreadsheet_cell(value: Any) -> Any:
     """Return a value for a table that a spreadsheet may open: a text that it would compute gets an apostrophe in front.
 

@@ -16,11 +16,11 @@ from rich.table import Table
 
 import minitrain as mt
 from minitrain.cli import options
-from minitrain.cli.failures import FAILED, RunFailedError, message_of, print_error, running, saying_what_is_kept
+from minitrain.cli.failures import FAILED, RunFailedError, print_error, running, saying_what_is_kept
 from minitrain.cli.generation import Given
 from minitrain.cli.options import Traces, machine, tokens_of, wanted_traces
 from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, message_of
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.parameters import MODEL

@@ -14,15 +14,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-import minitrain
-from minitrain.errors import HardwareConfigError, MinitrainError, UsageError
-from minitrain.plain_text import printable, text_of
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, message_of
+from minitrain.plain_text import printable
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -151,21 +149,3 @@ def print_error(message: str) -> None:
     more = len(message) - _LONGEST_MESSAGE
     cut = f"{message[:_LONGEST_MESSAGE]}... ({more} more characters)" if more > 0 else message
     print(f"minitrain: {printable(cut)}", file=sys.stderr)
-
-
-def message_of(error: BaseException) -> str:
-    """Return an error and its notes in words; if it is not minitrain's, also its type and the line that raised it."""
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    if isinstance(error, MinitrainError):
-        return f"{text_of(error)}{notes}"
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; check the path, or name another one"
-    text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
-    return f"{text}{_place(error)}{notes}"
-
-
-def _place(error: BaseException) -> str:
-    """Return the innermost line of an error's traceback that is neither minitrain's nor the standard library's."""
-    others = (str(Path(minitrain.__file__).parent), str(Path(traceback.__file__).parent))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    return f", in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

@@ -27,7 +27,6 @@ from minitrain.machine.clusters.chosen_cluster import cluster_or_other, is_clust
 from minitrain.machine.config import load_config
 from minitrain.machine.fixed_durations import FixedPredictor
 from minitrain.machine.measured_layers import MeasuredLayers
-from minitrain.plain_text import meanings_of
 from minitrain.run.parameters import (
     AUTO,
     DEFAULTS,
@@ -38,10 +37,9 @@ from minitrain.run.parameters import (
     OPTIONS,
     OUTPUT,
     WORKERS,
-    Option,
     RunParameters,
     count,
-    options_of,
+    documented,
     parameter,
     split_keywords,
 )
@@ -111,17 +109,9 @@ class SharedOptions:
     html: Path | None = parameter(None, "--html", commands="", kind=Path, metavar="PAGE", panel=OUTPUT)
 
 
-def _told(kind: type) -> Iterator[tuple[str, tuple[Option, str]]]:
-    """Yield the options of a class by name, each with its default and its meaning in words."""
-    meanings, defaults = meanings_of(kind.__doc__), {each.name: each.default for each in fields(kind)}
-    for name, each in options_of(kind).items():
-        shown = each.shown or ("" if each.kind is bool or not defaults[name] else str(defaults[name]))
-        yield name, (replace(each, shown=shown), re.split(r"(?<=[.:;]) In Python", meanings.get(name, ""))[0])
-
-
 Count = Annotated[int, typer.Option(min=1)]
 """A number of things."""
-SHARED = dict((*_told(RunParameters), *_told(SharedOptions)))
+SHARED = dict((*documented(RunParameters), *documented(SharedOptions)))
 
 
 def group(about: str, **more: Any) -> Group:

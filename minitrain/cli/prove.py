@@ -8,10 +8,10 @@ import typer
 
 import minitrain as mt
 from minitrain.cli import options
-from minitrain.cli.failures import FAILED, message_of, print_error, saying_what_is_kept
+from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, user_prints_to_stderr
-from minitrain.plain_text import text_of
+from minitrain.errors import message_of, text_of
 from minitrain.run.parameters import MODEL
 from minitrain.run.strategy_loading import ChosenStrategy
 from minitrain.workloads.models import find_model

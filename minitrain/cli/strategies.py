@@ -9,7 +9,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,16 @@ from rich.text import Text
 
 import minitrain as mt
 from minitrain.cli.output import print_json, print_lines, print_table
-from minitrain.plain_text import meanings_of, printable
+from minitrain.plain_text import printable
 from minitrain.run.saved_runs import plain
-from minitrain.run.strategy_loading import Strategy, load_strategy, options_of, strategies_of_file
+from minitrain.run.strategy_loading import (
+    Strategy,
+    StrategyOption,
+    documented_options,
+    load_strategy,
+    strategies_of_file,
+)
 from minitrain.view.tables import facts_table, plain_table
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of a strategy.
-
-    Args:
-        name: its name.
-        default: its value where it is left out; None also where there is none.
-        is_required: whether it has to be given.
-        meaning: what its docstring says.
-    """
-
-    name: str
-    default: Any
-    is_required: bool
-    meaning: str
 
 
 def strategies(name: str | None = None, *, as_json: bool = False) -> None:
@@ -68,8 +57,7 @@ def _list(found: Mapping[str, Strategy], *, as_json: bool) -> None:
 def _show(name: str, function: Strategy, *, as_json: bool) -> None:
     """Print what a strategy is, what sizes it needs, and its options."""
     doc = inspect.getdoc(function) or ""
-    rules, meanings = _rules(doc), meanings_of(doc)
-    options = [_option(parameter, meanings) for parameter in options_of(function).values()]
+    rules, options = _rules(doc), documented_options(function)
     if as_json:
         listed = [{**asdict(option), "default": _for_json(option.default)} for option in options]
         print_json({"strategy": name, "description": _what_it_is(function), "rules": rules, "options": listed})
@@ -96,7 +84,7 @@ def _wrapped(paragraphs: Sequence[str]) -> Iterator[str]:
         yield from textwrap.wrap(paragraph, Console().width) or [""]
 
 
-def _example(options: Sequence[Option]) -> str:
+def _example(options: Sequence[StrategyOption]) -> str:
     """Return an option with a value that it takes: the last default, or else a word that its meaning quotes."""
     option = next((option for option in reversed(options) if option.default is not None), options[-1])
     quoted = re.search(r'"(\w+)"', option.meaning)
@@ -114,13 +102,6 @@ def _what_it_is(function: Strategy) -> str:
     module = inspect.getmodule(function)
     is_shipped = function in mt.strategies().values()
     return (inspect.getdoc(module if is_shipped else function) or "").partition("\n")[0]
-
-
-def _option(parameter: inspect.Parameter, meanings: dict[str, str]) -> Option:
-    """Return an option as its signature and its docstring have it."""
-    is_required = parameter.default is parameter.empty
-    default = None if is_required else parameter.default
-    return Option(parameter.name, default, is_required, meanings.get(parameter.name, ""))
 
 
 def _rules(doc: str) -> list[str]:

@@ -13,9 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import HardwareConfigError, UsageError, require_count
+from minitrain.errors import HardwareConfigError, UsageError, require_count, text_of
 from minitrain.machine.predictor import network_of
-from minitrain.plain_text import text_of
 from minitrain.run.above import above
 from minitrain.run.data_frames import data_frame
 from minitrain.run.figures import summary_of

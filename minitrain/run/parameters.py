@@ -15,9 +15,10 @@ run with such a parameter simulates every rank.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -29,6 +30,7 @@ from minitrain.errors import UsageError, require_count
 from minitrain.machine.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.machine.predictor import make_predictor, require_default
 from minitrain.machine.price import USUAL, Predictor, Pricing, RankPredictors
+from minitrain.plain_text import meanings_of
 from minitrain.run.contention import EXACT, require_contention
 from minitrain.run.faults import require_faults
 from minitrain.run.strategy_loading import split_options
@@ -201,6 +203,14 @@ def count(default: Any, *flags: str, commands: str, most: int | None = None) -> 
 def options_of(kind: type) -> dict[str, Option]:
     """Return the options of a dataclass's fields by name, those without one left out."""
     return {each.name: each.metadata["option"] for each in fields(kind) if "option" in each.metadata}
+
+
+def documented(kind: type) -> Iterator[tuple[str, tuple[Option, str]]]:
+    """Yield the options of a dataclass by name, each with its default and its meaning in words."""
+    meanings, defaults = meanings_of(kind.__doc__), {each.name: each.default for each in fields(kind)}
+    for name, each in options_of(kind).items():
+        shown = each.shown or ("" if each.kind is bool or not defaults[name] else str(defaults[name]))
+        yield name, (replace(each, shown=shown), re.split(r"(?<=[.:;]) In Python", meanings.get(name, ""))[0])
 
 
 _ALL = "compare run sweep tune plan goodput prove train"

@@ -39,6 +39,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import StrategyError
+from minitrain.plain_text import meanings_of
 from minitrain.run.above import above
 
 if TYPE_CHECKING:
@@ -362,6 +363,37 @@ def options_of(strategy: Strategy) -> dict[str, inspect.Parameter]:
     return {
         known.name: known for known in after_model if known.kind in (known.KEYWORD_ONLY, known.POSITIONAL_OR_KEYWORD)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyOption:
+    """An option of a strategy, as its signature and its docstring have it.
+
+    Args:
+        name: its name.
+        default: its value where it is left out; None also where there is none.
+        is_required: whether it has to be given.
+        meaning: what its docstring says.
+    """
+
+    name: str
+    default: Any
+    is_required: bool
+    meaning: str
+
+
+def documented_options(strategy: Strategy) -> list[StrategyOption]:
+    """Return the options of a strategy, in the order of its signature."""
+    meanings = meanings_of(inspect.getdoc(unwrapped(strategy)))
+    return [
+        StrategyOption(
+            known.name,
+            None if known.default is known.empty else known.default,
+            known.default is known.empty,
+            meanings.get(known.name, ""),
+        )
+        for known in options_of(strategy).values()
+    ]
 
 
 def _load_from_file(path: Path, function_name: str) -> Strategy:

@@ -30,7 +30,7 @@ def worker_pool(num_processes: int, memory_bytes: int | None = None) -> ProcessP
         num_processes: how many there are at most.
         memory_bytes: address space of each, where the system can limit it; without a limit if None.
     """
-    return ProcessPoolExecutor(num_processes, _CONTEXT, _begin_work, (memory_bytes,))
+    return ProcessPoolExecutor(num_processes, _CONTEXT, begin_work, (memory_bytes,))
 
 
 @final
@@ -67,7 +67,7 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin_work(memory_bytes: int | None) -> None:  # pragma: no cover  (only in a worker)
+def begin_work(memory_bytes: int | None = None) -> None:  # pragma: no cover  (only in a worker)
     """Ignore Ctrl-C where signals cannot be blocked, watch for the end of the parent, and limit the memory."""
     if memory_bytes is not None:
         with contextlib.suppress(ImportError, ValueError, OSError):  # not on Windows; a lower limit holds already

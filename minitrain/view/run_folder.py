@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.plain_text import text_of
+from minitrain.errors import text_of
 from minitrain.run.analysis.labels import GIB, duration, size
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.result import Run

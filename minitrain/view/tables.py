@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minitrain.errors import OutOfMemoryError
-from minitrain.plain_text import printable, text_of
+from minitrain.errors import OutOfMemoryError, text_of
+from minitrain.plain_text import printable
 from minitrain.run.analysis.labels import GIB, duration, size
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.view.run_folder import MESSAGES, communication_text, memory_text, notes_of_all, peak_text, title_of

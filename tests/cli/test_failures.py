@@ -12,8 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
-from minitrain.cli.failures import message_of
 from minitrain.cli.output import Progress, RunsInProgress
+from minitrain.errors import message_of
 from minitrain.run.progress import RunProgress
 from minitrain.run.result import Run
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.cli.output import Progress
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, text_of
 from minitrain.lib import Model
-from minitrain.plain_text import printable, spreadsheet_cell, text_of
+from minitrain.plain_text import printable, spreadsheet_cell
 
 NAMES = [
     "[/nope]",
