@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from minitrain.evidence.validate import Validation, validate
+    from minitrain.explorer.notebook import explore
     from minitrain.learn.grader import Grade, grade
     from minitrain.machine.calibrated import Calibration
     from minitrain.machine.clusters.cluster import Cluster
@@ -127,6 +128,7 @@ _HOMES = {
     "training.train": ("train",),
     "search.tuning.result": ("Tuning",),
     "search.tuning.tune": ("tune",),
+    "explorer.notebook": ("explore",),
     "evidence.validate": ("Validation", "validate"),
     "whatif.vector.price": ("Priced", "price", "price_async"),
     "workloads.models": ("models",),
@@ -215,6 +217,7 @@ __all__ = [
     "calibrate",
     "compare",
     "diff",
+    "explore",
     "from_schedule",
     "goodput",
     "grade",

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "prove:prove",
         "Run strategies on real arrays, and compare what they train with what a single device trains.",
     ),
+    "explore": ("explore:explore", "Open a local page whose knobs simulate the step again while one drags them."),
     "sweep": (
         "sweep:sweep",
         "Simulate every strategy with every combination of a grid, over all cores, and print the fastest.",

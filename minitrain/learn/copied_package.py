@@ -24,7 +24,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = (
     *("strategies", "hw_configs", "learn/exercises", "proof", "cli", "view", "training", "whatif", "evidence"),
-    *("machine/devices", "machine/solver", "machine/platform", "machine/heterogeneous"),
+    *("explorer", "machine/devices", "machine/solver", "machine/platform", "machine/heterogeneous"),
     *("search/planning", "search/sweeps", "search/tuning"),
 )
 _OF_GRADING = (*("recorder", "worker", "confinement", "wire", "error_reports"),)

@@ -253,11 +253,20 @@ TABLES: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             Column("kJ", "energy_joules", 1e-3),
         ),
         "run": (_MFU, _BUBBLE, _COMM),
+        "explorer": (
+            _STEP_MS,
+            Column("tok/s", "tokens_per_second", 1, _whole, "tokens/s"),
+            _MFU,
+            replace(_DOLLARS, title="USD a step"),
+            replace(_MEMORY, title="memory a device, GiB"),
+            _BUBBLE,
+            _COMM,
+        ),
         "page": (_MFU, _BUBBLE, _COMM),
         "page of transformers": (_MFU, _HFU, _TOKENS, _BUBBLE, _COMM),
     }
 )
-"""What each table shows: of commands (compare, with several machines, sweep, tune, run), and of their pages.
+"""What each table shows: commands (compare, with several machines, sweep, tune, run), their pages, and the explorer.
 
 Tables of comparisons choose the unit of the step and mark what is out of memory, and with a number of tokens show what
 these take in the place of the last columns.

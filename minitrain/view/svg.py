@@ -53,21 +53,23 @@ def _parts(bars: Bars, view: View, width: int) -> Iterator[str]:
     num_ranks = bars.timeline.num_ranks
     top = _TITLE if view.title else 6
     bottom = top + _ROW * num_ranks
-    legend = _legend(bars.kinds, width)
+    left = _left_of(bars)
+    legend = _legend(bars.kinds, left, width)
     height = bottom + _AXIS + _LEGEND_ROW * (legend[-1][1] + 1 if legend else 0) + 4
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img"><title>{html.escape(view.title or "Gantt chart")}</title><style>{_style(bars.kinds)}</style>'
     )
     if view.title:
-        yield f'<text class="t" x="{_LEFT}" y="16">{html.escape(view.title)}</text>'
+        yield f'<text class="t" x="{left:g}" y="16">{html.escape(view.title)}</text>'
     for rank in range(num_ranks):
-        yield f'<text class="e" x="{_LEFT - 6}" y="{top + _ROW * (rank + 0.5) + 4:g}">rank {rank}</text>'
-    yield from _rows(bars, top, width)
+        name = html.escape(f"rank {bars.timeline.rank_name(rank)}")
+        yield f'<text class="e" x="{left - 6:g}" y="{top + _ROW * (rank + 0.5) + 4:g}">{name}</text>'
+    yield from _rows(bars, top, left, width)
     if bars.timeline.begin:  # the step begins
-        begin = _px(_LEFT + bars.timeline.begin * (width - _LEFT - _RIGHT) / bars.step_end)
+        begin = _px(left + bars.timeline.begin * (width - left - _RIGHT) / bars.step_end)
         yield f'<path class="g" stroke-dasharray="2 2" d="M{begin} {top}V{bottom}"/>'
-    yield from _axis(bars.step_end, bottom, width)
+    yield from _axis(bars.step_end, bottom, left, width)
     for x, row, kind in legend:
         y = bottom + _AXIS + _LEGEND_ROW * row
         yield f'<rect {_fill(kind)} x="{x:g}" y="{y}" width="12" height="12"/>'
@@ -75,11 +77,18 @@ def _parts(bars: Bars, view: View, width: int) -> Iterator[str]:
     yield "</svg>"
 
 
-def _rows(bars: Bars, top: int, width: int) -> Iterator[str]:
+def _left_of(bars: Bars) -> float:
+    """Return where the bars begin: behind the names of rows, px."""
+    line = bars.timeline
+    longest = max((len(line.rank_name(rank)) for rank in range(line.num_ranks)), default=0)
+    return max(_LEFT, (len("rank ") + longest) * _CHARACTER)
+
+
+def _rows(bars: Bars, top: int, edge: float, width: int) -> Iterator[str]:
     """Yield the bars, each with its number where that fits."""
-    scale = (width - _LEFT - _RIGHT) / bars.step_end if bars.step_end > 0 else 0.0
+    scale = (width - edge - _RIGHT) / bars.step_end if bars.step_end > 0 else 0.0
     center, thickness = lane_geometry(bars.num_lanes)
-    left = _LEFT + bars.start * scale
+    left = edge + bars.start * scale
     length = bars.duration * scale
     middle = top + _ROW * (bars.rank + 0.5 + center[bars.lane])
     heights = _ROW * thickness[bars.lane]
@@ -94,16 +103,16 @@ def _rows(bars: Bars, top: int, width: int) -> Iterator[str]:
             yield f'<text class="{_text_class(kind)}" x="{x}" y="{y}" style="fill:{kind.ink}">{number}</text>'
 
 
-def _axis(step_end: float, y: int, width: int) -> Iterator[str]:
+def _axis(step_end: float, y: int, left: float, width: int) -> Iterator[str]:
     """Yield the time axis, with about six ticks at round times."""
-    yield f'<path class="g" d="M{_LEFT} {y}H{width - _RIGHT}"/>'
+    yield f'<path class="g" d="M{left:g} {y}H{width - _RIGHT}"/>'
     if step_end <= 0:
         return
     unit, _ = time_unit(step_end)
     every = _round_step(step_end / unit / 6) * unit
-    scale = (width - _LEFT - _RIGHT) / step_end
+    scale = (width - left - _RIGHT) / step_end
     for tick in np.arange(0, step_end * (1 + 1e-9), every).tolist():
-        x = _px(_LEFT + tick * scale)
+        x = _px(left + tick * scale)
         yield f'<path class="g" d="M{x} {y}v4"/><text class="m" x="{x}" y="{y + 16}">{duration(tick)}</text>'
 
 
@@ -117,14 +126,14 @@ def _round_step(step: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
-def _legend(kinds: tuple[Kind, ...], width: int) -> list[tuple[float, int, Kind]]:
+def _legend(kinds: tuple[Kind, ...], left: float, width: int) -> list[tuple[float, int, Kind]]:
     """Return the place of each kind in the legend: x in px, and the row."""
     places: list[tuple[float, int, Kind]] = []
-    x, row = float(_LEFT), 0
+    x, row = left, 0
     for kind in kinds:
         needed = _SWATCH + _CHARACTER * len(kind.name) + 14
-        if x + needed > width and x > _LEFT:
-            x, row = float(_LEFT), row + 1
+        if x + needed > width and x > left:
+            x, row = left, row + 1
         places.append((x, row, kind))
         x += needed
     return places

@@ -1,0 +1,12 @@
+"""The explorer: a local page whose knobs simulate a step again, and the small server behind it.
+
+May import: the rooms up to `search`. Open `answers` first: what the page may ask, and what it is told. Starlette and
+uvicorn are the extra `explore`; only `server` imports them, and `notebook` starts that in a process of its own.
+
+| module | what it does |
+|---|---|
+| `answers` | the knobs of the page, and every answer: figures, legal values, charts, searches |
+| `workers` | processes that answer, one question at a time, and can be stopped |
+| `server` | who may ask, and the files of the folder `page` |
+| `notebook` | `mt.explore()` |
+"""

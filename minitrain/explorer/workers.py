@@ -1,0 +1,155 @@
+"""Processes that answer the questions of the explorer's page, one at a time each, and that can be stopped at any time.
+
+A simulation does not yield, so a long one is stopped by ending its process. A spare one stands ready, since a process
+needs a second to import what it answers with. Each ends when the pipe to its parent closes, whatever becomes of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any, final
+
+from minitrain.errors import MinitrainError
+from minitrain.run.worker_processes import SparedProcess, begin_work
+
+MOST = 8
+"""Processes at once; further questions wait."""
+SPARE = 2
+"""Processes that are kept though nothing is asked."""
+
+
+class WorkerEndedError(MinitrainError):
+    """A process ended before its answer did: it was stopped, or killed."""
+
+
+@final
+class Worker:
+    """One process."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+        self._process = SparedProcess(target=_work, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process."""
+        return self._process.pid
+
+    def ask(self, question: str, given: Mapping[str, Any]) -> None:
+        """Send a question."""
+        self._pipe.send((question, given))
+
+    def next_message(self) -> dict[str, Any] | None:
+        """Wait for the next message of the answer; None at its end.
+
+        Raises:
+            WorkerEndedError: the process ended.
+        """
+        try:
+            message: dict[str, Any] | None = self._pipe.recv()
+        except (EOFError, OSError):
+            raise WorkerEndedError(
+                "the simulation was stopped, or its process ended; change a knob, or try again"
+            ) from None
+        return message
+
+    def kill(self) -> None:
+        """Stop the process; who waits for a message learns of it."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """End the process at once, and forget it."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+@final
+class Workers:
+    """All processes of a server; it is used from one event loop."""
+
+    def __init__(self) -> None:
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
+        self._places = asyncio.Semaphore(MOST)
+        self._threads = ThreadPoolExecutor(MOST)  # that wait for messages
+
+    def warm(self) -> None:
+        """Start the spare ones."""
+        while len(self._idle) < SPARE:
+            self._idle.append(self._started())
+
+    def _started(self) -> Worker:
+        worker = Worker()
+        self._all.add(worker)
+        return worker
+
+    async def answer(
+        self, question: str, given: Mapping[str, Any], stop: asyncio.Event
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the messages of an answer; who does not listen any more stops the work.
+
+        Args:
+            question: one of `minitrain.explorer.answers.ANSWERS`.
+            given: what goes with it.
+            stop: stops the work when it is set.
+
+        Raises:
+            WorkerEndedError: the process ended.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._places:
+            worker = self._idle.pop() if self._idle else self._started()
+            stopping = asyncio.create_task(self._stop(worker, stop))
+            is_over = False
+            try:
+                worker.ask(question, given)
+                while (message := await loop.run_in_executor(self._threads, worker.next_message)) is not None:
+                    yield message
+                is_over = not stop.is_set()
+            finally:
+                stopping.cancel()
+                self._take_back(worker, is_over=is_over)
+
+    @staticmethod
+    async def _stop(worker: Worker, stop: asyncio.Event) -> None:
+        """Stop a worker when it is told to."""
+        await stop.wait()
+        worker.kill()
+
+    def _take_back(self, worker: Worker, *, is_over: bool) -> None:
+        """Keep a worker whose answer is over and who may be needed; end another one."""
+        if is_over and len(self._idle) < SPARE:
+            self._idle.append(worker)
+            return
+        self._all.discard(worker)
+        worker.end()
+        if not is_over:
+            self.warm()
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._all:
+            worker.end()
+        self._all.clear()
+        self._idle.clear()
+        self._threads.shutdown(wait=False)
+
+
+def _work(pipe: Connection) -> None:  # pragma: no cover  (only in a worker)
+    """Answer until the pipe closes."""
+    begin_work()
+    from minitrain.explorer.answers import answer  # noqa: PLC0415  (it takes a second, in which the page is loaded)
+
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            question, given = pipe.recv()
+            answer(question, given, pipe.send)
+            pipe.send(None)
