@@ -4,10 +4,11 @@ Nothing here knows ranks or events.
 
 Open `simulator` first: it predicts a program from its FLOPs and bytes, as the specification does (fidelity="seed") or
 operation by operation (the default), for each kind of device (GPU, TPU, CPU, ASIC); a training step is priced by
-machine/device.py. There also stands what it knows of a device (`DeviceSpec`).
+machine/device.py.
 
 | module | what it does |
 |---|---|
+| `device_spec` | what it knows of a device |
 | `operations` | programs as lists of operations, and how full each keeps the units of a device |
 | `jax_programs`, `torch_programs` | a JAX function, or a graph of torch, as a program |
 | `layer` | a JAX function as the layer of a training step |
@@ -15,6 +16,7 @@ machine/device.py. There also stands what it knows of a device (`DeviceSpec`).
 | `evidence` | compares predictions with the machine at hand, on networks too |
 """
 
+from minitrain.machine.devices.device_spec import A100_SPEC, DeviceSpec
 from minitrain.machine.devices.operations import (
     Analysis,
     KernelLaunch,
@@ -26,11 +28,9 @@ from minitrain.machine.devices.operations import (
     wave_efficiency,
 )
 from minitrain.machine.devices.simulator import (
-    A100_SPEC,
     AsicSimulator,
     CpuSimulator,
     DeviceSimulator,
-    DeviceSpec,
     GpuSimulator,
     NvidiaA100Simulator,
     OperationTime,

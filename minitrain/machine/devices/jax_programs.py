@@ -143,7 +143,7 @@ def element_type(dtype: Any) -> Any:
     try:
         return jnp.dtype("nothing" if dtype is None else dtype)  # NumPy takes None as float64
     except TypeError:
-        known = ", ".join(name for name in ELEMENT_BYTES if name != "float8")
+        known = ", ".join(name for name in ELEMENT_BYTES if name not in ("float8", "tf32"))
         raise UsageError(
             f"dtype must be one of {known}, float8_e4m3fn or float8_e5m2, got {dtype!r}", dtype=dtype
         ) from None

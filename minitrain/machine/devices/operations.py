@@ -24,9 +24,9 @@ from minitrain.machine.data_sheet import UnitLimits
 ELEMENT_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
-    "complex64": 8, "complex128": 16,
+    "complex64": 8, "complex128": 16, "tf32": 4,
 }  # fmt: skip
-"""Bytes of an element by datatype."""
+"""Bytes of an element by datatype; tf32 is float32 that tensor cores multiply."""
 
 _NARROW = {"float8": "float8", "float4": "float8", "int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8"}
 

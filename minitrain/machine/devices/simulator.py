@@ -12,19 +12,22 @@ How full a device is depends on its kind, and on what a matrix multiplication lo
 
 | kind | loses |
 |---|---|
-| GPU | the last wave of tiles, and occupancy where the launch of a kernel is known |
+| GPU | the last wave of tiles that its first cache can stage, and occupancy where the launch of a kernel is known |
 | TPU | filling and draining of systolic arrays, and dimensions that are no multiples of theirs |
 | CPU | cores without work, and lanes of vectors that stay empty |
 | ASIC | as a TPU where the config has `features.systolic_array`, else nothing |
 
+Occupancy matters below what hides the latency of arithmetic, 16 warps of a multiprocessor (4 cycles, 4 schedulers: CUDA
+C++ Programming Guide, multiprocessor level; Volkov, "Better performance at lower occupancy", 2010); more warps are no
+faster. Bfloat16 is computed in single precision where a device has none.
+
+A subclass's own `model_occupancy` and `model_cache_effects` multiply the time, as the specification has it, under both
+fidelities. Its own `analyze_ir` is refused by default, which prices no whole programs.
+
 A convolution counts as the matrix multiplication that it amounts to. Re-reading touches memory time alone: a matrix
-multiplication whose operands exceed the last cache reads them again, at most as often as the best blocking for that
+multiplication whose operands exceed all caches reads them again, at most as often as the best blocking for that
 cache does (Hong and Kung, 1981: 2 m n k / sqrt(S) elements through a cache of S), and no more than the specification's
 factor says.
-
-A device is known by a `DeviceSpec`, with the specification's names and units. It is a view on a hardware config: it
-shows a few figures in GFLOP/s, GB/s and bytes, and keeps the config it was made of, so that `to_device` loses nothing.
-A spec of one's own has no config, and can be laid over one.
 
 Left out: kernels that run beside each other, clocks that fall under power, the first touch of data, latency of memory,
 tensor-memory traffic on a TPU, turbo clocks of a CPU, and what a compiler makes of small loops.
@@ -35,20 +38,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import prod, sqrt
 from types import MappingProxyType
 from typing import Any, Literal, final
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
-from minitrain.machine import Processor, Rate, SystemConfig, load_config
-from minitrain.machine.data_sheet import NO_DATA_SHEET, Cache, UnitLimits
+from minitrain.machine import Rate, SystemConfig
+from minitrain.machine.data_sheet import NO_DATA_SHEET, UnitLimits
 from minitrain.machine.device import KernelRates, Rows, efficiency_at
+from minitrain.machine.devices.device_spec import A100_SPEC, SPECS, DeviceSpec
 from minitrain.machine.devices.operations import (
     RESERVED_SMEM_BYTES,
     Analysis,
     Operation,
     Program,
-    is_number,
     occupancy,
     systolic_efficiency,
     vector_efficiency,
@@ -59,136 +62,15 @@ from minitrain.machine.kernel_device import TILES
 Bound = Literal["compute", "memory"]
 FIDELITIES = ("default", "seed")
 
-_LEVELS = ("l1_size", "l2_size", "l3_size")
 _SPILL_PENALTY = 0.3  # the specification's: 30 % for each size of the cache beyond it
 _TILE_EFFICIENCY: Rows = KernelRates(0, 0, 0, 0, {}, {}).tile_efficiency
 _AMPERE = 8.0  # from this compute capability on a block reserves shared memory
 _BITS = 8
+_WARPS_THAT_HIDE_LATENCY = 16
+_SLAB, _STAGES = 16, 2  # assumed: of k, elements of both operands that a tile stages, and how often
 _STAND_INS = {"bfloat16": ("float16",), "float8": ("float16",), "int8": ("float16",), "uint8": ("int8", "float16")}
+_SINGLE = "float32 matrices are multiplied in single precision, not in TF32; tf32=True says otherwise"
 _DOUBLE = ("float64", "complex128")  # between 1/2 and 1/64 of single precision, so no other rate stands for it
-
-
-@final
-@dataclass(frozen=True)
-class DeviceSpec:
-    """A device, as the specification describes it.
-
-    Args:
-        name: what it is called.
-        peak_fp32: peak rate in single precision, GFLOP/s.
-        bandwidth: of the main memory, GB/s.
-        l1_size: first cache of one unit, bytes.
-        l2_size: second cache, bytes.
-        l3_size: third cache, bytes; 0 where there is none.
-        has_tensor_cores: whether matrices have units of their own.
-        has_bfloat16: whether bfloat16 is computed with.
-        device: the hardware config that this is a view on; None for a spec of one's own.
-    """
-
-    name: str
-    peak_fp32: float
-    bandwidth: float
-    l1_size: int
-    l2_size: int
-    l3_size: int
-    has_tensor_cores: bool = False
-    has_bfloat16: bool = False
-    device: SystemConfig | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Refuse rates that no time can be computed with."""
-        rules = {"peak_fp32": "number > 0 in GFLOP/s", "bandwidth": "number > 0 in GB/s"}
-        for name in ("peak_fp32", "bandwidth", *_LEVELS):
-            value = getattr(self, name)
-            if not is_number(value) or (name in rules and not value):
-                rule = rules.get(name, "number of bytes >= 0")
-                raise UsageError(f"{name} of a DeviceSpec must be a {rule}, got {value!r}")
-
-    @classmethod
-    def from_device(cls, system: str | SystemConfig) -> DeviceSpec:
-        """Return a view on a hardware config.
-
-        Args:
-            system: a config, or what `load_config` loads.
-
-        Raises:
-            HardwareConfigError: the config cannot be found or read, or is invalid.
-            UsageError: the config gives no rate at all.
-        """
-        device = load_config(system)
-        sheet = device.sheet
-        return cls(
-            name=device.name,
-            peak_fp32=_fp32_rate(device).tflops * 1e3,
-            bandwidth=device.mem_hbm.GBps,
-            l1_size=sheet.cache_bytes(1),
-            l2_size=sheet.cache_bytes(2),
-            l3_size=sheet.cache_bytes(3),
-            has_tensor_cores=bool(sheet.features.get("tensor_cores", False)),
-            has_bfloat16=bool(sheet.features.get("bfloat16", False)),
-            device=device,
-        )
-
-    def to_device(self, base: str | SystemConfig | None = None) -> SystemConfig:
-        """Return the hardware config that this is a view on, with what was changed since.
-
-        Args:
-            base: for a spec of one's own, the config that gives what a spec does not say, such as the memory's size.
-
-        Raises:
-            UsageError: the spec is no view, and no base is given.
-        """
-        found = self.device if base is None else load_config(base)
-        if found is None:
-            raise UsageError(
-                f"{self.name} is no view on a hardware config, and a spec does not say how much memory there is; "
-                'give a config that does: to_device("a100_80g")',
-                name=self.name,
-            )
-        seen = DeviceSpec.from_device(found)
-        changed = {name for name in self.__dataclass_fields__ if getattr(self, name) != getattr(seen, name)}
-        return found if seen == self else self._laid_over(found, changed)
-
-    def _laid_over(self, device: SystemConfig, changed: set[str]) -> SystemConfig:
-        """Return a config with some fields of the spec."""
-        processor, memory, sheet = device.processor, device.mem1, device.sheet
-        if "peak_fp32" in changed:
-            rate = Rate(self.peak_fp32 / 1e3, _fp32_rate(device).gflops_efficiency)
-            processor = Processor(processor.matrix, {**processor.vector, "float32": rate})
-        if "bandwidth" in changed:
-            memory = replace(memory, GBps=self.bandwidth)
-        flags = [name for name in ("has_tensor_cores", "has_bfloat16") if name in changed]
-        features = {**sheet.features, **{name.removeprefix("has_"): getattr(self, name) for name in flags}}
-        caches = {cache.level: cache for cache in sheet.caches}
-        for level, name in enumerate(_LEVELS, start=1):
-            if name in changed:
-                scope = caches[level].scope if level in caches else "unit" if level == 1 else "device"
-                caches[level] = Cache(level, getattr(self, name), scope)
-        kept = tuple(caches[level] for level in sorted(caches) if caches[level].size_bytes)
-        sheet = replace(sheet, caches=kept, features=features)
-        return replace(device, name=self.name, processor=processor, mem1=memory, sheet=sheet)
-
-
-def _fp32_rate(device: SystemConfig) -> Rate:
-    """Return the rate in single precision, or the first one that there is."""
-    found = device.vector.get("float32") or device.matrix.get("float32")
-    return found or next(iter([*device.vector.values(), *device.matrix.values()]))
-
-
-A100_SPEC = DeviceSpec(
-    name="NVIDIA A100",
-    peak_fp32=19500,
-    bandwidth=1935,
-    l1_size=192 * 1024,
-    l2_size=40 * 1024 * 1024,
-    l3_size=0,
-    has_tensor_cores=True,
-    has_bfloat16=True,
-)
-"""The specification's A100, with its literal numbers (1935 GB/s; our config `a100_80g` has 2048)."""
-
-SPECS: Mapping[str, DeviceSpec] = MappingProxyType({A100_SPEC.name: A100_SPEC})
-"""The named specs of the specification."""
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
@@ -295,6 +177,7 @@ class SimulationResult:
         dispatch_s: what issuing the program adds, s.
         unknown_loops: loops whose number of trips is not known before they run; their bodies count once, so that the
             prediction is a lower bound.
+        notes: what was assumed of the program.
     """
 
     time_seconds: float
@@ -307,6 +190,7 @@ class SimulationResult:
     operations: tuple[OperationTime, ...] = field(default=(), repr=False)
     dispatch_s: float = 0.0
     unknown_loops: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def table(self, most: int = 20) -> str:
         """Return the operations that take longest, as text.
@@ -323,6 +207,7 @@ class SimulationResult:
         rest = len(self.operations) - len(longest)
         notes = [f"... and {rest} operations more"] if rest else []
         notes += [f"a lower bound: {loop} counts once" for loop in self.unknown_loops]
+        notes += self.notes
         return "\n".join([*aligned([head, *map(self._line, longest)], numbers=(0, 1, 3, 4, 5)), *notes])
 
     def _line(self, row: OperationTime) -> tuple[str, ...]:
@@ -364,6 +249,12 @@ class DeviceSimulator:
         self._device = None if spec.device is None else spec.to_device()
         self._sheet = NO_DATA_SHEET if self._device is None else self._device.sheet
         self._num_units = self._sheet.num_units or 1
+        self._processor = spec.processor if self._device is None else self._device.processor
+        self._own = [
+            name
+            for name in ("analyze_ir", "model_cache_effects", "model_occupancy")
+            if getattr(type(self), name).__module__ != __name__
+        ]
         self.dispatch_s = self._sheet.dispatch_s or 0.0
 
     def simulate(self, ir: Any, fidelity: str | None = None) -> SimulationResult:
@@ -390,6 +281,9 @@ class DeviceSimulator:
 
     def model_cache_effects(self, analysis: Analysis) -> float:
         """Return the specification's cache factor: 1 while the working set fits, then growing without bound."""
+        return self._spilled(analysis)
+
+    def _spilled(self, analysis: Analysis) -> float:
         if not self.spec.l2_size or analysis.working_set_bytes < self.spec.l2_size:
             return 1.0
         spillover = analysis.working_set_bytes / self.spec.l2_size
@@ -422,9 +316,18 @@ class DeviceSimulator:
         return self._result(whole, total_time, compute_time, bound, bound)
 
     def _simulate_each(self, whole: Program) -> SimulationResult:
-        """Predict operation by operation."""
+        """Predict operation by operation.
+
+        Raises:
+            UsageError: a subclass counts programs by `analyze_ir`.
+        """
+        if "analyze_ir" in self._own:
+            raise UsageError(
+                f"{type(self).__name__}.analyze_ir counts a whole program, and the default fidelity prices its "
+                'operations one by one; use fidelity="seed", or give operations'
+            )
         times = tuple(map(self.operation_time, whole.operations))
-        busy = sum(time.total_s for time in times)
+        busy = sum(time.total_s for time in times) * self._own_factors(whole)
         kernels = None if self._device is None else self._device.kernels
         launching = whole.num_kernels * (kernels.launch_s if kernels else 0.0)
         dispatch = self.dispatch_s if times else 0.0
@@ -435,7 +338,14 @@ class DeviceSimulator:
             each.flops * each.count / self.rate_of(each).peak_flop_per_s for each in whole.operations if each.flops
         )
         bottleneck = "dispatch" if total - busy > busy else bound
-        return self._result(whole, total, peak, bound, bottleneck, operations=times, dispatch_s=dispatch)
+        has_single = any(each.kind != "other" and each.datatype == "float32" for each in whole.operations)
+        notes = (_SINGLE,) if has_single and self._tf32() is not None else ()
+        return self._result(whole, total, peak, bound, bottleneck, operations=times, dispatch_s=dispatch, notes=notes)
+
+    def _own_factors(self, whole: Program) -> float:
+        """Return by what the hooks of a subclass multiply the time."""
+        analysis = whole.analysis()
+        return float(prod(getattr(self, name)(analysis) for name in self._own))
 
     def _result(
         self, whole: Program, total_s: float, compute_s: float, bound: Bound, bottleneck: str, **more: Any
@@ -476,10 +386,15 @@ class DeviceSimulator:
         Raises:
             HardwareConfigError: the config has no rate that could do it.
         """
-        if self._device is None:
-            return Rate(self.spec.peak_fp32 / 1e3, ((0.0, 1.0),))
-        matrix, vector = self._device.matrix, self._device.vector
+        matrix, vector = self._processor.matrix, self._processor.vector
         datatype, remedy = operation.datatype, ", nor vector.float32 to fall back on; add vector.float32"
+        if datatype == "tf32":
+            found = self._tf32() if operation.kind != "other" else vector.get("float32")
+            if found is None:
+                raise HardwareConfigError(f"config {self.spec.name} has no matrix.tf32; add it, or use float32")
+            return found
+        if datatype == "bfloat16" and not self.spec.has_bfloat16:
+            datatype = "bfloat16" if datatype in matrix or datatype in vector else "float32"
         names: tuple[str, ...] = (datatype, *_STAND_INS.get(datatype, ()))
         units = [vector] if operation.kind == "other" else [matrix, vector]
         rates = [unit.get(name) for unit in units for name in names]
@@ -495,10 +410,14 @@ class DeviceSimulator:
             rates = [vector.get(datatype), matrix.get(datatype)]
         found = next((rate for rate in rates if rate is not None), None)
         if found is None:
-            raise HardwareConfigError(
-                f"config {self._device.name} has no rate for {datatype}{remedy}", datatype=datatype
-            )
+            raise HardwareConfigError(f"config {self.spec.name} has no rate for {datatype}{remedy}", datatype=datatype)
         return found
+
+    def _tf32(self) -> Rate | None:
+        """Return the rate of tensor cores for float32: half of float16's from Ampere on, where none is stated."""
+        matrix, capability = self._processor.matrix, self._sheet.features.get("compute_capability", 0)
+        half = matrix.get("float16") if float(str(capability)) >= _AMPERE else None
+        return matrix.get("tf32") or (half and replace(half, tflops=half.tflops / 2))
 
     def _memory_s(self, operation: Operation) -> float:
         """Return the time of an operation's traffic: in the first cache whose speed is known and that holds it."""
@@ -513,12 +432,13 @@ class DeviceSimulator:
 
     def traffic_factor(self, operation: Operation) -> float:
         """Return how often an operation's bytes move: 1 unless a matrix multiplication's operands exceed the cache."""
-        shape, cache_bytes = operation.shape, max(self.spec.l2_size, self.spec.l3_size)
+        shape, spec = operation.shape, self.spec
+        cache_bytes = self._num_units * spec.l1_size + spec.l2_size + spec.l3_size  # levels hold different data
         if shape is None or not cache_bytes or operation.working_set <= cache_bytes or not operation.bytes:
             return 1.0
         elements = cache_bytes / operation.element_bytes
         blocked = shape.flops / sqrt(elements) * operation.element_bytes
-        unbounded = self.model_cache_effects(Analysis(operation.flops, operation.bytes, operation.working_set))
+        unbounded = self._spilled(Analysis(operation.flops, operation.bytes, operation.working_set))
         return max(1.0, min(blocked / operation.bytes, unbounded))
 
 
@@ -564,13 +484,15 @@ class GpuSimulator(DeviceSimulator):
         Raises:
             UsageError: no block of the operation's launch fits on a multiprocessor.
         """
-        resident, shape, units = self.model_occupancy(operation), operation.shape, self.sm_count
+        hidden, shape, units = self._hidden_latency(operation), operation.shape, self.sm_count
         if shape is None or units is None:
-            return resident
-        return resident * max(
+            return hidden
+        staged_bytes = _SLAB * _STAGES * operation.element_bytes
+        tiles = [tile for tile in TILES if sum(tile) * staged_bytes <= self.spec.l1_size] or TILES[-1:]
+        return hidden * max(
             wave_efficiency(shape.m, shape.n, units, tile, shape.batch)
             * efficiency_at(_TILE_EFFICIENCY, tile[0] * tile[1], 1)
-            for tile in TILES
+            for tile in tiles
         )
 
     def model_occupancy(self, analysis: Analysis | Operation) -> float:
@@ -579,6 +501,13 @@ class GpuSimulator(DeviceSimulator):
         if launch is None or self.limits is None:
             return 1.0
         return occupancy(launch, self.limits, self.reserved_smem_bytes)
+
+    def _hidden_latency(self, operation: Operation) -> float:
+        """Return the share of the arithmetic rate that the resident warps reach."""
+        if operation.launch is None or self.limits is None:
+            return 1.0
+        warps = GpuSimulator.model_occupancy(self, operation) * self.limits.warps
+        return min(1.0, warps / _WARPS_THAT_HIDE_LATENCY)
 
 
 class NvidiaA100Simulator(GpuSimulator):
@@ -667,7 +596,12 @@ class UnknownLoopWarning(UserWarning):
 
 
 def simulate(
-    fn: Any, *shapes: Any, device: Any = "a100_80g", dtype: str = "float32", fidelity: str = "default"
+    fn: Any,
+    *shapes: Any,
+    device: Any = "a100_80g",
+    dtype: str = "float32",
+    fidelity: str = "default",
+    tf32: bool = False,
 ) -> SimulationResult:
     """Predict how long a program takes on a device, with the table of operations that make it up.
 
@@ -678,10 +612,11 @@ def simulate(
             simulator.
         dtype: of the arguments that are given by their sizes alone.
         fidelity: "default", or "seed" for the specification to the last float.
+        tf32: whether tensor cores multiply float32 matrices, as JAX and torch may let them from Ampere on.
 
     Raises:
         UsageError: the function cannot be traced with these shapes, or a parameter is outside its rule.
-        HardwareConfigError: the device's config cannot be found or read, or is invalid.
+        HardwareConfigError: the device's config cannot be found or read, is invalid, or has no rate for TF32.
 
     Warns:
         UnknownLoopWarning: a loop's number of trips depends on data; it counts once.
@@ -694,4 +629,15 @@ def simulate(
     found = program(fn, *shapes, dtype=dtype)
     for loop in found.unknown_loops:
         warnings.warn(f"{loop} counts once, so that the prediction is a lower bound", UnknownLoopWarning, stacklevel=2)
-    return simulator.simulate(found, fidelity)
+    return simulator.simulate(_in_tf32(found) if tf32 else found, fidelity)
+
+
+def _in_tf32(found: Program) -> Program:
+    """Return a program whose float32 matrices are multiplied in TF32."""
+    return replace(
+        found,
+        operations=tuple(
+            replace(each, datatype="tf32") if each.kind != "other" and each.datatype == "float32" else each
+            for each in found.operations
+        ),
+    )

@@ -14,6 +14,7 @@ from minitrain.machine import Processor, load_config, shipped_configs
 from minitrain.machine.data_sheet import UnitLimits
 from minitrain.machine.devices import (
     A100_SPEC,
+    Analysis,
     AsicSimulator,
     CpuSimulator,
     DeviceSimulator,
@@ -32,6 +33,7 @@ from minitrain.machine.devices import (
     wave_efficiency,
 )
 from minitrain.machine.devices.operations import systolic_efficiency, vector_efficiency
+from minitrain.machine.devices.simulator import simulate
 
 A100 = NvidiaA100Simulator()
 CC80 = UnitLimits(warps=64, blocks=32, registers=65536, smem_bytes=164 * 1024)
@@ -74,13 +76,113 @@ def test_the_specified_spec_has_the_specified_figures() -> None:
     assert SimulationResult(1.0, 1000.0, True, 0.5, "compute").time_ms == 1000
 
 
-def test_a_subclass_that_models_occupancy_is_asked_as_in_the_specification() -> None:
-    class Halved(DeviceSimulator):
-        def model_occupancy(self, analysis: Any) -> float:
-            return 2.0
+@pytest.mark.parametrize("fidelity", ["seed", "default"])
+@pytest.mark.parametrize("base", [DeviceSimulator, GpuSimulator, CpuSimulator])
+@pytest.mark.parametrize("hook", ["model_occupancy", "model_cache_effects"])
+def test_hooks_of_a_subclass_multiply_the_time_under_every_fidelity(
+    base: type[DeviceSimulator], hook: str, fidelity: str
+) -> None:
+    asked: list[Analysis] = []
 
-    whole, halved = (kind(A100_SPEC, "seed").predict(matmul(512, 512, 512)) for kind in (DeviceSimulator, Halved))
-    assert halved == 2 * whole
+    def twice(self: Any, analysis: Any) -> float:
+        asked.append(analysis)
+        return 2.0
+
+    own = type("Own", (base,), {hook: twice, "__module__": __name__})
+    program = [matmul(512, 512, 512), Operation("add", 512, 1024)]
+    whole, doubled = (kind(A100_SPEC, fidelity).predict(program) for kind in (base, own))
+    assert doubled == 2 * whole
+    assert asked == [Program(tuple(program)).analysis()]
+
+
+def test_counting_of_ones_own_is_refused_where_it_would_not_be_asked() -> None:
+    class Counting(NvidiaA100Simulator):
+        def analyze_ir(self, ir: Any) -> Analysis:
+            return Analysis(19.5e12, 0, 0)
+
+    assert Counting("seed").predict(matmul(8, 8, 8)) == 1
+    with pytest.raises(UsageError, match=r'Counting.analyze_ir counts a whole program, .* use fidelity="seed"'):
+        Counting().predict(matmul(8, 8, 8))
+
+
+WIDE = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), 8192)
+
+
+def times_of(spec: DeviceSpec) -> dict[str, float]:
+    """Return what matrix multiplications and passes take on a device, by what they are."""
+    simulator = make_simulator(spec)
+    found = {kind: simulator.predict(matmul(size, size, size, kind)) for kind, size in WIDE.items()}
+    small = GpuSimulator(spec, sm_count=108)
+    return found | {
+        "in tiles": small.predict(matmul(4096, 4096, 4096)),
+        "stream": simulator.predict(Operation("", 0, 1e9)),
+    }
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["a spec of its own", "a view on a config"])
+@pytest.mark.parametrize(
+    ("change", "slower", "same"),
+    [
+        ({"peak_fp32": 9750}, "float32", "stream"),
+        ({"bandwidth": 900}, "stream", "float32"),
+        ({"l1_size": 8 * 1024}, "in tiles", "stream"),
+        ({"has_tensor_cores": False}, "float16", "stream"),
+        ({"has_bfloat16": False}, "bfloat16", "float16"),
+        ({"rates": {"matrix.int8": 1000}}, "int8", "float32"),
+    ],
+    ids=str,
+)
+def test_each_field_of_a_spec_decides_something(change: dict[str, Any], slower: str, same: str, view: bool) -> None:
+    spec = DeviceSpec.from_device("a100_80g") if view else replace(A100_SPEC, name="own")
+    before, after = times_of(spec), times_of(replace(spec, **change))
+    assert after[slower] > before[slower]
+    assert after[same] == before[same]
+
+
+def test_all_caches_together_hold_what_is_read_again() -> None:
+    spec = DeviceSpec("small", 1e6, 100, 2**14, 2**16, 0)
+    before = make_simulator(spec).traffic_factor(matmul(2048, 2048, 2048))
+    for name in ("l1_size", "l2_size", "l3_size"):
+        change: dict[str, Any] = {name: 2**20}
+        larger = replace(spec, **change)
+        assert make_simulator(larger).traffic_factor(matmul(2048, 2048, 2048)) < before
+
+
+def test_datatypes_of_a_spec_of_ones_own_have_their_rates() -> None:
+    own = make_simulator(replace(A100_SPEC, name="own"))
+    kinds = ("float16", "bfloat16", "int8", "tf32", "float8")
+    assert [own.rate_of(matmul(8, 8, 8, kind)).tflops for kind in kinds] == [312, 312, 624, 156, 312]
+    with pytest.raises(HardwareConfigError, match="config own has no rate for float64, which some devices compute 2"):
+        own.predict(matmul(8, 8, 8, "float64"))
+    stated = replace(A100_SPEC, name="own", rates={"vector.float64": 9_700, "matrix.float64": 19_500})
+    assert make_simulator(stated).rate_of(Operation("add", 1, 1, "float64")).tflops == 9.7
+
+
+def test_what_cannot_decide_anything_is_refused() -> None:
+    plain = DeviceSpec.from_device("xeon_8480plus")
+    with pytest.raises(UsageError, match="xeon_8480plus does not say what tensor cores would compute; state it"):
+        replace(plain, has_tensor_cores=True).to_device()
+    stated = replace(plain, has_tensor_cores=True, rates={"matrix.float16": 1000})
+    assert stated.to_device().matrix["float16"].tflops == 1
+    with pytest.raises(UsageError, match="own has rates of matrix units and no tensor cores; set has_tensor_cores"):
+        DeviceSpec("own", 1, 1, 0, 0, 0, rates={"matrix.float16": 5})
+    wrong: list[tuple[str, Any]] = [("float16", 1), ("matrix.fp16", 1), ("vector.float16", 0), ("vector.float16", "x")]
+    for name, rate in wrong:
+        with pytest.raises(UsageError, match="rates of a DeviceSpec are numbers > 0 in GFLOP/s by unit and datatype"):
+            replace(A100_SPEC, rates={name: rate})
+
+
+def test_float32_says_whether_tf32_is_meant() -> None:
+    program = matmul(8192, 8192, 8192)
+    single, tensor = (simulate(program, device="a100_80g", tf32=tf32) for tf32 in (False, True))
+    assert single.notes == (single.table().splitlines()[-1],)
+    assert "not in TF32; tf32=True says otherwise" in single.notes[0]
+    assert tensor.notes == ()
+    rates = (result.operations[0].compute_s for result in (single, tensor))
+    assert next(rates) / next(rates) == pytest.approx(156 / 19.5, rel=0.2)
+    assert simulate(program, device="t4").notes == ()
+    with pytest.raises(HardwareConfigError, match=r"config t4 has no matrix.tf32; add it, or use"):
+        simulate(program, device="t4", tf32=True)
 
 
 def test_the_cache_penalty_touches_memory_time_alone_by_default() -> None:
@@ -107,13 +209,15 @@ def test_the_default_is_never_quicker_than_the_roofline_and_never_worse_than_its
     assert time.memory_s <= program.bytes / 1935e9 * A100.model_cache_effects(A100.analyze_ir(program)) * (1 + 1e-12)
 
 
-def test_occupancy_and_waves_divide_the_compute_rate() -> None:
+def test_waves_and_too_few_warps_divide_the_compute_rate() -> None:
     full = matmul(4096, 4096, 4096)
-    quarter = replace(full, launch=KernelLaunch(256, 128, 49152))
-    assert A100.fullness(full) == 0.9481481481481482
-    assert A100.fullness(quarter) == 0.9481481481481482 * 0.25
-    assert A100.operation_time(quarter).compute_s == 4 * A100.operation_time(full).compute_s
-    assert A100.operation_time(quarter).memory_s == A100.operation_time(full).memory_s
+    launches = {0.25: KernelLaunch(256, 128, 49152), 0.0625: KernelLaunch(128, 168, 98304)}
+    quarter, sixteenth = (replace(full, launch=launch) for launch in launches.values())
+    assert [A100.model_occupancy(each) for each in (quarter, sixteenth)] == list(launches)
+    assert A100.fullness(full) == A100.fullness(quarter) == 0.9481481481481482  # 16 warps hide the latency
+    assert A100.fullness(sixteenth) == 0.9481481481481482 * 0.25
+    assert A100.operation_time(sixteenth).compute_s == 4 * A100.operation_time(full).compute_s
+    assert A100.operation_time(sixteenth).memory_s == A100.operation_time(full).memory_s
 
 
 def test_datatypes_have_the_rates_of_the_config() -> None:
