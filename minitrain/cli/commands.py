@@ -5,27 +5,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 import minitrain as mt
 from minitrain.cli import options
-from minitrain.cli.failures import FAILED, RunFailedError, print_error, running, saying_what_is_kept
+from minitrain.cli.failures import FAILED, RunFailedError, print_error, report, running, saying_what_is_kept
 from minitrain.cli.generation import Given
 from minitrain.cli.options import Traces, machine, tokens_of, wanted_traces
-from minitrain.cli.output import RunsInProgress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.output import (
+    RunsInProgress,
+    print_json,
+    print_lanes,
+    print_lines,
+    print_table,
+    user_prints_to_stderr,
+)
 from minitrain.errors import UsageError, message_of
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.figures import TABLES, FiguresOf
-from minitrain.run.parameters import MODEL
+from minitrain.run.parameters import MODEL, OUTPUT
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import ChosenStrategy
+from minitrain.run.strategy_loading import ChosenStrategy, file_in, split_options
 from minitrain.search.tuning.findings import described
 from minitrain.view.run_folder import (
     PAGE,
@@ -124,6 +134,7 @@ def _table(runs: Mapping[str, Run | None], tokens: float) -> Table:
 
 
 _MANY_RANKS = 64  # of fewer, nobody waits
+_LOOKS_EVERY_S = 0.2  # for files that were saved
 
 
 def compare(strategy: list[str] | None = None, *, given: Given, shared_script: bool = False) -> None:
@@ -186,6 +197,8 @@ def run(
     *,
     from_file: Annotated[Path | None, typer.Option("--from", rich_help_panel=MODEL)] = None,
     given: Given,
+    in_terminal: Annotated[bool, typer.Option("--ascii", rich_help_panel=OUTPUT)] = False,
+    again: Annotated[bool, typer.Option("--watch", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Simulate a training step of one strategy, and print where each rank's time goes.
 
@@ -199,7 +212,31 @@ def run(
         given: The shared options.
         from_file (FILE): Read model, ranks, batch and layout from Megatron-LM's arguments, Megatron Bridge's YAML,
             torchtitan's TOML or DeepSpeed's JSON, instead of STRATEGY and its options; other options override the file.
+        in_terminal: Draw what the ranks do in the terminal, a row for each class of ranks that do the same; on a
+            terminal --no-trace draws it too.
+        again: Draw it again whenever the strategy's file, or one beside it, is saved, and write no traces.
     """
+    if again:
+        _watched(strategy, lambda: _run_once(strategy, from_file, _drawn(given), draws=True))
+    else:
+        _run_once(strategy, from_file, given, draws=_draws(given, in_terminal=in_terminal))
+
+
+def _draws(given: Given, *, in_terminal: bool) -> bool:
+    """Return whether a run is drawn in the terminal: where that is asked for, or no page is wanted on one.
+
+    Raises:
+        UsageError: it keeps no events.
+    """
+    keeps_events = given.log != "summary"
+    if in_terminal and not keeps_events:
+        raise UsageError("--ascii needs every event, but --log summary keeps totals; leave one out")
+    on_terminal = given.trace is False and not given.as_json and Console().is_terminal
+    return in_terminal or (on_terminal and keeps_events)
+
+
+def _run_once(strategy: str | None, from_file: Path | None, given: Given, *, draws: bool) -> None:
+    """Simulate, print and write a run; draw it in the terminal too if wanted."""
     with user_prints_to_stderr(given.as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):
         traces = wanted_traces(given)
         told = _told(from_file, strategy, given)
@@ -235,8 +272,48 @@ def run(
     if not given.as_json:
         print_lines(told.lines)
         _print_run(result, written, for_tokens, page_alone=page_alone, all_ranks=all_ranks)
+        if draws:
+            print_lanes(result)
     if written is None:
         raise typer.Exit(FAILED)
+
+
+def _drawn(given: Given) -> Given:
+    """Return the options of a run that is drawn in the terminal; it may change them."""
+    return Given(**{**vars(given), "trace": given.trace or False})
+
+
+def _watched(strategy: str | None, run_once: Callable[[], None]) -> None:
+    """Run a strategy of one's own, and again whenever its folder's Python files have changed, until Ctrl-C.
+
+    Raises:
+        UsageError: it has no file.
+    """
+    file = file_in(split_options(strategy or "")[0])
+    if file is None:
+        raise UsageError(f"--watch is for a strategy of your own, path.py or path.py:function, got {strategy!r}")
+    seen: dict[Path, int] = {}
+    while True:
+        if (found := _saved(file)) == seen:
+            time.sleep(_LOOKS_EVERY_S)
+            continue
+        seen = found
+        try:
+            run_once()
+        except typer.Exit:
+            pass  # it has said why
+        except Exception as error:
+            report(error, debug=False)
+        print_lines([f"watching {file}; Ctrl-C ends it"])
+
+
+def _saved(file: Path) -> dict[Path, int]:
+    """Return when a file and the Python files beside it were saved last, ns; a moment without a file is possible."""
+    found: dict[Path, int] = {}
+    for path in {file, *file.parent.glob("*.py")}:
+        with contextlib.suppress(OSError):
+            found[path] = path.stat().st_mtime_ns
+    return found
 
 
 def _followed(given: Given, traces: Traces) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -20,6 +20,9 @@ from rich.text import Text
 
 from minitrain.plain_text import printable
 from minitrain.run.progress import RunProgress
+
+if TYPE_CHECKING:
+    from minitrain.run.result import Run
 
 PATIENCE_S = 1.0  # before progress is shown
 REPEAT_S = 10.0  # before it is shown again where no terminal is
@@ -93,6 +96,16 @@ def print_lines(lines: Iterable[str]) -> None:
     console = Console()
     for line in lines:
         console.print(printable(line), markup=False, highlight=False, emoji=False, soft_wrap=not console.is_terminal)
+
+
+def print_lanes(run: Run) -> None:
+    """Print what the ranks do, in at most 80 columns: in colour on a terminal, with letters elsewhere."""
+    from minitrain.view.lanes import WIDTH, lanes  # noqa: PLC0415  (numpy only when somebody draws)
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    blocks = console.encoding.lower().startswith("utf")
+    for line in lanes(run, min(WIDTH, console.width), color=console.color_system is not None, blocks=blocks):
+        console.print(line, no_wrap=True, crop=False)
 
 
 def print_json(data: Any) -> None:

@@ -10,6 +10,6 @@ Plotly take longer to load than the rest of minitrain.
 | `drawing`, `notebook_figure` | figures as plain dicts, and as a notebook keeps them |
 | `page`, `explanation_panel` | a figure as an HTML page that needs no internet, and the words above it |
 | `run_folder`, `excerpt` | all files of a run or a comparison; some ranks of a large one |
-| `tables`, `schedule_text`, `svg` | what terminals print, the order of passes as text, a Gantt chart as SVG |
+| `tables`, `lanes`, `schedule_text`, `svg` | what terminals print, the order of passes as text, a Gantt chart as SVG |
 | `chrome`, `hta`, `chakra` (in `protobuf`) | files for Perfetto, HolisticTraceAnalysis and ASTRA-sim |
 """
