@@ -284,13 +284,8 @@ def evaluate(given: Mapping[str, Any], send: Send) -> None:
         }
         send({**told, "simulated_s": simulated})
         send({"picture": _picture(run)})
-        send(
-            {
-                "why": explanation_panel(
-                    Explanation(run.drawn, run.bytes_per_element, run.step_end, run.strategy, run.options)
-                )
-            }
-        )
+        of_classes = run.step_timeline_of_classes, run.bytes_per_element, run.step_end
+        send({"why": explanation_panel(Explanation(*of_classes, run.strategy, run.options))})
 
 
 def _memory(run: Run) -> Message:
@@ -319,7 +314,9 @@ def _picture(run: Run) -> str:
     size = f" (x {run.num_ranks_a_class})" if run.num_ranks_a_class > 1 else ""
     names = tuple(f"{rank}{size}" for rank in run.ranks_of_class_logs[:num_rows])
     drawn = replace(as_timeline(run.class_logs[:num_rows]), rank_names=names)
-    return svg(drawn, View(step_end=run.step_end))
+    num_all = len(run.class_logs)
+    title = "" if num_rows == num_all else f"the first {num_rows} of {num_all} rows"
+    return svg(drawn, View(title, step_end=run.step_end))
 
 
 def options(given: Mapping[str, Any], send: Send) -> None:

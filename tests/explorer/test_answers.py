@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -50,6 +51,15 @@ def test_rows_of_folded_ranks_are_called_by_the_lowest_of_them() -> None:
     picture = told("evaluate", state)[1]["picture"]
     assert "rank 0 (x 8)" in picture
     assert "rank 8 (x 8)" in picture
+
+
+def test_a_picture_says_that_it_shows_some_rows() -> None:
+    state = {**SMALL, "strategy": OWN, "source": STARTER, "world_size": 64, "num_layers": 32, "global_batch_size": 64}
+    drawn = told("evaluate", state)[1]["picture"]
+    shown = re.search(r"the first (\d+) of 64 rows", drawn)
+    assert shown is not None
+    assert int(shown[1]) == len(re.findall(r"rank \d+<", drawn)) < 64
+    assert "the first" not in told("evaluate", {**state, "strategy": "ddp"})[1]["picture"]
 
 
 def test_the_python_and_the_command_print_the_same_figures() -> None:

@@ -105,7 +105,7 @@ async function evaluate() {
   if (mine !== number) return;
   isBusy = false; $('stop').hidden = true;
   if (isDirty) return update();
-  askOptions(asked);
+  setTimeout(() => { if (mine === number) askOptions(asked); }, 150); // who drags on does not wait for it
 }
 
 function askForTrust() {
