@@ -13,8 +13,8 @@ backend of one kind, the numbers are those of a run without failure.
 How long all this took is measured, by this machine's clock. How long it takes on the devices that the configs describe
 is simulated afterwards, in a timeline of prices of the steps that happened. An operation lasts as long as
 its price on its device, and begins when its operands have come, its device is free, and the power budget allows it.
-Moves share the links of the devices fairly (`minitrain.platform`). The speed of the machine that computes does
-not matter there, so that the timeline is the same every time.
+Moves share the links of the devices fairly (`minitrain.platform`), those to the host or those to peers. The speed of
+the machine that computes does not matter there, so that the timeline is the same every time.
 
 Each device draws its rated power while it computes and its idle power otherwise, as for the energy of runs. Under a
 budget an operation waits until its power is available. Left out: clocks that fall instead, the power of links and
@@ -55,6 +55,7 @@ from minitrain.machine.heterogeneous.workload_manager import (
     HardwareAwareWorkloadManager,
     ListScheduler,
     SynchronizationManager,
+    Way,
 )
 from minitrain.machine.heterogeneous.workloads import (
     ArraySpec,
@@ -86,6 +87,7 @@ class Step:
         source: where a move came from.
         num_bytes: what it moved.
         seconds: what it takes where it need not share, s.
+        peer_bytes_per_s: of the link that a move takes between its devices, bytes/s; None where it passes the host.
     """
 
     kind: StepKind
@@ -95,6 +97,7 @@ class Step:
     source: str = ""
     num_bytes: int = 0
     seconds: float = 0.0
+    peer_bytes_per_s: float | None = None
 
 
 @final
@@ -266,8 +269,12 @@ class _TimelineSimulation:
         """Return an event that happens when an array has come."""
         arrived = self.env.event()
         ways = [("from", step.source)] * (step.source != HOST) + [("to", step.device)] * (step.device != HOST)
-        if not ways or not step.num_bytes:
+        if not ways or not step.seconds:
             return arrived.succeed()
+        if step.peer_bytes_per_s is not None:
+            ways = [("peers from", step.source), ("peers to", step.device)]
+            for way, name in ways:
+                self.lanes.setdefault((way, name), Lane(f"{name} {way}", step.peer_bytes_per_s))
         lanes = Counter(self.lanes[way] for way in ways)
         rate = step.num_bytes / step.seconds
         end = self.env.now + step.seconds
@@ -361,7 +368,7 @@ class _Issued:
         name: of the operation, or the array that moves.
         device: that computes, or where a move goes.
         needed_by: the operation that it is done for; "" for results.
-        seconds: its price, s.
+        way: its price, s, and the link of a move.
         copy: its result.
         needs: what it waits for.
         source: where a move comes from.
@@ -372,7 +379,7 @@ class _Issued:
     name: str
     device: str
     needed_by: str
-    seconds: float
+    way: Way
     copy: _Copy
     needs: tuple[_Copy, ...]
     source: str = ""
@@ -404,6 +411,7 @@ class WorkloadExecution:
         devices: Mapping[str, HardwareCapabilityProfile],
     ) -> None:
         self.hal = orchestrator.workload_manager.hal
+        self.able = orchestrator.workload_manager.able
         self.coordinators = orchestrator.device_coordinators
         self.movement = orchestrator.data_movement_optimizer
         self.workload = workload
@@ -481,20 +489,20 @@ class WorkloadExecution:
         made = self._start(device.name, needs, work)
         self.copies[name] = {device.name: made}
         seconds = device.simulator.predict(self.workload.costs[name])
-        self._issued.append(_Issued("compute", name, device.name, name, seconds, made, needs))
+        self._issued.append(_Issued("compute", name, device.name, name, Way(seconds), made, needs))
 
     def _on(self, name: str, dest: str, needed_by: str) -> _Copy:
         """Return an array's copy on a device, or on the host, moved there if need be."""
         copies = self.copies[name]
         if dest not in copies:
-            seconds, source = self.movement.soonest(self.workload.num_bytes(name), copies, dest, self.alive)
+            way, source = self.movement.soonest(self.workload.num_bytes(name), copies, dest, self.alive)
             held = copies[source]
             carried = held if source == HOST else self._start(source, [held], _on_host)
             if dest == HOST:
                 copies[dest] = carried
             else:
                 copies[dest] = self._start(dest, [carried], lambda array: self.hal.put(array, self.keys[dest]))
-            self._issued.append(_Issued("move", name, dest, needed_by, seconds, copies[dest], (held,), source, carried))
+            self._issued.append(_Issued("move", name, dest, needed_by, way, copies[dest], (held,), source, carried))
         return copies[dest]
 
     def _settle(self) -> tuple[str, str] | None:
@@ -524,7 +532,14 @@ class WorkloadExecution:
             start, size = start if issued.source == HOST else carried.start_s, int(carried.array.nbytes)
         after = [step for need in issued.needs for step in need.steps]
         number = self._happened(
-            issued.kind, issued.name, issued.device, after, source=issued.source, num_bytes=size, seconds=issued.seconds
+            issued.kind,
+            issued.name,
+            issued.device,
+            after,
+            source=issued.source,
+            num_bytes=size,
+            seconds=issued.way.seconds,
+            peer_bytes_per_s=issued.way.peer_bytes_per_s,
         )
         self.measured.append((start, done.end_s))
         issued.copy.steps = (number,)
@@ -585,8 +600,9 @@ class WorkloadExecution:
         self.pending = [name for name in self.workload.by_name if name in {*again, *self.pending}]
         orphans = [name for name in self.pending if self.mapping[name].name == dead]
         holders = {name: tuple(copies) for name, copies in self.copies.items() if copies}
-        devices = list(self.alive.values())
-        self.mapping |= ListScheduler(self.workload, devices, self.pending, holders).schedule().device_mapping
+        devices = self.able(self.workload, list(self.alive.values()))
+        scheduler = ListScheduler(self.workload, devices, self.pending, holders, self.movement)
+        self.mapping |= scheduler.schedule().device_mapping
         moved_to: dict[str, tuple[str, ...]] = {}
         for name in orphans:
             taker = self.mapping[name].name
@@ -665,7 +681,7 @@ class MultiDeviceOrchestrator:
     def __init__(self, workload_manager: HardwareAwareWorkloadManager) -> None:
         self.workload_manager = workload_manager
         self.device_coordinators: dict[HardwareClass, DeviceCoordinator] = {}
-        self.data_movement_optimizer = DataMovementOptimizer()
+        self.data_movement_optimizer = DataMovementOptimizer(workload_manager.taxonomy)
         self.sync_manager = SynchronizationManager()
 
     def register_device_coordinator(self, hardware_class: Key, coordinator: DeviceCoordinator) -> None:

@@ -160,6 +160,11 @@ class HardwareCapabilityProfile:
             found.add(PrecisionType.BF16)
         return frozenset(found)
 
+    def computes(self, datatype: str) -> bool:
+        """Return whether it computes with a datatype at a rate of its own, if that is a `PrecisionType`."""
+        known = {precision.value for precision in PrecisionType}
+        return datatype not in known or PrecisionType(datatype) in self.precisions
+
     @property
     def memory_bytes(self) -> int:
         """The capacity of its own memory, bytes."""
@@ -239,7 +244,8 @@ class HardwareRelationship:
     Args:
         source: one class, or a device.
         target: the other.
-        kind: how: "hosts", "shares_memory_with", "is_fallback_of".
+        kind: how. Moves obey three: "shares_memory_with", between which nothing moves; "peer_of", which send directly,
+            with bytes_per_s; and "hosts", with bytes_per_s. The host is called "host", or a CPU.
         properties: what else is known of it.
     """
 
@@ -371,6 +377,29 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
         found = (each for pair, several in self.hardware_relationships.items() if of in pair for each in several)
         return [each for each in found if kind in (None, each.kind)]
 
+    def related(
+        self, kind: str, one: HardwareCapabilityProfile | None, other: HardwareCapabilityProfile | None
+    ) -> HardwareRelationship | None:
+        """Return the first relationship of a kind between two devices, either way, by name, config or class.
+
+        Args:
+            kind: of the relationship.
+            one: a device; None is the host.
+            other: another one.
+        """
+        keys, others = _keys(one), _keys(other)
+        for (source, target), several in self.hardware_relationships.items():
+            if (source in keys and target in others) or (source in others and target in keys):
+                for each in several:
+                    if each.kind == kind:
+                        return each
+        return None
+
+    def lacking(self, profile: HardwareCapabilityProfile, wanted: Mapping[str, float]) -> list[str]:
+        """Return the capabilities of some that a device has not, or not in the strength beside them."""
+        has = self.get_inherited_capabilities(profile) if wanted else {}
+        return [name for name, least in wanted.items() if has.get(name, {"strength": 0.0})["strength"] < least]
+
     def discover_capabilities(self, profile: HardwareCapabilityProfile) -> dict[str, dict[str, Any]]:
         """Read from a device's config what it can do, and register it as that device's own.
 
@@ -445,6 +474,11 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
             if rest is not None:
                 return [start, *rest]
         return None
+
+
+def _keys(device: HardwareCapabilityProfile | None) -> tuple[Key, ...]:
+    """Return what relationships call a device, or the host."""
+    return (_HOST, HardwareClass.CPU) if device is None else (device.name, device.device.name, device.hardware_class)
 
 
 def _share(name: str, value: Any) -> float:

@@ -11,9 +11,13 @@
 | what moves, and from where | each array to each device once, from where it comes soonest (`DataMovementOptimizer`) |
 | who waits | who reads what another device makes, unless an earlier wait implies it (`SynchronizationManager`) |
 
-All times are prices of device simulators; none is measured. Inputs begin on the host. All moves pass the host: each
-device has its own link to it, as fast as its config's host memory can be read (`mem2`); for a CPU, which is a host, as
-fast as its memory.
+All times are prices of device simulators; none is measured. Inputs begin on the host. Each device has its own link to
+the host, as fast as its config's host memory can be read (`mem2`); for a CPU, which is a host, as fast as its memory.
+Moves between devices pass the host, unless another way is quicker: devices of one config are taken to be in one node,
+whose network they use (NVLink); relationships of the taxonomy say which devices share memory, are peers, or have hosts.
+
+A device that has no rate of its own for an operation's datatype is not chosen, and neither is one that lacks what the
+workload requires.
 
 In a list schedule (HEFT) operations are sorted by their time to the end of the workload, the longest first. Each goes
 to the device that finishes it first, given when devices are free and operands have come. A device's link carries one
@@ -36,7 +40,6 @@ from typing import Any, final
 from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, require_count
 from minitrain.machine import SystemConfig
 from minitrain.machine.devices.operations import Operation
-from minitrain.machine.devices.simulator import DeviceSimulator, make_simulator
 from minitrain.machine.heterogeneous.abstraction_layer import HardwareAbstractionLayer
 from minitrain.machine.heterogeneous.taxonomy import (
     EnhancedHardwareTaxonomy,
@@ -113,8 +116,29 @@ class DataMovementPlan:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an array gets from one device to another.
+
+    Args:
+        seconds: with the links for itself, s.
+        peer_bytes_per_s: of the link between the devices, bytes/s; None where it passes the host.
+    """
+
+    seconds: float
+    peer_bytes_per_s: float | None = None
+
+
+@final
 class DataMovementOptimizer:
-    """Plans moves so that each array goes to each device once, from where it comes soonest."""
+    """Plans moves so that each array goes to each device once, from where it comes soonest.
+
+    Args:
+        taxonomy: whose relationships say how devices are connected.
+    """
+
+    def __init__(self, taxonomy: EnhancedHardwareTaxonomy | None = None) -> None:
+        self.taxonomy = EnhancedHardwareTaxonomy() if taxonomy is None else taxonomy
 
     def plan(self, workload: WorkloadProfile, device_mapping: DeviceMapping) -> DataMovementPlan:
         """Return the moves that a mapping needs.
@@ -146,8 +170,8 @@ class DataMovementOptimizer:
 
     def soonest(
         self, num_bytes: int, holders: Iterable[str], dest: str, devices: Mapping[str, HardwareCapabilityProfile]
-    ) -> tuple[float, str]:
-        """Return how long an array takes to a device from where it comes soonest, s, and where that is.
+    ) -> tuple[Way, str]:
+        """Return how an array gets to a device from where it comes soonest, and where that is.
 
         The host comes before devices that are as quick: what it sends takes none of their bandwidth.
 
@@ -157,16 +181,34 @@ class DataMovementOptimizer:
             dest: where it goes, likewise.
             devices: all devices by name.
         """
-        found = ((self.seconds(num_bytes, devices.get(at), devices.get(dest)), at != HOST, at) for at in holders)
-        seconds, _, place = min(found)
-        return seconds, place
+        ways = {place: self.way(num_bytes, devices.get(place), devices.get(dest)) for place in holders}
+        place = min(ways, key=lambda at: (ways[at].seconds, at != HOST, at))
+        return ways[place], place
 
-    def seconds(
+    def way(
         self, num_bytes: int, source: HardwareCapabilityProfile | None, dest: HardwareCapabilityProfile | None
-    ) -> float:
-        """Return how long an array takes from one device to another with the links for itself, s; None is the host."""
-        links = [each.device.mem_pcie for each in (source, dest) if each is not None]
-        return max((num_bytes / link.throughput(num_bytes) for link in links), default=0.0) if num_bytes else 0.0
+    ) -> Way:
+        """Return the quickest way of an array from one device to another; None is the host."""
+        if not num_bytes or self.taxonomy.related("shares_memory_with", source, dest):
+            return Way(0.0)
+        ends = [each for each in (source, dest) if each is not None]
+        ways = [Way(max((self._host_s(num_bytes, each) for each in ends), default=0.0))]
+        if source is not None and dest is not None:
+            peers = self.taxonomy.related("peer_of", source, dest)
+            rate = None if peers is None else float(peers.properties["bytes_per_s"])
+            if rate is not None:
+                ways.append(Way(num_bytes / rate, rate))
+            if source.device == dest.device and source.device.networks:
+                tier = source.device.network(2)
+                ways.append(Way(tier.time("p2p", num_bytes, 2), tier.bandwidth * 1e9))
+        return min(ways, key=lambda way: way.seconds)
+
+    def _host_s(self, num_bytes: int, device: HardwareCapabilityProfile) -> float:
+        """Return how long an array takes between a device and the host, s."""
+        hosts = self.taxonomy.related("hosts", None, device)
+        if hosts is not None and "bytes_per_s" in hosts.properties:
+            return num_bytes / float(hosts.properties["bytes_per_s"])
+        return num_bytes / device.device.mem_pcie.throughput(num_bytes)
 
 
 @final
@@ -221,17 +263,19 @@ def require_mapped(workload: WorkloadProfile, device_mapping: DeviceMapping) -> 
         )
 
 
-def operation_s(cost: Operation, simulator: DeviceSimulator) -> float:
+def operation_s(cost: Operation, device: HardwareCapabilityProfile) -> float:
     """Return how long an operation takes on a device, s; infinitely long where the device has no rate for it."""
+    if not device.computes(cost.datatype):
+        return NEVER
     try:
-        return simulator.predict(cost)
+        return device.simulator.predict(cost)
     except HardwareConfigError:
         return NEVER
 
 
-def workload_s(workload: WorkloadProfile, simulator: DeviceSimulator) -> float:
+def workload_s(workload: WorkloadProfile, device: HardwareCapabilityProfile) -> float:
     """Return how long all operations take on a device, s; infinitely long where it has no rate for one."""
-    return sum(operation_s(cost, simulator) for cost in workload.costs.values())
+    return sum(operation_s(cost, device) for cost in workload.costs.values())
 
 
 @final
@@ -259,6 +303,7 @@ class ListScheduler:
         devices: what may compute it.
         operations: those that are still to be done; all if None.
         holders: where arrays are already, by name: devices, or "host"; the inputs on the host if None.
+        movement: says how long moves take.
     """
 
     def __init__(
@@ -267,6 +312,7 @@ class ListScheduler:
         devices: Sequence[HardwareCapabilityProfile],
         operations: Iterable[str] | None = None,
         holders: Mapping[str, Iterable[str]] | None = None,
+        movement: DataMovementOptimizer | None = None,
     ) -> None:
         self.workload = workload
         self.devices = {device.name: device for device in devices}
@@ -274,9 +320,9 @@ class ListScheduler:
         self.pending = [name for name in workload.by_name if name in pending]
         given = dict.fromkeys(workload.inputs, (HOST,)) if holders is None else holders
         self._there = {name: dict.fromkeys(places, 0.0) for name, places in given.items()}
-        self._movement = DataMovementOptimizer()
+        self._movement = DataMovementOptimizer() if movement is None else movement
         self._seconds = {
-            name: {device.name: operation_s(workload.costs[name], device.simulator) for device in devices}
+            name: {device.name: operation_s(workload.costs[name], device) for device in devices}
             for name in self.pending
         }
 
@@ -330,7 +376,7 @@ class ListScheduler:
                 if device not in arrived[read]:
                     size, dest = self.workload.num_bytes(read), self.devices[device]
                     link = min(
-                        max(link, at) + self._movement.seconds(size, self.devices.get(place), dest)
+                        max(link, at) + self._movement.way(size, self.devices.get(place), dest).seconds
                         for place, at in arrived[read].items()
                     )
                 came[read] = arrived[read].get(device, link)
@@ -346,7 +392,7 @@ class ListScheduler:
                 arrived[read][device] = at
             arrived[name], mapping[name] = {device: finish[name]}, self.devices[device]
         home = [
-            finish[name] + self._movement.seconds(self.workload.num_bytes(name), mapping[name], None)
+            finish[name] + self._movement.way(self.workload.num_bytes(name), mapping[name], None).seconds
             for name in self.workload.wanted
             if name in mapping
         ]
@@ -375,6 +421,20 @@ class HardwareAwareWorkloadManager:
         self.operation_fusion_rules: dict[str, FusionRule] = {rule.name: rule for rule in DEFAULT_RULES}
         self.memory_optimization_strategies: dict[str, MemoryStrategy] = dict(MEMORY_STRATEGIES)
 
+    def able(self, workload: WorkloadProfile, available_hardware: GivenDevices) -> list[HardwareCapabilityProfile]:
+        """Return the devices that have what a workload requires.
+
+        Raises:
+            UsageError: there is no device, or all lack something.
+        """
+        devices = profiles_of(available_hardware)
+        lacking = {device.name: self.taxonomy.lacking(device, workload.requires) for device in devices}
+        found = [device for device in devices if not lacking[device.name]]
+        if not found:
+            said = "; ".join(f"{name} lacks {', '.join(names)}" for name, names in lacking.items())
+            raise UsageError(f"no device has what {workload.workload_id} requires: {said}; give another one")
+        return found
+
     def decompose_workload(self, workload: WorkloadProfile, available_hardware: GivenDevices) -> dict[str, Any]:
         """Say which device computes each operation, and how many samples each would get of the batch.
 
@@ -390,8 +450,8 @@ class HardwareAwareWorkloadManager:
         Raises:
             UsageError: there is no device, or none can compute an operation.
         """
-        devices = profiles_of(available_hardware)
-        schedule = ListScheduler(workload, devices).schedule()
+        devices = self.able(workload, available_hardware)
+        schedule = ListScheduler(workload, devices, movement=DataMovementOptimizer(self.taxonomy)).schedule()
         components: dict[str, list[str]] = {device.name: [] for device in devices}
         for name, device in schedule.device_mapping.items():
             components[device.name].append(name)
@@ -412,7 +472,7 @@ class HardwareAwareWorkloadManager:
         Raises:
             UsageError: the workload has no batch, or no device can compute it.
         """
-        devices = profiles_of(available_hardware)
+        devices = self.able(workload, available_hardware)
         shares = dict.fromkeys((device.name for device in devices), 0)
         seconds, batch = _batch_times(workload), workload.batch_size
         able = [device for device in devices if seconds(device.device, 1) < NEVER]
@@ -450,7 +510,7 @@ class HardwareAwareWorkloadManager:
             batch = workload.at_batch(size)
             if free_after_last_use(batch, capacity).peak_bytes > capacity:
                 break
-            throughput[size] = size / workload_s(batch, hardware.simulator)
+            throughput[size] = size / workload_s(batch, hardware)
             size *= 2
         if not throughput:
             needed = free_after_last_use(workload.at_batch(1), capacity).peak_bytes
@@ -472,9 +532,7 @@ class HardwareAwareWorkloadManager:
         datatypes = {cost.datatype for cost in workload.costs.values()}
         allowed = workload.precisions or tuple(each for each in PrecisionType if each.value in datatypes)
         seconds = {
-            each: workload_s(specs.in_precision(each), hardware.simulator)
-            for each in allowed
-            if each in hardware.precisions
+            each: workload_s(specs.in_precision(each), hardware) for each in allowed if each in hardware.precisions
         }
         if min(seconds.values(), default=NEVER) == NEVER:
             has = ", ".join(sorted(each.value for each in hardware.precisions)) or "none"
@@ -515,8 +573,8 @@ class HardwareAwareWorkloadManager:
 
 def _batch_times(workload: WorkloadProfile) -> Callable[[SystemConfig, int], float]:
     """Return what says how long a device takes for some samples of a workload, s; each is priced once."""
-    at_batch, simulator = cache(workload.at_batch), cache(make_simulator)
-    return cache(lambda system, batch_size: workload_s(at_batch(batch_size), simulator(system)))
+    at_batch, device = cache(workload.at_batch), cache(HardwareCapabilityProfile.from_device)
+    return cache(lambda system, batch_size: workload_s(at_batch(batch_size), device(system)))
 
 
 @final
@@ -593,6 +651,10 @@ def _task_s(task: EnhancedTestTask, device: HardwareCapabilityProfile) -> float:
     needed = free_after_last_use(task.workload, device.memory_bytes).peak_bytes
     if needed > device.memory_bytes:
         raise UsageError(f"it needs {needed:,} bytes of {device.memory_bytes:,}")
-    if task.power_budget is not None and (device.tdp_W or 0.0) > task.power_budget:
-        raise UsageError(f"it draws {device.tdp_W:g} W of {task.power_budget:g} W")
+    if task.power_budget is not None and (device.tdp_W is None or device.tdp_W > task.power_budget):
+        drawn = "an unknown power" if device.tdp_W is None else f"{device.tdp_W:g} W"
+        raise UsageError(f"it draws {drawn} of {task.power_budget:g} W")
+    without = sorted({cost.datatype for cost in task.workload.costs.values() if not device.computes(cost.datatype)})
+    if without:
+        raise UsageError(f"it does not compute {', '.join(without)}")
     return device.simulator.predict(task.workload.program)

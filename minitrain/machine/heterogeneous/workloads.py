@@ -117,6 +117,7 @@ class WorkloadProfile:
         outputs: the results that are wanted; those that no operation reads if empty.
         batch_inputs: inputs whose first dimension is the batch.
         precisions: what it may be computed in; that of its inputs if empty.
+        requires: capabilities of the taxonomy that a device must have, with the least strength in (0, 1].
 
     Raises:
         UsageError: an operation reads what is not there before it, two have one name, or shapes do not go together.
@@ -133,6 +134,7 @@ class WorkloadProfile:
     outputs: tuple[str, ...] = ()
     batch_inputs: tuple[str, ...] = ()
     precisions: tuple[PrecisionType, ...] = ()
+    requires: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse a graph that cannot be computed."""
@@ -328,7 +330,8 @@ class EnhancedWorkloadProfile(WorkloadProfile):
 
         Prices rank devices: a score of features would call an H100 and an A100 equally fit.
         """
-        if self.num_bytes(*self.specs) > hardware_profile.memory_bytes:
+        computes = all(hardware_profile.computes(cost.datatype) for cost in self.costs.values())
+        if not computes or self.num_bytes(*self.specs) > hardware_profile.memory_bytes:
             return 0.0
         try:
             return 1 / hardware_profile.simulator.predict(self.program)
@@ -407,10 +410,16 @@ class EnhancedTestTask(TestTask):
         """Fill in context and plans for one device.
 
         Raises:
-            UsageError: the device draws more than the power budget.
+            UsageError: the device draws more than the power budget, or its config does not say what it draws.
             HardwareConfigError: it has no rate for the workload's datatype.
         """
         drawn = hardware_profile.tdp_W
+        if self.power_budget is not None and drawn is None:
+            raise UsageError(
+                f"{self.task_id} has a power budget, and the config of {hardware_profile.name} has no power; add "
+                "power: {tdp_W, idle_W}, or leave out the budget",
+                power_budget=self.power_budget,
+            )
         if self.power_budget is not None and drawn is not None and drawn > self.power_budget:
             raise UsageError(
                 f"{hardware_profile.name} draws {drawn:g} W, and the power budget of {self.task_id} is "
@@ -483,7 +492,9 @@ def split_by_samples(
         pieces = [f"{name}@{device.name}" for device in working]
         placed.append((WorkloadOperation(name, "concatenate", {"arrays": pieces}), first))
     operations = tuple(operation for operation, _ in placed)
-    cut = WorkloadProfile(workload.workload_id, operations, inputs, workload.wanted, precisions=workload.precisions)
+    cut = WorkloadProfile(
+        workload.workload_id, operations, inputs, workload.wanted, (), workload.precisions, workload.requires
+    )
     return cut, {operation.name: device for operation, device in placed}
 
 

@@ -109,6 +109,11 @@ def test_a_task_is_prepared_for_a_device_within_its_power_budget() -> None:
     assert task.hardware_context["device"] == "a100_80g"
     assert task.execution_plan["seconds"] == make_simulator("a100_80g").predict(task.workload.program)
     assert task.data_movement_plan["inputs_bytes"] == 4 * (32 * 64 + 2 * 64 * 128)
+    phone = HardwareCapabilityProfile.from_device("phone")
+    with pytest.raises(mt.UsageError, match="task has a power budget, and the config of phone has no power; add power"):
+        task.prepare_for_hardware(phone)
+    with pytest.raises(mt.UsageError, match="phone: it draws an unknown power of 400 W"):
+        HeterogeneousScheduler([phone]).schedule([task])
     task.power_budget = 399
     with pytest.raises(mt.UsageError, match="a100_80g draws 400 W, and the power budget of task is 399 W"):
         task.prepare_for_hardware(A100)
