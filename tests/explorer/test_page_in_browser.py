@@ -130,3 +130,15 @@ def test_a_strategy_is_checked_while_it_is_typed(page: Any) -> None:
     after(other, lambda: other.click("#fault button"))
     assert figure(other, "step ms") == figure(page, "step ms")
     other.close()
+
+
+def test_what_never_ends_can_be_stopped_and_the_page_goes_on(page: Any) -> None:
+    after(page, lambda: page.select_option("#knob-strategy", "own"))
+    text = page.locator("#field-source textarea")
+    text.fill("async def mine(model):\n    while True:\n        pass\n")
+    page.wait_for_selector("#stop:visible")
+    after(page, lambda: page.click("#stop"))
+    assert "was stopped" in page.locator("#fault").text_content()
+    after(page, lambda: text.fill(STARTER))
+    assert page.locator("#fault").is_hidden()
+    assert figure(page, "step ms") > 0
