@@ -15,6 +15,8 @@ from minitrain.machine.devices.layer import layer
 from minitrain.machine.devices.simulator import program, simulate
 from minitrain.machine.devices.validation import Case, validate
 
+compile = program  # noqa: A001 - the specification's name of it
+
 __all__ = [
     "Case",
     "DeviceSimulator",
@@ -22,6 +24,7 @@ __all__ = [
     "SimulationResult",
     "SystemConfig",
     "calibrate",
+    "compile",
     "layer",
     "load_config",
     "make_simulator",

@@ -18,12 +18,18 @@ and writes what is used outside. A reduction ends its kernel. Reshapes cost noth
 multiplication is part of it. A slice reads what it keeps, and an update in place writes what it changes.
 `docs/devices.md` compares the bytes of some programs with those that XLA states after its own fusion on a CPU.
 
-Left out: collectives, host callbacks, and kernels written in Pallas, whose primitives count as if they were not fused.
+**Several devices** compute the body of a `shard_map` each; its collectives are operations of the mesh's axes, which the
+config's network prices. What XLA's partitioner would divide (shardings of `jit`, of arguments, constraints) is refused:
+which collectives it inserts is not known.
+
+Left out: what callbacks do on the host and what goes there, which is said, and kernels written in Pallas, whose
+primitives count as if they were not fused.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -35,13 +41,23 @@ from typing import Any, Literal, final
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, Program, known_datatype
 
-Role = Literal["matmul", "convolution", "reduction", "elementwise", "view", "transpose", "slice", "update"]
+Role = Literal[
+    "matmul", "convolution", "collective", "reduction", "elementwise", "view", "transpose", "slice", "update"
+]
 Rule = Callable[[Any], float]
 """The floating-point operations of an equation of a jaxpr."""
 
 _USUAL_BYTES = 4  # of the widest elements that JAX has unless told otherwise
 _THREEFRY_FLOP = 124  # integer operations an element: 20 rounds of add, rotate and xor, and five key injections
 _MOST_NAMES = 4
+_COLLECTIVES = {
+    **dict.fromkeys(("psum", "psum_invariant", "psum2", "pmax", "pmin"), "all_reduce"),
+    **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), "all_gather"),
+    **dict.fromkeys(("reduce_scatter", "unreduced_reduce_scatter"), "reduce_scatter"),
+    "all_to_all": "all_to_all",
+    "ppermute": "p2p",
+}
+_ON_HOST = ("pure_callback", "io_callback", "debug_callback", "debug_print", "infeed", "outfeed")
 
 
 def program_of(function: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> Program:
@@ -68,7 +84,38 @@ def program_of_jaxpr(jaxpr: Any) -> Program:
     """Return a closed jaxpr as a program, without what its results do not need."""
     walk = _Walk()
     results = walk.follow(_without_dead_code(jaxpr.jaxpr), (), count=1, region=0)
-    return Program(tuple(fused(walk.nodes, [*results, *walk.kept])), tuple(walk.unknown_loops))
+    operations = tuple(fused(walk.nodes, [*results, *walk.kept]))
+    return Program(operations, tuple(walk.unknown_loops), tuple(walk.on_host))
+
+
+def program_of_stage(stage: Any) -> Program:
+    """Return what `jax.jit(f).lower(...)` or its `compile()` gives as one operation, by XLA's own count.
+
+    XLA counts the body of a loop once, and says neither kinds nor datatypes: the operation is taken for a matrix
+    multiplication in the datatype of the first floating-point argument.
+
+    Raises:
+        UsageError: it is divided over several devices, or XLA does not count it.
+    """
+    import jax  # noqa: PLC0415 - JAX is heavy
+
+    kind = type(stage).__name__
+    text = stage.as_text()
+    parts = re.search(r"(?:mhlo\.)?num_partitions ?= ?(\d+)", text)
+    if parts is not None and int(parts[1]) > 1:
+        raise UsageError(
+            f"this {kind} is divided over {parts[1]} devices by XLA's partitioner; write it with jax.shard_map"
+        )
+    counted = stage.cost_analysis() or {}
+    if "flops" not in counted and "bytes accessed" not in counted:
+        raise UsageError(f"XLA does not count what this {kind} does; simulate the function")
+    types = [str(leaf.dtype) for leaf in jax.tree.leaves(stage.args_info)]
+    datatype = next((each for each in types if "float" in each), "float32")
+    on_host = ("a callback",) if "callback" in text else ()
+    flops, num_bytes = (max(0.0, counted.get(name, 0.0)) for name in ("flops", "bytes accessed"))
+    operation = Operation(f"all of this {kind}", flops, num_bytes, known_datatype(datatype), "matmul")
+    loops = (f"a loop of this {kind}",) if "while" in text else ()
+    return Program((operation,), loops, on_host)
 
 
 def traced(fault: str, function: Callable[..., Any], *shapes: Any, dtype: str) -> tuple[Any, Any]:
@@ -83,6 +130,8 @@ def traced(fault: str, function: Callable[..., Any], *shapes: Any, dtype: str) -
     import numpy as np  # noqa: PLC0415
 
     arguments = [as_arguments(shape, dtype) for shape in shapes]
+    for leaf in jax.tree.leaves(arguments):
+        _require_undivided("an argument", {"sharding": getattr(leaf, "sharding", None)})
     types = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(arguments) if isinstance(leaf, jax.ShapeDtypeStruct)]
     is_wide = any(each.itemsize * (1 if each.kind != "c" else 0.5) > _USUAL_BYTES for each in types)
     try:
@@ -356,6 +405,7 @@ class Node:
         count: how often it runs.
         region: which loop's body it stands in; kernels do not reach across.
         shape: of a matrix multiplication.
+        collective: of several devices, and how many.
     """
 
     name: str
@@ -366,11 +416,12 @@ class Node:
     count: int
     region: int
     shape: MatmulShape | None = None
+    collective: tuple[str, int] | None = None
 
     @property
     def is_heavy(self) -> bool:
         """Whether it is a kernel of its own."""
-        return self.role in ("matmul", "convolution")
+        return self.role in ("matmul", "convolution", "collective")
 
     @property
     def ends_kernel(self) -> bool:
@@ -401,6 +452,8 @@ class _Walk:
         unknown_loops: loops whose number of steps is not known.
         ones: arrays of ones.
         num_regions: how many bodies of loops were seen.
+        axes: devices along each axis of the meshes around.
+        on_host: what the host does.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -408,6 +461,8 @@ class _Walk:
     unknown_loops: list[str] = field(default_factory=list)
     ones: set[Value] = field(default_factory=set)
     num_regions: int = 0
+    axes: dict[str, int] = field(default_factory=dict)
+    on_host: list[str] = field(default_factory=list)
 
     def follow(self, jaxpr: Any, inputs: Sequence[Value], count: int, region: int) -> list[Value]:
         """List the primitives of a jaxpr, and return what it returns.
@@ -432,6 +487,14 @@ class _Walk:
     def _equation(self, eqn: Any, inputs: list[Value], count: int, region: int) -> list[Value]:
         """List an equation, or what it calls, and return its results."""
         name, params = eqn.primitive.name, eqn.params
+        _require_undivided(name, params)
+        if name == "shard_map":  # a device's own parts are not the arrays of outside
+            around, self.axes = self.axes, self.axes | dict(params["mesh"].shape)
+            self.kept += self.follow(params["jaxpr"], (), count, region)
+            self.axes = around
+            return [_value(var) for var in eqn.outvars]
+        if name in _ON_HOST or (name == "device_put" and "host" in str(params.get("devices"))):
+            self.on_host.append(name)
         if name == "scan":  # once for each step; constants are those of outside, all else is new in each step
             self._body(params["jaxpr"], inputs[: params["num_consts"]], count * params["length"])
             return [_value(var) for var in eqn.outvars]
@@ -461,9 +524,27 @@ class _Walk:
             return others[:1]
         arrays = tuple(value for var, value in zip(eqn.invars, inputs, strict=True) if not hasattr(var, "val"))
         role, rule = _kind(name)
+        group = self._collective(eqn)
+        if group is not None:
+            self.nodes.append(Node(name, "collective", arrays, tuple(outputs), 0, count, region, collective=group))
+            return outputs
         shape = {"matmul": _matmul_shape, "convolution": _convolution_shape}.get(role, lambda _: None)(eqn)
         self.nodes.append(Node(name, role, arrays, tuple(outputs), rule(eqn), count, region, shape))
         return outputs
+
+    def _collective(self, eqn: Any) -> tuple[str, int] | None:
+        """Return what several devices do in an equation, and how many; None where it concerns one.
+
+        Raises:
+            UsageError: the mesh of its axis is not known.
+        """
+        op = _COLLECTIVES.get(eqn.primitive.name)
+        given = eqn.params.get("axes", eqn.params.get("axis_name", ())) if op else ()
+        names = [each for each in (given if isinstance(given, tuple) else (given,)) if isinstance(each, str)]
+        if any(name not in self.axes for name in names):
+            raise UsageError(f"{eqn.primitive.name} over {', '.join(names)} needs the mesh of a shard_map around it")
+        num_devices = math.prod(self.axes[name] for name in names)
+        return (str(op), num_devices) if num_devices > 1 else None
 
     def _while(self, eqn: Any, inputs: list[Value], count: int) -> list[Value]:
         """Follow a loop of unknown length once, and report it."""
@@ -482,7 +563,7 @@ class _Walk:
 
     def _cond(self, eqn: Any, inputs: list[Value], count: int, region: int) -> list[Value]:
         """Follow the branch with the most FLOPs, and of equal ones that with the most bytes."""
-        walks = [_Walk(ones=self.ones, num_regions=self.num_regions) for _ in eqn.params["branches"]]
+        walks = [_Walk(ones=self.ones, num_regions=self.num_regions, axes=self.axes) for _ in eqn.params["branches"]]
         results = [
             walk.follow(branch.jaxpr, inputs[1:], count, region)
             for walk, branch in zip(walks, eqn.params["branches"], strict=True)
@@ -491,8 +572,24 @@ class _Walk:
         self.nodes += walk.nodes
         self.kept += walk.kept
         self.unknown_loops += walk.unknown_loops
+        self.on_host += [each for walk in walks for each in walk.on_host]
         self.num_regions = walk.num_regions
         return result
+
+
+def _require_undivided(name: str, params: Any) -> None:
+    """Raise a UsageError where XLA's partitioner would divide what is computed over devices."""
+    given = [*params.get("in_shardings", ()), *params.get("out_shardings", ()), params.get("sharding")]
+    num_devices = max((getattr(each, "num_devices", 1) for each in given), default=1)
+    if num_devices > 1:
+        raise _divided(name, num_devices)
+
+
+def _divided(name: str, num_devices: int) -> UsageError:
+    return UsageError(
+        f"{name} is divided over {num_devices} devices by XLA's partitioner, whose collectives are not known before it "
+        "has run; write it with jax.shard_map, whose collectives are priced by the config's network"
+    )
 
 
 def _weight(nodes: Sequence[Node]) -> tuple[float, float]:
@@ -558,6 +655,10 @@ def _operation(
         node for node in group if any(value in kept or readers.get(value, set()) - {number} for value in node.outputs)
     ]
     first = next((node for node in group if node.is_heavy), group[-1])
+    if first.collective is not None:
+        sizes = [sum(value.bytes for value in values) for values in (first.inputs, first.outputs)]
+        whole, datatype = max(sizes), first.outputs[0].datatype
+        return Operation(first.name, 0, whole, datatype, count=first.count, collective=first.collective)
     return Operation(
         name=_name(group),
         flops=sum(node.flops for node in group),

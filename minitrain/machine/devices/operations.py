@@ -128,6 +128,8 @@ class Operation:
         shape: of a matrix multiplication, also of the one that a convolution amounts to.
         launch: how it is launched; full occupancy is taken if None.
         working_set_bytes: what it touches; the same as `bytes` if None.
+        collective: what several devices do together, and how many, as ("all_reduce", 8); `bytes` are then those of the
+            whole tensor, which the network moves.
 
     Raises:
         UsageError: a figure has no price, or the datatype or the kind is unknown.
@@ -142,6 +144,7 @@ class Operation:
     shape: MatmulShape | None = None
     launch: KernelLaunch | None = None
     working_set_bytes: float | None = None
+    collective: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has no price."""
@@ -191,10 +194,12 @@ class Program:
     Args:
         operations: in order.
         unknown_loops: loops whose number of trips is not known before they run; their bodies count once.
+        on_host: callbacks and transfers to the host, which are not counted.
     """
 
     operations: tuple[Operation, ...]
     unknown_loops: tuple[str, ...] = ()
+    on_host: tuple[str, ...] = ()
 
     @property
     def flops(self) -> float:

@@ -91,7 +91,8 @@ def as_program(ir: Any) -> Program:
     JAX and torch are imported where a program of theirs is read, and known by the names of their classes until then.
 
     Args:
-        ir: a `Program`, an `Operation`, a list of operations, a closed jaxpr, or an exported torch program.
+        ir: a `Program`, an `Operation`, a list of operations, a closed jaxpr, a `Lowered` or `Compiled` of JAX, or an
+            exported torch program.
 
     Raises:
         UsageError: it is none of these.
@@ -103,6 +104,10 @@ def as_program(ir: Any) -> Program:
         from minitrain.machine.devices.jax_programs import program_of_jaxpr  # noqa: PLC0415 - JAX is heavy
 
         return program_of_jaxpr(ir)
+    if kind in ("Lowered", "Compiled"):
+        from minitrain.machine.devices.jax_programs import program_of_stage  # noqa: PLC0415 - JAX is heavy
+
+        return program_of_stage(ir)
     if kind == "ExportedProgram":
         from minitrain.machine.devices.torch_programs import program_of_export  # noqa: PLC0415 - torch is heavy
 
@@ -124,7 +129,7 @@ def program(fn: Any, *shapes: Any, dtype: str = "float32") -> Program:
             "a torch module is read from its graph: mt.hw.simulate(torch.export.export(module, (inputs,))), "
             f"got {kind.__name__}"
         )
-    if callable(fn) and kind.__name__ not in ("ExportedProgram", "ClosedJaxpr"):
+    if callable(fn) and kind.__name__ not in ("ExportedProgram", "ClosedJaxpr", "Compiled"):
         from minitrain.machine.devices.jax_programs import program_of  # noqa: PLC0415 - JAX is heavy
 
         return program_of(fn, *shapes, dtype=dtype)
@@ -306,7 +311,13 @@ class DeviceSimulator:
         return False
 
     def _simulate_whole(self, whole: Program) -> SimulationResult:
-        """Predict as the specification does."""
+        """Predict as the specification does.
+
+        Raises:
+            UsageError: the program is one of several devices.
+        """
+        if any(operation.collective for operation in whole.operations):
+            raise UsageError('fidelity="seed" knows no networks, and the program has collectives; use the default')
         analysis = self.analyze_ir(whole)
         compute_time = analysis.flops / (self.spec.peak_fp32 * 1e9)
         memory_time = analysis.bytes / (self.spec.bandwidth * 1e9)
@@ -339,7 +350,8 @@ class DeviceSimulator:
         )
         bottleneck = "dispatch" if total - busy > busy else bound
         has_single = any(each.kind != "other" and each.datatype == "float32" for each in whole.operations)
-        notes = (_SINGLE,) if has_single and self._tf32() is not None else ()
+        notes: tuple[str, ...] = (_SINGLE,) if has_single and self._tf32() is not None else ()
+        notes += tuple(f"not counted, since the host does it: {name}" for name in dict.fromkeys(whole.on_host))
         return self._result(whole, total, peak, bound, bottleneck, operations=times, dispatch_s=dispatch, notes=notes)
 
     def _own_factors(self, whole: Program) -> float:
@@ -363,7 +375,18 @@ class DeviceSimulator:
         )
 
     def operation_time(self, operation: Operation) -> OperationTime:
-        """Return how long one run of an operation takes, split into arithmetic and traffic."""
+        """Return how long one run of an operation takes, split into arithmetic and traffic, in memory or network.
+
+        Raises:
+            HardwareConfigError: it is a collective, and the device has no network for so many.
+        """
+        if operation.collective is not None:
+            op, num_devices = operation.collective
+            if self._device is None:
+                raise HardwareConfigError(f"{self.spec.name} has no network for {op}; use a hardware config")
+            return OperationTime(
+                operation, 0.0, self._device.network(num_devices).time(op, operation.bytes, num_devices)
+            )
         return OperationTime(operation, self._compute_s(operation), self._memory_s(operation))
 
     def _compute_s(self, operation: Operation) -> float:
@@ -591,6 +614,10 @@ def make_simulator(
     return SIMULATORS.get(device_class or "", DeviceSimulator)(spec, fidelity)
 
 
+class HostWorkWarning(UserWarning):
+    """A program calls the host, or sends arrays to it."""
+
+
 class UnknownLoopWarning(UserWarning):
     """A program has a loop whose number of trips is not known before it runs."""
 
@@ -620,6 +647,7 @@ def simulate(
 
     Warns:
         UnknownLoopWarning: a loop's number of trips depends on data; it counts once.
+        HostWorkWarning: callbacks and transfers to the host are not counted.
 
     Example:
         >>> simulate(lambda x, w: x @ w, (1024, 1024), (1024, 1024), device="NVIDIA A100", fidelity="seed").time_ms
@@ -629,6 +657,8 @@ def simulate(
     found = program(fn, *shapes, dtype=dtype)
     for loop in found.unknown_loops:
         warnings.warn(f"{loop} counts once, so that the prediction is a lower bound", UnknownLoopWarning, stacklevel=2)
+    for name in dict.fromkeys(found.on_host):
+        warnings.warn(f"{name} is done by the host, which is not counted", HostWorkWarning, stacklevel=2)
     return simulator.simulate(_in_tf32(found) if tf32 else found, fidelity)
 
 
