@@ -88,6 +88,39 @@ def program_of_jaxpr(jaxpr: Any) -> Program:
     return Program(operations, tuple(walk.unknown_loops), tuple(walk.on_host))
 
 
+def without_checkpoints(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function without `jax.checkpoint`, so that its derivative keeps all that it needs."""
+    import jax  # noqa: PLC0415 - JAX is heavy
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # noqa: PLC0415 - JAX is heavy
+
+    def evaluated(jaxpr: Any, constants: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *given), strict=True))
+
+        def read(var: Any) -> Any:
+            return var.val if hasattr(var, "val") else known[var]
+
+        for eqn in jaxpr.eqns:
+            operands = [read(var) for var in eqn.invars]
+            inner = eqn.params.get("jaxpr")
+            if eqn.primitive.name in ("checkpoint", "remat2"):
+                made = evaluated(inner, (), operands)
+            elif eqn.primitive.name in ("jit", "pjit"):
+                made = evaluated(inner.jaxpr, inner.consts, operands)
+            else:
+                read_vars = list(dict.fromkeys(var for var in eqn.invars if not hasattr(var, "val")))
+                alone = jaxpr.replace(constvars=[], invars=read_vars, outvars=eqn.outvars, eqns=[eqn])
+                made = jaxpr_as_fun(ClosedJaxpr(alone, []))(*map(read, read_vars))
+            known |= zip(eqn.outvars, made, strict=True)
+        return [read(var) for var in jaxpr.outvars]
+
+    def whole(*arrays: Any) -> Any:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*arrays)
+        made = evaluated(closed.jaxpr, closed.consts, jax.tree.leaves(arrays))
+        return jax.tree.unflatten(jax.tree.structure(shape), made)
+
+    return whole
+
+
 def program_of_stage(stage: Any) -> Program:
     """Return what `jax.jit(f).lower(...)` or its `compile()` gives as one operation, by XLA's own count.
 

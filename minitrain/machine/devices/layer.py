@@ -153,9 +153,23 @@ class JaxLayer:
         return 0
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
-        """Return the FLOPs of forward and backward passes."""
-        passes = self.program("forward", num_samples).flops + self.program("backward", num_samples).flops
-        return passes * num_layers
+        """Return the FLOPs of forward and backward passes, without what backward does again of forward."""
+        return (self.program("forward", num_samples).flops + self._gradient_flop(num_samples)) * num_layers
+
+    def _gradient_flop(self, num_samples: int) -> float:
+        """Return the FLOPs of a backward pass that finds all that forward made."""
+        import jax  # noqa: PLC0415 - JAX is heavy
+
+        from minitrain.machine.devices.jax_programs import (  # noqa: PLC0415 - JAX is heavy
+            as_arguments,
+            program_of,
+            without_checkpoints,
+        )
+
+        given = [as_arguments(shape, self.dtype) for shape in (self.weights, (num_samples, *self.sample))]
+        function = without_checkpoints(self.function)
+        made, pull_back = jax.eval_shape(lambda *arrays: jax.vjp(function, *arrays), *given)
+        return program_of(lambda pull_back, gradient: pull_back(gradient), pull_back, made).flops
 
 
 def _sample(sample: Any) -> tuple[int, ...]:
