@@ -1,0 +1,182 @@
+"""Write docs/specifications.md, what the specifications say and which test shows it: `python docs/specifications.py`.
+
+`LIST` has a heading for each specification and a line for each statement of what the system does: the statement, the
+test that runs it on an example that is not the specification's own (below `tests/`), and, where it is not met or only
+in part, why. A line without a test is not met.
+"""
+
+# ruff: noqa: E501  (the lines of a table)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("specifications.md")
+LIST = """
+# Virtual hardware layer
+Parametric costs without hardware, compute-bound or memory-bound by the roofline | machine/platform/test_platform.py::test_a_task_lasts_as_the_roofline_says
+Several compute devices, GPUs and CPUs | machine/platform/test_scenario.py::test_tasks_arrive_wait_for_others_and_share
+Network links with bandwidth and latency | machine/platform/test_platform.py::test_a_transfer_takes_latency_and_bytes_and_two_share_their_link_in_one_direction
+Contention of processing units | machine/platform/test_platform.py::test_tenants_together_compute_no_more_than_the_device
+Contention of the memory's bandwidth | machine/platform/test_platform.py::test_memory_bandwidth_is_shared_fairly
+Contention of links | machine/platform/test_fair_sharing.py::test_rates_are_max_min_fair
+Level of detail for speed: layer by layer, or as a whole | machine/platform/test_platform.py::test_a_model_task_prices_each_layer_or_the_whole
+Collectives (AllReduce, AllGather) are modelled accurately | machine/platform/test_topologies.py::test_steps_move_what_the_closed_form_counts
+Many collectives at the high level of detail are quick | machine/platform/test_platform.py::test_concurrent_collectives_rate_each_message_once
+Peak rates by precision | machine/platform/test_platform.py::test_a_task_lasts_as_the_roofline_says
+Memory capacity: what does not fit is refused, or waits | machine/platform/test_platform.py::test_an_allocation_can_wait_for_its_turn
+Utilization of links is tracked | machine/platform/test_replay.py::test_strips_are_means_of_what_was_carried
+`submit_computation_task` | machine/platform/test_platform.py::test_tasks_of_half_the_units_last_twice_as_long_side_by_side
+`allocate_memory`, `free_memory` | machine/platform/test_platform.py::test_memory_is_taken_and_given_back_at_once
+`submit_network_transfer_task` | machine/platform/test_platform.py::test_a_transfer_takes_latency_and_bytes_and_two_share_their_link_in_one_direction
+Effective time depends on arithmetic intensity and the type of operation | machine/platform/test_platform.py::test_each_type_of_operation_has_its_efficiency
+The configuration file is read | machine/platform/test_scenario.py::test_tasks_arrive_wait_for_others_and_share
+A JSON database of models gives FLOPs a token and memory | machine/platform/test_platform.py::test_the_shipped_database_agrees_with_the_models_that_are_known
+
+# engine.py
+`Engine.solve` maps the precision to bytes of a parameter and a peak rate | machine/solver/test_engine.py::test_every_datatype_of_a_config_is_a_precision
+FLOPs of an inference are given, or two a parameter | machine/solver/test_engine.py::test_experts_that_rest_are_read_and_do_no_work
+`calc_bottleneck` gives both times and names the longer | machine/solver/test_engine.py::test_calc_bottleneck_names_the_slower_one
+Latency is the longer time and the dispatch tax | machine/solver/test_engine.py::test_a_profile_s_parts_fit_together
+A model is feasible where its weights fit | machine/solver/test_solving.py::test_what_would_make_a_model_fit_does_and_one_step_less_does_not
+Throughput, energy, intensity and footprint have units | machine/solver/test_engine.py::test_flops_bytes_and_counts_do_not_mix
+Energy is 0 where no power is given | machine/solver/test_solving.py::test_no_power_is_none_in_a_table_and_a_dash_in_its_text
+
+# Hardware simulation architecture
+Performance is predicted from the program, without the device | machine/devices/test_jax_programs.py::test_simulate_takes_a_function_shapes_and_a_device
+A Python API: `compile` and `simulate` | machine/devices/test_several_devices.py::test_lowered_and_compiled_programs_are_priced_by_what_xla_counts
+Compiled programs are analysed | machine/devices/test_several_devices.py::test_lowered_and_compiled_programs_are_priced_by_what_xla_counts | in part: `Lowered` and `Compiled` of JAX; the text of an HLO module is not read
+FLOPs are counted | machine/devices/test_jax_programs.py::test_flops_are_those_of_the_lowered_program
+Memory accesses are counted | machine/devices/test_jax_programs.py::test_bytes_are_near_those_of_the_compiled_program
+Models of GPUs, TPUs, CPUs and ASICs | machine/devices/test_simulator.py::test_every_shipped_device_has_a_simulator_of_its_class_that_is_slower_for_more_work
+Each model has peak rate, bandwidth, caches and special features | machine/devices/test_simulator.py::test_each_field_of_a_spec_decides_something
+The roofline: the larger of compute and memory time | machine/devices/test_simulator.py::test_the_default_is_never_quicker_than_the_roofline_and_never_worse_than_its_parts
+`DeviceSpec` | machine/devices/test_simulator.py::test_what_is_changed_in_a_view_reaches_the_config_and_nothing_else_does
+Hooks for cache effects and occupancy multiply the time | machine/devices/test_simulator.py::test_hooks_of_a_subclass_multiply_the_time_under_every_fidelity
+Occupancy by registers, shared memory and size of blocks | machine/devices/test_simulator.py::test_occupancy_is_that_of_the_calculator
+Working sets beyond the cache cost traffic | machine/devices/test_simulator.py::test_all_caches_together_hold_what_is_read_again
+Synthetic benchmarks are predicted and measured | machine/devices/test_validation.py::test_phases_are_synthetic_and_networks
+Real models (ResNet-50, BERT, GPT-2) are predicted and measured | machine/devices/test_validation.py::test_networks_do_the_work_of_those_that_they_are_like | in part: networks of JAX that do the work of these, and exported torch programs; PyTorch's own models are not measured
+Errors below 15 % (compute-bound) and 20 % (memory-bound), and the bottleneck right in 90 % | | `minitrain hw validate` judges by these criteria; no report of a quiet machine is part of this repository
+Multi-device simulation: NVLink and GPU to GPU (a future enhancement there) | machine/devices/test_several_devices.py::test_collectives_take_what_the_network_of_the_config_says
+Cycle-accurate simulation, cache coherency, TLB misses, bank conflicts, prefetching (future enhancements there) | | left out
+
+# Heterogeneous hardware
+A registry of capabilities | machine/heterogeneous/test_taxonomy.py::test_a_capability_must_be_registered_before_somebody_has_it
+Relationships between hardware decide what moves cost | machine/heterogeneous/test_described.py::test_relationships_price_moves
+Capabilities are inherited in hierarchies | machine/heterogeneous/test_taxonomy.py::test_a_chain_of_any_order_hands_on_the_product_of_its_factors
+Capabilities filter devices | machine/heterogeneous/test_described.py::test_what_a_workload_requires_filters_devices
+Capabilities are discovered at run time | machine/heterogeneous/test_profiler.py::test_a_gpu_is_found_with_what_its_driver_says_and_none_for_the_rest | in part: processors and NVIDIA's GPUs; AMD, Apple and TPUs are not listed
+One interface for all kinds of hardware | machine/heterogeneous/test_abstraction_layer.py::test_backends_agree_on_every_operation
+Implementations of backends are registered | machine/heterogeneous/test_abstraction_layer.py::test_what_cannot_be_registered_is_refused
+Fallbacks where hardware is not available | machine/heterogeneous/test_abstraction_layer.py::test_a_class_without_a_backend_falls_back_in_order
+Fallbacks where a device fails with an error of its own | machine/heterogeneous/test_device_errors.py::test_the_layer_falls_back_and_says_what_happened
+Benchmarks of a device | machine/heterogeneous/test_profiler.py::test_the_devices_of_a_machine_are_profiled_together
+Claimed capabilities are verified | machine/heterogeneous/test_profiler.py::test_a_precision_that_is_claimed_and_refused_fails_with_the_reason
+Fingerprints of configurations | machine/heterogeneous/test_profiler.py::test_a_fingerprint_tells_kinds_of_device_and_not_names_or_prices | in part: of configs; those of a measured machine change with its rates
+Use of resources is modelled | machine/heterogeneous/test_profiler.py::test_utilization_is_what_the_simulator_predicts
+The memory hierarchy is modelled | machine/heterogeneous/test_profiler.py::test_the_memory_hierarchy_goes_from_the_units_outwards
+Workloads are decomposed over devices | machine/heterogeneous/test_workload_manager.py::test_the_list_schedule_is_near_the_best_of_all_mappings
+Workloads go to hardware that has their datatype | machine/heterogeneous/test_described.py::test_a_device_without_a_datatype_is_not_chosen
+Batch sizes adapt to hardware | machine/heterogeneous/test_workload_manager.py::test_a_batch_of_the_size_that_is_chosen_is_nearly_as_good_as_any
+Precision is chosen by hardware | machine/heterogeneous/test_workload_manager.py::test_the_quickest_precision_that_device_and_workload_have_is_chosen
+Memory footprints are optimised | machine/heterogeneous/test_workload_manager.py::test_memory_plans_are_tried_in_order
+Operations are fused for hardware | machine/heterogeneous/test_workload_manager.py::test_elementwise_operations_fuse_behind_a_product_on_a_gpu | in part: what fuses and what that saves is said; schedules price operations one by one
+Execution is coordinated across devices, at the same time | machine/heterogeneous/test_orchestrator.py::test_devices_compute_at_the_same_time_and_both_clocks_are_told
+Data movement is minimised | machine/heterogeneous/test_orchestrator.py::test_what_moves_is_what_was_planned_to_the_byte
+Devices are synchronised as dependencies ask | machine/heterogeneous/test_orchestrator.py::test_a_dependency_graph_is_honoured_by_both_clocks_and_the_plans
+Failures of devices are survived | machine/heterogeneous/test_device_errors.py::test_the_orchestrator_moves_the_work_of_a_worker_that_fails
+Power is managed across devices | machine/heterogeneous/test_orchestrator.py::test_a_power_budget_is_kept_and_costs_time
+Thermal modelling for all hardware | | temperatures are shown where a driver says them; no limit is modelled
+`EnhancedWorkloadProfile` | machine/heterogeneous/test_workloads.py::test_what_the_specification_lists_is_worked_out_of_the_graph | in part: `dependency_graph` decides; components, patterns and parallelism are worked out and shown
+`calculate_hardware_compatibility` | machine/heterogeneous/test_workloads.py::test_compatibility_ranks_devices_by_what_they_take
+`EnhancedTestTask.prepare_for_hardware`, within a power budget | machine/heterogeneous/test_workloads.py::test_a_task_is_prepared_for_a_device_within_its_power_budget
+A scheduler for tasks on unlike devices | machine/heterogeneous/test_workloads.py::test_tasks_go_to_the_device_that_ends_them_first
+Workloads match hardware better by 30 % than a baseline | machine/heterogeneous/test_workload_manager.py::test_shares_beat_equal_ones_and_those_by_peak_on_a_mixed_cluster
+At least five kinds of hardware compute together | machine/heterogeneous/test_orchestrator.py::test_five_kinds_of_device_share_a_batch_and_give_its_numbers
+Underutilization falls by 25 % | machine/heterogeneous/test_workload_manager.py::test_shares_beat_equal_ones_and_those_by_peak_on_a_mixed_cluster
+`LoadBalancerResourcePoolBridge`, WebGPU and WebNN resources | | left out: there are no pools of browsers here
+
+# lib.py
+Exactly these names, parameters and defaults | project/test_lib_surface.py::test_parameters_have_the_specified_names_order_and_defaults
+Constants | project/test_lib_surface.py::test_the_constants_have_the_specified_values
+Reducible and gatherable tensors combine, and only what belongs together | tensors/test_tensors.py::test_what_does_not_belong_together_does_not_combine
+Shards combine to the whole; only a complete tensor is sharded | tensors/test_tensors.py::test_shards_combine_to_the_whole_in_any_order
+Gradients accumulate over samples | tensors/test_tensors.py::test_gradients_add_to_the_samples_of_both
+Sizes of tensors | tensors/test_tensors.py::test_a_shard_has_its_share_of_the_size
+`Barrier`: nobody passes before everybody has arrived, and it can be used again | engine/transport/test_barrier.py::test_it_can_be_used_again_at_once_with_or_without_reset
+`Dist.all_reduce` sums, and ends at the latest time | engine/transport/test_dist.py::test_all_reduce_sums_numbers_and_ends_at_the_latest_time
+`Dist.all_gather`, `reduce_scatter` | engine/transport/test_groups.py::test_collectives_are_matched_and_sharded_per_group
+`Dist.send`, `receive` | engine/transport/test_dist.py::test_messages_come_first_in_first_out_whatever_the_buffer
+`Model.memory` sums what the stores hold | engine/test_stores.py::test_a_tensor_in_two_places_counts_twice_and_stays_stored_until_it_leaves_both
+`Model.status` | project/test_lib_surface.py::test_status_prints_what_the_stores_hold
+`Model.log_event` prices every type of event | project/test_lib_surface.py::test_log_event_prices_every_type_as_the_operation_does
+Events of `load_weights`, passes, `loss`, `update` and communication | engine/test_events_exact.py::test_any_sizes_log_exactly_what_the_specification_computes
+Assertions of passes and updates are laws | engine/test_mistakes.py::test_a_mistake_ends_at_once_in_its_own_error
+`receive` moves the clock to the sender's | engine/test_events_exact.py::test_late_ranks_and_every_kind_of_tensor_log_exactly_what_the_specification_computes
+`RuntimePredictor` reads a config and picks the network | machine/test_predictor.py::test_the_network_is_the_smallest_tier_that_spans_the_run
+Compute and memory time, and the larger of both | machine/test_predictor.py::test_processing_takes_as_long_as_the_slower_of_compute_and_memory
+Passes, updates and loading of weights | machine/test_predictor.py::test_update_and_load_work_on_the_shards_that_are_held
+Bytes on the wire by type | machine/test_predictor.py::test_messages_have_the_specified_size
+Time of collectives and messages | machine/test_network.py::test_a_ring_moves_n_minus_1_nths_of_the_bytes
+"""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a specification says.
+
+    Args:
+        specification: which one.
+        text: what the system does.
+        test: that shows it, as "file::name" below tests/; "" for none.
+        why: what is not met, and why.
+    """
+
+    specification: str
+    text: str
+    test: str
+    why: str
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is met."""
+        return "not met" if not self.test else "in part" if self.why else "met"
+
+
+def statements() -> list[Statement]:
+    """Return all statements of the list."""
+    found: list[Statement] = []
+    heading = ""
+    for line in filter(None, LIST.splitlines()):
+        if line.startswith("# "):
+            heading = line.removeprefix("# ")
+            continue
+        text, test, why, *_ = [*map(str.strip, line.split(" |")), "", ""]
+        found.append(Statement(heading, text, test, why.removeprefix("in part: ")))
+    return found
+
+
+def page() -> str:
+    """Return the page."""
+    listed = statements()
+    counts = {verdict: sum(each.verdict == verdict for each in listed) for verdict in ("met", "in part", "not met")}
+    lines = [
+        "# What the specifications say",
+        "",
+        "Each statement of the five specifications about what the system does, and the test that shows it on programs, tasks or sizes that",
+        f"are not the specification's own: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}. `python docs/specifications.py` writes",
+        "this page from its list; `tests/project/test_specifications.py` fails where a test is gone or the page is old.",
+    ]
+    for heading in dict.fromkeys(each.specification for each in listed):
+        lines += ["", f"## {heading}", "", "| statement | | test, or why not |", "|---|---|---|"]
+        for each in (each for each in listed if each.specification == heading):
+            file, _, name = each.test.partition("::")
+            shown = f"[`{name}`](../tests/{file})" if name else ""
+            lines.append(f"| {each.text} | {each.verdict} | {'; '.join(filter(None, (shown, each.why)))} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
