@@ -21,6 +21,7 @@ from minitrain.run.above import hand_in
 if TYPE_CHECKING:
     from minitrain import hw
     from minitrain.engine.model import Model
+    from minitrain.engine.semantics import Nesterov, local_steps
     from minitrain.engine.shares import Shares
     from minitrain.engine.strategy_model import StrategyModel
     from minitrain.errors import (
@@ -110,6 +111,7 @@ _HOMES = {
     "search.planning.result": ("Plan",),
     "whatif.replayed_runs": ("Replayed", "replay"),
     "engine.model": ("Model",),
+    "engine.semantics": ("Nesterov", "local_steps"),
     "engine.strategy_model": ("StrategyModel",),
     "engine.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
@@ -189,6 +191,7 @@ __all__ = [
     "MinitrainError",
     "Model",
     "MonteCarlo",
+    "Nesterov",
     "Noise",
     "OutOfMemoryError",
     "Plan",
@@ -223,6 +226,7 @@ __all__ = [
     "grade",
     "hw",
     "load_run",
+    "local_steps",
     "models",
     "monte_carlo",
     "plan",

@@ -14,6 +14,7 @@ from minitrain.lib import Model
 from .ddp import ddp
 from .ddp_overlap import ddp_overlap
 from .deepseek_like import deepseek_like
+from .diloco import diloco
 from .dualpipe_v import dualpipe_v
 from .fsdp import fsdp
 from .gathered_context import gathered_context
@@ -21,6 +22,7 @@ from .gpipe import gpipe
 from .hsdp import hsdp
 from .interleaved_1f1b import interleaved_1f1b
 from .interleaved_zero_bubble import interleaved_zero_bubble
+from .local_sgd import local_sgd
 from .looped_bfs import looped_bfs
 from .megatron import megatron
 from .moe import moe
@@ -43,6 +45,7 @@ __all__ = [
     "ddp",
     "ddp_overlap",
     "deepseek_like",
+    "diloco",
     "dualpipe_v",
     "fsdp",
     "gathered_context",
@@ -50,6 +53,7 @@ __all__ = [
     "hsdp",
     "interleaved_1f1b",
     "interleaved_zero_bubble",
+    "local_sgd",
     "looped_bfs",
     "megatron",
     "moe",

@@ -13,6 +13,8 @@ The rest, by what a reader looks for:
 - Features beside the usual path: `general_case` and `remembered` (prices), `kept_for_backward` (recomputation),
   `placed_passes` (parts of layers and shards of sequences), `attention` (context parallelism), `experts` (expert
   parallelism), and `host_memory` (offloading).
+- What a strategy means to compute: `semantics`; `local_steps` has what replicas do alone, and `entry` what a rank
+  begins a later step with.
 - Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` with `sample_laws` cuts the batch into
   samples and microbatches, and `shares` says who takes how much where ranks are not alike.
 - Who watches: `observers` are told of all that ranks do, and `executors` decide what it is beside, in the models that

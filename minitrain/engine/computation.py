@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 from minitrain.engine import general_case, laws, sample_laws
 from minitrain.engine.experts import backward_experts, forward_experts, update_piece
+from minitrain.engine.local_steps import update_local
 from minitrain.engine.placed_passes import (
     backward_placed,
     forward_placed,
@@ -33,6 +34,7 @@ from minitrain.engine.state import RankState
 from minitrain.operations import NO_SAMPLES, ON_COMPUTE
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
+from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.making import (
     make_activation,
     make_activation_grad,
@@ -314,6 +316,8 @@ class Computation(RankState):
         except AttributeError:  # as in forward
             is_legal = False
         if not is_legal:
+            if weight.__class__ is LocalWeight:
+                return update_local(self, layer, weight_grad, weight, opt_state)  # type: ignore[no-any-return]  # as given
             laws.update(self, layer, weight_grad, weight, opt_state)
             if weight.__class__ in PIECES or weight_grad.__class__ in PIECES or opt_state.__class__ in PIECES:
                 return update_piece(self, weight, weight_grad, opt_state)

@@ -8,7 +8,7 @@ before it logs anything and before any clock moves. The laws hold under `python 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -219,10 +219,48 @@ def loss(model: RankState, inp: Any) -> None:
     require_whole(model, "loss", "inp", inp)
 
 
-def update(model: RankState, layer: int, weight_grad: Any, weight: Any, opt_state: Any) -> None:
-    """Require gradient, weight and state of the layer and step, all samples, and matching shards."""
+def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
+    """Require a gradient of the whole batch."""
+    if weight_grad.samples != _all_samples(model.global_batch_size):
+        missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
+        raise broken(
+            model,
+            "update",
+            f"the gradient of layer {layer} must cover all {model.global_batch_size} samples, {missing[:8]} "
+            f"{'is' if len(missing) == 1 else 'are'} missing ({len(weight_grad.samples)} are there); add up all "
+            "microbatches and reduce over the ranks",
+            layer,
+            samples=weight_grad.samples,
+            missing=missing,
+        )
+
+
+@lru_cache
+def _all_samples(global_batch_size: int) -> frozenset[int]:
+    """Return the samples of the global batch."""
+    return frozenset(range(global_batch_size))
+
+
+def update(
+    model: RankState,
+    layer: int,
+    weight_grad: Any,
+    weight: Any,
+    opt_state: Any,
+    require_samples: Callable[[RankState, int, Any], None] = require_all_samples,
+) -> None:
+    """Require gradient, weight and state of the layer and step, all samples, and matching shards.
+
+    Args:
+        model: the rank.
+        layer: which layer.
+        weight_grad: the gradient.
+        weight: what it is a gradient of.
+        opt_state: the optimizer's state.
+        require_samples: requires the gradient's samples: those of the whole batch, or of a replica's own step.
+    """
     require_inputs(model, "update", layer, weight_grad, weight, opt_state)
-    require_all_samples(model, layer, weight_grad)
+    require_samples(model, layer, weight_grad)
     _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:
         raise broken(
@@ -275,28 +313,6 @@ def _not_seen(layer: int, covered: SequencePart) -> str:
     )
 
 
-def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
-    """Require a gradient of the whole batch."""
-    if weight_grad.samples != _all_samples(model.global_batch_size):
-        missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
-        raise broken(
-            model,
-            "update",
-            f"the gradient of layer {layer} must cover all {model.global_batch_size} samples, {missing[:8]} "
-            f"{'is' if len(missing) == 1 else 'are'} missing ({len(weight_grad.samples)} are there); add up all "
-            "microbatches and reduce over the ranks",
-            layer,
-            samples=weight_grad.samples,
-            missing=missing,
-        )
-
-
-@lru_cache
-def _all_samples(global_batch_size: int) -> frozenset[int]:
-    """Return the samples of the global batch."""
-    return frozenset(range(global_batch_size))
-
-
 def covers(held: WeightGrad | OptState, weight: Weight) -> bool:
     """Return whether a tensor holds every part of the weight, however both are cut into shards."""
     if held.is_complete() or (held.num_shards == weight.num_shards and weight.shards <= held.shards):
@@ -310,6 +326,9 @@ def final_weight(model: RankState, layer: int, weight: Any) -> None:
     """Require a weight of the layer."""
     require_kind(model, "set_final_weight", "weight", weight, Weight)
     require_layer(model, "set_final_weight", "weight", weight, layer, layer)
+    if model._semantics is not None and layer not in model._met:
+        rule = f"replicas that take steps of their own must have met, got {describe(weight)}; outer_update its layer"
+        raise broken(model, "set_final_weight", rule, layer, value=weight)
 
 
 def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:

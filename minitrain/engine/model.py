@@ -33,6 +33,7 @@ from minitrain.engine.communication import Communication
 from minitrain.engine.experts import ExpertComputation
 from minitrain.engine.final_weights import check_final_weights
 from minitrain.engine.kept_for_backward import mode_of
+from minitrain.engine.local_steps import LocalComputation
 from minitrain.engine.shares import Shares
 from minitrain.engine.stages import blocks_of, stages_of
 from minitrain.engine.strategy_model import StrategyModel
@@ -55,7 +56,7 @@ _OF_THE_ENGINE = frozenset(
 """Names that kinds of model override or that the engine uses, and that no strategy needs: `dir` leaves them out."""
 
 
-class Model(Attention, ExpertComputation, Communication, StrategyModel):
+class Model(Attention, ExpertComputation, LocalComputation, Communication, StrategyModel):
     """One rank of a training run.
 
     Args:

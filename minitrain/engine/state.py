@@ -43,6 +43,7 @@ from minitrain.workloads.workload import PassMode, Recompute
 if TYPE_CHECKING:
     from minitrain.engine.executors import Executor
     from minitrain.engine.observers import Observer
+    from minitrain.engine.semantics import LocalSteps
 
 
 @lru_cache
@@ -130,6 +131,8 @@ class RankState:
     _shares: SharesOfRun | None = None  # few runs have any
     _observer: Observer | None = None  # what is told of all that the rank does
     _executor: Executor | None = None  # what operations do beside what stands here
+    _semantics: LocalSteps | None = None  # what its strategy declares; None: a synchronous step
+    _met: frozenset[int] = frozenset()  # layers whose common weight replicas have taken on, where they go their own way
     _entry: Entry | None = None  # how it begins, in a run of several steps
     _looked_at: Callable[[str], None] | None = None  # is told when the strategy reads a clock or a price
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from minitrain.engine.stores import Store
     from minitrain.engine.transport.groups import Group, Mesh
     from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+    from minitrain.tensors.local import LocalWeight, OuterState
     from minitrain.tensors.on_host import OnHost
     from minitrain.tensors.placed import (
         ActivationShard,
@@ -157,6 +158,24 @@ class StrategyModel(Protocol):
         self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
     ) -> tuple[Weight, OptState]:
         """Take an optimizer step on a weight, or on the shards of it that this rank holds."""
+        ...
+
+    def local_copy(self, layer: int, weight: Weight) -> LocalWeight:
+        """Return a copy of the common weight, from which this replica goes its own way."""
+        ...
+
+    def load_outer_state(self, layer: int, weight: Weight) -> OuterState:
+        """Return the momentum of the common weight."""
+        ...
+
+    def outer_gradient(self, layer: int, weight: Weight, local: Weight) -> WeightGrad:
+        """Return by how much this replica has moved the common weight."""
+        ...
+
+    def outer_update(
+        self, layer: int, weight_grad: WeightGrad, weight: Weight, outer_state: OptState | None = None
+    ) -> Any:
+        """Take the common weight on by the mean of what all replicas have moved it by."""
         ...
 
     def has_attention(self, layer: int) -> bool:

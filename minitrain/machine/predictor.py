@@ -56,7 +56,7 @@ from minitrain.machine.network import Network, select_tier
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload, fills_devices
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, Workload, fills_devices
 
 if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
@@ -532,6 +532,8 @@ class LayerPredictor(DevicePredictor):
     def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
         if typ == "loss":
             return FREE
+        if typ in WEIGHT_PASSES:
+            return super()._compute(typ, num_samples, layer, mode)
         if mode.context is not None and mode.context.degree > 1:
             raise UsageError(
                 f"{self.layers.source} has times of whole sequences, and {typ} of layer {layer} is of shards of one; "

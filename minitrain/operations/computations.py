@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal, final
 
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.local import LocalWeight, OuterState
 from minitrain.tensors.placed import (
     ActivationGradShard,
     ActivationShard,
@@ -49,7 +50,7 @@ class Input:
     optional: bool = False
 
 
-Family = Literal["load", "input", "pass", "attention", "experts", "update", "final"]
+Family = Literal["load", "input", "pass", "attention", "experts", "local", "update", "final"]
 
 
 @final
@@ -60,7 +61,8 @@ class ComputeOperation:
     Args:
         name: of the method of a rank.
         family: what it belongs to: loading, the model's inputs, passes through whole layers or parts of them, steps of
-            an attention, passes around experts, the optimizer's step, or handing in a final weight.
+            an attention, passes around experts, what replicas do alone, the optimizer's step, or handing in a final
+            weight.
         inputs: tensors in the order of the method's parameters, all of one layer.
         color: of its bars, where events have its name.
         inputs_of_experts: what it is given instead where it works on copies of tokens, by a part of the experts.
@@ -139,6 +141,15 @@ _IN_ORDER = (
     ComputeOperation("backward_combine", "experts", (_KEPT, _OUTPUTS, _GRAD), "#F3C16B"),
     ComputeOperation("backward_route", "experts", (_KEPT, _GRAD, _TOKENS_GRAD, _ROUTER), "#F3C16B"),
     ComputeOperation("update", "update", _UPDATED, "#009E73", ink="#ffffff"),
+    ComputeOperation("load_outer_state", "load", (_UPDATED[1],)),
+    ComputeOperation("local_copy", "local", (_UPDATED[1],), "#7FD1B9"),
+    ComputeOperation(
+        "outer_gradient", "local", (_UPDATED[1], Input("local", LocalWeight)), "#7FD1B9"
+    ),
+    ComputeOperation(
+        "outer_update", "update", (*_UPDATED[:2], Input("outer_state", OuterState, optional=True)), "#00735A",
+        ink="#ffffff",
+    ),
     ComputeOperation("set_final_weight", "final", (Input("weight", Weight),)),
 )  # fmt: skip
 COMPUTATIONS: Mapping[str, ComputeOperation] = MappingProxyType({record.name: record for record in _IN_ORDER})

@@ -29,7 +29,7 @@ COLLECTIVES = tuple(operations.COLLECTIVES)
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
 OFFLOAD, FETCH = "offload", "fetch"
 HOST_MOVES = tuple(record.name for record in TRANSFERS.values() if record.of_host)
-EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, UPDATE, *COMMUNICATIONS, *HOST_MOVES)
+EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, *names_of("local", "update"), *COMMUNICATIONS, *HOST_MOVES)
 """Every type of event: what a rank computes, in the order of a step, its collectives and messages, then host memory."""
 
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")

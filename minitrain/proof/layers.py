@@ -43,6 +43,7 @@ from minitrain.proof.units import (
     rows_at,
     taken,
 )
+from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.transformer_workload import TransformerWorkload
 
@@ -117,13 +118,44 @@ class _Trained(ABC):
     def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
         """Take the optimizer's step on the elements that the weight holds."""
         updated = done.made[0]
+        if updated.__class__ is LocalWeight:  # of a replica alone, whose mean gradient it is
+            batch, seen = done.model.global_batch_size, len(done.given[1].samples)
+            grad = Flat(grad.values * (batch / seen), grad.part)
         values, moments = self.problem.optimizer.step(weight.values, grad.values, state.values, updated.step)
-        here = held(updated.shards, updated.num_shards, values.size)
+        if updated.__class__ is LocalWeight:
+            return Flat(values, weight.part), Flat(moments, weight.part)
+        return Flat(values, weight.part), self._kept(done, updated, weight, moments)
+
+    def local_copy(self, done: Computed, weight: Flat) -> Flat:  # noqa: ARG002  (as all operations)
+        """Return the weight's own values."""
+        return weight
+
+    def load_outer_state(self, done: Computed, weight: Flat) -> Flat:  # noqa: ARG002
+        """Return a momentum of zero."""
+        return Flat(np.zeros((1, weight.values.size)), weight.part)
+
+    def outer_gradient(self, done: Computed, weight: Flat, local: Flat) -> Flat:
+        """Return the replica's share of the mean difference."""
+        share = len(done.made.samples) / done.model.global_batch_size
+        return Flat((weight.values - local.values) * share, weight.part)
+
+    def outer_update(self, done: Computed, grad: Flat, weight: Flat, momentum: Flat | None = None) -> Any:
+        """Take the declared outer optimizer's step."""
+        outer = done.model._semantics.outer
+        if momentum is None:
+            return Flat(weight.values - outer.rate * grad.values, weight.part)
+        moved = outer.decay * momentum.values[0] + grad.values
+        values = weight.values - outer.rate * (grad.values + outer.decay * moved)
+        return Flat(values, weight.part), self._kept(done, done.made[0], weight, moved[None])
+
+    def _kept(self, done: Computed, updated: Any, weight: Flat, moments: Array) -> Flat:
+        """Keep the optimizer's state of the elements that a weight holds, and return it."""
+        here = held(updated.shards, updated.num_shards, weight.values.size)
         states = self.final_expert_states if updated.__class__ is ExpertWeight else self.final_states
         before = states.get(done.layer)
         kept = np.full_like(moments, np.nan) if before is None or before.part != weight.part else before.values
         states[done.layer] = Flat(np.where(here, moments, kept), weight.part)
-        return Flat(values, weight.part), Flat(moments, weight.part)
+        return Flat(moments, weight.part)
 
 
 class TransformerLayers(_Trained):

@@ -184,8 +184,12 @@ class Proof:
             what, largest = f"{run.num_layers} layers", f"difference is {self.largest:.2g}"
         else:
             what, largest = run.trained_model.name, f"relative difference is {self.largest_relative:.2g}"
+        meant = run.models[0]._semantics
+        device = "one device does"
+        if meant is not None:
+            device = f"{meant.replicas} replicas with {meant.steps} steps of their own do on one device"
         by = "" if self.backend is None else f", computed by {self.backend}"
-        return f"{run.strategy} on {run.world_size} ranks trains {what} as one device does: the largest {largest}{by}"
+        return f"{run.strategy} on {run.world_size} ranks trains {what} as {device}: the largest {largest}{by}"
 
 
 @of_strategy(ProveKeywords)
@@ -266,7 +270,9 @@ def compare_with_reference(run: Run, problem: Problem | TransformerProblem | str
     trained = problem_of(problem, run.models[0].runtime_predictor.workload)
     found = list(results_of(run, trained, _expected(run, trained)))
     _require_every_element(run, found)
-    relative = [_relative(result, trained) for result in found]
+    meant = run.models[0]._semantics
+    moments = moments_of(trained) if meant is None else ("outer momentum",)
+    relative = [_relative(result, moments) for result in found]
     if isinstance(trained, TransformerProblem):
         _require_close(found, relative, trained)
     else:
@@ -282,6 +288,11 @@ def compare_with_reference(run: Run, problem: Problem | TransformerProblem | str
 def _expected(run: Run, problem: Problem | TransformerProblem) -> Reference:
     """Return what a single device trains, whatever computed the strategy's numbers."""
     problem = replace(problem, backend=None)
+    meant = run.models[0]._semantics
+    if meant is not None:
+        from minitrain.proof.reference import local_reference  # noqa: PLC0415  (as below)
+
+        return local_reference(problem, run.num_layers, run.global_batch_size, meant)
     if isinstance(problem, TransformerProblem):
         from minitrain.proof.reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
 
@@ -296,9 +307,9 @@ def _by_layer(run: Run, found: Sequence[tuple[int, float]]) -> dict[int, float]:
     return {layer: max(value for of, value in found if of == layer) for layer in range(run.num_layers)}
 
 
-def _relative(result: Result, problem: Problem | TransformerProblem) -> tuple[float, str]:
+def _relative(result: Result, moments: tuple[str, ...]) -> tuple[float, str]:
     """Return the largest relative difference of a result, and of which weight or moment it is."""
-    return max(result.relative_differences(moments_of(problem)), key=lambda pair: (np.isnan(pair[0]), pair[0]))
+    return max(result.relative_differences(moments), key=lambda pair: (np.isnan(pair[0]), pair[0]))
 
 
 def _require_close(

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from minitrain.engine.semantics import LocalSteps
 from minitrain.proof.arithmetic import Adam, Array
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.workloads.transformer import Transformer
@@ -47,20 +48,71 @@ class Reference:
 @lru_cache(maxsize=256)
 def reference(problem: Problem, num_layers: int, global_batch_size: int) -> Reference:
     """Return the outcome of one step on a single device over the whole batch."""
-    layers, samples = _round_up(num_layers, _LAYERS), _round_up(global_batch_size, _SAMPLES)
-    weights = np.zeros((layers, problem.width, problem.width))
-    weights[:num_layers] = [problem.initial_weight(layer) for layer in range(num_layers)]
-    inputs, targets = np.zeros((2, samples, problem.width))
-    inputs[:global_batch_size] = problem.inputs(global_batch_size)
-    targets[:global_batch_size] = problem.targets(global_batch_size)
-    with jax.enable_x64(True):
-        step = _gradient(
-            weights, np.arange(layers) < num_layers, inputs, targets, np.arange(samples), global_batch_size
-        )
-        grads = np.asarray(step)[:num_layers].reshape(num_layers, -1)
-    before = weights[:num_layers].reshape(num_layers, -1)
+    before = _dense_weights(problem, num_layers)
+    grads = _dense_gradient(problem, before, global_batch_size, range(global_batch_size))
     steps = [after_step(problem.optimizer, *pair) for pair in zip(before, grads, strict=True)]
     return Reference([weight for weight, _ in steps], [state for _, state in steps])
+
+
+def _dense_weights(problem: Problem, num_layers: int) -> list[Array]:
+    """Return the initial weights of all layers, flat."""
+    return [problem.initial_weight(layer).ravel() for layer in range(num_layers)]
+
+
+def _dense_gradient(problem: Problem, before: list[Array], global_batch_size: int, chosen: range) -> list[Array]:
+    """Return the mean of some samples' gradients by layer, flat."""
+    num_layers, count = len(before), len(chosen)
+    layers, samples = _round_up(num_layers, _LAYERS), _round_up(count, _SAMPLES)
+    weights = np.zeros((layers, problem.width, problem.width))
+    weights[:num_layers] = [weight.reshape(problem.width, problem.width) for weight in before]
+    inputs, targets = np.zeros((2, samples, problem.width))
+    inputs[:count] = problem.inputs(global_batch_size)[chosen.start : chosen.stop]
+    targets[:count] = problem.targets(global_batch_size)[chosen.start : chosen.stop]
+    with jax.enable_x64(True):
+        step = _gradient(weights, np.arange(layers) < num_layers, inputs, targets, np.arange(samples), count)
+        return list(np.asarray(step)[:num_layers].reshape(num_layers, -1))
+
+
+@lru_cache(maxsize=64)
+def local_reference(
+    problem: Problem | TransformerProblem, num_layers: int, global_batch_size: int, meant: LocalSteps
+) -> Reference:
+    """Return the outcome of one round of local steps, replica after replica on a single device.
+
+    Douillard et al. 2023, algorithm 1; with the mean as the outer optimizer, Stich 2019, algorithm 1.
+    """
+    if isinstance(problem, TransformerProblem):
+        before = [problem.initial_weight(layer) for layer in range(num_layers)]
+    else:
+        before = _dense_weights(problem, num_layers)
+    moved, share = [np.zeros_like(weight) for weight in before], meant.share(global_batch_size)
+    for replica in range(meant.replicas):
+        weights, history = before, []
+        for step in range(meant.steps):
+            first = (step * meant.replicas + replica) * share
+            chosen = range(first, first + share)
+            if isinstance(problem, TransformerProblem):
+                history.append(_mean_gradient(problem, weights, global_batch_size, chosen))
+            else:
+                history.append(_dense_gradient(problem, weights, global_batch_size, chosen))
+            grads = [[of_step[layer] for of_step in history] for layer in range(num_layers)]
+            weights = [_after_steps(problem.optimizer, *pair) for pair in zip(weights, grads, strict=True)]
+        moved = [total + own - weight for total, own, weight in zip(moved, before, weights, strict=True)]
+    mean = [total / meant.replicas for total in moved]
+    outer = meant.outer
+    after = [weight - outer.rate * (1 + outer.decay) * grad for weight, grad in zip(before, mean, strict=True)]
+    return Reference(after, [grad[None] for grad in mean])  # the momentum was zero before
+
+
+def _after_steps(optimizer: Any, weights: Array, history: Sequence[Array]) -> Array:
+    """Return weights after one more step: with moments as weighted sums of all gradients so far, the last one last."""
+    ago = np.arange(len(history))[::-1, None]
+    grads = np.stack(history)
+    if isinstance(optimizer, Adam):
+        first = (optimizer.beta1**ago * grads).sum(0) / (optimizer.beta1**ago).sum()
+        second = (optimizer.beta2**ago * grads**2).sum(0) / (optimizer.beta2**ago).sum()
+        return np.asarray(weights - optimizer.rate * first / (np.sqrt(second) + optimizer.epsilon))
+    return np.asarray(weights - optimizer.rate * (optimizer.decay**ago * grads).sum(0))
 
 
 def _round_up(count: int, multiple: int) -> int:
@@ -102,21 +154,23 @@ Weights = Mapping[str, Any]
 def transformer_reference(problem: TransformerProblem, global_batch_size: int) -> Reference:
     """Return the outcome of one step on a single device over the whole batch, by layer."""
     before = [problem.initial_weight(layer) for layer in range(len(problem.units))]
-    grads = _mean_gradient(problem, before, global_batch_size)
+    grads = _mean_gradient(problem, before, global_batch_size, range(global_batch_size))
     steps = [after_step(problem.optimizer, weight, grad) for weight, grad in zip(before, grads, strict=True)]
     return Reference([weight for weight, _ in steps], [state for _, state in steps])
 
 
-def _mean_gradient(problem: TransformerProblem, weights: list[Array], global_batch_size: int) -> list[Array]:
-    """Return the mean of all samples' gradients by layer: one sample at a time, so that batches share a compilation."""
+def _mean_gradient(
+    problem: TransformerProblem, weights: list[Array], global_batch_size: int, chosen: range
+) -> list[Array]:
+    """Return the mean of some samples' gradients by layer: one at a time, so that batches share a compilation."""
     inputs, targets = problem.inputs(global_batch_size), problem.targets(global_batch_size)
     sums, capacity = [np.zeros_like(weight) for weight in weights], _capacity(problem)
     with jax.enable_x64(True):
-        for sample in range(global_batch_size):
+        for sample in chosen:
             one = slice(sample, sample + 1)
             grads = _gradient_of_units(weights, inputs[one], targets[one], capacity, problem.model)
             sums = [total + np.asarray(grad) for total, grad in zip(sums, grads, strict=True)]
-    return [total / global_batch_size for total in sums]
+    return [total / len(chosen) for total in sums]
 
 
 def _capacity(problem: TransformerProblem) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from minitrain.engine.entry import Entry
 from minitrain.engine.model import Model
+from minitrain.engine.semantics import DeclaredLocalSteps
 from minitrain.engine.shares import SharesOfRun
 from minitrain.engine.transport.deadlocks import DeadlockDetector
 from minitrain.engine.transport.dist import Dist
@@ -35,7 +36,7 @@ from minitrain.run.device_memory import OutOfMemory, device_memory_of, error_of,
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.progress import RunProgress, Watch
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of
+from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, options_of, unwrapped
 from minitrain.run.trained_model import name_of_workload, trained_model_of
 from minitrain.workloads.workload import fills_devices
 
@@ -102,7 +103,12 @@ class PreparedRun:
             model._shares = shares
 
     def enter(self, model: Model) -> None:
-        """Let a rank begin a step of a longer run."""
+        """Tell a rank what its strategy means to compute, and let it begin a step of a longer run."""
+        declared: DeclaredLocalSteps | None = getattr(unwrapped(self.function), "semantics", None)
+        if declared is not None:
+            sizes = self.parameters.world_size, self.parameters.global_batch_size
+            defaults = {name: option.default for name, option in options_of(self.function).items()}
+            model._semantics = declared.of(self.name, {**defaults, **self.options}, *sizes)
         if self.entry_clocks is not None:
             model._time = self.entry_clocks[model._rank]
             model._entry = Entry(self.is_later)

@@ -49,6 +49,7 @@ class StepKeywords(RunParameters):
     ep: int = _STRATEGYS
     imbalance: float | Sequence[float] = _STRATEGYS
     layers_per_stage: Sequence[int] | None = _STRATEGYS
+    local_steps: int = _STRATEGYS
     lookahead: int = _STRATEGYS
     microbatch_size: int | None = _STRATEGYS
     num_chunks: int = _STRATEGYS
@@ -59,7 +60,7 @@ class StepKeywords(RunParameters):
     overlap_replicas: bool = _STRATEGYS
     pp: int | None = _STRATEGYS
     recompute: str = _STRATEGYS
-    replicas: int = _STRATEGYS
+    replicas: int | None = _STRATEGYS
     reshard_after_forward: bool = _STRATEGYS
     scatter_gather: bool = _STRATEGYS
     schedule: str = _STRATEGYS

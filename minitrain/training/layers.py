@@ -22,6 +22,7 @@ from minitrain.engine.kept_for_backward import mode_of
 from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import Adam, Momentum
 from minitrain.proof.units import Part
+from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 from minitrain.training.contents import Flat, Positions, Rows, key_of, part_of
 
@@ -233,10 +234,12 @@ class Arithmetic:
         loss_value: the rank's share of the step's loss so far.
         carried: weight and optimizer state by layer, of the step before; the initial ones where there is none.
         states: optimizer state after the update of each layer.
+        momenta: of the outer optimizer, by layer, where replicas take steps of their own.
     """
 
     def __init__(self, net: Net, global_batch_size: int) -> None:
         self.net, self.global_batch_size = net, global_batch_size
+        self.momenta: dict[int, Flat] = {}
         self.begin(0, {})
 
     def begin(self, step: int, carried: Carried) -> None:
@@ -332,11 +335,40 @@ class Arithmetic:
         made, values, net = done.made[0], cut_as(state, weight), self.net
         master, moments = (values[0], values[1:]) if net.dtypes.has_masters else (weight.values, values)
         found = cut_as(grad.settled(), weight).to(net.dtypes.master)
-        take_step(net.optimizer, master, found, moments, self.step + made.step)
+        count = self.step + made.step
+        if made.__class__ is LocalWeight:  # of a replica alone, whose mean gradient it is
+            found = found * (self.global_batch_size / len(done.given[1].samples))
+            count = self.step * done.model._semantics.steps + made.step
+        take_step(net.optimizer, master, found, moments, count)
         if net.dtypes.has_masters:
             weight.values.copy_(master)
         self.states[key_of(made)] = after = Flat(values, weight.pieces, weight.size)
         return weight, after
+
+    def local_copy(self, done: Computed, weight: Flat) -> Flat:  # noqa: ARG002  (as all operations)
+        """Return a copy, which the replica's own steps change."""
+        return Flat(weight.values.clone(), weight.pieces, weight.size)
+
+    def load_outer_state(self, done: Computed, weight: Flat) -> Flat:
+        """Return the momentum of the common weight, as the meeting before has left it."""
+        found = self.momenta.get(done.layer)
+        return Flat(torch.zeros_like(weight.values), weight.pieces, weight.size) if found is None else found
+
+    def outer_gradient(self, done: Computed, weight: Flat, local: Flat) -> Flat:
+        """Return the replica's share of the mean difference."""
+        share = len(done.made.samples) / self.global_batch_size
+        return Flat((weight.values - local.values) * share, weight.pieces, weight.size)
+
+    def outer_update(self, done: Computed, grad: Flat, weight: Flat, momentum: Flat | None = None) -> Any:
+        """Take the declared outer optimizer's step; the new numbers take the place of the old ones."""
+        outer, found = done.model._semantics.outer, cut_as(grad.settled(), weight)
+        if momentum is None:
+            weight.values.add_(found, alpha=-outer.rate)
+            return weight
+        momentum.values.mul_(outer.decay).add_(found)
+        weight.values.add_(found + outer.decay * momentum.values, alpha=-outer.rate)
+        self.momenta[done.layer] = momentum
+        return weight, momentum
 
 
 _NOTHING = torch.zeros(())  # the gradient of tokens' numbers

@@ -188,6 +188,7 @@ class Training:
             checkpoints=self.checkpoints,
             predictor=program.run.prepared.predictor_of(rank),
             versions={"program": program.digest[:12], **self.versions},
+            semantics=program.run.models[0]._semantics,
         )
 
 

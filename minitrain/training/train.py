@@ -134,9 +134,25 @@ def train(
     num_here = int(os.environ["LOCAL_WORLD_SIZE"]) if started else world_size
     training.require_work(num_here)
     program = record(strategy, given)
+    if program.run.models[0]._semantics is not None:
+        _require_of_local_steps(dtype, checkpoints)
     if not force:
         require_room(program, num_here, backend)
     return train_ranks(training, program, watch or (lambda *_: None), say, patience)
+
+
+def _require_of_local_steps(dtype: str, checkpoints: Any) -> None:
+    """Require what replicas that take steps of their own can be trained with."""
+    if checkpoints is not None:
+        raise UsageError(
+            "checkpoints keep one state for all ranks, and replicas that take steps of their own have one each; leave "
+            "checkpoints out"
+        )
+    if dtype == "bfloat16":
+        raise UsageError(
+            "replicas that take steps of their own are trained in float32 or float64: with bfloat16, each would keep "
+            "its own copy of the common weight in float32; choose another dtype"
+        )
 
 
 def _require_torch() -> None:

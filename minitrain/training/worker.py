@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from minitrain.engine.model import Model
+from minitrain.engine.semantics import LocalSteps
 from minitrain.engine.watched import watched
 from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
@@ -72,6 +73,7 @@ class Task:
         checkpoints: where the state is kept, or None.
         predictor: what prices the operations, as in the simulation: a strategy may ask for shares of layers by it.
         versions: of program, code and packages, of which each rank must have the same.
+        semantics: what the strategy declares that it means to compute; None for a synchronous step.
     """
 
     rank: int
@@ -93,6 +95,7 @@ class Task:
     checkpoints: Checkpoints | None
     predictor: Any
     versions: Mapping[str, str]
+    semantics: LocalSteps | None = None
 
 
 @dataclass(slots=True)
@@ -190,6 +193,7 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
             arithmetic.begin(step, carried)
             sizes = task.num_layers, task.global_batch_size
             model = make_model(task.rank, transport, *sizes, runtime_predictor=task.predictor, observer=turns)
+            model._semantics = task.semantics
             doing.step, doing.model = step, model
             executor.count = None
             if step == min(first + 1, task.steps - 1):  # the first step warms up

@@ -13,7 +13,7 @@ from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.placed import PLACED_KINDS
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, Cost, PassMode
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, bytes_of_weight_pass
 
 _MATMULS = {"forward": 1, "backward": 2, "backward_input": 1, "backward_weight": 1}
 _ROWS = "rows"
@@ -71,10 +71,12 @@ class DenseRows:
         """Return 0: all layers are alike."""
         return 0
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:
         """Return the cost of a pass: 2 W^2 flop a row and multiplication. The loss is free."""
         if typ == "loss":
             return Cost(0, 0)
+        if typ in WEIGHT_PASSES:
+            return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
         elements = self.width * (self.width + 2 * num_samples)
         work_flop = 2 * self.width * self.width * num_samples
         return Cost(work_flop, self.bytes_per_element * elements, _MATMULS[typ])

@@ -27,8 +27,9 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
+from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import PLACED_KINDS
-from minitrain.workloads.workload import USUAL, Cost, PassMode
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, bytes_of_weight_pass
 
 if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
@@ -69,10 +70,12 @@ class MatmulLayer:
         """Return False: tokens do not depend on one another."""
         return False
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:
         """Return the cost of a pass: 2 H^2 flop a token, and weight, input and output moved once. The loss is free."""
         if typ == "loss":
             return Cost(0, 0)
+        if typ in WEIGHT_PASSES:
+            return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
         tokens = num_samples * BLOCK_SIZE // (mode.context.degree if mode.context else 1)
         rows = HIDDEN_SIZE // mode.num_parts  # a part takes some columns of the input and makes a sum of all outputs
         return Cost(
@@ -90,12 +93,14 @@ class MatmulLayer:
         """Return 0: all layers are alike."""
         return 0
 
-    def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:  # noqa: ARG002
+    def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
         """Return the matrix multiplications of a pass; half of one makes half of the columns. The loss is free."""
-        from minitrain.workloads.kernels import KernelList, Matmul  # noqa: PLC0415  (only where kernels are priced)
+        from minitrain.workloads.kernels import KernelList, Matmul, MemoryPass  # noqa: PLC0415  (only where it is priced)
 
         if typ == "loss":
             return KernelList()
+        if typ in WEIGHT_PASSES:
+            return KernelList((MemoryPass(typ, bytes_of_weight_pass(self, typ, layer, mode), 1),), 1)
         share, datatype = self.compute_shares[typ], style.datatype or DATATYPE
         columns = int(HIDDEN_SIZE // mode.num_parts * min(share, 1))
         one = KernelList((Matmul(num_samples * BLOCK_SIZE, columns, HIDDEN_SIZE, datatype=datatype),), 1)
@@ -129,7 +134,7 @@ class MatmulLayer:
         if kind is Activation or kind is ActivationGrad:
             num_samples: int = len(tensor.samples)
             return HIDDEN_SIZE * BLOCK_SIZE * num_samples * BYTES_PER_ELEMENT
-        if kind is Weight or kind is WeightGrad:
+        if kind is Weight or kind is WeightGrad or kind is LocalWeight:
             return HIDDEN_SIZE * HIDDEN_SIZE * BYTES_PER_ELEMENT
         if kind is OptState:
             num_shards: int = tensor.num_shards

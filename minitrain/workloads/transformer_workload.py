@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.local import OUTER_MOMENTUM_BYTES, OuterState
 from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
 from minitrain.workloads import attention_steps
 from minitrain.workloads.architecture import STATISTIC_BYTES
@@ -27,14 +28,14 @@ from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.field_faults import count_fault, refuse
-from minitrain.workloads.kernels import KernelList
+from minitrain.workloads.kernels import KernelList, MemoryPass
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER
 from minitrain.workloads.models import find_model
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
 from minitrain.workloads.unit_kernels import Style, loss_kernels, pass_kernels, update_kernels
-from minitrain.workloads.workload import USUAL, Cost, PassMode, Workload
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, Workload, bytes_of_weight_pass
 
 _SAMPLED = (Activation, ActivationGrad)
 
@@ -106,6 +107,8 @@ class TransformerWorkload:
         """Return the cost of a pass through a unit, or of the loss, which reads logits and writes their gradient."""
         if is_of_experts(typ, mode):
             return self.experts.cost(typ, num_samples, layer, mode)
+        if typ in WEIGHT_PASSES:
+            return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
         work = self._work(num_samples, mode)
         if typ == "loss":
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
@@ -127,6 +130,8 @@ class TransformerWorkload:
         """Return the kernels of a pass through a unit, or of the loss."""
         if is_of_experts(typ, mode):
             return self.experts.kernels(typ, num_samples, layer, mode, style)
+        if typ in WEIGHT_PASSES:
+            return KernelList((MemoryPass(typ, bytes_of_weight_pass(self, typ, layer, mode), 1),), 1)
         work = self._work(num_samples, mode)
         if typ == "loss":
             return loss_kernels(self.model, self.units[-1], work, style)
@@ -248,6 +253,7 @@ class TransformerWorkload:
             sizes = self.model.precision
             of_others = sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
             found = sizes.parameter_bytes if isinstance(tensor, Weight) else of_others
+            found = OUTER_MOMENTUM_BYTES if isinstance(tensor, OuterState) else found
             self._bytes_by_kind[tensor.__class__] = found
         return found
 

@@ -16,9 +16,10 @@ and 2n - 1 - i of 2n, all ranks have the same (Llama 3, section 3.3.2; "zigzag" 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Protocol, final
 
 from minitrain.errors import UsageError
@@ -196,6 +197,17 @@ class PassMode:
 
 USUAL = PassMode()
 """The whole layer, everything kept for backward."""
+
+
+WEIGHT_PASSES: Mapping[str, int] = MappingProxyType({"local_copy": 2, "outer_gradient": 3, "outer_update": 5})
+"""How often an element's bytes are read or written by what goes through weights and no samples: a copy reads one array
+and writes one, a difference reads two, and Nesterov's step reads weight, momentum and gradient and writes two."""
+
+
+def bytes_of_weight_pass(workload: Any, typ: str, layer: int, mode: PassMode) -> int:
+    """Return the bytes that one of `WEIGHT_PASSES` moves for 1 / `mode.num_parts` of a layer's weight."""
+    num_bytes: int = WEIGHT_PASSES[typ] * workload.load_bytes(1, mode.num_parts, layer)
+    return num_bytes
 
 
 class Workload(Protocol):

@@ -24,7 +24,8 @@ SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_
 IN_CONTEXT = ["ring_attention", "gathered_context"]
 WITH_WHOLE_LAYERS = ["megatron", "moe", "deepseek_like"]  # tp=1, ep=1: dense layers have no parts
 DIVIDED = [*WITH_WHOLE_LAYERS, *IN_CONTEXT]  # and whole sequences, cp=1
-ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *DIVIDED, *SCHEDULED]
+LOCAL = ["local_sgd", "diloco"]
+ALL = ["single", *DATA_PARALLEL, *LOCAL, *PIPELINES, *ON_A_MESH, *DIVIDED, *SCHEDULED]
 GENERATORS = [name for name in schedules.__all__ if name.islower() and name not in ("validate",)]
 
 Sizes = dict[str, Any]
@@ -54,6 +55,10 @@ def cases_of(name: str) -> list[Sizes]:
             for micro in (None, 1, 5)
             if micro is None or micro <= size[2] // size[0]
         ]
+    if name in LOCAL:
+        sizes = [(1, 3, 12, 2), (2, 5, 12, 3), (4, 3, 24, 1), (4, 2, 32, 4)]
+        found = [case(*size[:3], local_steps=size[3], microbatch_size=micro) for size in sizes for micro in (None, 1)]
+        return [*found, case(8, 2, 48, replicas=2, local_steps=3), case(6, 2, 24, replicas=3, microbatch_size=1)]
     if name in PIPELINES:
         chunks = {"num_chunks": 2} if name == "interleaved_1f1b" else {}
         sizes = [(1, 2, 4), (2, 4, 12), (3, 6, 12), (4, 8, 24), (4, 16, 8)]

@@ -32,7 +32,8 @@ ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
 DIVIDED = ["megatron", "moe", "deepseek_like"]
 IN_CONTEXT = ["ring_attention", "gathered_context"]
-ALL = ["single", *DATA_PARALLEL, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED, *IN_CONTEXT]
+LOCAL = ["local_sgd", "diloco"]
+ALL = ["single", *DATA_PARALLEL, *LOCAL, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED, *IN_CONTEXT]
 
 EXAMPLES: dict[str, Sizes] = {
     "single": {"world_size": 1},
@@ -103,7 +104,10 @@ def require_complete(run: mt.Run) -> None:
         assert len(set(copies.values())) == 1, f"shards of layer {layer} are not on equally many ranks: {copies}"
     for model in run.models:
         assert [*model.activations, *model.grad_activations, *model.grad_weights, *model._in_flight] == []
-        assert set(model.weights) == set(model.opt_states) == set(model.final_weights)
+        states = {key for key in model.opt_states if key.__class__ is int}
+        momenta = {key[1] for key in model.opt_states if key.__class__ is tuple}  # of the outer optimizer
+        assert set(model.weights) == states == set(model.final_weights)
+        assert not momenta or momenta == states
 
 
 def test_the_zoo_is_tested_whole() -> None:
@@ -133,6 +137,10 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
             options = {"replicas": draw(copies), "reshard_after_forward": draw(st.booleans())}
         options |= {"bucket_size": draw(st.integers(1, num_layers))} if name == "ddp_overlap" else {}
         options |= {"lookahead": draw(st.integers(1, num_layers))} if name == "zero3_prefetch" else {}
+    elif name in LOCAL:
+        each, dp = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+        options, world, num_layers = {"local_steps": each, "replicas": pp}, pp * dp, layers
+        batch = world * each * per_rank
     elif name in IN_CONTEXT:
         options, world, num_layers, batch = {"cp": 1}, pp, layers, pp * per_rank
     elif name in PIPELINES:

@@ -77,6 +77,9 @@ DIVIDES = {
 NOT_BY = {2: ("pp_hsdp", "single"), 4: ("single",)}
 """What so many ranks are too few or too many for."""
 
+LOCAL = ("diloco", "local_sgd")
+"""Whose replicas take steps of their own, and so train something else than a single device."""
+
 OPTIONS = {"pp_dp": "pp=2", "pp_zero1": "pp=2", "pp_zero3": "pp=2", "pp_hsdp": "pp=2"}
 
 
@@ -148,8 +151,29 @@ def require_same(found: dict[str, dict[int | str, Any]], wanted: Mapping[Any, tu
 def names_of(world_size: int) -> list[str]:
     """Return the shipped strategies, with options, that so many ranks can run."""
     divide = {name.partition(":")[0] for names in DIVIDES[world_size].values() for name in names} - {"megatron"}
-    names = [name for name in mt.strategies() if name not in divide and name not in NOT_BY[world_size]]
+    others = {*divide, *NOT_BY[world_size], *LOCAL}
+    names = [name for name in mt.strategies() if name not in others]
     return [f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names]
+
+
+def test_local_steps_are_those_of_their_reference(tmp_path: Path) -> None:
+    dense: dict[str, Any] = {"num_layers": 3, "workload": DenseRows(Problem().width, 8)}
+    for name in LOCAL:
+        for layers in trained([name], 2, tmp_path / name, **dense).values():
+            (run,) = (mt.simulate(name, world_size=2, global_batch_size=BATCH, numerics="numpy", **dense),)
+            finals: dict[int, Any] = dict(run.models[0].final_weights)
+            assert layers.keys() == finals.keys()
+            for layer, (weight, _) in layers.items():
+                np.testing.assert_allclose(weight.numpy(), finals[layer]._content.values, rtol=0, atol=1e-10)
+
+
+def test_rounds_on_real_processes_carry_momentum_and_learn() -> None:
+    run = mt.train("diloco", world_size=2, num_layers=2, global_batch_size=64, local_steps=4, steps=12, force=True)
+    assert run.losses[-1] < 0.9 * run.losses[0]
+    with pytest.raises(mt.UsageError, match="one state for all ranks"):
+        mt.train("diloco", world_size=2, num_layers=2, global_batch_size=64, steps=1, checkpoints="here", force=True)
+    with pytest.raises(mt.UsageError, match="float32 or float64"):
+        mt.train("diloco", world_size=2, num_layers=2, global_batch_size=64, steps=1, dtype="bfloat16", force=True)
 
 
 async def overtaken(model: mt.Model) -> mt.Model:

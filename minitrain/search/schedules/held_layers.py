@@ -53,8 +53,10 @@ class Degrees:
 
 def require_degrees(model: Model, degrees: Degrees, strategy: str) -> None:
     """Raise a StrategyError unless the ranks can be divided so."""
-    for name in ("pp", "tp", "cp", "ep"):
+    for name in ("pp", "tp", "cp", "ep", "shard_size"):
         value = getattr(degrees, name)
+        if value is None and name == "shard_size":
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= model.world_size:
             raise StrategyError(f"{name} must be an integer of 1..{model.world_size} for {strategy}, got {value!r}")
     names = "tp x pp" if degrees.cp == 1 else "tp x cp x pp"

@@ -18,6 +18,7 @@ from minitrain.operations.collectives import describe
 from minitrain.source_lines import present_place
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlaps_any
+from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import COPIES, WeightGradPart, in_pieces, num_summed
 
 Fields = tuple[Any, ...]
@@ -140,6 +141,8 @@ def require_usable(ledger: Ledger, op: str, given: Iterable[Any]) -> int | None:
     tensors = [value for value in given if isinstance(value, KINDS)]
     require_valid(ledger, op, tensors)
     stepped = [value for value in tensors if value._origin.step is not None and not isinstance(value, OptState)]
+    if op == "outer_gradient":  # the difference of two weights, of which one has seen steps of its own
+        stepped = [value for value in stepped if value.__class__ is not LocalWeight]
     source: Any = next((value for value in stepped if isinstance(value, Weight)), stepped[-1] if stepped else None)
     for value in sorted(stepped, key=_is_grad, reverse=True) if source is not None else ():
         if value._origin.step != source._origin.step:

@@ -49,6 +49,7 @@ _LAWS: dict[str, Callable[[str, Sequence[Any], Any, Members], None]] = {
     "union": require_gatherable,
 }
 _MAKING = frozenset(record.name for record in COMPUTATIONS.values() if record.makes_new)
+_UPDATES = frozenset(names_of("update"))
 _LOADS = frozenset(names_of("load"))
 _WHOLE = frozenset(KINDS)  # kinds of which all members get equal results, unless these are shards
 _UNLOGGED = frozenset(record.name for record in COMPUTATIONS.values() if record.event is None)
@@ -131,19 +132,19 @@ class StrictAccounting(Observer):
                     units = ledger.units_of(tensor)
                 fields = _fields_of(tensor.__class__)(tensor)  # type: ignore[misc]  # a kind that operations make
                 tensor._origin = new_origin(ledger, units, fields, step, line)
-        elif op == "update":
-            self._after_update(ledger, given, made)
+        elif op in _UPDATES:
+            self._after_update(ledger, op, given, made if made.__class__ is tuple else (made,))
         elif op == "set_final_weight":
             _keep_a_copy(model, ledger, *given)
         else:
             self._after_submission(ledger, model, op, given, made)
 
     @staticmethod
-    def _after_update(ledger: Ledger, given: tuple[Any, ...], made: tuple[Any, Any]) -> None:
+    def _after_update(ledger: Ledger, op: str, given: tuple[Any, ...], made: tuple[Any, ...]) -> None:
         """Let the buffers of a weight and its state be those of the results."""
-        _, _, *overwritten = given
+        overwritten = [value for value in given[2:] if value is not None]
         note_update(ledger, overwritten[0])
-        overwrite = Overwrite("update", ledger.lines.calling())
+        overwrite = Overwrite(op, ledger.lines.calling())
         for old, new in zip(overwritten, made, strict=True):
             origin = old._origin
             origin.begin_overwrite(old, overwrite)

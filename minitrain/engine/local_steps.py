@@ -1,0 +1,223 @@
+"""What replicas do that take optimizer steps of their own, and then go on from their mean (local SGD, DiLoCo).
+
+The laws follow from what the strategy declares (`minitrain.engine.semantics.LocalSteps`): which samples a local step
+takes, how many steps there are between two meetings, and that the outer gradient has every replica once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from minitrain.engine import laws
+from minitrain.engine.laws import broken
+from minitrain.engine.state import RankState
+from minitrain.errors import StrategyError
+from minitrain.operations import NO_SAMPLES
+from minitrain.operations.collectives import describe
+from minitrain.tensors import OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import union
+from minitrain.tensors.local import LocalWeight, OuterState
+from minitrain.workloads.workload import PassMode
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from minitrain.engine.semantics import LocalSteps
+
+
+class LocalComputation(RankState):
+    """The operations of a rank whose replica takes steps of its own."""
+
+    def local_copy(self, layer: int, weight: Weight) -> LocalWeight:
+        """Return a copy of the common weight, from which this replica goes its own way.
+
+        Raises:
+            LawError: the weight is not the common one, or has seen a meeting in this step already.
+            StrategyError: the strategy does not declare local steps.
+        """
+        _declared(self, "local_copy")
+        laws.require_inputs(self, "local_copy", layer, weight)
+        _require_common(self, "local_copy", layer, weight)
+        _record(self, "local_copy", layer, weight, NO_SAMPLES)
+        shards = weight.shards, weight.num_shards
+        return _sized(self, LocalWeight(layer, self._num_layers, 0, *shards, NO_SAMPLES, self._global_batch_size))
+
+    def load_outer_state(self, layer: int, weight: Weight) -> OuterState:
+        """Return the momentum of the common weight, for the shards of it that this rank holds; it begins at zero.
+
+        Raises:
+            LawError: the weight is not the common one.
+            StrategyError: the strategy does not declare local steps, or an outer optimizer without momentum.
+        """
+        if not _declared(self, "load_outer_state").outer.decay:
+            raise StrategyError(
+                f"load_outer_state on rank {self._rank}: the declared outer optimizer has no momentum; declare "
+                "outer=mt.Nesterov(0.7, 0.9), or leave the state out"
+            )
+        laws.require_inputs(self, "load_outer_state", layer, weight)
+        _require_common(self, "load_outer_state", layer, weight)
+        return _sized(self, OuterState(layer, self._num_layers, 0, weight.shards, weight.num_shards))
+
+    def outer_gradient(self, layer: int, weight: Weight, local: Weight) -> WeightGrad:
+        """Return by how much this replica has moved the common weight: its share of the outer gradient.
+
+        Args:
+            layer: which layer.
+            weight: the common weight, or some shards of it.
+            local: this replica's own, which has seen all steps until the meeting, of the same shards.
+
+        Returns:
+            A gradient of the samples that the replica has seen; summed over all replicas, it covers the batch.
+
+        Raises:
+            LawError: the replica has taken another number of steps, or shards differ.
+            StrategyError: the strategy does not declare local steps.
+        """
+        declared = _declared(self, "outer_gradient")
+        laws.require_inputs(self, "outer_gradient", layer, weight, local)
+        _require_common(self, "outer_gradient", layer, weight)
+        if local.step != declared.steps:
+            raise broken(
+                self,
+                "outer_gradient",
+                f"replicas meet after {declared.steps} steps of their own, got {describe(local)}; take as many updates "
+                "as the strategy declares",
+                layer,
+            )
+        _require_shards(self, "outer_gradient", layer, local, weight)
+        seen: frozenset[int] = local.samples  # type: ignore[attr-defined]  # the record requires a `LocalWeight`
+        _record(self, "outer_gradient", layer, weight, seen)
+        shards = weight.shards, weight.num_shards
+        return _sized(self, WeightGrad(layer, self._num_layers, seen, self._global_batch_size, *shards))
+
+    def outer_update(
+        self, layer: int, weight_grad: WeightGrad, weight: Weight, outer_state: OptState | None = None
+    ) -> Any:
+        """Take the common weight on by the outer gradient, the mean of what all replicas have moved it by.
+
+        Args:
+            layer: which layer.
+            weight_grad: the outer gradient, of all samples.
+            weight: the common weight.
+            outer_state: its momentum; None where the declared outer optimizer has none.
+
+        Returns:
+            The weight one step on; with a state, both.
+
+        Raises:
+            LawError: a replica is missing, the momentum is missing or of another step, or shards differ.
+            StrategyError: the strategy does not declare local steps.
+        """
+        declared = _declared(self, "outer_update")
+        laws.require_inputs(self, "outer_update", layer, weight_grad, weight, outer_state)
+        laws.require_all_samples(self, layer, weight_grad)
+        _require_common(self, "outer_update", layer, weight)
+        if (outer_state is not None) != bool(declared.outer.decay):
+            needs = (
+                "needs its momentum; give what load_outer_state returned" if declared.outer.decay else "has no state"
+            )
+            raise broken(self, "outer_update", f"the declared outer optimizer {declared.outer} {needs}", layer)
+        _require_shards(self, "outer_update", layer, weight_grad, weight)
+        _record(self, "outer_update", layer, weight, weight_grad.samples)
+        fields = layer, self._num_layers, 1, weight.shards, weight.num_shards
+        updated = _sized(self, Weight(*fields))
+        self._met |= {layer}
+        if outer_state is None:
+            return updated
+        _require_shards(self, "outer_update", layer, outer_state, weight)
+        if outer_state.step != weight.step:
+            raise broken(
+                self, "outer_update", f"the momentum has seen another step, got {describe(outer_state)}", layer
+            )
+        return updated, _sized(self, OuterState(*fields))
+
+
+def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: LocalWeight, state: OptState) -> Any:
+    """Take a replica's own optimizer step."""
+    laws.update(model, layer, weight_grad, weight, state, partial(_require_local_samples, step=weight.step))
+    if state.__class__ is not OptState:
+        raise broken(model, "update", f"a replica's own step needs its own state, got {describe(state)}", layer)
+    shards = weight.shards, weight.num_shards
+    price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer)
+    model._record("update", layer, price, weight_grad.samples)
+    seen = union(weight.samples, weight_grad.samples)
+    updated = LocalWeight(layer, model._num_layers, weight.step + 1, *shards, seen, model._global_batch_size)
+    moved = OptState(layer, model._num_layers, state.step + 1, state.shards, state.num_shards)
+    return _sized(model, updated), _sized(model, moved)
+
+
+def _require_local_samples(model: RankState, layer: int, weight_grad: WeightGrad, step: int) -> None:
+    """Require a gradient of the samples that a replica takes in this local step."""
+    declared = _declared(model, "update")
+    batch = model._global_batch_size // declared.steps
+    share, samples = declared.share(model._global_batch_size), weight_grad.samples
+    if step >= declared.steps:
+        rule = f"a replica takes {declared.steps} steps of its own, and this is one more; let replicas meet before"
+        raise broken(model, "update", rule, layer)
+    low, high = _bounds(samples)
+    if not step * batch <= low <= high < (step + 1) * batch:
+        raise broken(
+            model,
+            "update",
+            f"local step {step} takes samples of {step * batch}..{(step + 1) * batch - 1}, got "
+            f"{describe(weight_grad)}; take those of model.samples_of_rank(steps * replicas, "
+            "step * replicas + replica)",
+            layer,
+            value=weight_grad,
+        )
+    if len(samples) != share:
+        raise broken(
+            model,
+            "update",
+            f"a replica's local step takes {share} samples, got {describe(weight_grad)}; sum its gradients over the "
+            "replica's own ranks and microbatches, and over no other replica's",
+            layer,
+            value=weight_grad,
+        )
+
+
+def _bounds(samples: Set[int]) -> tuple[int, int]:
+    """Return the least and the greatest sample; where ranks fold, of any rank."""
+    known = getattr(samples, "bounds", None)
+    return (min(samples), max(samples)) if known is None else known()
+
+
+def _declared(model: RankState, op: str) -> LocalSteps:
+    """Return what the strategy declares."""
+    if model._semantics is None:
+        raise StrategyError(
+            f"{op} on rank {model._rank}: the strategy means one synchronous step, in which replicas have no weights "
+            "of their own; declare @mt.local_steps(...) before it",
+            op=op,
+            rank=model._rank,
+        )
+    return model._semantics
+
+
+def _require_common(model: RankState, op: str, layer: int, weight: Weight) -> None:
+    """Require the common weight, as it is since the last meeting."""
+    if weight.__class__ is not Weight or weight.step:
+        rule = f"weight must be the common one, whole or in shards, as it was loaded, got {describe(weight)}"
+        raise broken(model, op, rule, layer, value=weight)
+
+
+def _require_shards(model: RankState, op: str, layer: int, value: Any, weight: Weight) -> None:
+    """Require the shards of the common weight."""
+    if value.num_shards != weight.num_shards or value.shards != weight.shards:
+        raise broken(model, op, f"both must hold the same shards, got {describe(value)} for {describe(weight)}", layer)
+
+
+def _record(model: RankState, typ: str, layer: int, weight: Weight, samples: Any) -> None:
+    """Log a pass over some shards of a weight."""
+    mode = PassMode("none", num_parts=max(weight.num_shards // len(weight.shards), 1))
+    price = model._runtime_predictor.compute(typ, 1, layer, mode)
+    model._record(typ, layer, price, samples)
+
+
+def _sized(model: RankState, tensor: T) -> T:
+    """Return a tensor with its size."""
+    model._account.size(tensor)
+    return tensor

@@ -1,0 +1,118 @@
+"""What a strategy means to compute, where that is not one synchronous step of gradient descent.
+
+By default the gradient of every sample of the batch goes into each update, and all ranks have the same weights. A
+strategy that means something else declares it, and its laws and its proof follow from what it declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+from minitrain.errors import StrategyError, UsageError
+
+S = TypeVar("S", bound=Callable[..., Any])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """SGD with Nesterov's momentum, as PyTorch has it: v' = decay v + g and w' = w - rate (g + decay v').
+
+    Args:
+        rate: step size.
+        decay: of the momentum; 0 is plain SGD, which has no state.
+    """
+
+    rate: float = 0.7
+    decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not (0 < self.rate < float("inf") and 0 <= self.decay < 1):
+            raise UsageError(f"an outer optimizer needs a rate above 0 and a decay in 0..1 (without 1), got {self}")
+
+
+MEAN = Nesterov(rate=1.0, decay=0.0)
+"""The mean of the replicas' weights: w - 1 (w - mean)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalSteps:
+    """Replicas take steps of their own, each on its own samples, and then go on from what their mean gives.
+
+    The batch of a step of the run is that of all steps between two meetings: local step h of replica r has the share
+    h x replicas + r of steps x replicas equal, contiguous ones.
+
+    Args:
+        steps: how many steps each replica takes between two meetings.
+        replicas: how many there are.
+        outer: what takes the common weight on, by the mean of what it was moved by (the outer gradient).
+    """
+
+    steps: int
+    replicas: int
+    outer: Nesterov = MEAN
+
+    def share(self, global_batch_size: int) -> int:
+        """Return the samples of one replica's local step."""
+        return global_batch_size // (self.steps * self.replicas)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeclaredLocalSteps:
+    """`LocalSteps` as a strategy declares it: numbers, or names of its options that have them."""
+
+    steps: int | str
+    replicas: int | str | None
+    outer: Nesterov
+
+    def of(self, name: str, options: Mapping[str, Any], world_size: int, global_batch_size: int) -> LocalSteps:
+        """Return what a run of the strategy means to compute.
+
+        Raises:
+            StrategyError: the batch does not divide by local steps and replicas, or they are no numbers.
+        """
+        steps = self._number(name, self.steps, options)
+        given = self._number(name, self.replicas, options)
+        replicas = world_size if given is None else given
+        if global_batch_size % (steps * replicas):
+            raise StrategyError(
+                f"{name} takes {steps} local steps on {replicas} replicas: global_batch_size must be a multiple of "
+                f"{steps * replicas}, the samples of all these steps, got {global_batch_size}"
+            )
+        return LocalSteps(steps, replicas, self.outer)
+
+    @staticmethod
+    def _number(name: str, declared: Any, options: Mapping[str, Any]) -> Any:
+        """Return a number that is declared, or that the option of the declared name has; None for none."""
+        if isinstance(declared, str) and declared not in options:
+            raise StrategyError(f"{name} declares local steps by its option {declared!r}, and takes no such option")
+        number, called = (options[declared], declared) if isinstance(declared, str) else (declared, "what it declares")
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise StrategyError(f"{called} must be an integer of at least 1 for {name}, got {number!r:.80}")
+        return number
+
+
+def local_steps(steps: int | str, replicas: int | str | None = None, outer: Nesterov = MEAN) -> Callable[[S], S]:
+    """Declare that replicas take steps of their own between two meetings; to be put before a strategy.
+
+    The strategy makes each replica's weights by `model.local_copy`, and takes `model.update` with them on the samples
+    `model.samples_of_rank(steps * replicas, step * replicas + replica)`. Then `model.outer_gradient`, summed over the
+    replicas, and `model.outer_update` take the common weight on.
+
+    Args:
+        steps: how many, or the name of the option that says it.
+        replicas: likewise how many; each rank is one if None.
+        outer: the optimizer of the common weight; the replicas' mean by default (local SGD, Stich 2019).
+            `Nesterov(0.7, 0.9)` is DiLoCo's (Douillard et al. 2023, section 3).
+    """
+    declared = DeclaredLocalSteps(steps, replicas, outer)
+
+    def declare(strategy: S) -> S:
+        strategy.semantics = declared  # type: ignore[attr-defined]  # any callable takes it
+        return strategy
+
+    return declare
