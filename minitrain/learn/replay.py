@@ -24,6 +24,7 @@ from minitrain.tensors.index_sets import overlapping_shards
 KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
 _COMPUTED = frozenset(COMPUTATIONS) - {"combine", "set_final_weight"} | {"combine_outputs"}  # tensors combine too
 _INPUTS = frozenset(names_of("input"))
+_OF_LOCAL_STEPS = frozenset({*names_of("local"), "load_outer_state", "outer_update"})
 _LOADS = frozenset(names_of("load"))
 
 MOST_TENSORS = 100_000
@@ -153,6 +154,12 @@ class Player:
         """Do an operation of the rank alone."""
         if kind not in _COMPUTED:
             raise ValueError(f"there is no step {kind!r}")
+        if kind in _OF_LOCAL_STEPS:
+            raise StrategyError(
+                f"{kind} on rank {self.model.rank}: exercises mean one synchronous step, in which replicas have no "
+                "weights of their own; reduce the gradients instead",
+                rank=self.model.rank,
+            )
         operation = getattr(self.model, "combine" if kind == "combine_outputs" else kind)
         named: dict[str, Any] = {}
         if what and isinstance(what[-1], dict) and "named" in what[-1]:

@@ -62,7 +62,18 @@ def events_of(run: mt.Run) -> list[Any]:
 # ---- a program is the run --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", mt.strategies())
+LOCAL = ("diloco", "local_sgd")
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_local_steps_are_no_exercise(name: str) -> None:
+    sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
+    _, programs = record(name, **sizes)
+    with pytest.raises(mt.StrategyError, match="exercises mean one synchronous step"):
+        mt.simulate(replayed(programs, name), **sizes)
+
+
+@pytest.mark.parametrize("name", sorted(mt.strategies().keys() - LOCAL))
 def test_a_replayed_program_is_the_same_run(name: str) -> None:
     sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
     sizes |= {"world_size": 1} if name == "single" else {}

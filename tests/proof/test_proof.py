@@ -56,8 +56,8 @@ def cases_of(name: str) -> list[Sizes]:
             if micro is None or micro <= size[2] // size[0]
         ]
     if name in LOCAL:
-        sizes = [(1, 3, 12, 2), (2, 5, 12, 3), (4, 3, 24, 1), (4, 2, 32, 4)]
-        found = [case(*size[:3], local_steps=size[3], microbatch_size=micro) for size in sizes for micro in (None, 1)]
+        rounds = [(1, 3, 12, 2), (2, 5, 12, 3), (4, 3, 24, 1), (4, 2, 32, 4)]
+        found = [case(*size[:3], local_steps=size[3], microbatch_size=micro) for size in rounds for micro in (None, 1)]
         return [*found, case(8, 2, 48, replicas=2, local_steps=3), case(6, 2, 24, replicas=3, microbatch_size=1)]
     if name in PIPELINES:
         chunks = {"num_chunks": 2} if name == "interleaved_1f1b" else {}
