@@ -67,14 +67,14 @@ A registry of capabilities | machine/heterogeneous/test_taxonomy.py::test_a_capa
 Relationships between hardware decide what moves cost | machine/heterogeneous/test_described.py::test_relationships_price_moves
 Capabilities are inherited in hierarchies | machine/heterogeneous/test_taxonomy.py::test_a_chain_of_any_order_hands_on_the_product_of_its_factors
 Capabilities filter devices | machine/heterogeneous/test_described.py::test_what_a_workload_requires_filters_devices
-Capabilities are discovered at run time | machine/heterogeneous/test_profiler.py::test_a_gpu_is_found_with_what_its_driver_says_and_none_for_the_rest | in part: processors and NVIDIA's GPUs; AMD, Apple and TPUs are not listed
+Capabilities are discovered at run time | machine/heterogeneous/test_profiler.py::test_devices_without_a_driver_are_listed_with_what_is_not_known | in part: rates and features are found of processors and NVIDIA's GPUs; others are listed as found
 One interface for all kinds of hardware | machine/heterogeneous/test_abstraction_layer.py::test_backends_agree_on_every_operation
 Implementations of backends are registered | machine/heterogeneous/test_abstraction_layer.py::test_what_cannot_be_registered_is_refused
 Fallbacks where hardware is not available | machine/heterogeneous/test_abstraction_layer.py::test_a_class_without_a_backend_falls_back_in_order
 Fallbacks where a device fails with an error of its own | machine/heterogeneous/test_device_errors.py::test_the_layer_falls_back_and_says_what_happened
 Benchmarks of a device | machine/heterogeneous/test_profiler.py::test_the_devices_of_a_machine_are_profiled_together
 Claimed capabilities are verified | machine/heterogeneous/test_profiler.py::test_a_precision_that_is_claimed_and_refused_fails_with_the_reason
-Fingerprints of configurations | machine/heterogeneous/test_profiler.py::test_a_fingerprint_tells_kinds_of_device_and_not_names_or_prices | in part: of configs; those of a measured machine change with its rates
+Fingerprints of configurations | machine/heterogeneous/test_profiler.py::test_a_fingerprint_of_this_machine_is_the_same_on_each_detection
 Use of resources is modelled | machine/heterogeneous/test_profiler.py::test_utilization_is_what_the_simulator_predicts
 The memory hierarchy is modelled | machine/heterogeneous/test_profiler.py::test_the_memory_hierarchy_goes_from_the_units_outwards
 Workloads are decomposed over devices | machine/heterogeneous/test_workload_manager.py::test_the_list_schedule_is_near_the_best_of_all_mappings

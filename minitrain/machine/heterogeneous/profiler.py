@@ -278,12 +278,15 @@ class ComprehensiveHardwareProfiler:
         return {profile.name: self.verify_capabilities(profile) for profile in found}
 
     def generate_hardware_fingerprint(self, hardware_profile: HardwareCapabilityProfile) -> str:
-        """Return what identifies a kind of device: SHA-256 of its config as canonical JSON.
+        """Return what identifies a device: SHA-256 of canonical JSON.
 
-        Its name and its rent, which changes from day to day, are left out. So two devices of one kind have one
-        fingerprint, and a config with a changed figure has another.
+        Of a device of this machine, that of the facts that its system states, which measuring does not change. Of
+        others, that of the config, without its name and its rent, which changes from day to day: two devices of one
+        kind have one fingerprint, and a config with a changed figure has another.
         """
-        text = json.dumps(_plain(hardware_profile.device), sort_keys=True, separators=(",", ":"))
+        detected = hardware_profile.detected
+        known = _plain(hardware_profile.device) if detected is None else detected.facts
+        text = json.dumps(known, sort_keys=True, separators=(",", ":"))
         fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self.hardware_fingerprints[hardware_profile.name] = fingerprint
         return fingerprint

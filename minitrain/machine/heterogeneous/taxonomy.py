@@ -11,10 +11,10 @@ one. A device's own capabilities are read from its hardware config (`discover_ca
 
 A detector finds the devices of this machine (`discover`). The processor is described by the operating system, and by
 psutil where that is installed; accelerators are described by NVIDIA's management library where nvidia-ml-py and a
-driver are installed. None of these is required. What is not known is None, never a guess: in virtual machines that
-often is the clock, the power and the temperature. A device becomes a profile when it has a hardware config: a GPU that
-of the shipped config of its name, the processor one that `minitrain.devices.calibration` measures, which takes
-some seconds and is done when it is asked for.
+driver are installed, and others listed as the PCI bus of Linux, or macOS, knows them. None of these is required. What
+is not known is None, never a guess: in virtual machines that often is the clock, the power and the temperature. A
+device becomes a profile when it has a hardware config: a GPU that of the shipped config of its name, the processor one
+that `minitrain.devices.calibration` measures, which takes some seconds and is done when it is asked for.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import platform
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +37,7 @@ from minitrain.errors import UsageError
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.clusters.cluster import Cluster
 from minitrain.machine.clusters.cluster_network import system_of
+from minitrain.machine.data_sheet import Cache
 from minitrain.machine.devices.calibration import calibrate, cpu_name, num_cpus
 from minitrain.machine.devices.operations import ELEMENT_BYTES
 from minitrain.machine.devices.simulator import DeviceSimulator, make_simulator
@@ -43,6 +45,11 @@ from minitrain.workloads.field_faults import closest
 
 _VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128), ("sse2", 128))
 _HOST = "host"
+_LAST = 3  # the level that all cores share
+_PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x1ae0": "Google", "0x1d0f": "Amazon"}
+_PCI_ACCELERATORS = {"0x0302": "gpu", "0x1200": "asic"}
+_PCI_DISPLAY = "0x0300"
+_CLASS_OF_VENDOR = {"NVIDIA": "gpu", "AMD": "gpu", "Google": "tpu"}
 _QUICK = {"largest": 0.7, "num_samples": 3}
 
 
@@ -113,10 +120,12 @@ class HardwareCapabilityProfile:
     Args:
         name: what it is called among others: "a100-0".
         device: its config.
+        detected: what the system says of it, where it is a device of this machine.
     """
 
     name: str
     device: SystemConfig
+    detected: DetectedDevice | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_device(cls, system: Any, name: str | None = None) -> HardwareCapabilityProfile:
@@ -516,6 +525,8 @@ class DetectedDevice:
         tdp_W: what it may draw at most.
         temperature_C: now.
         features: by name: "vector_bits".
+        caches: level and size in bytes, as the system states them.
+        uuid: what its driver tells it from others of its kind by, or its place on the bus.
     """
 
     name: str
@@ -527,6 +538,20 @@ class DetectedDevice:
     tdp_W: float | None = None  # noqa: N815 - a unit
     temperature_C: float | None = None  # noqa: N815 - a unit
     features: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    caches: tuple[tuple[int, int], ...] = ()
+    uuid: str | None = None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The names of the figures that are not known."""
+        return tuple(each.name for each in fields(self) if getattr(self, each.name) in (None, (), {}))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What of it does not change from moment to moment: neither clocks, nor power, nor temperature."""
+        changing = ("clock_Hz", "tdp_W", "temperature_C")
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in changing}
+        return {**found, "hardware_class": self.hardware_class.value, "features": dict(self.features)}
 
 
 class EnhancedHardwareDetector:
@@ -536,19 +561,26 @@ class EnhancedHardwareDetector:
         host: a hardware config of the processor, such as `minitrain hw calibrate` writes; None to measure one when
             profiles are asked for.
         modules: makes a module of its name, or None where it is not installed; for machines other than this one.
+        system: where Linux describes its devices.
 
     Example:
         >>> EnhancedHardwareDetector().detect()[0].hardware_class
         <HardwareClass.CPU: 'cpu'>
     """
 
-    def __init__(self, host: Any = None, *, modules: Callable[[str], Any] | None = None) -> None:
+    def __init__(
+        self, host: Any = None, *, modules: Callable[[str], Any] | None = None, system: Path = Path("/sys")
+    ) -> None:
         self._host = None if host is None else load_config(host)
+        self._system = system
         self._module = _imported if modules is None else modules
 
     def detect(self) -> tuple[DetectedDevice, ...]:
-        """Return the processor, and the accelerators whose driver is there."""
-        return (self._processor(), *self._nvidia())
+        """Return the processor, and the accelerators that drivers or the system know, with what is known of each."""
+        described = tuple(self._nvidia())
+        on_bus = [each for each in self._on_bus() if not described or each.vendor != "NVIDIA"]
+        apple = (DetectedDevice("Apple GPU", HardwareClass.GPU, "Apple"),) if _is_apple() else ()
+        return (self._processor(), *described, *on_bus, *apple)
 
     def detect_hardware(self) -> tuple[HardwareCapabilityProfile, ...]:
         """Return the devices that have a hardware config: the processor, and those whose config is shipped.
@@ -556,11 +588,11 @@ class EnhancedHardwareDetector:
         The processor is called "host"; others by their config and a number. Measuring takes some seconds, once.
         """
         processor, *others = self.detect()
-        found = [HardwareCapabilityProfile(_HOST, self.host_config(processor))]
+        found = [HardwareCapabilityProfile(_HOST, self.host_config(processor), processor)]
         for place, device in enumerate(others):
             config = config_named_as(device)
             if config is not None:
-                found.append(HardwareCapabilityProfile(f"{config.name}-{place}", config))
+                found.append(HardwareCapabilityProfile(f"{config.name}-{place}", config, device))
         return tuple(found)
 
     def host_config(self, processor: DetectedDevice | None = None) -> SystemConfig:
@@ -568,7 +600,8 @@ class EnhancedHardwareDetector:
         if self._host is None:
             measured = load_config(calibrate("numpy", **_QUICK))  # type: ignore[arg-type]  # mypy joins the types
             known = self._processor() if processor is None else processor
-            sheet = replace(measured.sheet, num_units=known.num_units, features=known.features)
+            caches = tuple(Cache(level, size, "unit" if level < _LAST else "device") for level, size in known.caches)
+            sheet = replace(measured.sheet, num_units=known.num_units, features=known.features, caches=caches)
             self._host = replace(measured, name=_HOST, sheet=sheet)
         return self._host
 
@@ -587,7 +620,26 @@ class EnhancedHardwareDetector:
             memory_bytes=memory if psutil is None else int(psutil.virtual_memory().total),
             clock_Hz=clock or None,
             features={} if bits is None else {"vector_bits": bits},
+            caches=tuple(self._caches()),
         )
+
+    def _caches(self) -> Iterator[tuple[int, int]]:
+        """Yield level and bytes of the first core's caches of data, those nearest to it first."""
+        for folder in sorted(self._system.glob("devices/system/cpu/cpu0/cache/index*")):
+            kind, level, size = (_read(folder / name) for name in ("type", "level", "size"))
+            if kind in ("Data", "Unified") and size.removesuffix("K").isdecimal() and level.isdecimal():
+                yield int(level), int(size.removesuffix("K")) * 1024
+
+    def _on_bus(self) -> Iterator[DetectedDevice]:
+        """Yield the accelerators of the PCI bus: of known makers also those that are displays."""
+        for folder in sorted(self._system.glob("bus/pci/devices/*")):
+            kind, maker, product = (_read(folder / name) for name in ("class", "vendor", "device"))
+            vendor = _PCI_VENDORS.get(maker)
+            is_display = kind.startswith(_PCI_DISPLAY)
+            found = "gpu" if is_display and vendor else _PCI_ACCELERATORS.get(kind[: len(_PCI_DISPLAY)])
+            if found is not None:
+                known = HardwareClass(_CLASS_OF_VENDOR.get(str(vendor), found))
+                yield DetectedDevice(f"{vendor or maker} device {product}", known, vendor, uuid=folder.name)
 
     def _nvidia(self) -> Iterator[DetectedDevice]:
         """Yield the GPUs that NVIDIA's management library lists."""
@@ -607,8 +659,22 @@ def _gpu(nvml: Any, handle: Any) -> DetectedDevice:
         "tdp_W": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3,
         "temperature_C": lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
     }
+    said["uuid"] = lambda: _text(nvml.nvmlDeviceGetUUID(handle))
     known = {figure: _or_none(ask) for figure, ask in said.items()}
-    return DetectedDevice(name.decode() if isinstance(name, bytes) else name, HardwareClass.GPU, "NVIDIA", **known)
+    return DetectedDevice(_text(name), HardwareClass.GPU, "NVIDIA", **known)
+
+
+def _text(said: Any) -> str:
+    return said.decode() if isinstance(said, bytes) else str(said)
+
+
+def _read(path: Path) -> str:
+    """Return what a file of the system says, or "" where it says nothing."""
+    return str(_or_none(lambda: path.read_text("utf-8").strip()) or "")
+
+
+def _is_apple() -> bool:
+    return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 
 def config_named_as(device: DetectedDevice) -> SystemConfig | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.machine.heterogeneous.workload_examples import priced_branches
 
 SUITE = Suite(matmul_sizes=(32, 96), stream_elements=(2**10, 2**14), num_samples=3)
 A100 = HardwareCapabilityProfile.from_device("a100_80g")
+PCI = ("class", "vendor", "device")
 RATES = ("peak", "memory bandwidth in")
 NOWHERE = EnhancedHardwareDetector("xeon_8480plus", modules=lambda name: None)
 
@@ -153,6 +155,60 @@ def test_a_fingerprint_tells_kinds_of_device_and_not_names_or_prices() -> None:
     assert len(of(A100)) == 64
 
 
+def machine(folder: Path, devices: dict[str, tuple[str, str, str]]) -> EnhancedHardwareDetector:
+    """Return a detector of a machine with some PCI devices (class, vendor, product), and caches of 32 KiB and 8 MiB."""
+    pairs = [(at, *pair) for at, each in devices.items() for pair in zip(PCI, each, strict=True)]
+    files = {f"bus/pci/devices/{at}/{name}": said for at, name, said in pairs}
+    caches = (("Data", 1, "32K"), ("Instruction", 1, "32K"), ("Unified", 3, "8192K"))
+    for index, (kind, level, size) in enumerate(caches):
+        cache = f"devices/system/cpu/cpu0/cache/index{index}"
+        files |= {f"{cache}/type": kind, f"{cache}/level": str(level), f"{cache}/size": size}
+    for name, said in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{said}\n")
+    return EnhancedHardwareDetector(modules=lambda name: None, system=folder)
+
+
+def test_devices_without_a_driver_are_listed_with_what_is_not_known(tmp_path: Path) -> None:
+    devices = {
+        "0000:01:00.0": ("0x030200", "0x10de", "0x2330"),
+        "0000:02:00.0": ("0x038000", "0x1002", "0x740f"),  # neither a display nor an accelerator
+        "0000:03:00.0": ("0x120000", "0x1002", "0x74a1"),
+        "0000:04:00.0": ("0x120000", "0x1ae0", "0x0063"),
+        "0000:05:00.0": ("0x120000", "0xabcd", "0x0001"),
+        "0000:06:00.0": ("0x030000", "0x1234", "0x1111"),  # the screen of a virtual machine
+    }
+    processor, *others = machine(tmp_path, devices).detect()
+    assert processor.caches == ((1, 32 * 1024), (3, 8 * 2**20))
+    assert [(each.vendor, each.hardware_class.value, each.uuid) for each in others] == [
+        ("NVIDIA", "gpu", "0000:01:00.0"),
+        ("AMD", "gpu", "0000:03:00.0"),
+        ("Google", "tpu", "0000:04:00.0"),
+        (None, "asic", "0000:05:00.0"),
+    ]
+    assert others[0].name == "NVIDIA device 0x2330"
+    assert {"memory_bytes", "clock_Hz", "tdp_W"} <= set(others[0].unknown)
+    known = EnhancedHardwareDetector(modules={"pynvml": nvml()}.get, system=tmp_path).detect()
+    assert [each.vendor for each in known[1:]] == ["NVIDIA", "AMD", "Google", None]  # each GPU once
+
+
+def test_a_fingerprint_of_this_machine_is_the_same_on_each_detection(tmp_path: Path) -> None:
+    profiler = profiler_of(SimulatedBackend("a100_80g"))
+    detector = machine(tmp_path, {})
+    processor = detector.detect()[0]
+    measured = [replace(A100.device, mem1=replace(A100.device.mem1, GBps=100.0 + noise)) for noise in range(10)]
+    hotter = [replace(detector.detect()[0], clock_Hz=1e9 * noise, temperature_C=40.0 + noise) for noise in range(10)]
+    found = {
+        profiler.generate_hardware_fingerprint(HardwareCapabilityProfile("host", config, detected))
+        for config, detected in zip(measured, hotter, strict=True)
+    }
+    assert len(found) == 1
+    others = (replace(processor, name="another"), replace(processor, num_units=99), replace(processor, uuid="GPU-2"))
+    for other in (*others, replace(processor, caches=())):
+        found.add(profiler.generate_hardware_fingerprint(HardwareCapabilityProfile("host", A100.device, other)))
+    assert len(found) == 5
+
+
 def test_utilization_is_what_the_simulator_predicts() -> None:
     profiler, workload = profiler_of(SimulatedBackend("a100_80g")), priced_branches(count=1)
     found = profiler.model_resource_utilization(A100, workload)
@@ -202,7 +258,7 @@ def nvml(**changed: Any) -> SimpleNamespace:
 
 
 def test_a_gpu_is_found_with_what_its_driver_says_and_none_for_the_rest() -> None:
-    detector = EnhancedHardwareDetector("xeon_8480plus", modules={"pynvml": nvml()}.get)
+    detector = EnhancedHardwareDetector("xeon_8480plus", modules={"pynvml": nvml()}.get, system=Path("nowhere"))
     _, gpu = detector.detect()
     assert (gpu.name, gpu.memory_bytes, gpu.clock_Hz, gpu.tdp_W) == ("NVIDIA A100-SXM4-80GB", 80 * 2**30, 1.41e9, 400)
     assert gpu.temperature_C is None
@@ -215,7 +271,8 @@ def test_without_libraries_and_drivers_there_is_the_processor_alone() -> None:
         raise RuntimeError("Driver Not Loaded")
 
     for modules in ({}, {"pynvml": nvml(nvmlInit=fails)}):
-        (processor,) = EnhancedHardwareDetector("xeon_8480plus", modules=modules.get).detect()
+        nowhere = Path("nowhere")
+        (processor,) = EnhancedHardwareDetector("xeon_8480plus", modules=modules.get, system=nowhere).detect()
         assert processor.hardware_class is HardwareClass.CPU
         assert (processor.num_units or 0) >= 1
         assert processor.clock_Hz is None
@@ -241,7 +298,7 @@ def test_a_device_is_known_by_its_name_and_memory(name: str, gib: int, config: s
 
 def test_the_processor_is_measured_when_its_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minitrain.machine.heterogeneous.taxonomy._QUICK", {"largest": 0.3, "num_samples": 1})
-    detector = EnhancedHardwareDetector(modules=lambda name: None)
+    detector = EnhancedHardwareDetector(modules=lambda name: None, system=Path("nowhere"))
     taxonomy = EnhancedHardwareTaxonomy()
     (host,) = taxonomy.discover(detector)
     assert host.peak_flop_per_s["float32"] > 1e8
@@ -251,7 +308,7 @@ def test_the_processor_is_measured_when_its_profile_is_asked_for(monkeypatch: py
 
 
 def test_the_devices_of_a_machine_are_profiled_together() -> None:
-    detector = EnhancedHardwareDetector("xeon_8480plus", modules={"pynvml": nvml()}.get)
+    detector = EnhancedHardwareDetector("xeon_8480plus", modules={"pynvml": nvml()}.get, system=Path("nowhere"))
     hal = HardwareAbstractionLayer()
     hal.register_backend("host", SimulatedBackend("xeon_8480plus"))
     hal.register_backend(HardwareClass.GPU, Liar(times=3))
