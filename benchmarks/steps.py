@@ -28,7 +28,7 @@ def ratio(strategy: str, options: Mapping[str, Any], num_turns: int) -> tuple[fl
     for turn in range(num_turns + 1):
         one_s, _ = timed(lambda: mt.simulate(strategy, **sizes).step_time)
         run_s, run = timed(lambda: mt.simulate(strategy, steps=1000, **sizes))
-        simulated = len(run.steps.ends)
+        simulated = 0 if run.steps is None else len(run.steps.ends)
         if turn:  # the first turn imports and fills caches
             ones.append(one_s)
             ratios.append(run_s / one_s)
