@@ -2,7 +2,7 @@
 
 Four ladders: square matrix multiplications, passes over memory, polynomials (much arithmetic on few bytes), and a
 program that does next to nothing, whose time is the dispatch. A backend makes their kernels: NumPy, JAX or torch, each
-on the device that it runs on. The best rate of a ladder becomes the config's peak, and each rung a row of efficiency,
+on the device that it runs on. The best rate of a ladder, of calls ten times as long as the dispatch, becomes the config's peak, and each rung a row of efficiency,
 from halfway to the rung below on. So a simulator that reads the config predicts the rungs, and everything between them
 as the nearest one. What small sizes lose to caches and starts is in the rows too.
 
@@ -51,6 +51,7 @@ _BLOCK = 2048  # elements that stay in the first cache
 _SHORTEST_SAMPLE_S = 1e-3
 _ASSUMED_MEMORY_GIB = 8.0
 _SMALLEST_SHARE = 1e-4
+_MANY_DISPATCHES = 10  # of a call whose rate may be a ladder's best
 
 Clock = Callable[[], float]
 Kernel = Callable[[], object]
@@ -466,16 +467,18 @@ def config_of(backend: Backend, ladder: Sequence[Rung], measured: Mapping[str, M
         A rung's row begins halfway, in ratio, to the rung below it, and the last row at 0.
         """
         points: list[tuple[float, float]] = []
+        certain: list[float] = []  # rates that the dispatch hardly changes: a short call is all dispatch, and noise
         for rung in ladder:
             if rung.name.startswith(f"{kind} ") and rung.name in measured:
                 took, work = measured[rung.name].median_s, getattr(rung, amount)
-                points.append(
-                    (work, work / max(took - dispatch, took / 10))
-                )  # predictions have a dispatch of their own
-        best = max(rate for _, rate in points)
+                rate = work / max(took - dispatch, took / 10)  # predictions have a dispatch of their own
+                points.append((work, rate))
+                certain += [rate] if took >= _MANY_DISPATCHES * dispatch else []
+        best = max(certain or [points[-1][1]])
         bounds = [0.0, *(sqrt(low * high) for (low, _), (high, _) in pairwise(points))]
         rows = [
-            [bound / unit, max(rate / best, _SMALLEST_SHARE)] for bound, (_, rate) in zip(bounds, points, strict=True)
+            [bound / unit, min(max(rate / best, _SMALLEST_SHARE), 1.0)]
+            for bound, (_, rate) in zip(bounds, points, strict=True)
         ]
         return best, rows[::-1]
 
