@@ -26,6 +26,7 @@ import cloudpickle  # type: ignore[import-untyped]  # noqa: E402
 import numpy as np  # noqa: E402
 
 import minitrain as mt  # noqa: E402
+from minitrain.proof import arithmetic  # noqa: E402
 from minitrain.proof.problem import Problem  # noqa: E402
 from minitrain.proof.units import Part, taken  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402
@@ -92,9 +93,9 @@ def rank_of_all(rank: int, sent: bytes) -> None:
 
 
 def trained(
-    names: Sequence[Any], world_size: int, folder: Path, has_tags: bool = True, **given: Any
+    names: Sequence[Any], world_size: int, folder: Path, has_tags: bool = True, steps: int = 1, **given: Any
 ) -> dict[str, dict[int | str, Any]]:
-    """Return weights and optimizer states after a step of each strategy on real processes, by layer."""
+    """Return weights and optimizer states after some steps of each strategy on real processes, by layer."""
     runs, held = [], ExitStack()
     for name in names:
         run, options = split_keywords({"world_size": world_size, "global_batch_size": BATCH, **given})
@@ -102,7 +103,7 @@ def trained(
             strategy=name,
             run=run,
             options=options,
-            steps=1,
+            steps=steps,
             backend="gloo",
             data=None,
             optimizer=None,
@@ -110,7 +111,7 @@ def trained(
             dtype="float64",
             numerics="numpy",
             folder=folder / re.sub(r"\W", "_", str(name)),
-            checkpoint_every=1,
+            checkpoint_every=steps,
         )
         program = record(name, {"world_size": world_size, "global_batch_size": BATCH, **given})
         meeting = held.enter_context(meeting_place())
@@ -167,7 +168,44 @@ def test_local_steps_are_those_of_their_reference(tmp_path: Path) -> None:
                 np.testing.assert_allclose(weight.numpy(), finals[layer]._content.values, rtol=0, atol=1e-10)
 
 
-def test_rounds_on_real_processes_carry_momentum_and_learn() -> None:
+def rounds_of_diloco(num_rounds: int, num_layers: int, local_steps: int) -> list[Any]:
+    """Return the weights after some rounds of two replicas, in NumPy: Douillard et al. 2023, algorithm 1."""
+    problem = Problem()
+    inputs, targets, adam = problem.inputs(BATCH), problem.targets(BATCH), problem.optimizer
+    weights = [problem.initial_weight(layer) for layer in range(num_layers)]
+    momenta = [np.zeros_like(weight) for weight in weights]
+    states = [[np.zeros((adam.num_moments, *weight.shape)) for weight in weights] for _ in range(2)]
+    share = BATCH // (2 * local_steps)
+    for number in range(num_rounds):
+        drifts = [np.zeros_like(weight) for weight in weights]
+        for replica in range(2):
+            own = list(weights)
+            for step in range(local_steps):
+                first = (2 * step + replica) * share
+                seen = [inputs[first : first + share]]
+                for weight in own:
+                    seen.append(arithmetic.forward(seen[-1], weight))
+                grad = (seen.pop() - targets[first : first + share]) / share
+                for layer in reversed(range(num_layers)):
+                    of_weight = arithmetic.backward_weight(seen[layer], grad)
+                    grad = arithmetic.backward_input(seen[layer], grad, own[layer])
+                    count = number * local_steps + step + 1
+                    own[layer], states[replica][layer] = adam.step(own[layer], of_weight, states[replica][layer], count)
+            drifts = [drift + (weight - mine) / 2 for drift, weight, mine in zip(drifts, weights, own, strict=True)]
+        momenta = [0.9 * momentum + drift for momentum, drift in zip(momenta, drifts, strict=True)]
+        steps = [drift + 0.9 * momentum for drift, momentum in zip(drifts, momenta, strict=True)]
+        weights = [weight - 0.7 * step for weight, step in zip(weights, steps, strict=True)]
+    return weights
+
+
+def test_rounds_on_real_processes_carry_momentum_and_every_replicas_state(tmp_path: Path) -> None:
+    dense: dict[str, Any] = {"num_layers": 3, "workload": DenseRows(Problem().width, 8)}
+    (layers,) = trained(["diloco:local_steps=4"], 2, tmp_path, steps=3, **dense).values()
+    for layer, wanted in enumerate(rounds_of_diloco(3, 3, 4)):
+        np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
+
+
+def test_rounds_on_real_processes_learn() -> None:
     run = mt.train("diloco", world_size=2, num_layers=2, global_batch_size=64, local_steps=4, steps=12, force=True)
     assert run.losses[-1] < 0.9 * run.losses[0]
     with pytest.raises(mt.UsageError, match="one state for all ranks"):

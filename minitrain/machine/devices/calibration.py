@@ -2,9 +2,10 @@
 
 Four ladders: square matrix multiplications, passes over memory, polynomials (much arithmetic on few bytes), and a
 program that does next to nothing, whose time is the dispatch. A backend makes their kernels: NumPy, JAX or torch, each
-on the device that it runs on. The best rate of a ladder, of calls ten times as long as the dispatch, becomes the config's peak, and each rung a row of efficiency,
-from halfway to the rung below on. So a simulator that reads the config predicts the rungs, and everything between them
-as the nearest one. What small sizes lose to caches and starts is in the rows too.
+on the device that it runs on. The best rate of a ladder, of calls ten times as long as the dispatch, becomes the
+config's peak, and each rung a row of efficiency, from halfway to the rung below on. So a simulator that reads the
+config predicts the rungs, and everything between them as the nearest one. What small sizes lose to caches and starts is
+in the rows too.
 
 A busy machine is slow for moments. So rungs are sampled in rounds, each round in another order and each sample between
 two probes, small kernels that are limited by the same. A sample is the time of a call, or the mean of as many calls as
