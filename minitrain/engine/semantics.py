@@ -55,6 +55,10 @@ class LocalSteps:
     replicas: int
     outer: Nesterov = MEAN
 
+    def __str__(self) -> str:
+        each, replicas = f"{self.steps} local step{'s' * (self.steps > 1)}", f"{self.replicas} replica"
+        return f"{each} of {replicas}{'s' * (self.replicas > 1)}"
+
     def share(self, global_batch_size: int) -> int:
         """Return the samples of one replica's local step."""
         return global_batch_size // (self.steps * self.replicas)

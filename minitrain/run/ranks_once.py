@@ -245,6 +245,7 @@ class RanksAlike:
     """Which logs a run's figures and pictures are made from.
 
     Attributes:
+        strategy: its name.
         world_size: number of ranks.
         logs: the events of each rank.
         models: the model of each rank.
@@ -254,6 +255,7 @@ class RanksAlike:
         trained_model: the transformer that was trained, or None.
     """
 
+    strategy: str
     world_size: int
     logs: Sequence[Sequence[Event]]
     models: Sequence[Any]
@@ -314,7 +316,9 @@ class RanksAlike:
         doubts = [f"the calibration has not measured {doubt}" for doubt in self.doubts[:3]]
         predictor = getattr(getattr(self, "prepared", None), "predictor", None)
         calibration = getattr(predictor, "calibration", None)
-        return (*of_layers, *filter(None, [remark, calibration and calibration.warning]), *doubts)
+        meant = next((model._semantics for model in self.class_models[:1]), None)
+        rounds = meant and f"{self.strategy}: a step is a round of {meant}; it computes something else than one update"
+        return (*of_layers, *filter(None, [rounds, remark, calibration and calibration.warning]), *doubts)
 
     @property
     def messages(self) -> str | None:

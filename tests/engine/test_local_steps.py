@@ -228,3 +228,14 @@ def test_seldom_meetings_pay_over_a_slow_network() -> None:
     ddp = mt.simulate("ddp", global_batch_size=16, **sizes)
     diloco = mt.simulate("diloco", replicas=2, local_steps=8, global_batch_size=128, **sizes)
     assert diloco.step_time < 8 * ddp.step_time
+
+
+def test_runs_that_compute_something_else_say_so() -> None:
+    found = mt.compare("ddp", "diloco", **SIZES)
+    notes = {run.strategy: [note for note in run.notes if "computes something else" in note] for run in found.succeeded}
+    assert notes == {
+        "ddp": [],
+        "diloco": [
+            "diloco: a step is a round of 2 local steps of 4 replicas; it computes something else than one update"
+        ],
+    }
