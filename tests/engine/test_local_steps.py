@@ -231,7 +231,7 @@ def test_seldom_meetings_pay_over_a_slow_network() -> None:
 
 
 def test_runs_that_compute_something_else_say_so() -> None:
-    found = mt.compare("ddp", "diloco", **SIZES)
+    found = mt.compare(["ddp", "diloco"], **SIZES)
     notes = {run.strategy: [note for note in run.notes if "computes something else" in note] for run in found.succeeded}
     assert notes == {
         "ddp": [],
