@@ -58,7 +58,7 @@ def _photograph(browser: Any, page: Path, picture: Path, scheme: str, act: Calla
     tab = browser.new_context(offline=True, color_scheme=scheme, viewport={"width": 1300, "height": 400}).new_page()
     tab.goto(page.as_uri())
     tab.wait_for_selector("body[data-ready=yes]")
-    height = tab.evaluate("document.getElementById('figure').getBoundingClientRect().bottom")
+    height = tab.evaluate("document.querySelector('#figure, #timeline').getBoundingClientRect().bottom")
     tab.set_viewport_size({"width": 1300, "height": int(height) + 12})
     tab.wait_for_timeout(600)
     if act is not None:

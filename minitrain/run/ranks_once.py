@@ -351,6 +351,11 @@ class RanksAlike:
         return False
 
     @property
+    def ranks_of_rows(self) -> Sequence[Sequence[int]]:
+        """The ranks that each row of `drawn` stands for."""
+        return [[rank] for rank in range(self.world_size)]
+
+    @property
     def drawn(self) -> Timeline:
         """What pictures show: the timeline of the step, a row a rank."""
         return self.step_timeline

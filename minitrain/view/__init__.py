@@ -8,6 +8,7 @@ Plotly take longer to load than the rest of minitrain.
 | `gantt`, `comparison_figure` | the figure of one run, or of several on one time axis, with `layout` |
 | `bars`, `memory_panel` | what a figure consists of |
 | `drawing`, `notebook_figure` | figures as plain dicts, and as a notebook keeps them |
+| `timeline` | a large run as columns, and the script that draws them on a canvas |
 | `page`, `explanation_panel` | a figure as an HTML page that needs no internet, and the words above it |
 | `run_folder`, `excerpt` | all files of a run or a comparison; some ranks of a large one |
 | `tables`, `lanes`, `schedule_text`, `svg` | what terminals print, the order of passes as text, a Gantt chart as SVG |

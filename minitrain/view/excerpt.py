@@ -37,11 +37,13 @@ class Excerpt:
     Args:
         timeline: the events of the chosen ranks, a row each.
         ranks: which these are.
+        places: the place of each among the logs of classes.
         note: what is shown and what is not, in words.
     """
 
     timeline: Timeline
     ranks: Sequence[int]
+    places: Sequence[int]
     note: str
 
     def write(self, page: Path, chrome_trace: Path, view: View, include_plotlyjs: bool | str) -> None:
@@ -53,7 +55,9 @@ class Excerpt:
             view: words and units of the run.
             include_plotlyjs: as for `minitrain.view.page.write_html`.
         """
-        write_html(page, self.timeline, replace(view, facts=[*view.facts, self.note]), include_plotlyjs)
+        rows = [view.ranks_of_rows[place] for place in self.places] if view.ranks_of_rows else [[r] for r in self.ranks]
+        drawn = replace(view, facts=[*view.facts, self.note], ranks_of_rows=rows)
+        write_html(page, self.timeline, drawn, include_plotlyjs)
         write_chrome_trace(chrome_trace, self.timeline, view.bytes_per_element)
 
 
@@ -94,7 +98,7 @@ def excerpt_of(run: Run) -> Excerpt | None:
         rank_names=tuple(f"{name} (x {size})" for name in names) if size > 1 else names,
         ranks_a_row=size,
     )
-    return Excerpt(run._of_step(line), ranks, _words(run, ranks))
+    return Excerpt(run._of_step(line), ranks, places, _words(run, ranks))
 
 
 def _classes(run: Any) -> Sequence[int]:

@@ -9,7 +9,7 @@ the mean counts.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +161,8 @@ class View:
         bytes_per_element: bytes of one element of memory; by default those of the specified workload.
         links: what shared links carried, shown below the picture; None where none were shared.
         panel: HTML of a panel of its own, above the picture of a page.
+        meshes: size by axis of each mesh that the ranks were laid out on, last axis fastest.
+        ranks_of_rows: the ranks that each row of the picture stands for; empty where a row is the rank of its number.
     """
 
     title: str = ""
@@ -170,6 +172,8 @@ class View:
     bytes_per_element: float = MATMUL_LAYER.bytes_per_element
     links: Links | None = None
     panel: str = ""
+    meshes: Sequence[Mapping[str, int]] = ()
+    ranks_of_rows: Sequence[Sequence[int]] = ()
 
     @property
     def subtitle(self) -> str:

@@ -52,7 +52,16 @@ def view_of(run: Run) -> View:
         *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),
     ]
     memory = run.capacity_bytes, run.bytes_per_element
-    return View(f"{run.strategy}: {conditions(run)}", facts, run.step_end, *memory, _links_of(run))
+    rows = run.ranks_of_rows if run.draws_classes else ()
+    return View(
+        f"{run.strategy}: {conditions(run)}",
+        facts,
+        run.step_end,
+        *memory,
+        _links_of(run),
+        meshes=run.meshes,
+        ranks_of_rows=rows,
+    )
 
 
 def _figures(run: Run) -> list[str]:

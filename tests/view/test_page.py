@@ -7,15 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from minitrain.errors import UsageError
 from minitrain.operations import Event
 from minitrain.run.analysis.timeline import Timeline, as_timeline
-from minitrain.view.gantt import MAX_BARS, figure, lane_geometry
+from minitrain.view.gantt import figure, lane_geometry
 from minitrain.view.layout import View
-from minitrain.view.page import packed, smallest, write_html
+from minitrain.view.page import write_html
 from tests.sample_logs import data_parallel, one_f_one_b
 
 _VIEW = View("1f1b on h100_80g_nvl8", ("step 12.3 ms", "MFU 41 %"), capacity_bytes=5 * 2**30)
@@ -148,24 +147,14 @@ def test_a_page_that_needs_the_internet_is_refused(tmp_path: Path) -> None:
         write_html(tmp_path / "page.html", [[]], include_plotlyjs="cdn")
 
 
-def test_a_large_page_carries_its_bars_in_compact_columns(tmp_path: Path) -> None:
-    path = write_html(tmp_path / "page.html", _large(), include_plotlyjs="directory")
-    details = json.loads(re.findall(r'<script id="details"[^>]*>(.*?)</script>', path.read_text())[0])
-    assert details["maxBars"] == MAX_BARS
-    assert details["first"][-1] > MAX_BARS
-    assert details["computes"] == [True, True, True, True, False, False, False]
-    assert path.stat().st_size < 100 * details["first"][-1]
+@pytest.mark.parametrize("include", [True, "directory"])
+def test_a_large_page_is_a_small_file_that_needs_no_other(tmp_path: Path, include: bool | str) -> None:
+    path = write_html(tmp_path / "page.html", _large(), _VIEW, include)
+    assert path.stat().st_size < 200_000
+    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+    assert not re.search(r"<(script|link)[^>]*(src|href)=.(?!data:)[a-z./]", path.read_text())
 
 
-def test_a_small_page_carries_no_columns(tmp_path: Path) -> None:
-    path = write_html(tmp_path / "page.html", one_f_one_b(2, 2), include_plotlyjs="directory")
-    assert '<script id="details" type="application/json">null</script>' in path.read_text()
-
-
-def test_whole_numbers_are_packed_in_the_smallest_type_that_holds_them() -> None:
-    sizes = [smallest(np.array([0, value])).dtype.itemsize for value in (127, -129, 40_000)]
-    assert sizes == [1, 2, 4]
-
-
-def test_packed_arrays_say_their_type_and_are_little_endian() -> None:
-    assert packed(np.array([1, 2], ">i2")) == {"dtype": "i2", "bdata": "AQACAA=="}
+def test_a_large_page_that_needs_the_internet_is_refused_too(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="include_plotlyjs must be True, 'directory' or 'parent', got 'cdn'"):
+        write_html(tmp_path / "page.html", _large(), include_plotlyjs="cdn")

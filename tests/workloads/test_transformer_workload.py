@@ -18,7 +18,7 @@ from minitrain.machine.price import RankPredictors
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.view.bars import make_bars
 from minitrain.view.layout import View
-from minitrain.view.page import payload
+from minitrain.view.timeline import timeline_data
 from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
 from minitrain.workloads.workload import PassMode
 
@@ -143,7 +143,7 @@ def test_figures_and_messages_name_the_units(tmp_path: Path) -> None:
     assert again.summary() == run.summary() | {"options": {}}
     assert "attention 0" in str(again.figure().to_dict())
     bars = make_bars(run.timeline, run.last_clock)
-    assert payload(bars, View())["layerNames"] == tuple(unit.name for unit in TINY.units())
+    assert timeline_data(bars, View(), run.explain())["layers"] == [unit.name for unit in TINY.units()]
     trace = json.loads(run.write_chrome_trace(tmp_path / "trace.json").read_text(encoding="utf-8"))
     named = {event["args"].get("layer_name") for event in trace["traceEvents"] if event["ph"] == "X"}
     assert {"embedding", "attention 0", "mlp 0", "attention 1", "mlp 1", "head"} <= named

@@ -68,6 +68,16 @@ class FoldedRun(Run):
         return True
 
     @property
+    def ranks_of_rows(self) -> Sequence[Sequence[int]]:
+        """The ranks of each class."""
+        found: list[list[int]] = [[] for _ in self.class_logs]
+        if not self._classes:
+            return [[rank] for rank in range(self.world_size)]
+        for rank, place in enumerate(self.fold.of_every_rank(list(range(len(found))))):
+            found[place].append(rank)
+        return found
+
+    @property
     def num_ranks_a_class(self) -> int:
         """How many ranks each of the classes has."""
         return self.fold.num_ranks_a_class if self._classes else 1

@@ -8,6 +8,7 @@ A tornado chart: what each kind of operation, or each price, does to the step ti
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,13 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import duration, time_unit
-from minitrain.view.bars import make_bars
+from minitrain.view.bars import Bars, make_bars
 from minitrain.view.drawing import Drawing, Properties, as_figure, scatter
 from minitrain.view.explanation_panel import section
 from minitrain.view.gantt import MAX_BARS, drawn_bars
 from minitrain.view.layout import FIGURE_STYLE, GRID
 from minitrain.view.notebook_figure import NotebookFigure
-from minitrain.view.page import html_table, payload, write_page
+from minitrain.view.page import html_table, timeline_section, write_page
 from minitrain.view.run_folder import view_of
 from minitrain.whatif.noise.distribution import PERCENTILES, Distribution
 
@@ -72,6 +73,11 @@ _MOST_ROWS = 8
 
 def figure(found: Distribution) -> Any:
     """Return how often each step time came, as a figure of its own."""
+    return NotebookFigure(as_figure(_alone(found)), lambda: distribution_svg(found))
+
+
+def _alone(found: Distribution) -> Drawing:
+    """Draw how often each step time came."""
     layout = {
         **FIGURE_STYLE,
         **_axes(found, "", (0.0, 1.0)),
@@ -80,7 +86,7 @@ def figure(found: Distribution) -> Any:
         "title": {"text": title_of(found), "font": {"size": 15}, "x": 0, "xref": "paper", "pad": {"t": 10}},
         "legend": _legend(1.0),
     }
-    return NotebookFigure(as_figure(Drawing(_traces(found, "", "legend"), layout)), lambda: distribution_svg(found))
+    return Drawing(_traces(found, "", "legend"), layout)
 
 
 def title_of(found: Distribution) -> str:
@@ -89,24 +95,27 @@ def title_of(found: Distribution) -> str:
 
 
 def write_html(found: Distribution, path: Path, include_plotlyjs: bool | str = True) -> Path:
-    """Write the recorded run and the distribution below it as one page, and return its path."""
-    view = view_of(found.run)
-    both, details = both_figures(found)
-    facts = [*view.facts, *_facts(found)]
-    return write_page(path, both, view.title, include_plotlyjs, details, _tables(found), facts)
+    """Write the recorded run and the distribution as one page, and return its path.
 
-
-def both_figures(found: Distribution) -> tuple[Drawing, dict[str, Any] | None]:
-    """Return the recorded run above the distribution, and the bars of a page that draws them when it is zoomed into."""
+    They are one figure; a run of too many bars for that is a timeline below the distribution.
+    """
     run, view = found.run, view_of(found.run)
     explained = Explanation(run.step_timeline, view.bytes_per_element, view.step_end, journals=run.memory_journals)
     bars = make_bars(explained.timeline, view.step_end, explained.gaps)
+    is_large = len(bars) > MAX_BARS
+    # its rows are all ranks, also of a run whose own picture has a row a class
+    below = timeline_section(bars, replace(view, ranks_of_rows=()), explained, run.memory_journals) if is_large else ""
+    drawing = _alone(found) if is_large else both_figures(found, bars, explained)
+    facts = [*view.facts, *_facts(found)]
+    return write_page(path, drawing, view.title, include_plotlyjs, _tables(found), facts, below)
+
+
+def both_figures(found: Distribution, bars: Bars, explained: Explanation) -> Drawing:
+    """Return the recorded run above the distribution."""
+    run, view = found.run, view_of(found.run)
     gantt, num_fixed = drawn_bars(bars, view, run.memory_journals, explained.critical_path)
     own = _traces(found, "3", "legend3")
-    traces = [*gantt.data[:num_fixed], *own, *gantt.data[num_fixed:]]
-    both = Drawing(traces, _below(gantt.layout, found))
-    details = {**payload(bars, view), "numFixed": num_fixed + len(own)} if len(bars) > MAX_BARS else None
-    return both, details
+    return Drawing([*gantt.data[:num_fixed], *own, *gantt.data[num_fixed:]], _below(gantt.layout, found))
 
 
 def _facts(found: Distribution) -> list[str]:

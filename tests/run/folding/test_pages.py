@@ -56,9 +56,10 @@ def test_peers_in_the_same_class_are_on_its_row() -> None:
 def test_a_page_of_many_bars_names_the_classes_too(tmp_path: Path) -> None:
     run = folded(num_layers=64, global_batch_size=256, microbatch_size=1)
     page = run.write_html(tmp_path / "page.html").read_text()
-    details = json.loads(page.partition('<script id="details" type="application/json">')[2].partition("</script>")[0])
-    assert details["rankNames"] == NAMES
-    assert "rank %{y" not in page
+    _, _, rest = page.partition('<script id="timeline-data" type="application/json">')
+    data = json.loads(rest.partition("</script>")[0])
+    assert data["ranks"] == NAMES
+    assert sum(row["count"] for row in data["rows"]) == run.world_size
 
 
 def written(*command: str) -> tuple[str, set[str]]:

@@ -1,0 +1,666 @@
+// The timeline: what ranks do over time on a canvas, a row for all that do the same, with their memory below.
+//
+//   const timeline = await mountTimeline(element, data, {maxHeight: 640, onSelect: bar => ...});
+//
+// `data` is what `minitrain.view.timeline.timeline_data` returns, `element` any empty block. The promise gives
+// {zoomTo(start, end), search(text), showPath(bool), select(index), svg(), destroy(), bars}; times are in seconds.
+// Nothing outside of `element` is touched, and no other file is asked for.
+
+const INTS = {1: Int8Array, 2: Int16Array, 4: Int32Array, 8: BigInt64Array};
+const AXIS = 22, MEMORY = 96, GAP = 8, FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+const KEYS = [['w / s', 'zoom in, out'], ['a / d', 'go left, right'], ['0', 'all of it'], ['f', 'zoom to what is chosen'],
+  [', / .', 'choose the one before, after'], ['/', 'search'], ['c', 'critical path on and off'], ['Esc', 'choose nothing'],
+  ['Ctrl + wheel', 'zoom'], ['drag', 'go along time']];
+const STYLE = `
+.mt-timeline{--ink:#24292f;--soft:#57606a;--line:rgba(128,128,128,.28);--back:#fff;--lane:#f4f5f7;position:relative;
+ color:var(--ink);font:12px/1.4 ${FONT}}
+@media(prefers-color-scheme:dark){.mt-timeline{--ink:#c9d1d9;--soft:#9aa4af;--back:#0d1117;--lane:#171c23}}
+.mt-timeline .bar{display:flex;flex-wrap:wrap;gap:4px 8px;align-items:center;margin:4px 0}
+.mt-timeline button,.mt-timeline input,.mt-timeline select{font:inherit;color:inherit;background:none;
+ border:1px solid var(--line);border-radius:4px;padding:3px 9px}
+.mt-timeline option{color:#111}
+.mt-timeline button[aria-pressed=true]{background:rgba(56,139,253,.22)}
+.mt-timeline input{width:15em;max-width:100%}
+.mt-timeline .found{color:var(--soft)}
+.mt-timeline .kinds span{display:inline-block;margin-right:11px;white-space:nowrap}
+.mt-timeline .kinds i{display:inline-block;width:11px;height:11px;margin-right:4px;vertical-align:-1px}
+.mt-timeline .scroll{overflow-y:auto;overflow-x:hidden;position:relative}
+.mt-timeline canvas{display:block;position:sticky;top:0;width:100%;touch-action:pan-y;cursor:default}
+.mt-timeline canvas:focus-visible{outline:2px solid #388bfd;outline-offset:-2px}
+.mt-timeline .tip{position:absolute;z-index:2;pointer-events:none;max-width:280px;padding:5px 8px;border-radius:4px;
+ background:var(--back);border:1px solid var(--line);box-shadow:0 1px 4px rgba(0,0,0,.2)}
+.mt-timeline .told{border:1px solid var(--line);border-radius:4px;padding:6px 10px;margin:6px 0}
+.mt-timeline .told dl{display:grid;grid-template-columns:max-content 1fr;gap:1px 12px;margin:4px 0 0}
+.mt-timeline dt{color:var(--soft)}.mt-timeline dd{margin:0;overflow-wrap:anywhere}
+.mt-timeline .wide{overflow-x:auto}
+.mt-timeline [hidden]{display:none!important}`;
+
+/** Return the columns of `data` as arrays of numbers. */
+async function columnsOf({head, blob}) {
+  const packed = Uint8Array.from(atob(blob), c => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('deflate'));
+  const raw = new Uint8Array(await new Response(stream).arrayBuffer()), columns = {};
+  let from = 0;
+  for (const [name, size, length, sums] of head) {
+    const plain = new Uint8Array(length * size);  // bytes come by their place in the number
+    for (let b = 0; b < size; b++) for (let i = 0; i < length; i++) plain[i * size + b] = raw[from + b * length + i];
+    const found = Float64Array.from(new INTS[size](plain.buffer), Number);
+    if (sums) for (let i = 1; i < length; i++) found[i] += found[i - 1];
+    columns[name] = found;
+    from += length * size;
+  }
+  return columns;
+}
+
+/** Return the index of the first value that is not below `x`, from `low` on. */
+function firstFrom(values, x, low = 0, high = values.length) {
+  while (low < high) { const m = (low + high) >> 1; if (values[m] < x) low = m + 1; else high = m; }
+  return low;
+}
+
+const rgb = color => [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
+
+function duration(seconds) {
+  const size = Math.abs(seconds);
+  if (!size) return '0 s';
+  const [scale, name] = size >= 1 ? [1, 's'] : size >= 1e-3 ? [1e-3, 'ms'] : size >= 1e-6 ? [1e-6, 'µs'] : [1e-9, 'ns'];
+  return Number((seconds / scale).toPrecision(4)) + ' ' + name;
+}
+
+function amount(bytes) {
+  const names = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+  let place = 0;
+  while (bytes >= 1024 && place < 4) { bytes /= 1024; place++; }
+  return Number(bytes.toPrecision(4)) + ' ' + names[place];
+}
+
+/** Return a step of 1, 2 or 5 times a power of ten near x. */
+function niceStep(x) {
+  const power = 10 ** Math.floor(Math.log10(x)), times = x / power;
+  return (times < 1.5 ? 1 : times < 3.5 ? 2 : times < 7.5 ? 5 : 10) * power;
+}
+
+/** Return lanes of consecutive bars, each with the sums of busy time by kind before every bar. */
+function lanesOf(data, c, bars) {
+  const lanes = [];
+  for (let from = 0, to; from < bars.start.length; from = to) {
+    to = from;
+    while (to < bars.start.length && c.row[to] === c.row[from] && c.lane[to] === c.lane[from]) to++;
+    const slots = new Map(), slot = new Uint8Array(to - from);
+    for (let i = from; i < to; i++) {
+      if (!slots.has(c.kind[i])) slots.set(c.kind[i], slots.size);
+      slot[i - from] = slots.get(c.kind[i]);
+    }
+    const size = slots.size, sums = new Float64Array((to - from + 1) * size);
+    for (let i = 0; i < to - from; i++) {
+      for (let k = 0; k < size; k++) sums[(i + 1) * size + k] = sums[i * size + k];
+      sums[(i + 1) * size + slot[i]] += bars.end[from + i] - bars.start[from + i];
+    }
+    lanes.push({row: c.row[from], lane: c.lane[from], from, to, start: bars.start.subarray(from, to),
+      end: bars.end.subarray(from, to), kinds: [...slots.keys()], slot, sums});
+  }
+  return lanes;
+}
+
+/** Call `see(pixel, shares)` for each pixel of a lane: the share of its time by kind, from sums alone. */
+function eachPixel(lane, t0, t1, width, see) {
+  const {start, end, sums, slot, kinds} = lane, size = kinds.length, dt = (t1 - t0) / width;
+  let before = new Float64Array(size), after = new Float64Array(size), i = 0;
+  const until = (t, into) => {
+    i = Math.max(0, firstFrom(start, t, i) - 1);
+    for (let k = 0; k < size; k++) into[k] = sums[i * size + k];
+    if (i < start.length && start[i] < t) into[slot[i]] += Math.min(end[i], t) - start[i];
+  };
+  until(t0, before);
+  const shares = new Float64Array(size);
+  for (let pixel = 0; pixel < width; pixel++) {
+    until(t0 + (pixel + 1) * dt, after);
+    for (let k = 0; k < size; k++) shares[k] = Math.min(1, Math.max(0, (after[k] - before[k]) / dt));
+    see(pixel, shares);
+    [before, after] = [after, before];
+  }
+}
+
+/** What draws on a canvas; `svgPainter` has the same methods. */
+function canvasPainter(g) {
+  const patterns = new Map(), sheet = document.createElement('canvas');
+  let picture = null;
+  const hatched = color => {
+    if (!patterns.has(color)) {
+      const tile = document.createElement('canvas'), pen = tile.getContext('2d');
+      tile.width = tile.height = 6;
+      pen.strokeStyle = color;
+      pen.beginPath(); pen.moveTo(-1, 7); pen.lineTo(7, -1); pen.stroke();
+      patterns.set(color, g.createPattern(tile, 'repeat'));
+    }
+    return patterns.get(color);
+  };
+  return {
+    rect(x, y, w, h, color, alpha = 1, hatch = '') {
+      g.globalAlpha = alpha; g.fillStyle = color; g.fillRect(x, y, w, h);
+      if (hatch) { g.fillStyle = hatched(hatch); g.fillRect(x, y, w, h); }
+      g.globalAlpha = 1;
+    },
+    text(x, y, text, color, align = 'left', bold = false) {
+      g.font = `${bold ? '600 ' : ''}11px ${FONT}`; g.textBaseline = 'middle'; g.textAlign = align; g.fillStyle = color;
+      g.fillText(text, x, y);
+    },
+    line(points, color, width, fill = '') {
+      g.beginPath(); points.forEach(([x, y], i) => { if (i) g.lineTo(x, y); else g.moveTo(x, y); });
+      if (fill) { g.fillStyle = fill; g.fill(); }
+      if (width) { g.strokeStyle = color; g.lineWidth = width; g.stroke(); }
+    },
+    clip(x, y, w, h) { g.save(); g.beginPath(); g.rect(x, y, w, h); g.clip(); },
+    unclip() { g.restore(); },
+    /** A picture of w x h whole pixels, whose colours `paint` writes; thousands of rectangles would take ten times as long. */
+    pixels(x, y, w, h, paint) {
+      if (!picture || picture.width !== w || picture.height !== h) {
+        Object.assign(sheet, {width: w, height: h});
+        picture = new ImageData(w, h);
+      }
+      const colors = new Uint32Array(picture.data.buffer);
+      colors.fill(0);
+      paint(colors);
+      sheet.getContext('2d').putImageData(picture, 0, 0);
+      g.drawImage(sheet, x, y);
+    },
+  };
+}
+
+function svgPainter(width, height) {
+  const parts = [], n = x => Number(x.toFixed(2));
+  const safe = text => String(text).replace(/[&<>"]/g, c => `&#${c.charCodeAt(0)};`);
+  let clips = 0;
+  return {
+    rect(x, y, w, h, color, alpha = 1, hatch = '') {
+      const box = `x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(h)}"`;
+      parts.push(`<rect ${box} fill="${color}"${alpha < 1 ? ` opacity="${n(alpha)}"` : ''}/>`);
+      if (hatch) parts.push(`<rect ${box} fill="url(#hatch)" opacity="${n(alpha)}"/>`);
+    },
+    text(x, y, text, color, align = 'left', bold = false) {
+      const anchor = {left: 'start', center: 'middle', right: 'end'}[align];
+      parts.push(`<text x="${n(x)}" y="${n(y + 4)}" fill="${color}" text-anchor="${anchor}"` +
+        `${bold ? ' font-weight="600"' : ''}>${safe(text)}</text>`);
+    },
+    line(points, color, width, fill = '') {
+      const corners = points.map(([x, y]) => `${n(x)},${n(y)}`).join(' ');
+      parts.push(`<polyline points="${corners}" fill="${fill || 'none'}" stroke="${width ? color : 'none'}" ` +
+        `stroke-width="${width}"/>`);
+    },
+    clip(x, y, w, h) {
+      clips++;
+      parts.push(`<clipPath id="c${clips}"><rect x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(h)}"/></clipPath>` +
+        `<g clip-path="url(#c${clips})">`);
+    },
+    unclip() { parts.push('</g>'); },
+    whole: () => `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${n(width)} ${n(height)}" width="${n(width)}" ` +
+      `height="${n(height)}" font-family='${FONT}' font-size="11"><defs><pattern id="hatch" width="6" height="6" ` +
+      `patternUnits="userSpaceOnUse"><path d="M-1 7L7-1" stroke="#777"/></pattern></defs>${parts.join('')}</svg>`,
+  };
+}
+
+/** Show a timeline in an element; see the head of this file. */
+export async function mountTimeline(element, data, options = {}) {
+  const c = await columnsOf(data), unit = data.unit, step = data.step_s, count = c.row.length;
+  const seconds = ticks => ticks.map(value => value * unit);
+  const bars = {...c, start: seconds(c.start), end: c.start.map((value, i) => (value + c.length[i]) * unit)};
+  const waiting = data.kinds.length - 1, lanes = lanesOf(data, c, bars), scheme = matchMedia('(prefers-color-scheme: dark)');
+  const samples = seconds(c.memory_time), memories = data.rows.map(() => new Map());
+  for (let from = 0, to; from < samples.length; from = to) {
+    to = from;
+    while (to < samples.length && c.memory_row[to] === c.memory_row[from] && c.memory_kind[to] === c.memory_kind[from]) to++;
+    const bytes = c.memory_kib.subarray(from, to).map(kib => kib * 1024);
+    memories[c.memory_row[from]].set(c.memory_kind[from], {time: samples.subarray(from, to), bytes});
+  }
+  const path = {row: c.path_row, start: seconds(c.path_start), end: seconds(c.path_end)};
+  const state = {t0: 0, t1: step, chosen: -1, hover: -1, path: false, memory: data.peak_row, open: new Set(), found: null};
+
+  // ---- what stands around the canvas
+  const make = (tag, more = {}, ...inside) => {
+    const made = Object.assign(document.createElement(tag), more);
+    made.append(...inside);
+    return made;
+  };
+  const button = (text, title, act) => make('button', {type: 'button', textContent: text, title, onclick: act});
+  const search = make('input', {type: 'search', placeholder: 'attention 4, rank 3, mb 2'});
+  search.setAttribute('aria-label', 'search operations, layers, ranks and microbatches');
+  const said = make('span', {className: 'found'}), pathButton = button('critical path', 'c', () => showPath(!state.path));
+  said.setAttribute('role', 'status');
+  pathButton.setAttribute('aria-pressed', false);
+  const whose = make('select', {title: 'whose memory is shown'});
+  data.rows.forEach((row, i) => whose.append(make('option', {value: i, textContent: 'memory of ' + row.name})));
+  whose.value = state.memory;
+  whose.onchange = () => { state.memory = Number(whose.value); schedule(); };
+  const help = make('div', {className: 'told', hidden: true});
+  help.append(make('dl', {}, ...KEYS.flatMap(([key, does]) =>
+    [make('dt', {textContent: key}), make('dd', {textContent: does})])));
+  const tools = make('div', {className: 'bar'}, search, pathButton,
+    button('−', 's', () => zoom(1.5)), button('+', 'w', () => zoom(1 / 1.5)), button('all', '0', () => zoomTo(0, step)),
+    ...(data.rows.length > 1 ? [whose] : []), button('SVG', 'save what is seen as a picture', save),
+    button('?', 'keys', () => { help.hidden = !help.hidden; }), said);
+  const legend = make('div', {className: 'kinds'}), canvas = make('canvas', {tabIndex: 0}), tip = make('div', {className: 'tip', hidden: true});
+  const spacer = make('div'), scroll = make('div', {className: 'scroll'}, spacer), told = make('div', {className: 'told', hidden: true});
+  spacer.append(canvas);
+  told.setAttribute('aria-live', 'polite');
+  canvas.setAttribute('role', 'img');
+  canvas.setAttribute('aria-label', `timeline of ${data.rows.length} rows; what it shows is in the table below`);
+  const root = make('div', {className: 'mt-timeline'}, make('style', {textContent: STYLE}), tools, help, legend, scroll, tip, told, table());
+  element.replaceChildren(root);
+
+  /** The same as a table, which a screen reader reads: how long each row does what. */
+  function table() {
+    const body = make('tbody'), sums = data.rows.map(() => new Float64Array(data.kinds.length));
+    for (let i = 0; i < count; i++) sums[c.row[i]][c.kind[i]] += bars.end[i] - bars.start[i];
+    sums.forEach((of, row) => of.forEach((busy, kind) => busy > 0 && body.append(make('tr', {},
+      ...[data.rows[row].name, data.kinds[kind].name, duration(busy), (100 * busy / step).toFixed(1) + ' %']
+        .map(textContent => make('td', {textContent}))))));
+    const head = make('tr', {}, ...['ranks', 'operation', 'time of one', 'share of the step']
+      .map(textContent => make('th', {textContent})));
+    return make('details', {}, make('summary', {textContent: 'As a table'}),
+      make('div', {className: 'wide'}, make('table', {}, make('thead', {}, head), body)));
+  }
+
+  // ---- words
+  const severalMicrobatches = c.number.some(number => number > 0);
+  const kindOf = i => data.kinds[c.kind[i]];
+  const layerOf = i => c.layer[i] < 0 ? '' : data.layers[c.layer[i]] || 'layer ' + c.layer[i];
+  const place = i => `${data.rows[c.row[i]].name} · ${data.lanes[c.lane[i]]}`;
+  function reason(i) {
+    const typ = data.typs[c.wait_typ[i]] || '', layer = layerOf(i), of = layer && ' of ' + layer;
+    const who = c.source[i] < 0 ? '' : 'rank ' + data.ranks[c.source[i]];
+    if (data.gap_kinds[c.gap_kind[i]] === 'recovery') return 'for the recovery from a fault';
+    if (!typ) return `for the step's end, which ${who || 'another rank'} sets`;
+    if (!who) return `for what comes before ${typ}${of}`;
+    return typ === 'recv' ? `for ${who}'s send${of}` : `for ${who}, the last to come to ${typ}${of}`;
+  }
+  function facts(i) {
+    const begin = c.cause[i], pairs = [['on', place(i)]];
+    pairs.push(['time', `${duration(bars.end[i] - bars.start[i])} from ${duration(bars.start[i])}`]);
+    if (c.kind[i] === waiting) return [...pairs, ['waits', reason(i)], ['a', data.gap_kinds[c.gap_kind[i]]]];
+    if (layerOf(i)) pairs.push(['layer', layerOf(i)]);
+    if (c.number[i] >= 0) pairs.push(['microbatch', c.number[i]]);
+    if (begin >= 0) pairs.push(['began when it did', `since ${data.kinds[c.cause_kind[i]].name}` +
+      `${c.cause_layer[i] < 0 ? '' : ' ' + (data.layers[c.cause_layer[i]] || 'layer ' + c.cause_layer[i])} of rank ` +
+      `${data.ranks[begin]} came before`]);
+    if (c.bytes[i] > 0) pairs.push(['moves', `${amount(c.bytes[i])}, ${amount(c.bytes[i] / (bars.end[i] - bars.start[i]))}/s`]);
+    return pairs;
+  }
+  function show(i) {
+    told.hidden = i < 0;
+    if (i < 0) return;
+    told.replaceChildren(make('b', {textContent: `${kindOf(i).name} ${c.kind[i] === waiting ? '' : layerOf(i)}`}),
+      make('dl', {}, ...facts(i).flatMap(([name, value]) => [make('dt', {textContent: name}), make('dd', {textContent: value})])));
+  }
+
+  // ---- where things are
+  let width = 0, height = 0, left = 0, total = 0, items = [], labels = [];
+  function arrange() {
+    width = Math.max(root.clientWidth, 200);
+    const narrow = width < 700, many = data.rows.length > 12;
+    left = narrow ? 6 : 168;
+    items = []; labels = [];
+    let y = 0;
+    data.rows.forEach((row, r) => {
+      const own = lanes.filter(lane => lane.row === r), copies = state.open.has(r) ? members(row).slice(0, 64) : [null];
+      copies.forEach(rank => {
+        const top = y;
+        if (narrow) y += 15;
+        labels.push({row: r, y: top, name: rank === null ? row.name : 'rank ' + rank, own, narrow});
+        own.forEach((lane, place) => {
+          const high = place ? (many ? 8 : 15) : (many ? 16 : 26);
+          items.push({lane, y, high, first: !place});
+          y += high + 1;
+        });
+        y += many ? 3 : 8;
+      });
+    });
+    total = AXIS + y + GAP + MEMORY + 18;
+    height = Math.min(total, options.maxHeight || 640);
+    spacer.style.height = total + 'px';
+    scroll.style.maxHeight = height + 'px';
+    const dense = devicePixelRatio || 1;
+    canvas.width = width * dense; canvas.height = height * dense; canvas.style.height = height + 'px';
+    const pen = canvas.getContext('2d', {alpha: false});
+    pen.setTransform(dense, 0, 0, dense, 0, 0);
+    painter = canvasPainter(pen);
+    draw();
+  }
+  const members = row => row.members.flatMap(([first, many, by]) => Array.from({length: many}, (_, i) => first + i * by));
+  const span = () => width - left - 8, xOf = t => left + (t - state.t0) / (state.t1 - state.t0) * span();
+  const timeOf = x => state.t0 + (x - left) / span() * (state.t1 - state.t0);
+
+  // ---- drawing
+  let painter, due = false;
+  const schedule = () => { if (!due) { due = true; requestAnimationFrame(() => { due = false; draw(); }); } };
+  function draw(on = painter) {
+    const dark = scheme.matches, ink = dark ? '#c9d1d9' : '#24292f', soft = dark ? '#9aa4af' : '#57606a';
+    const back = dark ? '#0d1117' : '#ffffff', lane = dark ? '#171c23' : '#f4f5f7', grid = dark ? '#2b3139' : '#e6e8eb';
+    const colors = data.kinds.map(kind => dark && kind.dark || kind.color);
+    const inks = data.kinds.map(kind => dark && kind.dark && kind.dark_ink || kind.ink);
+    colors[waiting] = dark ? '#2a2f36' : '#e7e9ec';
+    const looks = {colors, inks, hatch: dark ? '#6b737d' : '#8c959f'};
+    const bottom = height - MEMORY - 18, shift = scroll.scrollTop;
+    on.rect(0, 0, width, height, back);
+    ticks(on, ink, grid);
+    on.clip(0, AXIS, width, bottom - AXIS - GAP);
+    for (const item of items) {
+      const y = AXIS + item.y - shift;
+      if (y > bottom || y + item.high < AXIS) continue;
+      on.rect(left, y, span(), item.high, lane);
+      on.clip(left, y, span(), item.high);
+      drawLane(on, item.lane, y, item.high, looks);
+      on.unclip();
+    }
+    names(on, ink, soft, shift);
+    if (state.path) drawPath(on, shift, dark);
+    for (const [i, color] of [[state.hover, soft], [state.chosen, '#d6006c']]) mark(on, i, color, shift);
+    on.unclip();
+    drawMemory(on, bottom, ink, soft, dark);
+  }
+  function ticks(on, ink, grid) {
+    const by = niceStep((state.t1 - state.t0) / Math.max(1, span() / 95));
+    const [scale, name] = state.t1 >= 1 ? [1, 's'] : state.t1 >= 1e-3 ? [1e-3, 'ms'] : state.t1 >= 1e-6 ? [1e-6, 'µs'] : [1e-9, 'ns'];
+    const digits = Math.min(9, Math.max(0, -Math.floor(Math.log10(by / scale) + 1e-9)));
+    for (let t = Math.ceil(state.t0 / by) * by; t <= state.t1; t += by) {
+      const x = xOf(t);
+      on.rect(Math.round(x), AXIS - 4, 1, height - AXIS, grid);
+      if (x > left + 14 && x < width - 26) on.text(x, 9, `${(t / scale).toFixed(digits)} ${name}`, ink, 'center');
+    }
+  }
+  function drawLane(on, lane, y, high, {colors, inks, hatch}) {
+    const {start, end, from} = lane, first = Math.max(0, firstFrom(start, state.t0) - 1), last = firstFrom(start, state.t1, first);
+    if (last - first > span() / 3 && !state.found) return drawShares(on, lane, y, high, colors);
+    let drawn = -1;  // the last pixel with something in it: bars below a pixel are drawn once
+    for (let i = first; i < last; i++) {
+      if (end[i] < state.t0) continue;
+      const x0 = Math.max(left, xOf(start[i])), wide = Math.min(width, xOf(end[i])) - x0, kind = c.kind[from + i];
+      const dim = state.found && !state.found[from + i];
+      if (wide < 0.5 && Math.round(x0) === drawn && (dim || !state.found)) continue;
+      if (wide < 0.5) drawn = Math.round(x0);
+      on.rect(x0, y, Math.max(wide > 4 ? wide - 0.7 : wide, 0.7), high, colors[kind], dim ? 0.15 : 1,
+        data.kinds[kind].pattern && wide > 3 ? hatch : '');
+      if (high < 13 || wide < 14 || dim) continue;
+      const text = label(from + i, wide - 6);
+      if (text) on.text(x0 + 3, y + high / 2 + 0.5, text, kind === waiting ? hatch : inks[kind]);
+    }
+  }
+  /** The longest text that fits: operation, layer and microbatch, or less of it. */
+  function label(i, room) {
+    const name = kindOf(i).name.replace('_', '-'), layer = layerOf(i), mb = severalMicrobatches && c.number[i] >= 0 ? 'mb ' + c.number[i] : '';
+    const number = (layer.match(/\d+$/) || [''])[0], both = [layer, mb].filter(Boolean).join(' · ');
+    const tries = c.kind[i] === waiting ? [reason(i), 'waits ' + data.gap_kinds[c.gap_kind[i]], 'waits']
+      : [`${name} ${both}`, `${name} ${layer || mb}`, both, layer, name, mb && String(c.number[i]), number];
+    return tries.find(text => text && widthOf(text) <= room) || '';
+  }
+  /** Where bars are too many: of each pixel the shares of time, as heights. */
+  function drawShares(on, lane, y, high, colors) {
+    const pixels = Math.floor(span()), order = lane.kinds.map((_, k) => k).sort((a, b) => lane.kinds[a] - lane.kinds[b]);
+    if (on.pixels) {
+      on.pixels(left, y, pixels, high, into => {
+        const codes = lane.kinds.map(kind => { const [r, g, b] = rgb(colors[kind]); return (255 << 24 | b << 16 | g << 8 | r) >>> 0; });
+        eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
+          let foot = high, sum = 0;
+          for (const k of order) {
+            sum += shares[k];
+            const top = Math.max(0, Math.round(high - Math.min(1, sum) * high));
+            while (foot > top) into[--foot * pixels + pixel] = codes[k];
+          }
+        });
+      });
+      return;
+    }
+    let run = null;  // neighbours that look alike are one rectangle
+    const flush = () => {
+      let foot = y + high;
+      if (run) for (const [k, tall] of run.parts) { foot -= tall; on.rect(left + run.from, foot, run.wide, tall, colors[lane.kinds[k]]); }
+    };
+    eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
+      const parts = [];
+      let key = '';
+      for (const k of order) {
+        const tall = Math.round(shares[k] * high * 2) / 2;
+        if (tall > 0) { parts.push([k, tall]); key += k + ':' + tall + ' '; }
+      }
+      if (run && run.key === key) { run.wide++; return; }
+      flush();
+      run = {key, parts, from: pixel, wide: 1};
+    });
+    flush();
+  }
+  function names(on, ink, soft, shift) {
+    for (const {row, y, name, own, narrow} of labels) {
+      const at = AXIS + y - shift, count = data.rows[row].count, sign = count > 1 ? (state.open.has(row) ? '▾ ' : '▸ ') : '';
+      if (narrow) on.text(left, at + 7, cut(`${sign}${name}: ${own.map(lane => data.lanes[lane.lane]).join(', ')}`, span()), ink, 'left', true);
+      else {
+        on.text(4, at + 8, cut(sign + name, left - 12), ink, 'left', true);
+        if (data.rows.length <= 12) items.filter(item => own.includes(item.lane) && !item.first && item.y > y && item.y < y + 160)
+          .slice(0, own.length - 1).forEach(item => on.text(left - 6, AXIS + item.y - shift + item.high / 2, data.lanes[item.lane.lane], soft, 'right'));
+      }
+    }
+  }
+  function drawPath(on, shift, dark) {
+    const main = new Map(items.filter(item => item.first).map(item => [item.lane.row, item]).reverse()), points = [];
+    path.row.forEach((row, i) => {
+      const item = main.get(row);
+      if (!item || path.end[i] < state.t0 || path.start[i] > state.t1) return;
+      const y = AXIS + item.y - shift + item.high * 0.85;
+      points.push([xOf(path.start[i]), y], [xOf(path.end[i]), y]);
+    });
+    on.clip(left, AXIS, span(), height);
+    on.line(points, dark ? '#ff5ca8' : '#d6006c', 2.5);
+    on.unclip();
+  }
+  function mark(on, i, color, shift) {
+    const item = i >= 0 && items.find(item => i >= item.lane.from && i < item.lane.to);
+    if (!item) return;
+    const x0 = Math.max(left, xOf(bars.start[i])), x1 = Math.max(x0 + 2, Math.min(width - 4, xOf(bars.end[i])));
+    const y0 = AXIS + item.y - shift, y1 = y0 + item.high - 1;
+    if (x0 < width) on.line([[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]], color, 2);
+  }
+  const SHADES = ['#0072B2', '#CC79A7', '#E69F00', '#56B4E9', '#999999', '#D55E00', '#009E73', '#3A9BDC'];
+  function drawMemory(on, top, ink, soft, dark) {
+    const kinds = [...memories[state.memory] || []], known = data.memory_kinds.length > 1;
+    const most = Math.max(...data.rows.map((row, r) => row.peak_bytes || 0), 1), scale = (MEMORY - 16) / most;
+    const capacity = data.capacity_bytes && data.capacity_bytes < most * 1.5 ? data.capacity_bytes : 0;
+    const high = bytes => top + MEMORY - bytes * scale * (capacity ? most / Math.max(capacity, most) : 1);
+    on.text(narrowText(), top + 6, cut(`memory of ${data.rows[state.memory].name}, up to ${amount(data.rows[state.memory].peak_bytes)}`, span()), ink);
+    on.clip(left, top + 12, span(), MEMORY - 11);
+    let below = null;
+    kinds.forEach(([kind, {time, bytes}], place) => {
+      const levels = Float64Array.from(bytes, (value, i) => value + (below ? below[i] : 0)), points = [[xOf(time[0]), high(below ? below[0] : 0)]];
+      let from = Math.max(0, firstFrom(time, state.t0) - 1), lastX = -9, peak = 0;
+      const ground = [];
+      for (let i = from; i < time.length; i++) {
+        const x = xOf(time[i]);
+        peak = Math.max(peak, levels[i]);
+        if (x - lastX >= 0.5 || i === time.length - 1) {
+          points.push([x, points.at(-1)[1]], [x, high(peak)]);
+          ground.push([x, high(below ? below[Math.max(0, i - 1)] : 0)], [x, high(below ? below[i] : 0)]);
+          lastX = x; peak = 0;
+        }
+        if (time[i] > state.t1) break;
+      }
+      const shade = SHADES[place % SHADES.length];
+      on.line([...points, ...ground.reverse()], shade, known ? 0 : 1, known ? shade : dark ? '#1b3a52' : '#cfe3f2');
+      below = levels;
+    });
+    on.unclip();
+    if (capacity) { on.rect(left, high(capacity), span(), 1, '#D55E00'); on.text(width - 12, high(capacity) + 8, 'device memory ' + amount(capacity), soft, 'right'); }
+    on.rect(left, top + MEMORY, span(), 1, soft);
+    let x = left;
+    if (known) kinds.forEach(([kind], place) => {
+      const name = data.memory_kinds[kind];
+      if (x + widthOf(name) + 16 > width) return;
+      on.rect(x, top + MEMORY + 5, 9, 9, SHADES[place % SHADES.length]);
+      on.text(x + 12, top + MEMORY + 10, name, ink);
+      x += widthOf(name) + 24;
+    });
+  }
+  const narrowText = () => left + 2;
+
+  // ---- what one does
+  function zoomTo(a, b) {
+    const least = step * 1e-7, size = Math.min(step, Math.max(least, b - a));
+    state.t0 = Math.max(0, Math.min(a, step - size));
+    state.t1 = state.t0 + size;
+    schedule();
+  }
+  function zoom(by, x = left + span() / 2) {
+    const t = timeOf(x), size = Math.min(step, (state.t1 - state.t0) * by), share = (t - state.t0) / (state.t1 - state.t0);
+    zoomTo(t - share * size, t - share * size + size);
+  }
+  const go = dt => zoomTo(state.t0 + dt, state.t1 + dt);
+  function select(i) {
+    state.chosen = i;
+    if (i >= 0) { state.memory = c.row[i]; whose.value = state.memory; }
+    show(i);
+    schedule();
+    if (options.onSelect) options.onSelect(i < 0 ? null : {index: i, facts: facts(i)});
+  }
+  function focusOn(i) {
+    if (i < 0) return;
+    const size = Math.max(bars.end[i] - bars.start[i], step * 1e-6);
+    zoomTo(bars.start[i] - 2 * size, bars.end[i] + 2 * size);
+  }
+  function showPath(on) { state.path = on; pathButton.setAttribute('aria-pressed', on); schedule(); }
+  /** Every word must be in a bar's description; the rest is dimmed. */
+  function find(text) {
+    const words = text.toLowerCase().replace(/\bmb (\d+)/g, 'mb:$1').replace(/\brank (\d+)/g, 'rank:$1').split(/\s+/).filter(Boolean);
+    state.found = null;
+    if (words.length) {
+      const known = new Map(), within = data.rows.map(row => {
+        const wanted = words.filter(word => word.startsWith('rank:')).map(word => Number(word.slice(5)));
+        return wanted.every(rank => row.members.some(([first, many, by]) => rank >= first && rank < first + many * by && (rank - first) % by === 0));
+      });
+      const others = words.filter(word => !word.startsWith('rank:'));
+      state.found = Uint8Array.from({length: count}, (_, i) => {
+        if (!within[c.row[i]]) return 0;
+        const key = [c.kind[i], c.layer[i], c.number[i], c.lane[i]].join();
+        if (!known.has(key)) {
+          const all = [kindOf(i).name, layerOf(i), data.lanes[c.lane[i]], `mb:${c.number[i]}`].join(' ').toLowerCase().split(/\s+/);
+          known.set(key, others.every(word => all.some(one => /\d$/.test(word) ? one === word : one.includes(word))) ? 1 : 0);
+        }
+        return known.get(key);
+      });
+    }
+    const number = state.found ? state.found.reduce((sum, one) => sum + one, 0) : 0;
+    said.textContent = state.found ? `${number.toLocaleString('en')} found` : '';
+    schedule();
+    return number;
+  }
+  function save() {
+    const link = make('a', {href: URL.createObjectURL(new Blob([svg()], {type: 'image/svg+xml'})), download: 'timeline.svg'});
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+  function svg() { const on = svgPainter(width, height); draw(on); return on.whole(); }
+  function at(x, y) {
+    if (y < AXIS || y > height - MEMORY - 18 || x < left) return -1;
+    const item = items.find(item => y >= AXIS + item.y - scroll.scrollTop && y < AXIS + item.y - scroll.scrollTop + item.high);
+    if (!item) return -1;
+    const near = 2 * (state.t1 - state.t0) / span(), t = timeOf(x), i = firstFrom(item.lane.start, t + near) - 1;
+    for (const one of [i, i - 1]) if (one >= 0 && item.lane.start[one] <= t && item.lane.end[one] >= t) return item.lane.from + one;
+    return i >= 0 && item.lane.end[i] >= t - near ? item.lane.from + i : -1;
+  }
+  const fingers = new Map();
+  let moved = 0;
+  canvas.addEventListener('pointerdown', event => { fingers.set(event.pointerId, event.offsetX); moved = 0; });
+  canvas.addEventListener('pointermove', event => {
+    const x = event.offsetX, before = fingers.get(event.pointerId);
+    if (before !== undefined) {
+      const other = [...fingers].find(([id]) => id !== event.pointerId);
+      if (other) zoom(Math.abs(before - other[1]) / Math.max(4, Math.abs(x - other[1])), other[1]);
+      else go((before - x) / span() * (state.t1 - state.t0));
+      moved += Math.abs(x - before);
+      if (moved > 4 && !canvas.hasPointerCapture(event.pointerId)) canvas.setPointerCapture(event.pointerId);
+      fingers.set(event.pointerId, x);
+      tip.hidden = true;
+      return;
+    }
+    const i = at(x, event.offsetY);
+    canvas.style.cursor = i >= 0 || rowAt(x, event.offsetY) >= 0 ? 'pointer' : 'default';
+    tip.hidden = i < 0;
+    if (i >= 0) {
+      tip.replaceChildren(make('b', {textContent: `${kindOf(i).name} ${layerOf(i)}`}),
+        ...facts(i).slice(0, 4).flatMap(([, value]) => [make('br'), String(value)]));
+      const box = root.getBoundingClientRect(), seen = canvas.getBoundingClientRect();
+      tip.style.left = Math.max(0, Math.min(x + 14, width - 290)) + 'px';
+      tip.style.top = seen.top - box.top + event.offsetY + 16 + 'px';
+    }
+    if (i !== state.hover) { state.hover = i; schedule(); }
+  });
+  const lift = event => fingers.delete(event.pointerId);
+  canvas.addEventListener('pointerup', lift);
+  canvas.addEventListener('pointercancel', lift);
+  canvas.addEventListener('pointerleave', () => { tip.hidden = true; state.hover = -1; schedule(); });
+  function rowAt(x, y) {
+    const found = labels.find(each => Math.abs(y - (AXIS + each.y - scroll.scrollTop + 8)) < 8);
+    return found && (x < left || found.narrow) && data.rows[found.row].count > 1 ? found.row : -1;
+  }
+  canvas.addEventListener('click', event => {
+    if (moved > 4) return;
+    const row = rowAt(event.offsetX, event.offsetY);
+    if (row < 0) { select(at(event.offsetX, event.offsetY)); return; }
+    if (!state.open.delete(row)) state.open.add(row);
+    arrange();
+  });
+  canvas.addEventListener('dblclick', event => focusOn(at(event.offsetX, event.offsetY)));
+  canvas.addEventListener('wheel', event => {
+    const along = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (!along && !event.ctrlKey && !event.metaKey) return;  // the page scrolls
+    event.preventDefault();
+    if (along) go((event.deltaX || event.deltaY) / span() * (state.t1 - state.t0));
+    else zoom(Math.exp(event.deltaY * 0.002), event.offsetX);
+  }, {passive: false});
+  const beside = by => {
+    const lane = lanes.find(each => state.chosen >= each.from && state.chosen < each.to) || lanes[0];
+    if (lane) select(Math.max(lane.from, Math.min(lane.to - 1, state.chosen < 0 ? lane.from : state.chosen + by)));
+  };
+  const acts = {w: () => zoom(0.7), s: () => zoom(1 / 0.7), a: () => go((state.t0 - state.t1) * 0.15),
+    d: () => go((state.t1 - state.t0) * 0.15), 0: () => zoomTo(0, step), f: () => focusOn(state.chosen), c: () => showPath(!state.path),
+    '/': () => search.focus(), '?': () => { help.hidden = !help.hidden; }, Escape: () => { help.hidden = true; select(-1); },
+    ',': () => beside(-1), '.': () => beside(1)};
+  Object.assign(acts, {ArrowLeft: acts.a, ArrowRight: acts.d, '+': acts.w, '-': acts.s});
+  canvas.addEventListener('keydown', event => {
+    const act = !event.ctrlKey && !event.metaKey && acts[event.key];
+    if (act) { event.preventDefault(); act(); }
+  });
+  search.oninput = () => find(search.value);
+  search.onkeydown = event => {
+    if (event.key === 'Escape') { search.value = ''; find(''); canvas.focus(); }
+    if (event.key !== 'Enter' || !state.found) return;
+    const next = state.found.indexOf(1, state.chosen + 1), i = next < 0 ? state.found.indexOf(1) : next;
+    select(i);
+    focusOn(i);
+  };
+  function tell() {
+    legend.replaceChildren(...data.kinds.map((kind, k) => {
+      const look = k === waiting ? 'repeating-linear-gradient(135deg,#8c959f 0 1px,rgba(128,128,128,.2) 1px 4px)' : scheme.matches && kind.dark || kind.color;
+      const square = make('i');
+      square.style.background = kind.pattern && k !== waiting ? `repeating-linear-gradient(135deg,#555 0 1px,${look} 1px 4px)` : look;
+      return make('span', {}, square, kind.name);
+    }));
+    schedule();
+  }
+  const seen = new ResizeObserver(arrange);
+  tell();
+  arrange();
+  seen.observe(root);
+  scroll.addEventListener('scroll', schedule);
+  scheme.addEventListener('change', tell);
+  element.dataset.ready = 'yes';
+  return {zoomTo, search: text => { search.value = text; return find(text); }, showPath, select, svg, bars, draw: () => draw(),
+    destroy() { seen.disconnect(); scheme.removeEventListener('change', tell); element.replaceChildren(); }};
+}
+
+const pen = document.createElement('canvas').getContext('2d'), widths = new Map();
+function widthOf(text) {
+  if (!widths.has(text)) { pen.font = `11px ${FONT}`; widths.set(text, pen.measureText(text).width); }
+  return widths.get(text);
+}
+function cut(text, room) {
+  if (widthOf(text) * 1.06 <= room) return text;
+  let end = text.length;
+  while (end > 1 && widthOf(text.slice(0, end) + '…') * 1.06 > room) end--;
+  return text.slice(0, end) + '…';
+}

@@ -1,0 +1,306 @@
+"""A run as the data of the timeline on a canvas (`timeline.js`): compressed columns, one row for ranks alike.
+
+Ranks that draw the same are one row: their bars (kind, lane, start, length, layer, microbatch, why they wait) and their
+memory over time are equal, or a folded run says so. What such a row says of other ranks, such as whom it waits for,
+holds for its lowest rank. A row has the main lane, with compute, what blocks it and waits, and a lane beside it for
+communication along each axis of the mesh, for messages and for moves to the host.
+
+Times are whole numbers of a unit of about a 1e-9th of the step. Columns are differences of neighbours where that is
+shorter, in the smallest type, with the bytes of each place together, deflated and in base 64. For the script's own
+interface see its first lines.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from hashlib import blake2b
+from importlib.resources import files
+from itertools import pairwise
+from math import floor, log10, prod
+from typing import Any
+from zlib import compress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minitrain.operations import HOST_MOVES, RECV, SEND
+from minitrain.operations import Stream as _Stream
+from minitrain.run.analysis.breakdown import axis_finder
+from minitrain.run.analysis.dependencies import Binding, CriticalPath
+from minitrain.run.analysis.explanation import GAP_KINDS, Explanation
+from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind, memory_curve
+from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Stream, Timeline
+from minitrain.tensors.index_sets import ranges
+from minitrain.view.bars import Bars, microbatches
+from minitrain.view.layout import View
+
+MAIN_LANE = "compute"
+_NUMBERED = ("forward", "backward", "loss", SEND, RECV)  # what has the samples of one microbatch
+_DIGITS = 9  # of the step's length
+_SUMS = (
+    "row",
+    "lane",
+    "start",
+    "layer",
+    "memory_row",
+    "memory_time",
+    "memory_kib",
+    "path_row",
+    "path_start",
+    "path_end",
+)
+"""Columns that are written as differences of neighbours."""
+
+
+@cache
+def timeline_script() -> str:
+    """Return the JavaScript module that draws the data."""
+    return files("minitrain.view").joinpath("timeline.js").read_text(encoding="utf-8")
+
+
+def timeline_data(bars: Bars, view: View, explained: Explanation, journals: Journals = ()) -> dict[str, Any]:
+    """Return what `mountTimeline` of the script takes, ready for JSON.
+
+    Args:
+        bars: the bars of the run.
+        view: its units, its meshes, and the ranks that each row of the bars stands for.
+        explained: why its ranks wait, and its critical path.
+        journals: every change of every store, for memory by kind, if they were kept.
+    """
+    line = bars.timeline
+    unit = 10.0 ** (floor(log10(bars.step_end)) - _DIGITS) if bars.step_end > 0 else 10.0**-_DIGITS
+    lane, lane_names = _lanes(bars, view)
+    columns = _bar_columns(bars, unit)
+    memory_kinds, memory = _memory_of_rows(line, journals, bars.step_end)
+    alike = _rows_alike(bars, columns, memory)
+    shown = np.full(line.num_ranks, NONE)
+    for row, ranks in enumerate(alike):
+        shown[ranks] = row
+    lowest = np.array([ranks[0] for ranks in alike], np.int64)
+    order = np.flatnonzero(np.isin(bars.rank, lowest))
+    order = order[np.lexsort((bars.start[order], lane[order], shown[bars.rank[order]]))]
+    columns = {"row": shown[bars.rank], "lane": lane, **columns, **_causes(bars, explained.binding)}
+    columns = {name: column[order] for name, column in columns.items()}
+    columns |= _memory_columns([memory[ranks[0]] for ranks in alike], view, unit)
+    columns |= _path_columns(explained.critical_path, shown, unit)
+    peaks = [_peak(memory[ranks[0]]) * view.bytes_per_element for ranks in alike]
+    head, blob = _packed(columns)
+    return {
+        "unit": unit,
+        "step_s": bars.step_end,
+        "kinds": [kind._asdict() for kind in bars.kinds],
+        "lanes": lane_names,
+        "rows": [_row(line, ranks, view, peak) for ranks, peak in zip(alike, peaks, strict=True)],
+        "peak_row": int(np.argmax(peaks)) if peaks else 0,
+        "ranks": [line.rank_name(rank) for rank in range(line.num_ranks)],
+        "layers": list(line.layer_names),
+        "typs": list(line.typs),
+        "gap_kinds": list(GAP_KINDS),
+        "memory_kinds": memory_kinds,
+        "capacity_bytes": view.capacity_bytes,
+        "head": head,
+        "blob": blob,
+    }
+
+
+def _lanes(bars: Bars, view: View) -> tuple[Ints, list[str]]:
+    """Return the lane of each bar and the names of lanes: the main one, then one for each use of streams beside it."""
+    line, beside = bars.timeline, bars.lane > 0
+    names = [_lane_name(stream, view) for stream in line.streams]
+    used = sorted({names[stream] for stream in np.unique(line.stream[bars.event[beside]]).tolist()})
+    place = np.array([1 + used.index(name) if name in used else 0 for name in names], np.int64)
+    lane = np.zeros(len(bars), np.int64)
+    lane[beside] = place[line.stream[bars.event[beside]]]
+    return lane, [MAIN_LANE, *used]
+
+
+def _lane_name(stream: Stream, view: View) -> str:
+    """Name the lane of a stream, by the axis of the mesh along which its group communicates."""
+    if stream.kind in (SEND, RECV):
+        return "peers"
+    if stream.kind in HOST_MOVES:
+        return "host"
+    if stream.group is None or not view.meshes:
+        return "communication" if stream.group is None else f"groups of {len(stream.group)}"
+    size = max(prod(mesh.values()) for mesh in view.meshes)
+    return axis_finder(stream.group[0], size, view.meshes)(_Stream(*stream)) or MAIN_LANE
+
+
+def _bar_columns(bars: Bars, unit: float) -> dict[str, Ints]:
+    """Return what is drawn and said of each bar, as whole numbers, but for its row and lane."""
+    line, event, waits = bars.timeline, bars.event, bars.waits
+    start, end = _ticks(bars.start, unit), _ticks(bars.start + bars.duration, unit)
+    ends_wait = waits & (event != NONE)
+    layer = np.where(line.layer == NO_LAYER, NONE, line.layer)
+    source = np.append(bars.gaps.source, NONE)[bars.gap]
+    numbered = line.beginning_with(*_NUMBERED)
+    return {
+        "start": start,
+        "length": end - start,
+        "kind": bars.kind,
+        "layer": np.where(waits & ~ends_wait, NONE, layer[event]),
+        "number": np.where(waits | ~numbered[event], NONE, microbatches(line)[event]),
+        "gap_kind": np.append(bars.gaps.kind, 0)[bars.gap],
+        "wait_typ": np.where(ends_wait, line.typ[event], NONE),
+        "source": np.where(source == NONE, NONE, line.rank[source]),
+        "bytes": np.where(waits, 0, np.rint(line.size_bytes[event])).astype(np.int64),
+    }
+
+
+def _ticks(seconds: Floats, unit: float) -> Ints:
+    """Return times as whole numbers of a unit."""
+    return np.rint(seconds / unit).astype(np.int64)
+
+
+def _causes(bars: Bars, bound: Binding) -> dict[str, Ints]:
+    """Return of each bar the operation before which it could not begin: its rank, kind and layer, or `NONE`."""
+    line = bars.timeline
+    cause = np.append(bound.moment, NONE)[: line.num_events]
+    while np.any(cause >= line.num_events):  # a submission or a meeting, which waited for something itself
+        cause = np.where(cause >= line.num_events, bound.moment[cause], cause)
+    kind_of_event = np.full(line.num_events + 1, NONE)
+    works = ~bars.waits
+    kind_of_event[bars.event[works]] = bars.kind[works]
+    cause = np.where(works & (bars.event != NONE), cause[bars.event], NONE)
+    known = (cause != NONE) & (kind_of_event[cause] != NONE)
+    return {
+        "cause": np.where(known, line.rank[cause], NONE),
+        "cause_kind": np.where(known, kind_of_event[cause], NONE),
+        "cause_layer": np.where(known & (line.layer[cause] != NO_LAYER), line.layer[cause], NONE),
+    }
+
+
+Curves = tuple[Floats, Sequence[tuple[int, Floats]]]
+"""Times at which a rank's memory changes, s, and its elements of each kind from each of them on."""
+
+
+def _memory_of_rows(line: Timeline, journals: Journals, step_end: float) -> tuple[list[str], list[Curves]]:
+    """Return the names of kinds of memory, one where no journals were kept, and the curves of every row."""
+    if not journals:
+        totals = [memory_curve(line, rank, step_end) for rank in range(line.num_ranks)]
+        return ["all"], [(curve.time, [(0, curve.memory)]) for curve in totals]
+    split = [curves_by_kind(line, journals, rank, step_end) for rank in range(line.num_ranks)]
+    names = list(dict.fromkeys(name for curves in split for name in curves))
+    return names, [
+        (
+            next(iter(curves.values())).time if curves else np.zeros(0),
+            [(names.index(name), curve.memory) for name, curve in curves.items()],
+        )
+        for curves in split
+    ]
+
+
+def _rows_alike(bars: Bars, columns: dict[str, Ints], memory: Sequence[Curves]) -> list[list[int]]:
+    """Return the rows that draw the same, in the order of the lowest of each."""
+    first = np.searchsorted(bars.rank, np.arange(bars.timeline.num_ranks + 1))
+    compared = [bars.lane, bars.start, bars.duration, *(columns[name] for name in _COMPARED)]
+    found: dict[bytes, list[int]] = {}
+    for rank, (time, curves) in enumerate(memory):
+        key = blake2b(time.tobytes())
+        for kind, level in curves:
+            key.update(bytes([kind]) + level.tobytes())
+        for column in compared:
+            key.update(column[first[rank] : first[rank + 1]].tobytes())
+        found.setdefault(key.digest(), []).append(rank)
+    return list(found.values())
+
+
+_COMPARED = ("kind", "layer", "number", "gap_kind", "wait_typ", "bytes")
+
+
+def _peak(memory: Curves) -> float:
+    """Return the most that is held at a moment, elements."""
+    total = sum((level for _, level in memory[1]), np.zeros(len(memory[0])))
+    return float(np.max(total, initial=0.0))
+
+
+def _memory_columns(shown: Sequence[Curves], view: View, unit: float) -> dict[str, Ints]:
+    """Return the steps of memory of each row and kind, KiB."""
+    parts = [(row, kind, time, level) for row, (time, curves) in enumerate(shown) for kind, level in curves]
+    whole: dict[str, list[NDArray[Any]]] = {"row": [], "kind": [], "time": [], "kib": []}
+    for row, kind, time, level in parts:
+        whole["row"].append(np.full(len(time), row))
+        whole["kind"].append(np.full(len(time), kind))
+        whole["time"].append(_ticks(time, unit))
+        whole["kib"].append(np.rint(level * view.bytes_per_element / 1024).astype(np.int64))
+    empty = np.zeros(0, np.int64)
+    return {f"memory_{name}": np.concatenate([empty, *columns]) for name, columns in whole.items()}
+
+
+def _path_columns(path: CriticalPath, shown: Ints, unit: float) -> dict[str, Ints]:
+    """Return the operations of the critical path: row, start and end; of a send only its beginning counts."""
+    line = path.timeline
+    start = line.time[path.event]
+    end = np.where(path.counts, line.end[path.event], start)
+    return {
+        "path_row": shown[line.rank[path.event]],
+        "path_start": _ticks(start, unit),
+        "path_end": _ticks(end, unit),
+    }
+
+
+def _row(line: Timeline, rows: Sequence[int], view: View, peak_bytes: float) -> dict[str, Any]:
+    """Return the name of a row, its ranks as (first, how many, distance), and its peak memory."""
+    known = [view.ranks_of_rows[row] for row in rows] if view.ranks_of_rows else [[row] for row in rows]
+    ranks = sorted(rank for each in known for rank in each)
+    along = _along(ranks, view)
+    if len(ranks) == 1:
+        name = f"rank {line.rank_name(rows[0])}"
+    else:
+        name = f"{len(ranks):,} ranks alike" if along else f"ranks {ranges(frozenset(ranks))} alike"
+    return {
+        "name": f"{along}: {name}" if along else name,
+        "count": len(ranks),
+        "members": _progressions(ranks),
+        "peak_bytes": peak_bytes,
+    }
+
+
+def _along(ranks: Sequence[int], view: View) -> str:
+    """Name the axes of the mesh along which ranks have one place in common, such as "pp 3"."""
+    if not view.meshes:
+        return ""
+    parts, stride = [], 1
+    for axis, size in reversed(list(view.meshes[0].items())):
+        places = {rank // stride % size for rank in ranks}
+        if size > 1 and len(places) == 1:
+            parts.append(f"{axis} {places.pop()}")
+        stride *= size
+    return " ".join(reversed(parts))
+
+
+def _progressions(numbers: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return sorted numbers as a few (first, how many, distance).
+
+    >>> _progressions([0, 1, 2, 8, 9, 10])
+    [(0, 3, 1), (8, 3, 1)]
+    >>> _progressions([1, 5, 9])
+    [(1, 3, 4)]
+    """
+    steps = set(np.diff(numbers).tolist())
+    if len(steps) < 2:
+        return [(numbers[0], len(numbers), steps.pop() if steps else 1)]
+    edges = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+    return [(numbers[begin], end - begin, 1) for begin, end in pairwise(edges)]
+
+
+def _packed(columns: dict[str, Ints]) -> tuple[list[tuple[str, int, int, bool]], str]:
+    """Return name, bytes a number, length and whether it is to be summed of each column; and all bytes, deflated."""
+    head, parts = [], []
+    for name, column in columns.items():
+        sums = name in _SUMS
+        values = _smallest(np.diff(column, prepend=0) if sums else column)
+        head.append((name, values.itemsize, len(values), sums))
+        parts.append(np.frombuffer(values.tobytes(), np.uint8).reshape(-1, values.itemsize).T.tobytes())
+    return head, b64encode(compress(b"".join(parts))).decode()
+
+
+def _smallest(values: Ints) -> NDArray[Any]:
+    """Return whole numbers in the smallest signed type that holds them, little-endian."""
+    for kind in ("<i1", "<i2", "<i4"):
+        limits = np.iinfo(kind)
+        if values.min(initial=0) >= limits.min and values.max(initial=0) <= limits.max:
+            return values.astype(kind)
+    return values.astype("<i8")

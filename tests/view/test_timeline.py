@@ -1,0 +1,217 @@
+"""The timeline on a canvas: its data against the log it was made from, and what it shows and does in a browser."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minitrain as mt
+from minitrain.run.analysis.explanation import Explanation
+from minitrain.view.bars import make_bars
+from minitrain.view.page import write_html
+from minitrain.view.run_folder import view_of
+from minitrain.view.timeline import timeline_data
+
+_SIZES: Any = {"world_size": 8, "num_layers": 8, "global_batch_size": 64}
+
+
+def _data(run: Any) -> dict[str, Any]:
+    view = view_of(run)
+    explained = Explanation(run.drawn, view.bytes_per_element, view.step_end, journals=run.drawn_journals)
+    bars = make_bars(run.drawn, view.step_end, explained.gaps)
+    return timeline_data(bars, view, explained, run.drawn_journals)
+
+
+def _columns(data: dict[str, Any]) -> dict[str, list[int]]:
+    """Decode the columns, byte by byte, as the script does."""
+    raw, place = zlib.decompress(base64.b64decode(data["blob"])), 0
+    columns: dict[str, list[int]] = {}
+    for name, size, length, sums in data["head"]:
+        values: list[int] = []
+        for one in range(length):
+            number = bytes(raw[place + byte * length + one] for byte in range(size))
+            values.append(int.from_bytes(number, "little", signed=True) + (values[-1] if sums and one else 0))
+        columns[name] = values
+        place += size * length
+    assert place == len(raw)
+    return columns
+
+
+def _ranks(row: dict[str, Any]) -> list[int]:
+    return [first + place * by for first, many, by in row["members"] for place in range(many)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("fsdp", {}),
+        ("1f1b", {"microbatch_size": 8}),
+        ("zero3_prefetch", {"memory_by_kind": True}),
+        ("megatron", {"tp": 2, "pp": 2, "microbatch_size": 4, "fold": True}),
+    ],
+)
+def test_every_operation_of_every_rank_is_a_bar_of_its_row_and_nothing_else_is(
+    strategy: str, options: dict[str, Any]
+) -> None:
+    run: Any = mt.simulate(strategy, **_SIZES, **options)
+    data = _data(run)
+    columns, unit, waiting = _columns(data), data["unit"], len(data["kinds"]) - 1
+    assert sorted(rank for row in data["rows"] for rank in _ranks(row)) == list(range(8))
+    assert unit <= 1e-9 * run.step_end if run.step_end else unit > 0
+    drawn: dict[int, list[tuple[str, int, int, int]]] = {}
+    for place, row in enumerate(columns["row"]):
+        if columns["kind"][place] != waiting:
+            kind = data["kinds"][columns["kind"][place]]["name"].replace("forward again", "forward")
+            bar = kind, columns["start"][place], columns["length"][place], columns["layer"][place]
+            drawn.setdefault(row, []).append(bar)
+    begin = run.timeline.time.min() - run.step_timeline.time.min()
+    for place, row in enumerate(data["rows"]):
+        bars = sorted(drawn[place])
+        for rank in _ranks(row):
+            logged = [
+                (
+                    event.typ,
+                    round((event.time - begin) / unit),
+                    round((event.time - begin + event.duration) / unit) - round((event.time - begin) / unit),
+                    -1 if event.layer is None else event.layer,
+                )
+                for event in run.logs[rank]
+                if event.duration > 0
+            ]
+            assert len(bars) == len(logged)
+            for mine, theirs in zip(bars, sorted(logged), strict=True):
+                assert mine[0] == theirs[0]
+                assert mine[3] == theirs[3]
+                assert abs(mine[1] - theirs[1]) <= 1
+                assert abs(mine[2] - theirs[2]) <= 1
+
+
+def test_ranks_that_do_the_same_are_one_row_and_others_are_not() -> None:
+    rows = _data(mt.simulate("fsdp", **_SIZES))["rows"]
+    assert [(row["name"], row["count"]) for row in rows] == [("ranks 0-7 alike", 8)]
+    assert [row["count"] for row in _data(mt.simulate("1f1b", **_SIZES, microbatch_size=8))["rows"]] == [1] * 8
+
+
+def test_classes_of_a_folded_run_are_named_by_their_place_in_the_mesh() -> None:
+    run = mt.simulate("megatron", **_SIZES, tp=2, pp=2, microbatch_size=4, fold=True)
+    rows = _data(run)["rows"]
+    assert [row["name"] for row in rows] == ["pp 0: 4 ranks alike", "pp 1: 4 ranks alike"]
+    classes = np.array(run.ranks_of_rows)
+    assert sorted(classes.reshape(-1).tolist()) == list(range(8))
+    assert [_ranks(row) for row in rows] == classes.tolist()
+
+
+def test_the_memory_of_a_row_by_kind_is_that_of_its_rank() -> None:
+    run = mt.simulate("zero3_prefetch", **_SIZES, memory_by_kind=True)
+    data = _data(run)
+    columns = _columns(data)
+    held: dict[int, list[int]] = {}
+    for row, kind, kib in zip(columns["memory_row"], columns["memory_kind"], columns["memory_kib"], strict=True):
+        if row == data["peak_row"]:
+            held.setdefault(kind, []).append(kib)
+    (journal,) = [run.memory_journals[rank] for rank in _ranks(data["rows"][data["peak_row"]])[:1]]
+    after = [sum(one.elements for one in journal if one.place <= place) for place in {one.place for one in journal}]
+    assert max(map(sum, zip(*held.values(), strict=True))) * 1024 == pytest.approx(max(after) * run.bytes_per_element)
+    assert {"weights", "activations", "gradients"} <= set(data["memory_kinds"])
+
+
+def test_the_critical_path_spans_the_step() -> None:
+    run = mt.simulate("1f1b", **_SIZES, microbatch_size=8)
+    data = _data(run)
+    columns = _columns(data)
+    assert max(columns["path_end"]) * data["unit"] == pytest.approx(run.step_end or run.timeline.last_end)
+    assert columns["path_start"] == sorted(columns["path_start"])
+
+
+def test_an_empty_log_has_rows_without_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.view.page.MAX_BARS", -1)
+    assert "mountTimeline" in write_html(tmp_path / "page.html", [[], []]).read_text()
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = mt.simulate("1f1b", world_size=8, num_layers=32, global_batch_size=256, microbatch_size=4)
+    return run.write_html(tmp_path_factory.mktemp("timeline") / "page.html")
+
+
+@pytest.fixture
+def opened(open_page: Callable[..., Any], page_file: Path) -> Callable[..., Any]:
+    def open_drawn(scheme: str = "light", width: int = 1300) -> Any:
+        page = open_page(page_file, scheme, width)
+        page.wait_for_selector("body[data-ready=yes]", timeout=30_000)
+        return page
+
+    return open_drawn
+
+
+_COLORS = """() => {
+  const canvas = document.querySelector('.mt-timeline canvas'), pen = canvas.getContext('2d');
+  timeline.draw();
+  const data = new Uint32Array(pen.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+  const hex = color => [0, 8, 16].map(by => (color >> by & 255).toString(16).padStart(2, '0')).join('');
+  return [...new Set(data)].map(color => '#' + hex(color));
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "back"), [("light", "#ffffff"), ("dark", "#0d1117")])
+@pytest.mark.parametrize("width", [500, 1300])
+def test_the_colours_of_operations_are_on_the_canvas(
+    opened: Callable[..., Any], scheme: str, back: str, width: int
+) -> None:
+    page = opened(scheme, width)
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert {back, "#56b4e9", "#e69f00"} <= set(page.evaluate(_COLORS))
+
+
+@pytest.mark.browser
+def test_a_chosen_bar_says_what_it_is_and_why_a_wait_is(opened: Callable[..., Any]) -> None:
+    page = opened()
+    page.evaluate("timeline.select(timeline.bars.kind.findIndex(k => k === Math.max(...timeline.bars.kind)))")
+    said = page.locator(".told:visible").inner_text()
+    assert "waiting" in said
+    assert "for rank 1's send of layer" in said
+    page.evaluate("timeline.select(timeline.bars.number.indexOf(3))")
+    said = page.locator(".told:visible").inner_text()
+    assert "forward layer" in said
+    assert "microbatch" in said
+
+
+@pytest.mark.browser
+def test_keys_zoom_search_and_show_the_critical_path_and_help(opened: Callable[..., Any]) -> None:
+    page = opened()
+    before = page.evaluate("timeline.svg()")
+    assert 'stroke="#d6006c"' not in before
+    page.locator(".mt-timeline canvas").focus()
+    page.keyboard.press("c")
+    assert 'stroke="#d6006c"' in page.evaluate("timeline.svg()")
+    page.keyboard.press("c")
+    for _ in range(16):
+        page.keyboard.press("w")
+    near = page.evaluate("timeline.svg()")
+    assert "mb" in near
+    assert near != before
+    page.keyboard.press("0")
+    assert page.evaluate("timeline.svg()") == before
+    page.keyboard.press("?")
+    assert page.get_by_text("zoom in, out").is_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("layer 7 mb 3")
+    found = page.evaluate("timeline.bars.layer.filter((l, i) => l === 7 && timeline.bars.number[i] === 3).length")
+    assert found > 0
+    assert page.locator(".found").inner_text() == f"{found} found"
+
+
+@pytest.mark.browser
+def test_the_table_says_how_long_each_row_does_what(opened: Callable[..., Any]) -> None:
+    page = opened()
+    page.get_by_text("As a table").click()
+    rows = page.locator(".mt-timeline details tbody tr")
+    assert rows.first.inner_text().startswith("rank 0")
+    assert page.locator(".mt-timeline details td", has_text="backward").count() == 8
