@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, final
 
+from minitrain.errors import UsageError
 from minitrain.run.analysis.labels import duration
 
 _SAME = 1e-12
@@ -74,6 +75,23 @@ class Steps:
         return (
             f"{self.num_steps:,} steps take {duration(self.total_time)}: {loading} of loading, {first} for the first, "
             f"then {duration(self.steady_time)} each"
+        )
+
+
+def require_one_step(run: Any, what: str) -> None:
+    """Require a run of one step, whose ranks begin together.
+
+    Args:
+        run: a `Run`.
+        what: asks for it.
+
+    Raises:
+        UsageError: it is one of many steps.
+    """
+    if run.steps is not None:
+        raise UsageError(
+            f"{what} follows one step whose ranks begin together, and the run of {run.strategy} has "
+            f"{run.steps.num_steps:,}; simulate it without steps, or give `run.steps.first`"
         )
 
 

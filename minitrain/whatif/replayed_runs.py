@@ -41,6 +41,7 @@ from minitrain.operations import (
     EventLog,
 )
 from minitrain.run.contention import Meeting, Retiming, TransferPart
+from minitrain.run.steps import require_one_step
 
 if TYPE_CHECKING:
     from simpy import Environment
@@ -526,6 +527,7 @@ def _config_of(run: Run) -> SystemConfig:
 
 
 def _require_events(run: Run) -> None:
+    require_one_step(run, "replay")
     if len(run.logs) != run.world_size or not all(isinstance(log, EventLog) for log in run.logs):
         raise UsageError(
             f"replay needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "

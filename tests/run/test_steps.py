@@ -168,6 +168,15 @@ def test_steps_are_counted(steps: Any) -> None:
         mt.simulate("ddp", world_size=2, steps=steps, **SIZES)
 
 
+@pytest.mark.parametrize("asks", [mt.sensitivity, mt.monte_carlo, mt.replay])
+def test_what_times_a_run_again_is_for_one_step(asks: Any) -> None:
+    run = mt.simulate("zb_h2", world_size=4, steps=20, **SIZES)
+    noise = {"noise": mt.Noise(jitter=0.05)} if asks is mt.monte_carlo else {}
+    with pytest.raises(mt.UsageError, match="follows one step whose ranks begin together, and the run of zb_h2 has 20"):
+        asks(run, **noise)
+    assert asks(of(run).first, **noise)
+
+
 def test_one_step_is_a_run_as_ever() -> None:
     assert mt.simulate("ddp", world_size=2, steps=1, **SIZES) == mt.simulate("ddp", world_size=2, **SIZES)
 

@@ -21,6 +21,7 @@ from minitrain.operations import PRICE, STRIDE, EventLog
 from minitrain.run.analysis.timeline import Ints
 from minitrain.run.data_frames import data_frame
 from minitrain.run.result import Run
+from minitrain.run.steps import require_one_step
 from minitrain.whatif.noise.activities import Activities, Draws, make_activities
 from minitrain.whatif.noise.distribution import (
     Distribution,
@@ -132,8 +133,9 @@ def require_events(run: Run, what: str) -> None:
     """Require that a run has kept every event of every rank.
 
     Raises:
-        UsageError: it kept totals alone.
+        UsageError: it kept totals alone, or has many steps.
     """
+    require_one_step(run, what)
     if len(run.logs) != run.world_size or not all(isinstance(log, EventLog | list) for log in run.logs):
         raise UsageError(
             f"{what} needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
