@@ -19,12 +19,11 @@ from typing import Any, TypeVar
 from minitrain.errors import UsageError
 from minitrain.machine.network import no_such_algorithm
 from minitrain.machine.price import FREE, Predictor, Price, RankPredictors
-from minitrain.operations import EVENT_TYPES, PASSES, UPDATE
+from minitrain.operations import COMPUTING, EVENT_TYPES
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, PassMode, Workload
 
 _SHORTEST_S, _LONGEST_S = 1e-100, 1e100  # outside of them sums and ratios overflow or vanish, as in configs
-_SLOWED = frozenset((*PASSES, UPDATE))  # loading weights is no computing
 
 
 class FixedPredictor:
@@ -125,7 +124,7 @@ class FixedPredictor:
 
     def _price(self, typ: str, size_bytes: float = 0) -> Price:
         seconds = self.durations.get(typ, 0.0)
-        return Price(seconds * self._slowdown if typ in _SLOWED and self._slowdown != 1 else seconds, size_bytes)
+        return Price(seconds * self._slowdown if typ in COMPUTING and self._slowdown != 1 else seconds, size_bytes)
 
 
 P = TypeVar("P")

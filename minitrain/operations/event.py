@@ -25,6 +25,8 @@ ROUTING = names_of("experts")
 _PASSES_IN_ORDER = (*names_of("pass", "attention"), *ROUTING)
 PASSES = frozenset(_PASSES_IN_ORDER)
 UPDATE = "update"
+COMPUTING = frozenset((*PASSES, *names_of("local", "update")))
+"""What takes longer on a slower device: loading weights is no computing."""
 COLLECTIVES = tuple(operations.COLLECTIVES)
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
 OFFLOAD, FETCH = "offload", "fetch"

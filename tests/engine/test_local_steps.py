@@ -239,3 +239,12 @@ def test_runs_that_compute_something_else_say_so() -> None:
             "diloco: a step is a round of 2 local steps of 4 replicas; it computes something else than one update"
         ],
     }
+
+
+@pytest.mark.parametrize("workload", ["specified", "dense", "rows:256", "tiny", "tiny-moe"])
+def test_every_workload_has_a_price_for_passes_through_weights(workload: str) -> None:
+    more: dict[str, Any] = {} if workload == "specified" else {"workload": workload}
+    layers = {} if "tiny" in workload else {"num_layers": 2}
+    run = mt.simulate("diloco", world_size=4, global_batch_size=16, replicas=2, **layers, **more)
+    for typ in ("local_copy", "outer_gradient", "outer_update"):
+        assert run.by_type[typ].seconds > 0

@@ -25,7 +25,7 @@ from minitrain.machine.devices.operations import ELEMENT_BYTES, Program, known_d
 from minitrain.machine.devices.simulator import DeviceSimulator, make_simulator
 from minitrain.machine.predictor import DevicePredictor, make_topology
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.workloads.workload import USUAL, Cost, PassMode
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, bytes_of_weight_pass
 
 _OPTIMIZER_ARRAYS = 3  # a step reads and writes as the specified layer's does
 _NOTHING = Program(())
@@ -99,8 +99,10 @@ class JaxLayer:
             return program_of(self.function, self.weights, activations, dtype=self.dtype)
         return program_of(_derivative(self.function, typ), self.weights, activations, activations, dtype=self.dtype)
 
-    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:  # noqa: ARG002
+    def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:
         """Return the cost of a pass; the loss is free."""
+        if typ in WEIGHT_PASSES:
+            return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
         _require_whole(mode.num_parts)
         if typ not in _PASSES:
             return Cost(0, 0)

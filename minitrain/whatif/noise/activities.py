@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minitrain.errors import UsageError
-from minitrain.operations import PASSES, UPDATE
+from minitrain.operations import COMPUTING
 from minitrain.run.analysis.dependencies import collectives, make_graph, messages
 from minitrain.run.analysis.retiming import Program, make_program, retime
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
@@ -116,9 +116,6 @@ def _draws(timeline: Timeline, members: Ints, places: Ints) -> Ints:
     return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
-_SLOWED = frozenset((*PASSES, UPDATE))  # what `slowdown` of a run slows down: loading weights is no computing
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chance:
     """Ranks or links that may be slow for a whole sample.
@@ -177,7 +174,7 @@ class Draws:
     @property
     def _slowed(self) -> Ints:
         """The draws that a slow rank changes."""
-        return np.flatnonzero(self._activities.timeline.of_types(_SLOWED)[self._event])
+        return np.flatnonzero(self._activities.timeline.of_types(COMPUTING)[self._event])
 
     def durations(self, samples: Ints) -> Floats:
         """Return how long each activity lasts in some samples, s, (num_activities, num_samples)."""
