@@ -243,8 +243,9 @@ def test_runs_that_compute_something_else_say_so() -> None:
 
 @pytest.mark.parametrize("workload", ["specified", "dense", "rows:256", "tiny", "tiny-moe"])
 def test_every_workload_has_a_price_for_passes_through_weights(workload: str) -> None:
-    more: dict[str, Any] = {} if workload == "specified" else {"workload": workload}
-    layers = {} if "tiny" in workload else {"num_layers": 2}
-    run = mt.simulate("diloco", world_size=4, global_batch_size=16, replicas=2, **layers, **more)
+    sizes: dict[str, Any] = {"world_size": 4, "global_batch_size": 16}
+    sizes |= {} if workload == "specified" else {"workload": workload}
+    sizes |= {} if "tiny" in workload else {"num_layers": 2}
+    run = mt.simulate("diloco", replicas=2, **sizes)
     for typ in ("local_copy", "outer_gradient", "outer_update"):
         assert run.by_type[typ].seconds > 0
