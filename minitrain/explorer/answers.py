@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate, takewhile
 from math import isnan
 from pathlib import Path
 from typing import Any, final
@@ -34,7 +33,6 @@ from minitrain.machine.predictor import NETWORKS
 from minitrain.machine.price import FIDELITIES
 from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import duration
-from minitrain.run.analysis.timeline import as_timeline
 from minitrain.run.figures import TABLES, FiguresOf, Row
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters, command_of, documented
 from minitrain.run.rank_tasks import PreparedRun, prepare
@@ -50,10 +48,10 @@ from minitrain.run.strategy_loading import (
 from minitrain.run.variants import choose_variant
 from minitrain.search.tuning.search import options_of
 from minitrain.search.tuning.tune import tune as search_layouts
+from minitrain.view.bars import make_bars
 from minitrain.view.explanation_panel import explanation_panel
-from minitrain.view.layout import View
-from minitrain.view.run_folder import conditions, peak_text
-from minitrain.view.svg import svg
+from minitrain.view.run_folder import conditions, peak_text, view_of
+from minitrain.view.timeline import timeline_data
 from minitrain.whatif.vector.price import price
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.matmul import DENSE
@@ -101,7 +99,6 @@ _LADDERS: Mapping[str, Sequence[int]] = {
 }
 """The usual values of counts, at which their sliders stop; others can be typed."""
 _MOST_PROBED = 24  # values of an option
-_MOST_DRAWN = 4000  # events of a picture
 _MOST_FOUND, _TUNING_S = 5, 60.0
 
 
@@ -283,9 +280,10 @@ def evaluate(given: Mapping[str, Any], send: Send) -> None:
             "command": command_of(asked.name, asked.keywords),
         }
         send({**told, "simulated_s": simulated})
-        send({"picture": _picture(run)})
         of_classes = run.step_timeline_of_classes, run.bytes_per_element, run.step_end
-        send({"why": explanation_panel(Explanation(*of_classes, run.strategy, run.options))})
+        explained = Explanation(*of_classes, run.strategy, run.options)
+        send({"picture": _picture(run, explained)})
+        send({"why": explanation_panel(explained)})
 
 
 def _memory(run: Run) -> Message:
@@ -307,16 +305,10 @@ def _python(asked: Asked) -> str:
     return f"import minitrain as mt\n\nrun = mt.simulate(\n    {asked.name!r},\n{given})\nprint(run.summary())\n"
 
 
-def _picture(run: Run) -> str:
-    """Return what the ranks do as SVG, a row a class of ranks that do the same, as many as can be drawn soon."""
-    ends = accumulate(len(log) for log in run.class_logs)
-    num_rows = max(1, sum(1 for _ in takewhile(lambda end: end <= _MOST_DRAWN, ends)))
-    size = f" (x {run.num_ranks_a_class})" if run.num_ranks_a_class > 1 else ""
-    names = tuple(f"{rank}{size}" for rank in run.ranks_of_class_logs[:num_rows])
-    drawn = replace(as_timeline(run.class_logs[:num_rows]), rank_names=names)
-    num_all = len(run.class_logs)
-    title = "" if num_rows == num_all else f"the first {num_rows} of {num_all} rows"
-    return svg(drawn, View(title, step_end=run.step_end))
+def _picture(run: Run, explained: Explanation) -> Message:
+    """Return what `mountTimeline` draws: what the ranks do, a row for all that do the same."""
+    view = replace(view_of(run), ranks_of_rows=run.ranks_of_rows)
+    return timeline_data(make_bars(explained.timeline, view.step_end, explained.gaps), view, explained)
 
 
 def options(given: Mapping[str, Any], send: Send) -> None:

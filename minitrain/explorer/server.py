@@ -34,6 +34,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minitrain.explorer.workers import WorkerEndedError, Workers
+from minitrain.view.timeline import timeline_script
 
 ADDRESS = "127.0.0.1"
 PATIENCE_S = 1.0
@@ -50,6 +51,7 @@ _NOTEBOOKS = "http://localhost:* http://127.0.0.1:* vscode-webview:"
 _FILES: Mapping[str, str] = {
     "index.html": "text/html",
     "explore.js": "text/javascript",
+    "timeline.js": "text/javascript",
     "explore.css": "text/css",
     "style.css": "text/css",
 }
@@ -200,6 +202,8 @@ def _text(name: str) -> str:
         from minitrain.view.page import STYLE  # noqa: PLC0415  (Plotly's words, which take a moment)
 
         return STYLE
+    if name == "timeline.js":
+        return timeline_script()
     return resources.files("minitrain.explorer").joinpath("page", name).read_text(encoding="utf-8")
 
 

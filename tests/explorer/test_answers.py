@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import subprocess
 import sys
 from typing import Any
@@ -42,24 +41,14 @@ def test_the_figures_are_those_of_simulate() -> None:
     assert shown["MFU %"] == (run.mfu or 0) * 100
     assert shown["USD"] == run.dollars
     assert sum(figures["memory"]["kinds"].values()) == pytest.approx(run.needed_memory_bytes)
-    assert "<svg" in picture["picture"]
+    assert picture["picture"]["step_s"] == run.step_time
     assert "What would help" in why["why"]
 
 
-def test_rows_of_folded_ranks_are_called_by_the_lowest_of_them() -> None:
+def test_ranks_that_do_the_same_are_one_row() -> None:
     state = {**TINY, "world_size": 16, "options": {"tp": 2, "pp": 2, "microbatch_size": 1}}
-    picture = told("evaluate", state)[1]["picture"]
-    assert "rank 0 (x 8)" in picture
-    assert "rank 8 (x 8)" in picture
-
-
-def test_a_picture_says_that_it_shows_some_rows() -> None:
-    state = {**SMALL, "strategy": OWN, "source": STARTER, "world_size": 64, "num_layers": 32, "global_batch_size": 64}
-    drawn = told("evaluate", state)[1]["picture"]
-    shown = re.search(r"the first (\d+) of 64 rows", drawn)
-    assert shown is not None
-    assert int(shown[1]) == len(re.findall(r"rank \d+<", drawn)) < 64
-    assert "the first" not in told("evaluate", {**state, "strategy": "ddp"})[1]["picture"]
+    rows = told("evaluate", state)[1]["picture"]["rows"]
+    assert [(row["name"], row["count"]) for row in rows] == [("pp 0: 8 ranks alike", 8), ("pp 1: 8 ranks alike", 8)]
 
 
 def test_the_python_and_the_command_print_the_same_figures() -> None:

@@ -1,5 +1,7 @@
 // The explorer's page. All that is set is in the address, and all that is shown comes from the server's answers.
 
+import { mountTimeline } from './timeline.js';
+
 const $ = id => document.getElementById(id);
 const COLORS = {
   weights: '#77AADD',
@@ -19,6 +21,8 @@ let token,
   values = {},
   last = null,
   kept = null,
+  timelines = [],
+  drawing = Promise.resolve(),
   touched = '',
   trusted = false;
 
@@ -153,11 +157,13 @@ async function evaluate() {
     show(message, asked);
     if (message.figures) document.body.dataset.figures = (performance.now() - began).toFixed(1);
     if (message.picture !== undefined)
-      requestAnimationFrame(() =>
-        setTimeout(() => {
-          document.body.dataset.latency = (performance.now() - began).toFixed(1);
-          document.body.dataset.shown = mine;
-        }),
+      drawing.then(() =>
+        requestAnimationFrame(() =>
+          setTimeout(() => {
+            document.body.dataset.latency = (performance.now() - began).toFixed(1);
+            document.body.dataset.shown = mine;
+          }),
+        ),
       );
   });
   clearTimeout(slow);
@@ -428,7 +434,7 @@ function show(message, asked) {
   }
   if (message.picture !== undefined) {
     last.picture = message.picture;
-    showPictures();
+    drawing = showPictures();
   }
   if (message.why !== undefined) $('why').innerHTML = message.why;
 }
@@ -492,7 +498,7 @@ function showMemory(memory) {
   );
 }
 
-function showPictures() {
+async function showPictures() {
   const both = kept
     ? [
         ['A', kept],
@@ -501,17 +507,22 @@ function showPictures() {
     : [['', last]];
   const step = one => one.figures[0].number,
     longest = Math.max(...both.map(([, one]) => step(one)));
-  $('pictures').replaceChildren(
-    ...both.map(([name, one]) => {
-      const box = make('div');
-      if (name) box.append(make('h3', { textContent: `${name}: ${one.title}` }));
-      const drawn = make('div', { innerHTML: one.picture });
-      drawn.style.width = `${(100 * step(one)) / longest}%`;
-      if (drawn.firstChild) drawn.firstChild.style.width = '100%';
-      box.append(drawn);
-      return box;
-    }),
-  );
+  const fresh = make('div', { className: 'fresh' }),
+    mounted = [];
+  $('pictures').append(fresh); // not seen until all is drawn, so that nothing flickers
+  for (const [name, one] of both) {
+    if (!one.picture) continue;
+    if (name) fresh.append(make('h3', { textContent: `${name}: ${one.title}` }));
+    const drawn = make('div');
+    drawn.style.width = `${(100 * step(one)) / longest}%`;
+    fresh.append(drawn);
+    mounted.push(await mountTimeline(drawn, one.picture, { maxHeight: 420 }));
+  }
+  if (fresh !== $('pictures').lastChild) return mounted.forEach(one => one.destroy()), fresh.remove(); // a later one is drawn
+  timelines.forEach(one => one.destroy());
+  timelines = mounted;
+  fresh.className = '';
+  $('pictures').replaceChildren(fresh);
 }
 
 // --- A and B ---
