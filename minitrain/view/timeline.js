@@ -1,8 +1,9 @@
 // The timeline: what ranks do over time on a canvas, a row for all that do the same, with their memory below.
 //
-//   const timeline = await mountTimeline(element, data, {maxHeight: 640, onSelect: bar => ...});
+//   const timeline = await mountTimeline(element, data, {maxHeight: 640, span: 1.2, onSelect: bar => ...});
 //
-// `data` is what `minitrain.view.timeline.timeline_data` returns, `element` any empty block. The promise gives
+// `data` is what `minitrain.view.timeline.timeline_data` returns, `element` any empty block. `span` is how long the axis
+// is at least, s, so that two runs share one. The promise gives
 // {zoomTo(start, end), search(text), showPath(bool), select(index), svg(), destroy(), bars}; times are in seconds.
 // Nothing outside of `element` is touched, and no other file is asked for.
 
@@ -201,7 +202,7 @@ function svgPainter(width, height) {
 
 /** Show a timeline in an element; see the head of this file. */
 export async function mountTimeline(element, data, options = {}) {
-  const c = await columnsOf(data), unit = data.unit, step = data.step_s, count = c.row.length;
+  const c = await columnsOf(data), unit = data.unit, step = Math.max(data.step_s, options.span || 0), count = c.row.length;
   const seconds = ticks => ticks.map(value => value * unit);
   const bars = {...c, start: seconds(c.start), end: c.start.map((value, i) => (value + c.length[i]) * unit)};
   const waiting = data.kinds.length - 1, lanes = lanesOf(data, c, bars), scheme = matchMedia('(prefers-color-scheme: dark)');
@@ -252,7 +253,7 @@ export async function mountTimeline(element, data, options = {}) {
     const body = make('tbody'), sums = data.rows.map(() => new Float64Array(data.kinds.length));
     for (let i = 0; i < count; i++) sums[c.row[i]][c.kind[i]] += bars.end[i] - bars.start[i];
     sums.forEach((of, row) => of.forEach((busy, kind) => busy > 0 && body.append(make('tr', {},
-      ...[data.rows[row].name, data.kinds[kind].name, duration(busy), (100 * busy / step).toFixed(1) + ' %']
+      ...[data.rows[row].name, data.kinds[kind].name, duration(busy), (100 * busy / data.step_s).toFixed(1) + ' %']
         .map(textContent => make('td', {textContent}))))));
     const head = make('tr', {}, ...['ranks', 'operation', 'time of one', 'share of the step']
       .map(textContent => make('th', {textContent})));

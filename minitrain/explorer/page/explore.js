@@ -505,8 +505,7 @@ async function showPictures() {
         ['B', last],
       ]
     : [['', last]];
-  const step = one => one.figures[0].number,
-    longest = Math.max(...both.map(([, one]) => step(one)));
+  const span = Math.max(...both.map(([, one]) => one.picture?.step_s ?? 0)); // both on one axis
   const fresh = make('div', { className: 'fresh' }),
     mounted = [];
   $('pictures').append(fresh); // not seen until all is drawn, so that nothing flickers
@@ -514,9 +513,8 @@ async function showPictures() {
     if (!one.picture) continue;
     if (name) fresh.append(make('h3', { textContent: `${name}: ${one.title}` }));
     const drawn = make('div');
-    drawn.style.width = `${(100 * step(one)) / longest}%`;
     fresh.append(drawn);
-    mounted.push(await mountTimeline(drawn, one.picture, { maxHeight: 420 }));
+    mounted.push(await mountTimeline(drawn, one.picture, { maxHeight: 420, span }));
   }
   if (fresh !== $('pictures').lastChild) return mounted.forEach(one => one.destroy()), fresh.remove(); // a later one is drawn
   timelines.forEach(one => one.destroy());
