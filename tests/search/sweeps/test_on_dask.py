@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, KilledWorker, LocalCluster
 from distributed.nanny import WorkerProcess
 from distributed.utils import get_mp_context
 from typer.testing import CliRunner
@@ -18,6 +21,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import UsageError
+from minitrain.search.sweeps.executors.cluster_workers import DaskWorkers
 from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
 from tests.search.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
@@ -116,6 +120,60 @@ def test_restarted_workers_lose_no_row(
         list(rows)
     assert len(said) == 1
     assert made.rows() == alone(f"{file}:waiting", {"world_size": [1, 2]})
+
+
+class _Restarting:
+    """A client whose first answer is that all was restarted, and whose second that two workers ended."""
+
+    status = "running"
+
+    def __init__(self, last_worker: str) -> None:
+        worker: Any = SimpleNamespace(address=last_worker)
+        self._answers: list[Any] = [_cancelled(), KilledWorker("call", worker, 1), 42]
+
+    def nthreads(self) -> dict[str, int]:
+        return {"tcp://a:1": 1, "tcp://b:1": 1}
+
+    def get_events(self, _topic: str) -> list[Any]:
+        return []
+
+    def submit(self, *_call: Any, **_options: Any) -> Any:
+        return _Answer(self._answers.pop(0))
+
+
+class _Answer:
+    """A handle that is done."""
+
+    def __init__(self, outcome: Any) -> None:
+        self._outcome = outcome
+
+    def add_done_callback(self, callback: Callable[[_Answer], None]) -> None:
+        callback(self)
+
+    def cancelled(self) -> bool:
+        return isinstance(self._outcome, CancelledError)
+
+    def result(self) -> Any:
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+
+def _cancelled() -> BaseException:
+    error: Any = CancelledError("call")
+    error.reason = "scheduler-restart"
+    return cast("BaseException", error)
+
+
+@pytest.mark.parametrize(("last_worker", "is_lost"), [("tcp://b:1", False), ("tcp://new:1", True)])
+def test_what_a_restart_ends_late_is_no_loss(last_worker: str, is_lost: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        workers = DaskWorkers(_Restarting(last_worker), [])
+        assert workers.submit(int).result(timeout=5) == 42
+        workers.close()
+    said = [str(warning.message) for warning in caught]
+    assert ["restarted" in text for text in said] == [True, False][: 1 + is_lost], said
 
 
 def test_a_search_on_dask_finds_what_one_process_finds(client: Client, file: Path) -> None:

@@ -312,6 +312,7 @@ class DaskWorkers(ClusterWorkers):
         self._lost_connection = import_module("distributed.comm").CommClosedError
         self._is_closed = threading.Event()
         self._was_restarted = False
+        self._leaving = set[str]()  # addresses of workers that a restart still ends
         self._suspects: list[SentTask] = []
         self._alone: SentTask | None = None  # the suspect that runs
         self._last_event_s = max((seconds for seconds, _ in client.get_events("all")), default=0.0)
@@ -344,8 +345,11 @@ class DaskWorkers(ClusterWorkers):
             return
         try:
             self._succeeded(task, done.result())
-        except self._killed:
-            if self._lost(task):
+        except self._killed as killed:
+            if killed.last_worker.address in self._leaving:
+                self._leaving.discard(killed.last_worker.address)
+                self._send(task)
+            elif self._lost(task):
                 self._suspects.append(task)
         except self._lost_connection:
             self._send_again(task, "scheduler")
@@ -379,6 +383,7 @@ class DaskWorkers(ClusterWorkers):
             return
         if self._client.status == "running" and reason.startswith("scheduler"):
             self._was_restarted = True
+            self._leaving |= set(self._client.nthreads())  # until they end, what is sent may still go to them
             self._note("the Dask scheduler or its workers were restarted; what was under way is done again")
         elif self._client.status == "running":
             self._note_loss()
