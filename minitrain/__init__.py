@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from minitrain.whatif.noise.noise import Histogram, Noise, SlowLink
     from minitrain.whatif.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.whatif.vector.price import Priced, price, price_async
-    from minitrain.workloads.architecture import LatentAttention, Precision
+    from minitrain.workloads.architecture import LatentAttention, Lora, Precision
     from minitrain.workloads.exchange.reading import read_recipe
     from minitrain.workloads.exchange.recipe import Recipe
     from minitrain.workloads.exchange.writing import write_recipe
@@ -134,7 +134,7 @@ _HOMES = {
     "evidence.validate": ("Validation", "validate"),
     "whatif.vector.price": ("Priced", "price", "price_async"),
     "workloads.models": ("models",),
-    "workloads.architecture": ("LatentAttention", "Precision"),
+    "workloads.architecture": ("LatentAttention", "Lora", "Precision"),
     "workloads.transformer": ("Transformer",),
 }
 PUBLIC_PATHS = {
@@ -186,6 +186,7 @@ __all__ = [
     "LatentAttention",
     "LawError",
     "Link",
+    "Lora",
     "MeasuredLayers",
     "MeasuredRun",
     "MinitrainError",

@@ -54,7 +54,7 @@ class Parts:
         return await self._model.all_reduce(partial, border, group=self._group)
 
     async def sum_common(self, weight_grad: Any, layer: int) -> Any:
-        """Return a gradient in which what all parts hold, such as norms, is summed over the sequence."""
-        if not self._is_sharded(layer):
+        """Return a gradient in which what all parts hold, such as norms, is summed over them where each has a share."""
+        if not getattr(weight_grad, "has_share_of_common", False):
             return weight_grad
         return await self._model.all_reduce(weight_grad, layer, group=self._group)

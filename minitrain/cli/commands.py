@@ -33,7 +33,7 @@ from minitrain.cli.output import (
 from minitrain.errors import UsageError, message_of
 from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.figures import TABLES, FiguresOf
-from minitrain.run.parameters import MODEL, OUTPUT
+from minitrain.run.parameters import MODEL, OF_TRANSFORMER, OUTPUT
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import ChosenStrategy, file_in, split_options
 from minitrain.search.tuning.findings import described
@@ -380,7 +380,7 @@ def _told(file: Path | None, strategy: str | None, given: Given) -> Told:
     if given.workload is not None or given.num_layers is not None:
         trained = options.trained(given)
     elif recipe.model is not None:
-        trained = {"workload": recipe.model, **options.of_given(given, "seq_len", "precision")}
+        trained = {"workload": recipe.model, **options.of_given(given, *OF_TRANSFORMER)}
     size = options.batch_of(given) if options.of_given(given, "global_batch_size", "shares") else {}
     changes = {**options.of_given(given, "world_size"), **size}
     found = recipe.keywords(**{"workload": trained.get("workload"), **changes} if trained else changes)

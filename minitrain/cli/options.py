@@ -34,6 +34,7 @@ from minitrain.run.parameters import (
     LOGS,
     MACHINE,
     MOST_SAMPLES,
+    OF_TRANSFORMER,
     OPTIONS,
     OUTPUT,
     WORKERS,
@@ -130,7 +131,7 @@ def trained(given: Given, num_layers: int | None = DEFAULT.num_layers) -> dict[s
         UsageError: the options exclude each other.
     """
     layers, model = given.num_layers, given.workload
-    of_transformer = of_given(given, "seq_len", "precision")
+    of_transformer = of_given(given, *OF_TRANSFORMER)
     if model is None:
         for name in of_transformer:
             raise UsageError(f"{OPTIONS[name].short} is for transformers; give --model too, or leave it out")

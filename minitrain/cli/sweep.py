@@ -17,6 +17,7 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table,
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.figures import TABLES
+from minitrain.run.parameters import OF_TRANSFORMER
 from minitrain.run.strategy_loading import literal
 from minitrain.search.sweeps.batches import Row, succeeded
 from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
@@ -48,10 +49,7 @@ def sweep(
         html (PAGE): Write all rows as a page: table, scatter, parallel coordinates.
     """
     axes = parse_grid(grid)
-    if "workload" in axes:
-        trained = options.of_given(given, "num_layers", "seq_len", "precision")
-    else:
-        trained = options.trained(given)
+    trained = options.of_given(given, "num_layers", *OF_TRANSFORMER) if "workload" in axes else options.trained(given)
     fixed: dict[str, Any] = {
         "world_size": options.DEFAULT.world_size if given.world_size is None else given.world_size,
         **trained,

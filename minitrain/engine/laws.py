@@ -292,11 +292,12 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
                 layer,
             )
     if isinstance(weight_grad, WeightGradPart) and weight_grad.sequence.share != 1:
-        raise broken(model, "update", _not_seen(layer, weight_grad.sequence), layer, value=weight_grad)
+        has_adapters = getattr(model._runtime_predictor.workload, "has_adapters", False)
+        raise broken(model, "update", _not_seen(layer, weight_grad.sequence, has_adapters), layer, value=weight_grad)
 
 
-def _not_seen(layer: int, covered: SequencePart) -> str:
-    """Return the rule for a gradient that has not seen the whole sequence."""
+def _not_seen(layer: int, covered: SequencePart, has_adapters: bool) -> str:
+    """Return the rule for a gradient that has not seen the whole sequence, or all parts of what adapters work on."""
     missing = ranges(set(range(covered.num_shards)) - covered.shards)
     if missing:
         return (
@@ -304,6 +305,12 @@ def _not_seen(layer: int, covered: SequencePart) -> str:
             "are missing; reduce it over the ranks that hold them"
         )
     missing = ranges(set(range(covered.num_pieces)) - covered.pieces)
+    if has_adapters:
+        return (
+            f"the gradient of the adapters that all parts of layer {layer} hold is a sum over the parts, of which "
+            f"those of {missing} of {covered.num_pieces} are missing; all_reduce the gradient over the ranks that hold "
+            "the parts"
+        )
     pieces = f"pieces {missing} of {covered.num_pieces} of each shard"
     if covered.num_shards == 1:
         pieces = f"shards {missing} of {covered.num_pieces}"

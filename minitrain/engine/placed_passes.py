@@ -217,11 +217,19 @@ def gradients_of(model: RankState, layer: int, inp: Any, weight: Any) -> tuple[W
     covered = inp.sequence if piece is None else piece.sequence
     fields = model._num_layers, inp.samples, model._global_batch_size
     weight_grad = WeightGradPart(layer, *fields, _ALL, 1, parts, num_parts, covered)
+    if piece is None and num_parts > 1 and _has_common_adapters(model, weight_grad):
+        weight_grad.sequence = covered.with_pieces(parts, num_parts)  # each part's gradient of them is one of a sum
     if num_parts == 1:
         grad_inp: Any = ActivationGradShard(layer - 1, *fields, inp.sequence)
     else:
         grad_inp = PartialActivationGrad(layer - 1, *fields, parts, num_parts, inp.sequence)
     return _sized(model, weight_grad), _sized(model, grad_inp)
+
+
+def _has_common_adapters(model: RankState, weight_grad: WeightGradPart) -> bool:
+    """Return whether all parts of a layer hold the same adapters, which each takes all tokens through."""
+    workload: Any = model._runtime_predictor.workload
+    return getattr(workload, "has_adapters", False) and workload.common_bytes(weight_grad) > 0
 
 
 def update_part(model: RankState, weight: WeightPart, weight_grad: Any, state: OptState) -> tuple[Any, Any]:

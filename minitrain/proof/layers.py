@@ -40,6 +40,7 @@ from minitrain.proof.units import (
     by_name,
     flattened,
     logits_of,
+    of_trained,
     rows_at,
     taken,
 )
@@ -60,7 +61,7 @@ class _Halfway:
     def weight_gradient(self) -> PartGrad:
         """Return the gradient of the weights."""
         border = self.border
-        own = flattened({name: grad() for name, grad in self.gradients.items()}, border.unit, border.weights.part)
+        own = flattened(of_trained(self.gradients, border.weights, border.unit), border.unit, border.weights.part)
         return PartGrad(own, border.unit, border.weights.part, (border,))
 
 

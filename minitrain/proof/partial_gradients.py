@@ -49,6 +49,8 @@ from minitrain.proof.units import (
     by_name,
     flattened,
     held_by_all,
+    of_trained,
+    trained,
 )
 from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.workloads.unit import Unit
@@ -85,7 +87,7 @@ class Border:
         if total.has(self.own):
             if not np.array_equal(self.own, total.positions):
                 _, grads = self._through(total.at(self.own))
-            self.common = {name: grad() for name, grad in grads.items()}
+            self.common = of_trained(grads, self.weights, self.unit)
         return of_input
 
     def _through(self, total: Tokens) -> tuple[Tokens, Gradients]:
@@ -476,7 +478,8 @@ class DividedExperts:
     def _flat(self, layer: int, arrays: Mapping[str, Array], weight: Flat) -> Flat:
         """Return gradients of a piece as one array."""
         part = _part_of(weight)
-        return Flat(flattened(arrays, self.problem.units[layer], part), part)
+        unit = self.problem.units[layer]
+        return Flat(flattened({name: arrays[name] for name in trained(unit).intersection(arrays)}, unit, part), part)
 
 
 def _part_of(weight: Flat) -> Part:

@@ -185,7 +185,7 @@ def _loss_of_units(flat: list[Any], inputs: Any, targets: Any, capacity: Any, mo
     """Return the mean cross-entropy of all tokens with the next ones."""
     x = inputs
     for unit, numbers in zip(model.units(), flat, strict=True):
-        x = _unit(unit, _named(unit, numbers), x, model, capacity)
+        x = _unit(unit, _adapted(_named(unit, numbers), unit, model), x, model, capacity)
     likelihoods = jnp.take_along_axis(jax.nn.log_softmax(x), targets[..., None], axis=-1)
     return -likelihoods.mean()
 
@@ -201,6 +201,20 @@ def _named(unit: Unit, numbers: Any) -> Weights:
     ends = np.cumsum([math.prod(weight.shape) for weight in unit.weights])[:-1]
     pieces = jnp.split(numbers, ends)
     return {weight.name: piece.reshape(weight.shape) for weight, piece in zip(unit.weights, pieces, strict=True)}
+
+
+def _adapted(w: Weights, unit: Unit, model: Transformer) -> Weights:
+    """Return weights of which only those that train have gradients, with what adapters add to matrices (Hu et al.)."""
+    lora, is_frozen = model.lora, unit.kind == "embedding" or (unit.layer or 0) < model.frozen_layers
+    if lora is None:
+        is_frozen = is_frozen and model.frozen_layers > 0 and unit.kind != "head"
+        return {name: jax.lax.stop_gradient(weight) for name, weight in w.items()} if is_frozen else w
+    scale, whole = (lora.alpha or 2 * lora.rank) / lora.rank, dict[str, Any]()
+    for name, weight in w.items():
+        own = jax.lax.stop_gradient(weight)
+        a, b = (w.get(f"{name}.lora_{which}") for which in "ab")
+        whole[name] = own if a is None else own + scale * a @ b
+    return whole
 
 
 def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity: Any) -> Any:

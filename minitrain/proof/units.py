@@ -51,7 +51,7 @@ from minitrain.proof.elementary import (
     over_tokens,
 )
 from minitrain.workloads.degrees import Degrees
-from minitrain.workloads.shapes import WeightShape
+from minitrain.workloads.shapes import ADAPTER, WeightShape
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 
@@ -182,12 +182,28 @@ def taken(flat: Array, unit: Unit, part: Part) -> Array:
 
 
 def by_name(flat: Array, unit: Unit, part: Part = WHOLE) -> UnitWeights:
-    """Return a part's flat array as weights, without copying."""
-    return UnitWeights({name: flat[where].reshape(shape) for name, shape, where in _weights(unit, part)}, part)
+    """Return a part's flat array as weights; a matrix with what its adapters add."""
+    found = {name: flat[where].reshape(shape) for name, shape, where in _weights(unit, part)}
+    for name in adapted(unit):
+        if name in found:
+            found[name] = found[name] + unit.adapter_scale * found[f"{name}.lora_a"] @ found[f"{name}.lora_b"]
+    return UnitWeights(found, part)
+
+
+@lru_cache(maxsize=1024)
+def adapted(unit: Unit) -> frozenset[str]:
+    """Return the matrices that have adapters."""
+    return frozenset(weight.name.partition(ADAPTER)[0] for weight in unit.weights if ADAPTER in weight.name)
+
+
+@lru_cache(maxsize=1024)
+def trained(unit: Unit) -> frozenset[str]:
+    """Return the weights that are trained, adapters aside."""
+    return frozenset(weight.name for weight in unit.weights if weight.is_trained and ADAPTER not in weight.name)
 
 
 def flattened(arrays: Mapping[str, Array], unit: Unit, part: Part) -> Array:
-    """Return weights by name, or gradients, as one flat array; zeros where one is missing."""
+    """Return gradients by name as one flat array; zeros where one is missing."""
     missing = np.zeros(())
     return np.concatenate(
         [
@@ -199,6 +215,16 @@ def flattened(arrays: Mapping[str, Array], unit: Unit, part: Part) -> Array:
 
 Gradients = dict[str, Callable[[], Array]]
 """Gradients of weights by name, each to be computed when it is wanted."""
+
+
+def of_trained(gradients: Gradients, weights: UnitWeights, unit: Unit) -> dict[str, Array]:
+    """Return the gradients of what is trained: of a matrix with adapters, theirs (Hu et al. 2021, section 4.1)."""
+    found = {name: gradient() for name, gradient in gradients.items() if name in trained(unit)}
+    for name in adapted(unit).intersection(gradients):
+        gradient = unit.adapter_scale * gradients[name]()
+        found[f"{name}.lora_a"] = gradient @ weights[f"{name}.lora_b"].T
+        found[f"{name}.lora_b"] = weights[f"{name}.lora_a"].T @ gradient
+    return found
 
 
 class UnitArithmetic(ABC):

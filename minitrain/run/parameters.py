@@ -147,7 +147,7 @@ EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
 SIZES = ("world_size", "num_layers", "global_batch_size")
 PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
 """Parameters that change how long operations take, but not which operations there are."""
-OF_TRANSFORMER = ("seq_len", "precision")
+OF_TRANSFORMER = ("seq_len", "precision", "lora", "frozen_layers")
 """Parameters that change what is trained, where that is a transformer."""
 LOGS = ("full", "summary")
 
@@ -236,6 +236,9 @@ class RunParameters:
         precision: bf16, fp16, fp32, or fp8: multiplications with weights in eight bits, MFU still by the peak of
             sixteen; the model's own by default. In Python also an `mt.Precision`. MFU is counted by the devices' peak
             for its `datatype`, which "fp8" has in common with "bf16".
+        lora: Rank of low-rank adapters of a transformer, which alone are trained, beside all matrices of attention and
+            dense MLPs. In Python also an `mt.Lora`.
+        frozen_layers: How many of a transformer's layers, from the first, are not trained, with the embedding.
         num_layers: Layers of the model. In Python they may be left out only where they are not those of `workload`: a
             transformer's layers are its units.
         global_batch_size: Samples of the step, over all ranks.
@@ -292,6 +295,8 @@ class RunParameters:
     workload: Any = parameter(None, "--workload", "--model", commands=_ALL, metavar="NAME")
     seq_len: int | None = count(None, "--seq-len", "--seq", commands=_ALL)
     precision: Any = parameter(None, "--precision", commands=_TRAINING, metavar="NAME")
+    lora: Any = parameter(None, "--lora", commands=_ALL, kind=int, metavar="RANK", least=1)
+    frozen_layers: int | None = count(None, "--frozen-layers", commands=_ALL)
     num_layers: int = count(32, "--num-layers", "--layers", commands=_ALL, most=MOST_LAYERS)
     global_batch_size: int = count(64, "--global-batch-size", "--batch", commands=_ALL, most=MOST_SAMPLES)
     steps: int = count(1, "--steps", commands="compare run", most=MOST_STEPS)

@@ -40,7 +40,8 @@ class SurenessFigures:
     @property
     def sureness(self) -> str:
         """How far validated runs like this one were off, in words; see `minitrain.evidence.similar_runs`."""
-        kind = "" if self.trained_model is None else self.trained_model.kind
+        trained = self.trained_model
+        kind = "" if trained is None else f"partly trained {trained.kind}" if trained.trained else trained.kind
         if self.priced_by.startswith(CALIBRATED):
             return self.priced_by
         axes = {axis: size for mesh in self.meshes for axis, size in mesh.items()}

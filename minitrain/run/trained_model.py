@@ -35,6 +35,7 @@ class TrainedModel:
         kind: of the model, by which validated runs are told apart: "Llama-like".
         precision: its name; "" of a run that was saved before runs said so.
         peak_of: the datatype whose peak MFU is counted by, where multiplications with weights are in another one.
+        trained: what of it is trained, in words: "adapters of rank 16 alone"; "" where all is.
         max_seq_len: the longest sample that its source allows, where these are shorter and nobody asked for that.
     """
 
@@ -48,16 +49,18 @@ class TrainedModel:
     kind: str = ""
     precision: str = ""
     peak_of: str = ""
+    trained: str = ""
 
     @property
-    def precision_text(self) -> str:
-        """What headlines say of the precision: nothing of bf16, which is usual.
+    def unusual_text(self) -> str:
+        """What headlines say of precision and trained weights: nothing of bf16 and all, which are usual.
 
-        >>> TrainedModel("llama3-8b", 8192, (), precision="fp8", peak_of="float16").precision_text
+        >>> TrainedModel("llama3-8b", 8192, (), precision="fp8", peak_of="float16").unusual_text
         ', fp8 (MFU by the peak of float16)'
         """
         by_peak = f" (MFU by the peak of {self.peak_of})" if self.peak_of else ""
-        return "" if self.precision in ("", "bf16") else f", {self.precision}{by_peak}"
+        precision = "" if self.precision in ("", "bf16") else f", {self.precision}{by_peak}"
+        return precision + (f", {self.trained}" if self.trained else "")
 
     @property
     def dropped_token_fraction(self) -> float | None:
@@ -71,7 +74,7 @@ class TrainedModel:
             del found["routed_copies"], found["dropped_copies"]
         if self.max_seq_len is None:
             del found["max_seq_len"]
-        for name in ("kind", "precision", "peak_of"):
+        for name in ("kind", "precision", "peak_of", "trained"):
             if not found[name]:
                 del found[name]
         return found
@@ -108,7 +111,16 @@ def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: 
     )
     kind = getattr(getattr(workload, "model", None), "kind", "")
     named = workload.name, workload.seq_len, workload.layer_names
-    return TrainedModel(*named, *counts, _longest(workload), kind, *_precision_of(workload))
+    return TrainedModel(*named, *counts, _longest(workload), kind, *_precision_of(workload), _trained_of(workload))
+
+
+def _trained_of(workload: Any) -> str:
+    """Return what of a model is trained, in words; nothing where all is."""
+    model = getattr(workload, "model", None)
+    lora, frozen = getattr(model, "lora", None), getattr(model, "frozen_layers", 0)
+    words = [f"adapters of rank {lora.rank} alone"] if lora is not None else []
+    words += [f"the first {frozen} layers frozen" if frozen > 1 else "the first layer frozen"] if frozen else []
+    return ", ".join(words)
 
 
 def _precision_of(workload: Any) -> tuple[str, str]:

@@ -109,6 +109,11 @@ class WeightGradPart(WeightGrad):
     num_parts: int = 1
     sequence: SequencePart = WHOLE_SEQUENCE
 
+    @property
+    def has_share_of_common(self) -> bool:
+        """Whether the gradient of what all parts hold, such as norms, is one share of a sum over the parts."""
+        return len(self.sequence.pieces) < self.sequence.num_pieces
+
 
 @dataclass(slots=True)
 class PartialActivation(Activation):

@@ -146,7 +146,7 @@ def sizes(run: Run) -> str:
         longest = run.trained_model.max_seq_len
         at_most = "" if longest is None else f" (its config allows {longest})"
         layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample{at_most}"
-        layers += run.trained_model.precision_text
+        layers += run.trained_model.unusual_text
     steps = "" if run.steps is None else f", {run.steps.num_steps:,} steps"
     return f"{ranks}, {layers}, batch {run.global_batch_size}{steps}"
 

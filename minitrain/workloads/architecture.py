@@ -72,6 +72,52 @@ class LatentAttention:
         return self.nope_head_dim + self.rope_head_dim
 
 
+ADAPTED = ("query", "key", "value", "query_up", "kv_up", "output", "gate", "up", "down")
+"""The matrices that can have adapters: those of attention and dense MLPs that tensor parallelism divides."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters: each target W becomes W + alpha / rank A B, and A and B alone are trained (Hu et al. 2021).
+
+    Modelled: adapters that are not merged, so that a pass multiplies by W, by A and by B. Left out: their dropout.
+
+    Args:
+        rank: columns of A and rows of B.
+        alpha: what the product is scaled by, times the rank; twice the rank if None.
+        targets: which matrices of attention and dense MLPs have adapters, by the names of `ADAPTED`; all of them if
+            None (Dettmers et al. 2023, section 4). Experts, router, embedding and head have none.
+
+    Raises:
+        UsageError: a field is not what it must be; all faults at once.
+    """
+
+    rank: int = 16
+    alpha: float | None = None
+    targets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        faults = [count_fault("rank", self.rank, 1, "rank=16")]
+        faults += [None if self.alpha is None else _positive_fault("alpha", self.alpha)]
+        targets = ADAPTED if self.targets is None else self.targets
+        if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
+            faults.append(
+                f'targets must be a sequence of names, got {shown(targets)}; write targets=("query", "value")'
+            )
+        else:
+            object.__setattr__(self, "targets", tuple(targets))
+            faults += [choice_fault("targets", name, ADAPTED) for name in targets]
+        found = [fault for fault in faults if fault is not None]
+        if found:
+            raise refuse("the adapters", found)
+
+    @property
+    def scale(self) -> float:
+        """Return what the product of the adapters is multiplied by."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank
+
+
 MASK_BYTES = 1
 """Bytes of an element of a dropout mask (Korthikanti et al. 2022, section 4)."""
 
@@ -163,12 +209,12 @@ USUAL_DROPOUT = 0.1
 _REQUIRED = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len")
 _FOLLOWING_COUNTS = ("ffn_hidden_size", "num_kv_heads", "head_dim", "num_positions", "moe_ffn_hidden_size")
 _COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len")
-_COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts")
+_COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "frozen_layers")
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
 _FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "sinks")
 _LAYERS = ("moe_layers", "window_layers")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
-_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", "score_cap", "logit_cap", "max_seq_len"})
+_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", "score_cap", "logit_cap", "max_seq_len", "lora"})
 GATED = ("swiglu", "geglu")
 """The MLPs with three matrices."""
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -258,6 +304,12 @@ def _latent_fault(name: str, value: Any) -> str | None:
     return f"{name} must be a LatentAttention, got {shown(value)}; write {name}=mt.LatentAttention(kv_rank=512, ...)"
 
 
+def _lora_fault(name: str, value: Any) -> str | None:
+    if isinstance(value, Lora) or is_count(value, 1):
+        return None
+    return f"{name} must be a Lora, or its rank, got {shown(value)}; write {name}=mt.Lora(rank=16)"
+
+
 def _text_fault(name: str, value: Any) -> str | None:
     return None if isinstance(value, str) else f'{name} must be a string, got {shown(value)}; write {name}="..."'
 
@@ -276,6 +328,7 @@ _OTHERS: Mapping[str, Callable[[str, Any], str | None]] = MappingProxyType(
         "logit_cap": _positive_fault,
         "taken_as": _texts_fault,
         "latent": _latent_fault,
+        "lora": _lora_fault,
         "precision": lambda _, value: precision_fault(value),
         "name": _text_fault,
         "source": _text_fault,
@@ -296,6 +349,8 @@ def _normalised(given: Mapping[str, Any], faults: Mapping[str, str]) -> Fields:
     for name in (*_LAYERS, "taken_as"):
         several: Any = fields[name]
         fields[name] = None if several is None else tuple(several)
+    if isinstance(fields["lora"], int):
+        fields["lora"] = Lora(rank=fields["lora"])
     if isinstance(fields["precision"], str):
         fields["precision"] = PRECISIONS[fields["precision"]]
     return fields
@@ -450,6 +505,29 @@ def _latent_has_its_own_norms(f: Fields) -> str | None:
     return f'qk_norm ({f["qk_norm"]}) must be "none" with latent attention, whose latents have norms; leave it out'
 
 
+def _something_trains(f: Fields) -> str | None:
+    if f["frozen_layers"] <= f["num_layers"]:
+        return None
+    return f"frozen_layers ({f['frozen_layers']}) must be at most num_layers ({f['num_layers']}); leave one to train"
+
+
+def _adapters_have_matrices(f: Fields) -> str | None:
+    lora, layers = f["lora"], range(f["frozen_layers"], f["num_layers"])
+    if lora is None:
+        return None
+    there = {"output"} | ({"query", "key", "value"} if f["latent"] is None else {"kv_up"})
+    if f["latent"] is not None:
+        there.add("query" if f["latent"].query_rank is None else "query_up")
+    if set(layers) - set(f["moe_layers"]):
+        there |= {"up", "down"} | ({"gate"} if f["mlp"] in GATED else set())
+    if layers and not there.isdisjoint(lora.targets):
+        return None
+    return (
+        f"lora's targets ({', '.join(lora.targets)}) must name matrices of the layers that are not frozen, of which "
+        f"there are {', '.join(sorted(there)) if layers else 'none'}; nothing would be trained"
+    )
+
+
 _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("hidden_size", "num_heads", "head_dim", "latent"), _heads_fill_hidden_size),
     (("num_heads", "num_kv_heads", "latent"), lambda f: None if f["latent"] else _kv_heads_divide_heads(f)),
@@ -466,6 +544,8 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("num_experts", "moe_layers", "num_layers"), _moe_layers_exist),
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
+    (("frozen_layers", "num_layers"), _something_trains),
+    (("lora", "frozen_layers", "num_layers", "latent", "moe_layers", "num_experts", "mlp"), _adapters_have_matrices),
 )
 
 
@@ -528,6 +608,9 @@ class Architecture:
         moe_ffn_hidden_size: hidden size of one expert. Follows as ffn_hidden_size.
         moe_layers: the transformer layers that have experts, from 0. Follows as all if there are experts.
         router_bias: whether the router has a bias for each expert (DeepSeek-V3's, which balances the load).
+        lora: low-rank adapters, which alone are trained: a `Lora`, or its rank; None trains all weights.
+        frozen_layers: how many transformer layers, from the first, are not trained, and the embedding with them. What
+            lies below all that is trained has no backward.
         precision: a `Precision`, or "bf16" (mixed), "fp16" (mixed) or "fp32".
         max_seq_len: the longest sequence that its source allows, where `seq_len` is shorter; None if not known.
         taken_as: what its source says that costs the same as what these fields say, and is not the same.
@@ -576,6 +659,8 @@ class Architecture:
     moe_ffn_hidden_size: int = _FOLLOWS
     moe_layers: Sequence[int] = None  # type: ignore[assignment]  # as those above; a tuple afterwards
     router_bias: bool = False
+    lora: Lora | None = None
+    frozen_layers: int = 0
     precision: Precision = PRECISIONS["bf16"]
     max_seq_len: int | None = None
     taken_as: Sequence[str] = ()

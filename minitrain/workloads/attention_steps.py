@@ -82,6 +82,8 @@ def step_cost(model: Architecture, unit: Unit, work: Work, typ: str, mode: PassM
     Raises:
         UsageError: heads or the sequence do not divide by their degree.
     """
+    if typ.startswith("backward") and not unit.has_backward:
+        return Cost(0, 0)
     if typ in ("attend", "backward_attend"):
         found = _core(model, unit, work, mode.context)
         if typ == "backward_attend":
@@ -98,7 +100,7 @@ def _around_core(model: Architecture, unit: Unit, work: Work, typ: str) -> Itera
     is_after = typ.endswith("project")
     is_backward = typ.startswith("backward")
     for gemm in weight_gemms(unit, work):
-        if (gemm.name == _OUTPUT) == is_after:
+        if gemm.name.startswith(_OUTPUT) == is_after:  # its adapters too
             yield from _multiplications(model, gemm, is_backward=is_backward)
     share = _RESIDUAL if is_after else _NORM
     yield hidden_state_demand(model, unit, work).times(share * (2 if is_backward else 1))
@@ -107,7 +109,7 @@ def _around_core(model: Architecture, unit: Unit, work: Work, typ: str) -> Itera
 def _multiplications(model: Architecture, gemm: Gemm, *, is_backward: bool) -> Iterator[Demand]:
     """Yield a multiplication forward, or the two of backward."""
     yield gemm_demand(model, gemm, model.precision.parameter_bytes)
-    if is_backward:
+    if is_backward and gemm.is_trained:
         yield gemm_demand(model, gemm, model.precision.gradient_bytes)
 
 
@@ -186,7 +188,9 @@ def _before_core(kept: list[SavedTensor]) -> Iterator[SavedTensor]:
 
 
 _AFTER_CORE = frozenset({"residual", "dropout and residual", "residual gradient", "bias gradient", "second norm"})
-_OF_CORE = frozenset({"softmax", "attention dropout", "gradient accumulation"})  # the last is listed with its product
+_OF_CORE = frozenset(
+    {"softmax", "attention dropout", "gradient accumulation", "adapter"}
+)  # the last is listed with its product
 _LAUNCHES_AFTER = 3  # the output projection, its bias and dropout, and the residual connection; twice in backward
 
 
@@ -205,6 +209,8 @@ def step_kernels(model: Architecture, unit: Unit, work: Work, typ: str, mode: Pa
         UsageError: heads or the sequence do not divide by their degree.
     """
     is_backward = typ.startswith("backward")
+    if is_backward and not unit.has_backward:
+        return KernelList()
     if not typ.endswith("attend"):
         found = _kernels_around_core(
             model, unit, work, style, is_after=typ.endswith("project"), is_backward=is_backward
@@ -226,7 +232,7 @@ def _kernels_around_core(
     assert unit.core is not None  # as above
     listed = backward_kernels if is_backward else forward_kernels
     as_flash = replace(unit, core=replace(unit.core, is_flash=True))
-    projections = tuple(each for each in unit.projections if (each.name == "output") == is_after)
+    projections = tuple(each for each in unit.projections if (each.of == _OUTPUT) == is_after)
     products = listed(model, replace(as_flash, projections=projections), work, style).kernels
     everything = listed(model, as_flash, work, style)
     kernels = [kernel for kernel in products if _is_product(kernel)]

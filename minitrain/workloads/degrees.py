@@ -58,11 +58,13 @@ class Cut:
         what: the things, as `Transformer` calls their number: "num_heads".
         count: how many there are.
         is_padded: whether empty ones are added until their number divides, as is usual for a vocabulary.
+        is_copied: whether each part has all of them, as with the columns of an adapter.
     """
 
     what: str
     count: int
     is_padded: bool = False
+    is_copied: bool = False
 
     def part(self, size: int, num_parts: int, axis: str = "tp") -> int:
         """Return the size of one of `num_parts` equal parts of a dimension.
@@ -79,6 +81,8 @@ class Cut:
             >>> Cut("num_heads", 8).part(8 * 128, 4)
             256
         """
+        if self.is_copied:
+            return size
         rest = self.count % num_parts
         if rest and not self.is_padded:
             fitting = max(parts for parts in range(1, num_parts) if self.count % parts == 0)

@@ -195,8 +195,8 @@ class ExpertLayers:
         share = copies.load.busiest * len(copies.parts) * copies.sequence.share
         return self.num_copies(len(copies.samples), share) * self._copy_bytes
 
-    def num_parameters(self, layer: int, piece: Piece) -> int:
-        """Return the parameters of a piece of a layer.
+    def num_parameters(self, layer: int, piece: Piece, *, trained: bool = False) -> int:
+        """Return the parameters of a piece of a layer, or those that are trained.
 
         Raises:
             UsageError: experts do not divide by the parts.
@@ -204,7 +204,9 @@ class ExpertLayers:
         degrees = Degrees(ep=piece.num_parts)
         weights = self._units[layer].weights
         return sum(
-            prod(weight.part(degrees)) for weight in weights if bool(weight.experts_per_token) == (piece != ROUTER)
+            prod(weight.part(degrees))
+            for weight in weights
+            if bool(weight.experts_per_token) == (piece != ROUTER) and (weight.is_trained or not trained)
         )
 
     def cost(self, typ: str, num_samples: int, layer: int, mode: PassMode) -> Cost:
@@ -218,17 +220,21 @@ class ExpertLayers:
             mode: how it is passed through.
         """
         unit = self._units[layer]
+        if typ.startswith("backward") and not unit.has_backward:
+            return Cost(0, 0)
         work = self._work(num_samples, 1 if mode.context is None else mode.context.degree)
         asked: Iterable[tuple[float, float]]
         asked = self._experts(unit, typ, mode) if isinstance(mode, ExpertPass) else self._around(unit, typ, work)
         if typ == "backward_route":
             asked = chain(asked, self._again(unit, work, mode.recompute))
-        flop, num_bytes = zip(*asked, strict=True)
-        return Cost(sum(flop), sum(num_bytes))
+        everything = list(asked)
+        return Cost(sum(flop for flop, _ in everything), sum(num_bytes for _, num_bytes in everything))
 
     def kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
         """Return the kernels of a pass; arguments as those of `cost`, and how a framework runs it."""
         unit = self._units[layer]
+        if typ.startswith("backward") and not unit.has_backward:
+            return KernelList()
         if isinstance(mode, ExpertPass):
             return kernels_of_experts(self._model, unit, typ, mode.num_copies, mode.num_parts, mode.recompute, style)
         work = self._work(num_samples, 1 if mode.context is None else mode.context.degree)
@@ -241,13 +247,13 @@ class ExpertLayers:
     def _experts(self, unit: Unit, typ: str, mode: ExpertPass) -> Iterator[tuple[float, float]]:
         """Yield FLOPs and bytes of a rank's experts: each multiplication is one for each expert, together for all."""
         sizes = self._model.precision
-        weight_bytes = [getattr(sizes, name) for name in _MOVED_OF_WEIGHTS[typ]]
         work = Work(1, self._seq_len, Degrees(ep=mode.num_parts))
         for projection in unit.projections:
             if projection.num_experts:
                 gemm = projection.gemm(work)
-                for each in weight_bytes:
-                    yield self._gemm(mode.num_copies, gemm, each, gemm.batch)
+                for name in _MOVED_OF_WEIGHTS[typ]:
+                    if name == "parameter_bytes" or gemm.is_trained:
+                        yield self._gemm(mode.num_copies, gemm, getattr(sizes, name), gemm.batch)
 
     def _around(self, unit: Unit, typ: str, work: Work) -> Iterator[tuple[float, float]]:
         """Yield FLOPs and bytes of a pass before or after the experts."""
@@ -268,7 +274,8 @@ class ExpertLayers:
             yield 0, 2 * MOVES_OF_NORM * hidden
             for gemm in (*router, *gemms):
                 yield self._gemm(gemm.m, gemm, sizes.parameter_bytes)
-                yield self._gemm(gemm.m, gemm, sizes.gradient_bytes)
+                if gemm.is_trained:
+                    yield self._gemm(gemm.m, gemm, sizes.gradient_bytes)
 
     def _again(self, unit: Unit, work: Work, recompute: Recompute) -> Iterator[tuple[float, float]]:
         """Yield FLOPs and bytes of what backward computes again of norm and shared experts by itself."""

@@ -193,8 +193,10 @@ def forward_matmul(gemm: Gemm, datatype: str = "float16", element_bytes: int = 2
 
 def backward_matmuls(
     gemm: Gemm, datatype: str = "float16", element_bytes: int = 2, gradient_bytes: int = 4
-) -> tuple[Matmul, Matmul]:
-    """Return the two kernels of a multiplication's backward pass: the left operand's gradient, and the right one's.
+) -> tuple[Matmul, ...]:
+    """Return the kernels of a multiplication's backward pass: the left operand's gradient, and the right one's.
+
+    The latter is left out where it is the gradient of a weight that is not trained.
 
     Args:
         gemm: the multiplication, forward.
@@ -209,6 +211,8 @@ def backward_matmuls(
         ((4096, 5120, 1536), (1536, 5120, 4096))
     """
     left = Matmul(gemm.m, gemm.k, gemm.n, gemm.batch, "input_gradient", datatype, element_bytes, 2)
+    if not gemm.is_trained:
+        return (left,)
     kind: Operand = "weight_gradient" if gemm.has_weight else "input_gradient"
     adds_up = gemm.has_weight and gradient_bytes > 2
     result_bytes = 2 * gradient_bytes if adds_up else 2

@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+ADAPTER = ".lora_"
+"""What the names of a matrix's adapters have behind its own: "query.lora_a" and "query.lora_b"."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class WeightShape:
@@ -40,6 +44,7 @@ class WeightShape:
         experts_per_token: experts that a token uses, where the first dimension is experts; 0 where it is not.
         is_norm: whether it belongs to a norm.
         is_shared: whether another unit counts it: the head's table where embeddings are tied.
+        is_trained: whether it has a gradient and an optimizer state.
     """
 
     name: str
@@ -49,6 +54,7 @@ class WeightShape:
     experts_per_token: int = 0
     is_norm: bool = False
     is_shared: bool = False
+    is_trained: bool = True
 
     @property
     def num_parameters(self) -> int:
@@ -94,6 +100,7 @@ class Gemm:
         k: columns of the left matrix, rows of the right one.
         batch: how many.
         has_weight: whether the right matrix is a weight; if so, one of the two GEMMs of backward makes its gradient.
+        is_trained: whether that gradient is wanted.
     """
 
     name: str
@@ -102,6 +109,7 @@ class Gemm:
     k: int
     batch: int = 1
     has_weight: bool = True
+    is_trained: bool = True
 
     @property
     def flop(self) -> int:
@@ -122,6 +130,7 @@ class Projection:
         cut_dim: "n" where each rank has some columns (outputs), "k" where it has some rows (inputs).
         num_experts: experts with a matrix each; 0 where there is one for all tokens.
         experts_per_token: of these, how many a token is sent to.
+        is_trained: whether some of its weights have a gradient.
     """
 
     name: str
@@ -131,6 +140,12 @@ class Projection:
     cut_dim: Literal["k", "n"] = "n"
     num_experts: int = 0
     experts_per_token: int = 0
+    is_trained: bool = True
+
+    @property
+    def of(self) -> str:
+        """Return the matrix, where it is one of its adapters; else its own name."""
+        return self.name.partition(ADAPTER)[0]
 
     @property
     def flop_per_token(self) -> int:
@@ -152,12 +167,11 @@ class Projection:
             num_tokens = work.num_tokens
             sizes[self.cut_dim] = self.cut.part(sizes[self.cut_dim], work.degrees.tp)
         if not self.num_experts:
-            return Gemm(self.name, num_tokens, sizes["n"], sizes["k"])
+            return Gemm(self.name, num_tokens, sizes["n"], sizes["k"], is_trained=self.is_trained)
         ep = work.degrees.ep
         held = Cut("num_experts", self.num_experts).part(self.num_experts, ep, "ep")
-        return Gemm(
-            self.name, -(-num_tokens * self.experts_per_token * ep // self.num_experts), sizes["n"], sizes["k"], held
-        )
+        copies = -(-num_tokens * self.experts_per_token * ep // self.num_experts)
+        return Gemm(self.name, copies, sizes["n"], sizes["k"], held, is_trained=self.is_trained)
 
 
 @final
@@ -225,6 +239,7 @@ class SavedTensor:
         made_again_in: the modules whose recomputation makes it again, so that it is not kept (see `MODULES`).
         is_always_kept: whether it is kept where backward computes the whole layer again, too.
         is_per_key: whether there are `size` elements for every key of the sequence.
+        needed_for: the matrices for whose gradients alone it is kept; none where backward needs it in any case.
     """
 
     name: str
@@ -234,6 +249,7 @@ class SavedTensor:
     made_again_in: tuple[str, ...] = ()
     is_always_kept: bool = False
     is_per_key: bool = False
+    needed_for: tuple[str, ...] = ()
 
     def is_kept(self, recompute: Recompute) -> bool:
         """Return whether it is kept if backward computes so much again."""

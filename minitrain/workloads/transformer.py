@@ -21,6 +21,7 @@ from typing import Any, final
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.shapes import Recompute
+from minitrain.workloads.trained_weights import with_trained
 from minitrain.workloads.unit import Unit, attention_unit, embedding_unit, head_unit, mlp_unit, moe_unit
 
 
@@ -69,6 +70,13 @@ class Transformer(Architecture):
         return sum(unit.num_parameters for unit in self.units())
 
     @property
+    def num_trained_parameters(self) -> int:
+        """Return the parameters that have a gradient."""
+        return sum(unit.num_trained_parameters() for unit in self.units() if unit.kind != "head") + sum(
+            weight.num_parameters for weight in self.units()[-1].weights if weight.is_trained and not weight.is_shared
+        )
+
+    @property
     def num_active_parameters(self) -> int:
         """Return the parameters that one token uses: all but those of the experts that it is not sent to.
 
@@ -89,7 +97,8 @@ class Transformer(Architecture):
     ) -> float:
         """Return the floating-point operations of a training step for each of its tokens.
 
-        Counted are the matrix multiplications of forward, twice as many of backward, and what backward repeats. For a
+        Counted are the matrix multiplications of forward, twice as many of backward (once as many for weights that are
+        not trained, none below all that is), and what backward repeats. For a
         GPT this gives a step's 96 B s L h^2 (1 + s/6h + V/16Lh) with "full", and 72 B s L h^2 (1 + s/6h + V/12Lh) with
         "none", the FLOPs that MFU is about. What flash attention repeats within its backward is not counted.
 
@@ -113,7 +122,7 @@ class Transformer(Architecture):
         if fault:
             raise refuse("the sequence", [fault])
         sample = sum(
-            3 * unit.forward_flop(length, causal=causal) + unit.recomputed_flop(length, recompute, causal=causal)
+            unit.training_flop(length, causal=causal) + unit.recomputed_flop(length, recompute, causal=causal)
             for unit in self.units()
         )
         whole, rest = divmod(sample, length)
@@ -132,7 +141,7 @@ def _units(model: Architecture) -> tuple[Unit, ...]:
         after = sparse if layer in experts else dense
         assert after is not None  # made above, where any layer has it
         layers += replace(attention[layer in windows], layer=layer), replace(after, layer=layer)
-    return (embedding_unit(model), *layers, head_unit(model))
+    return with_trained(model, (embedding_unit(model), *layers, head_unit(model)))
 
 
 def _first_of_each(model: Architecture, windows: frozenset[int]) -> dict[bool, int]:

@@ -73,6 +73,8 @@ class TransformerWorkload:
         self._within: dict[tuple[type[Any], int, int], int] = {}  # bytes of a sample
         self._held: dict[tuple[int, int | Piece], int] = {}  # parameters, by layer and number of parts, or piece
         self.experts = ExpertLayers(model, self.units, self.seq_len)
+        self.trains_a_part = not all(weight.is_trained for unit in self.units for weight in unit.weights)
+        self.has_adapters = model.lora is not None
 
     def __repr__(self) -> str:
         return f"TransformerWorkload({self.model.name}, seq_len={self.seq_len})"
@@ -118,7 +120,8 @@ class TransformerWorkload:
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> Cost:
         """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter."""
-        held, sizes = self._shards(num_shards_on_device, num_shards, layer, num_parts), self.model.precision
+        held = self._shards(num_shards_on_device, num_shards, self._trained(layer, num_parts))
+        sizes = self.model.precision
         traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
         return Cost(ADAM_FLOP * held, traffic * held)
 
@@ -143,21 +146,29 @@ class TransformerWorkload:
         self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece, style: Style
     ) -> KernelList:
         """Return Adam on the parameters of some shards, and what is done with the whole gradients before."""
+        trained = self._trained(layer, num_parts)
         return update_kernels(
-            self._shards(num_shards_on_device, num_shards, layer, num_parts),
+            self._shards(num_shards_on_device, num_shards, trained),
             style,
-            num_gradients=self._parameters(layer, num_parts),
+            num_gradients=trained,
             gradient_bytes=self.model.precision.gradient_bytes,
         )
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> int:
         """Return the bytes of the parameters of some shards."""
-        return self.model.precision.parameter_bytes * self._shards(num_shards_on_device, num_shards, layer, num_parts)
+        held = self._shards(num_shards_on_device, num_shards, self._parameters(layer, num_parts))
+        return self.model.precision.parameter_bytes * held
+
+    def held_bytes(self, layer: int, num_parts: int | Piece = 1) -> tuple[int, int, int]:
+        """Return the bytes of a layer's weight, of its gradient and of its optimizer state, or of those of a part."""
+        sizes, trained = self.model.precision, self._trained(layer, num_parts)
+        weight = sizes.parameter_bytes * self._parameters(layer, num_parts)
+        return weight, sizes.gradient_bytes * trained, sizes.optimizer_bytes * trained
 
     def common_bytes(self, weight_grad: Any) -> int:
         """Return the bytes on the wire of what parts do not divide, such as norms."""
         sizes, unit = self.model.precision, self.units[weight_grad.layer]
-        common: int = sum(weight.num_parameters for weight in unit.weights if weight.cut is None)
+        common: int = sum(weight.num_parameters for weight in unit.weights if weight.cut is None and weight.is_trained)
         return (sizes.gradient_bytes or sizes.parameter_bytes) * common
 
     def message_bytes(self, tensor: Any) -> int:
@@ -177,10 +188,10 @@ class TransformerWorkload:
         if isinstance(tensor, Weight):
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
         if isinstance(tensor, WeightGrad):
-            return (sizes.gradient_bytes or sizes.parameter_bytes) * self._parameters(tensor.layer, num_parts)
+            return (sizes.gradient_bytes or sizes.parameter_bytes) * self._trained(tensor.layer, num_parts)
         if isinstance(tensor, OptState):
             num_shards: int = tensor.num_shards
-            return sizes.optimizer_bytes * self._parameters(tensor.layer, num_parts) // num_shards
+            return sizes.optimizer_bytes * self._trained(tensor.layer, num_parts) // num_shards
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -191,7 +202,8 @@ class TransformerWorkload:
         """Return the bytes that a tensor holds, before a layer has kept more beside its input."""
         if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
-        size_bytes = self._bytes_per_parameter(tensor) * self._parameters(tensor.layer, division_of(tensor))
+        count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
+        size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, division_of(tensor))
         num_held: int = len(tensor.shards)
         return size_bytes if num_held == tensor.num_shards else size_bytes * num_held / tensor.num_shards
 
@@ -216,9 +228,10 @@ class TransformerWorkload:
 
     def dropped_flop(self, num_copies: float) -> float:
         """Return those of `training_flop` that copies of tokens stand for which no expert takes."""
-        experts = [each for unit in self.units for each in unit.projections if each.num_experts]
+        experts = [(unit, each) for unit in self.units for each in unit.projections if each.num_experts]
         layers = sum(any(each.num_experts for each in unit.projections) for unit in self.units)
-        return 6 * num_copies * sum(each.n * each.k for each in experts) / layers if layers else 0.0
+        passes = sum(each.n * each.k * (1 + unit.has_backward * (1 + each.is_trained)) for unit, each in experts)
+        return 2 * num_copies * passes / layers if layers else 0.0
 
     def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
         """Return the FLOPs that a backward repeats for some samples, counted as those of `training_flop`."""
@@ -242,9 +255,18 @@ class TransformerWorkload:
             self._held[layer, num_parts] = found
         return found
 
-    def _shards(self, num_held: int, num_shards: int, layer: int, num_parts: int | Piece) -> int:
+    def _trained(self, layer: int, num_parts: int | Piece = 1) -> int:
+        """Return those of the parameters that are trained."""
+        if not self.trains_a_part:
+            return self._parameters(layer, num_parts)
+        if isinstance(num_parts, Piece):
+            return self.experts.num_parameters(layer, num_parts, trained=True)
+        return self.units[layer].num_trained_parameters(Degrees(tp=num_parts))
+
+    @staticmethod
+    def _shards(num_held: int, num_shards: int, num_parameters: int) -> int:
         """Return the parameters of some shards, rounded up as by padding."""
-        return -(-self._parameters(layer, num_parts) * num_held // num_shards)
+        return -(-num_parameters * num_held // num_shards)
 
     def _bytes_per_parameter(self, tensor: Any) -> int:
         """Return what a parameter takes in a weight, a gradient or an optimizer state."""
@@ -305,7 +327,9 @@ def _workload_of(model: Transformer, seq_len: int | None) -> TransformerWorkload
     return TransformerWorkload(model, seq_len)
 
 
-def find_workload(workload: Any, seq_len: int | None = None, precision: Any = None) -> Workload:
+def find_workload(
+    workload: Any, seq_len: int | None = None, precision: Any = None, lora: Any = None, frozen_layers: int | None = None
+) -> Workload:
     """Return what a run trains: the same object for the same model, length and precision, which predictors share.
 
     Args:
@@ -314,14 +338,18 @@ def find_workload(workload: Any, seq_len: int | None = None, precision: Any = No
             real processes train.
         seq_len: tokens of a sample of a transformer; the model's own if None.
         precision: of a transformer, as `mt.Transformer` takes it; the model's own if None.
+        lora: its adapters, likewise.
+        frozen_layers: how many of its layers are not trained, likewise.
 
     Raises:
         UsageError: there is no such model or precision, or the length is not one for it.
     """
+    changes = {"precision": precision, "lora": lora, "frozen_layers": frozen_layers}
+    changed = {name: value for name, value in changes.items() if value is not None}
     if isinstance(workload, str):
         workload = DENSE_LAYER if workload == DENSE else DenseRows.named(workload) or workload
     if hasattr(workload, "compute_cost"):
-        for name, value in (("seq_len", seq_len), ("precision", precision)):
+        for name, value in {"seq_len": seq_len, **changes}.items():
             if value is not None:
                 raise UsageError(
                     f"{name} is for transformers, and {workload!r:.80} is a workload with samples of its own; leave "
@@ -329,4 +357,4 @@ def find_workload(workload: Any, seq_len: int | None = None, precision: Any = No
                 )
         return cast(Workload, workload)
     model = find_model(workload)
-    return _workload_of(model if precision is None else replace(model, precision=precision), seq_len)
+    return _workload_of(replace(model, **changed) if changed else model, seq_len)

@@ -74,6 +74,8 @@ class Unit:
         projections: the multiplications of every token with a weight, in the order of forward.
         core: what happens between queries and keys, None but for attention.
         saved: what forward keeps for backward.
+        adapter_scale: what the product of adapters is multiplied by.
+        has_backward: whether something is trained in it or in a unit before it.
     """
 
     kind: Kind
@@ -83,6 +85,8 @@ class Unit:
     projections: tuple[Projection, ...]
     core: AttentionCore | None
     saved: tuple[SavedTensor, ...]
+    adapter_scale: float = 0.0
+    has_backward: bool = True
 
     @property
     def name(self) -> str:
@@ -112,6 +116,10 @@ class Unit:
         """
         return sum(prod(weight.part(degrees)) for weight in self.weights)
 
+    def num_trained_parameters(self, degrees: Degrees = WHOLE) -> int:
+        """Return those of `num_held_parameters` that have a gradient and an optimizer state."""
+        return sum(prod(weight.part(degrees)) for weight in self.weights if weight.is_trained)
+
     def gemms(self, work: Work) -> tuple[Gemm, ...]:
         """Return one rank's matrix multiplications, forward: projections, and then the attention core's.
 
@@ -137,12 +145,20 @@ class Unit:
         tokens = seq_len * sum(projection.flop_per_token for projection in self.projections)
         return tokens if self.core is None else tokens + self.core.flop(seq_len, causal=causal)
 
+    def training_flop(self, seq_len: int, *, causal: bool = False) -> int:
+        """Return those of forward and backward: the gradients of inputs, and of the weights that are trained."""
+        forward = self.forward_flop(seq_len, causal=causal)
+        if not self.has_backward:
+            return forward
+        frozen = sum(projection.flop_per_token for projection in self.projections if not projection.is_trained)
+        return 3 * forward - seq_len * frozen
+
     def is_repeated(self, recompute: Recompute) -> bool:
         """Return whether backward computes all of it again, but for norms and residual connection where they are kept.
 
         Embedding and head never are.
         """
-        if self.layer is None:
+        if self.layer is None or not self.has_backward:
             return False
         return recompute == "full" or _WHOLE[self.kind] in modules_of(recompute)
 
@@ -154,7 +170,7 @@ class Unit:
         return tuple(
             projection
             for projection in self.projections
-            if _module_of_projection(self.kind, projection.name) in modules
+            if self.has_backward and _module_of_projection(self.kind, projection.of) in modules
         )
 
     def repeats_core(self, recompute: Recompute) -> bool:
@@ -164,13 +180,13 @@ class Unit:
         """
         if self.core is None or self.is_repeated(recompute):
             return self.core is not None
-        return not self.core.is_flash and "core_attn" in modules_of(recompute)
+        return self.has_backward and not self.core.is_flash and "core_attn" in modules_of(recompute)
 
     def repeats_norm(self, recompute: Recompute) -> bool:
         """Return whether backward computes the norm before it again."""
         modules = modules_of(recompute)
         own = recompute == "full" or "layernorm" in modules or (self.kind == "attention" and "self_attn" in modules)
-        return self.layer is not None and own
+        return self.layer is not None and self.has_backward and own
 
     def recomputed_flop(self, seq_len: int, recompute: Recompute, *, causal: bool = False) -> int:
         """Return the floating-point operations that backward repeats for one sample, beside its own.
@@ -337,6 +353,9 @@ def _output_weights(model: Architecture) -> Iterator[WeightShape]:
         yield WeightShape("output.bias", (model.hidden_size,))
 
 
+_INNER = ("query", "key", "value", "query_down", "kv_down")
+"""The matrices that an attention's norm is an input of."""
+
 _ALL = "self_attn"
 """The module whose recomputation makes everything again but the unit's input."""
 
@@ -346,7 +365,9 @@ def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
     element, latent = model.precision.activation_bytes, model.latent
     up = (_ALL,) if latent is None else (_ALL, "mla_up_proj")
     yield SavedTensor("norm input", model.hidden_size, element, is_always_kept=True)
-    yield SavedTensor("projection input", model.hidden_size, model.precision.saved_bytes, None, (_ALL, "layernorm"))
+    yield SavedTensor(
+        "projection input", model.hidden_size, model.precision.saved_bytes, None, (_ALL, "layernorm"), needed_for=_INNER
+    )
     if latent is not None:
         yield from _saved_latents(model, latent)
     if model.qk_norm != "none":
@@ -363,7 +384,8 @@ def _saved_latents(model: Architecture, latent: LatentAttention) -> Iterator[Sav
     for name, rank in (("query latent", latent.query_rank), ("kv latent", latent.kv_rank)):
         if rank is not None:
             yield SavedTensor(f"{name} norm input", rank, sizes.activation_bytes, None, (_ALL,))
-            yield SavedTensor(f"{name} projection input", rank, sizes.saved_bytes, None, (_ALL, "mla_up_proj"))
+            again, matrix = (_ALL, "mla_up_proj"), name.replace(" latent", "_up")
+            yield SavedTensor(f"{name} projection input", rank, sizes.saved_bytes, None, again, needed_for=(matrix,))
 
 
 def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
@@ -390,7 +412,8 @@ def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
     in_eight = sizes.saved_bytes != sizes.activation_bytes
     if in_eight and model.attention == "flash":
         yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), (_ALL,))
-    yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), (_ALL,))
+    own = () if model.attention == "flash" and not in_eight else ("output",)
+    yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), (_ALL,), needed_for=own)
     yield from saved_by_second_norm(model, _ALL)
     if model.dropout:
         yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES, None, (_ALL,))
@@ -496,7 +519,8 @@ def _expert_projections(model: Architecture, cut: Cut) -> Iterator[Projection]:
 def _saved_by_norm(model: Architecture, output_bytes: int) -> Iterator[SavedTensor]:
     """Yield the norm's input and output."""
     yield SavedTensor("norm input", model.hidden_size, model.precision.activation_bytes)
-    yield SavedTensor("mlp input", model.hidden_size, output_bytes, None, ("layernorm",))
+    first = ("gate", "up", "router", "shared.gate", "shared.up")
+    yield SavedTensor("mlp input", model.hidden_size, output_bytes, None, ("layernorm",), needed_for=first)
 
 
 def _saved_by_mlp(
@@ -512,19 +536,21 @@ def _saved_by_mlp(
         again: the modules whose recomputation makes both again.
         act: those that make the activation function's output again, from its input.
     """
-    sizes = model.precision
+    sizes, own = model.precision, tuple[str, ...]()
     if model.mlp != "relu":
+        own = (f"{prefix.replace('expert ', 'experts.').replace('shared ', 'shared.')}down",)
         columns = len(_first(model)) * size
         yield SavedTensor(f"{prefix}activation input", columns, sizes.activation_bytes, cut, again)
         again = (*again, *act)
-    yield SavedTensor(f"{prefix}down input", size, sizes.saved_bytes, cut, again)
+    yield SavedTensor(f"{prefix}down input", size, sizes.saved_bytes, cut, again, needed_for=own)
 
 
 def _saved_by_experts(model: Architecture, cut: Cut) -> Iterator[SavedTensor]:
     """Yield what router and routed experts save, for all experts of a token together."""
     copies, again = model.experts_per_token, ("moe",)
     yield SavedTensor("router probabilities", model.num_experts, STATISTIC_BYTES, None, again)
-    yield SavedTensor("expert inputs", copies * model.hidden_size, model.precision.saved_bytes, None, again)
+    inputs, first = copies * model.hidden_size, tuple(f"experts.{name}" for name in _first(model))
+    yield SavedTensor("expert inputs", inputs, model.precision.saved_bytes, None, again, needed_for=first)
     yield from _saved_by_mlp(model, "expert ", copies * cut.count, cut, again, ("moe_act",))
 
 
@@ -533,7 +559,8 @@ def _saved_by_shared_experts(model: Architecture, size: int, cut: Cut) -> Iterat
     sizes = model.precision
     if sizes.saved_bytes != sizes.activation_bytes:
         again = ("moe", "shared_experts", "layernorm")
-        yield SavedTensor("shared input", model.hidden_size, sizes.saved_bytes, None, again)
+        first = tuple(f"shared.{name}" for name in _first(model))
+        yield SavedTensor("shared input", model.hidden_size, sizes.saved_bytes, None, again, needed_for=first)
     yield from _saved_by_mlp(model, "shared ", size, cut, ("moe", "shared_experts"))
 
 
@@ -578,7 +605,7 @@ def head_unit(model: Architecture) -> Unit:
         core=None,
         saved=(
             SavedTensor("norm input", hidden_size, element, is_always_kept=True),
-            SavedTensor("head input", hidden_size, element, is_always_kept=True),
+            SavedTensor("head input", hidden_size, element, is_always_kept=True, needed_for=("tokens",)),
             SavedTensor("logits", model.vocab_size, STATISTIC_BYTES, vocabulary, is_always_kept=True),
         ),
     )

@@ -70,7 +70,9 @@ def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: 
         UsageError: heads, columns, experts or the sequence do not divide by their degree.
     """
     parts: Iterable[Demand]
-    if typ == "forward":
+    if typ != "forward" and not unit.has_backward:
+        parts = ()
+    elif typ == "forward":
         parts = _forward(model, unit, work)
     elif typ == "backward_weight":
         parts = _backward_weight(model, unit, work)
@@ -101,7 +103,8 @@ def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[Dem
 
 def _backward_weight(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
     for gemm in weight_gemms(unit, work):
-        yield gemm_demand(model, gemm, model.precision.gradient_bytes)
+        if gemm.is_trained:
+            yield gemm_demand(model, gemm, model.precision.gradient_bytes)
 
 
 def gemm_demand(model: Architecture, gemm: Gemm, weight_bytes: int) -> Demand:

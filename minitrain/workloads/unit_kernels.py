@@ -55,7 +55,7 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.shapes import Gemm
+from minitrain.workloads.shapes import ADAPTER, Gemm
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.workload import PassMode, modules_of
 
@@ -89,6 +89,7 @@ read and written (24); the gradient read for its norm, read and written to be cl
 16-bit copy written (2)."""
 
 _LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (3, 6)}
+_ADAPTER_LAUNCHES = (2, 4)  # of each of two: products, scaling, sum
 _LOSS_LAUNCHES = (5, 4)
 UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
 
@@ -186,6 +187,8 @@ def update_kernels(
         num_gradients: elements of the rank's gradients before they are sharded.
         gradient_bytes: bytes of one of them.
     """
+    if not num_parameters:
+        return KernelList()
     adam = MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager)
     if not style.gradient_accesses:
         return KernelList((adam,), 1)
@@ -213,6 +216,7 @@ class _Lister:
         for gemm in self._projections():
             kernels += self._products(gemm, is_backward=is_backward)
         launches = _LAUNCHES[self.unit.kind][is_backward]
+        launches += _ADAPTER_LAUNCHES[is_backward] * sum(ADAPTER in each.name for each in self.unit.projections)
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
             launches += (FLASH_LAUNCHES if self.unit.core.is_flash else UNFUSED_LAUNCHES)[is_backward]
@@ -260,13 +264,15 @@ class _Lister:
 
     def _products(self, gemm: Gemm, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield a multiplication forward, or the two of its backward pass."""
-        is_weight = gemm.has_weight and self.unit.kind != "head"
+        is_weight = gemm.has_weight and self.unit.kind != "head" and ADAPTER not in gemm.name
         precision = self.model.precision
         datatype = self.style.datatype or (precision.weight_datatype if is_weight else None) or precision.datatype
         yield from self._matmuls(gemm, datatype, is_backward=is_backward)
         if is_weight and datatype == "float8":
             is_attention = self.unit.core is not None
             yield from eight_bit_passes(gemm, self.style.eager, is_backward=is_backward, is_attention=is_attention)
+        if gemm.name.endswith(f"{ADAPTER}b"):  # what the matrix makes is read, and the sum written
+            yield self._memory("adapter", gemm.m * (gemm.k if is_backward else gemm.n), 3)
 
     def _matmuls(self, gemm: Gemm, datatype: str, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield one kernel forward, or the two of backward and the addition to the gradient if it is another."""
@@ -275,7 +281,7 @@ class _Lister:
         if not is_backward:
             yield forward_matmul(gemm, datatype, element)
             return
-        separate = self.style.separate_gradients and gemm.has_weight
+        separate = self.style.separate_gradients and gemm.has_weight and gemm.is_trained
         gradient_bytes = precision.activation_bytes if separate else precision.gradient_bytes
         yield from backward_matmuls(gemm, datatype, element, gradient_bytes)
         if separate:
@@ -421,6 +427,8 @@ def pass_kernels(model: Architecture, unit: Unit, work: Work, typ: str, recomput
     """
     if typ == "forward":
         return forward_kernels(model, unit, work, style)
+    if not unit.has_backward:
+        return KernelList()
     whole = backward_kernels(model, unit, work, style)
     if typ == "backward_weight":
         return _half(whole, of_weights=True)

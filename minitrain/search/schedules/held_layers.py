@@ -224,14 +224,12 @@ class _Held:
         sharing: the ranks that share its states.
         others: one rank of each group that does.
         load: loads a shard of it.
-        covers_sequence: whether each part's gradient of norms and biases has seen the whole sequence.
     """
 
     layer: int
     sharing: Group | None
     others: Group | None
     load: Callable[[int, int], tuple[Any, Any]]
-    covers_sequence: bool = True
 
 
 class HeldLayers:
@@ -289,15 +287,8 @@ class HeldLayers:
             own = _Held(layer, *division.sharing("experts"), lambda *shard: model.load_experts(layer, *shard, **part))
             return [(layer, router), (("experts", layer), own)]
         part = {"part": parts.index, "num_parts": parts.size}
-        covers = not division.shards_sequence or layer == 0
-        return [
-            (
-                layer,
-                _Held(
-                    layer, *division.sharing("layer"), lambda *shard: model.load_weights(layer, *shard, **part), covers
-                ),
-            )
-        ]
+        held = _Held(layer, *division.sharing("layer"), lambda *shard: model.load_weights(layer, *shard, **part))
+        return [(layer, held)]
 
     def _zero_of(self, held: _Held) -> int:
         """Return the ZeRO stage of what a rank may hold alone."""
@@ -358,8 +349,8 @@ class HeldLayers:
         self._model.grad_weights[key] = grad if total is None else total + grad
 
     def _cover(self, key: Any, held: _Held) -> Steps:
-        """Complete a gradient: for norms and biases, a rank has seen a shard of the sequence."""
-        if not held.covers_sequence:
+        """Complete a gradient: of norms, biases and adapters that all parts hold, a rank may have a share of a sum."""
+        if getattr(self._model.grad_weights[key], "has_share_of_common", False):
             grads, parts = self._model.grad_weights, self._division.parts
             grads[key] = yield self._model.all_reduce(grads[key], held.layer, group=parts)
 

@@ -206,15 +206,14 @@ class _Experts:
 
     def _held_bytes(self, layer: int) -> tuple[float, float]:
         """Return what weights and optimizer states of a layer take, and what its gradients do, bytes."""
-        sizes = self._machine.model.precision
         pieces: list[tuple[Any, int]] = [(1, self._of_stage)]
         if self._is_divided(layer):
             pieces = [(ROUTER, self._of_stage), (Piece("experts", self._ep), self._of_stage // self._ep)]
         states = gradients = 0.0
         for piece, sharing in pieces:
-            held = self._workload.load_bytes(1, 1, layer, piece) / sizes.parameter_bytes
-            states += held * (sizes.parameter_bytes + sizes.optimizer_bytes / (sharing if self._shards_states else 1))
-            gradients += held * sizes.gradient_bytes
+            weight, gradient, state = self._workload.held_bytes(layer, piece)
+            states += weight + state / (sharing if self._shards_states else 1)
+            gradients += gradient
         return states, gradients
 
     def _is_divided(self, layer: int) -> bool:
@@ -275,12 +274,12 @@ class _Fsdp:
         """Return how long the stream of the shards is busy with a microbatch, s."""
         if self._shards == 1:
             return 0.0
-        sizes, price = self._machine.model.precision, self._predictor.collective
+        price = self._predictor.collective
         ranks = range(0, self._shards * self._tp, self._tp)
         seconds: float = 0.0
         for unit in self._workload.blocks:
-            weight = sum(self._workload.load_bytes(1, 1, layer, self._tp) for layer in unit)
-            grad = weight // sizes.parameter_bytes * (sizes.gradient_bytes or sizes.parameter_bytes)
+            held = [self._workload.held_bytes(layer, self._tp) for layer in unit]
+            weight, grad = (sum(each[place] for each in held) for place in (0, 1))
             if self._options.get("reshard_after_forward", True):
                 seconds += price("all_gather", weight, ranks).seconds
             seconds += price("reduce_scatter", grad, ranks).seconds
@@ -302,10 +301,10 @@ class _Fsdp:
 
     def _states_bytes(self) -> float:
         """Return what weights and optimizer states of a rank take all the time, bytes."""
-        sizes = self._machine.model.precision
-        states = sizes.parameter_bytes + (0 if self._options.get("offload") == "optimizer" else sizes.optimizer_bytes)
-        held = sum(self._workload.load_bytes(1, 1, layer, self._tp) for layer in range(self._machine.num_layers))
-        return float(held / sizes.parameter_bytes * states / self._shards * _ROUNDING)
+        held = [self._workload.held_bytes(layer, self._tp) for layer in range(self._machine.num_layers)]
+        in_host = self._options.get("offload") == "optimizer"
+        states = sum(weight + (0 if in_host else state) for weight, _, state in held)
+        return float(states / self._shards * _ROUNDING)
 
     def _kept_bytes(self) -> float:
         """Return what forward keeps of a microbatch until backward begins, bytes."""

@@ -227,7 +227,7 @@ class Findings:
         trained = trained_model_of(self.best.candidate.problem.machine.workload)
         assert trained is not None  # `priced_by` has looked
         remark = remark_on(self.best.mfu, in_eight_bits=bool(trained.peak_of))
-        precision = trained.precision_text.removeprefix(", ")
+        precision = trained.unusual_text.removeprefix(", ")
         said = [f"the best in {precision}"] if precision else []
         return [*said, f"how sure, the best: {self.best.sureness}", *filter(None, [remark])]
 
