@@ -112,7 +112,7 @@ class Checkpoints:
         state = _read(folder, program.layers)
         state = {key: values.to(net.device) for key, values in state.items()}
         layers = _layers_of(state)
-        return {layer: (_whole("weight", layer, state), _whole("state", layer, state)) for layer in layers}, steps
+        return {layer: _whole(layer, state) for layer in layers}, steps
 
 
 def read_checkpoint(folder: Path) -> dict[int | str, tuple[torch.Tensor, torch.Tensor]]:
@@ -124,10 +124,8 @@ def read_checkpoint(folder: Path) -> dict[int | str, tuple[torch.Tensor, torch.T
         folder: of one step, such as checkpoints/step-00000100.
     """
     state = _read(folder, None)
-    return {
-        layer: (_whole("weight", layer, state).values, _whole("state", layer, state).values)
-        for layer in _layers_of(state)
-    }
+    whole = {layer: _whole(layer, state) for layer in _layers_of(state)}
+    return {layer: (weight.values, moments.values) for layer, (weight, moments) in whole.items()}
 
 
 def _layers_of(state: Mapping[str, Any]) -> list[int | str]:
@@ -167,15 +165,20 @@ def _without_overlap(pieces: list[tuple[int, int]]) -> Iterator[tuple[int, int]]
             end = last
 
 
-def _whole(name: str, layer: int | str, state: Mapping[str, torch.Tensor]) -> Flat:
-    """Return a layer's weight or optimizer state, put together."""
-    found = []
+def _whole(layer: int | str, state: Mapping[str, torch.Tensor]) -> tuple[Flat, Flat]:
+    """Return a layer's weight and its optimizer state, put together; the state is of what is trained, the last."""
+    found: dict[str, list[Flat]] = {"weight": [], "state": []}
     for key, values in state.items():
         kind, number, first, last = _PIECE.fullmatch(key).groups()  # type: ignore[union-attr]
-        if (kind, number) == (name, str(layer)):
-            found.append(Flat(values, [(int(first), int(last))], int(last)))
-    whole = put_together(found)
-    return Flat.whole(whole.values)
+        if number == str(layer):
+            piece = [(int(first), int(last))]
+            found[kind].append(Flat(values, piece, piece))
+    weight = put_together(found["weight"])
+    size = weight.pieces[-1][1]
+    moments = put_together(found["state"]) if found["state"] else Flat(weight.values.new_empty(0, 0), [], [])
+    frozen = moments.pieces[0][0] if moments.pieces else size
+    regions = [(0, frozen), (frozen, size)] if frozen else [(0, size)]
+    return Flat.whole(weight.values, regions), Flat.whole(moments.values, regions[-1:])
 
 
 def _cut(content: Flat) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:

@@ -177,23 +177,34 @@ class Flat:
     Args:
         values: the elements that are held along the last axis, in ascending order.
         pieces: which elements of the whole they are: disjoint intervals in ascending order.
-        size: elements of the whole.
+        regions: what is cut into shards, each by itself: all elements; or those of a weight that are frozen and those
+            that are trained, of which gradients and states have the latter.
         awaited: of a gradient of a part, where the rest of it will come from; see `minitrain.training.divided`.
     """
 
     values: torch.Tensor
     pieces: Sequence[Interval]
-    size: int
+    regions: Sequence[Interval]
     awaited: tuple[Any, ...] = ()
 
     @classmethod
-    def whole(cls, values: torch.Tensor) -> Flat:
-        """Return all elements of a layer."""
-        return cls(values, [(0, values.shape[-1])], values.shape[-1])
+    def whole(cls, values: torch.Tensor, regions: Sequence[Interval] | None = None) -> Flat:
+        """Return all elements of some regions; of a layer, if none are given."""
+        regions = [(0, values.shape[-1])] if regions is None else regions
+        return cls(values, merged(regions), regions)
+
+    @property
+    def size(self) -> int:
+        """Elements of the regions."""
+        return sum(last - first for first, last in self.regions)
+
+    def with_values(self, values: torch.Tensor) -> Flat:
+        """Return other numbers for the same elements."""
+        return Flat(values, self.pieces, self.regions)
 
     def add(self, other: Flat) -> Flat:
         """Return the sum."""
-        return Flat(self.values + other.values, self.pieces, self.size, self.awaited + other.awaited)
+        return Flat(self.values + other.values, self.pieces, self.regions, self.awaited + other.awaited)
 
     def settled(self) -> Flat:
         """Return this gradient with all that it has awaited.
@@ -208,9 +219,17 @@ class Flat:
 
     def shard(self, shard: int, num_shards: int) -> Flat:
         """Return the elements of one of `num_shards` shards."""
-        piece = bounds(shard, num_shards, self.size)
-        found = self.settled().shard_at(piece)
-        return Flat(found if found.shape == self.values.shape else found.clone(), [piece], self.size)
+        pieces = pieces_of([shard], num_shards, self.regions)
+        found = self.settled().at(pieces)
+        is_all = found.shape == self.values.shape
+        return Flat(found if is_all or len(pieces) > 1 else found.clone(), pieces, self.regions)
+
+    def at(self, pieces: Sequence[Interval]) -> torch.Tensor:
+        """Return the elements of some intervals, all of which must be held, without copying those of one."""
+        if list(pieces) == list(self.pieces):
+            return self.values
+        found = [self.shard_at(piece) for piece in pieces]
+        return found[0] if len(found) == 1 else torch.cat([self.values[..., :0], *found], -1)
 
     def shard_at(self, piece: Interval) -> torch.Tensor:
         """Return the elements of an interval, which must be held, without copying.
@@ -223,7 +242,8 @@ class Flat:
             if first <= start and end <= last:
                 return self.values[..., at + start - first : at + end - first]
             at += last - first
-        raise ValueError(f"elements {start} to {end} are not held here, which are {list(self.pieces)} of {self.size}")
+        held = f"which are {list(self.pieces)} of {self.regions[-1][1]}"
+        raise ValueError(f"elements {start} to {end} are not held here, {held}")
 
     def combine(self, other: Flat) -> Flat:
         """Return the elements of both."""
@@ -239,10 +259,10 @@ def put_together(contents: Iterable[Flat]) -> Flat:
     cut = []
     for content in contents:
         sizes = [last - first for first, last in content.pieces]
-        cut += list(zip(content.pieces, content.values.split(sizes, -1), strict=True))
-        size = content.size
+        cut += list(zip(content.pieces, content.values.split(sizes, -1) if sizes else (), strict=True))
     cut.sort(key=lambda piece: piece[0])
-    return Flat(torch.cat([values for _, values in cut], -1), merged(piece for piece, _ in cut), size)
+    values = torch.cat([content.values[..., :0], *(values for _, values in cut)], -1)
+    return Flat(values, merged(piece for piece, _ in cut), content.regions)
 
 
 def bounds(shard: int, num_shards: int, size: int) -> Interval:
@@ -254,19 +274,26 @@ def bounds(shard: int, num_shards: int, size: int) -> Interval:
     return shard * size // num_shards, (shard + 1) * size // num_shards
 
 
-def pieces_of(shards: Iterable[int], num_shards: int, size: int) -> list[Interval]:
-    """Return which of `size` elements some shards have.
+def pieces_of(shards: Iterable[int], num_shards: int, regions: Iterable[Interval]) -> list[Interval]:
+    """Return which elements some shards have, of regions that are each cut by themselves.
 
-    >>> pieces_of({0, 1, 3}, 4, 8)
-    [(0, 4), (6, 8)]
+    >>> pieces_of({0, 1, 3}, 4, [(0, 8)]), pieces_of({1}, 2, [(0, 6), (6, 8)])
+    ([(0, 4), (6, 8)], [(3, 6), (7, 8)])
     """
-    return merged(bounds(shard, num_shards, size) for shard in sorted(shards))
+    ordered = sorted(shards)
+    return merged(
+        (start + first, start + last)
+        for start, end in regions
+        for first, last in (bounds(shard, num_shards, end - start) for shard in ordered)
+    )
 
 
 def merged(pieces: Iterable[Interval]) -> list[Interval]:
-    """Return ascending intervals, those that touch as one."""
+    """Return ascending intervals, those that touch as one, and none that is empty."""
     found: list[Interval] = []
     for start, end in pieces:
+        if start == end:
+            continue
         if found and found[-1][1] == start:
             found[-1] = found[-1][0], end
         else:

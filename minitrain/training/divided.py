@@ -78,7 +78,7 @@ class Border:
         if total.has(self.own):
             if not are_same(self.own, total.positions):
                 (of_weight,) = self._through(total.at(self.own), 0)
-            nothing = total.values.new_zeros(len(self.places))  # a border without weights
+            nothing = total.values.new_zeros(len(self.places))  # a border without weights, or with frozen ones
             self.common = nothing if of_weight is None else of_weight[self.places]
         assert self.grad is not None  # it crosses once
         positions, self.kept, self.weight, self.grad = self.grad.positions, None, None, None
@@ -212,7 +212,7 @@ class DividedArithmetic(Arithmetic):
         if not _is_divided(done):
             return super()._forward(done, x, weight)
         layer, part, positions = done.layer, _part(done), x.positions
-        kept = _Part(Kept(), Kept())
+        kept = _Part(self._keep(done), self._keep(done))
         inner, rest = kept.border.forward(self.net.border(layer, part, positions), weight.values, x.values)
         made = kept.inside.forward(self.net.inside(layer, part, positions), weight.values, inner)
         _keeper(done, x).kept = kept
@@ -288,10 +288,10 @@ class DividedArithmetic(Arithmetic):
         """
         values = None if weight is None else weight.values
         if isinstance(x, Copies):
-            return self._gradient(self._kept(done, x, weight).backward(values, [grad.joined()[0]], 0)[0])
-        kept = self._kept(done, x, weight)
-        if isinstance(kept, Kept):
+            return self._gradient(done, self._kept(done, x, weight).backward(values, [grad.joined()[0]], 0)[0])
+        if not _is_divided(done):
             return super().backward_weight(done, x, grad, weight)
+        kept = self._kept(done, x, weight)
         if kept.halfway is None:
             raise LawError(
                 f"backward_weight of layer {done.layer} needs what backward_input made of the same gradient for the "
@@ -299,7 +299,11 @@ class DividedArithmetic(Arithmetic):
             )
         border, rows = kept.halfway
         (of_weight,) = kept.inside.backward(values, [rows.values], 0)
-        return _awaiting(border, self._gradient(of_weight))
+        return _awaiting(border, self._gradient(done, of_weight))
+
+    def _keep(self, done: Computed) -> Kept:
+        """Return what will keep for a part's backward."""
+        return Kept(self.net.num_frozen(done.layer, _part(done)))
 
     def _kept(self, done: Computed, x: Any, weight: Flat | None) -> Any:
         return _keeper(done, x).kept or super()._kept(done, x, weight)
@@ -311,12 +315,12 @@ class DividedArithmetic(Arithmetic):
     def _of_border(self, done: Computed, border: Border, of_weight: Any, of_inner: Any) -> tuple[Flat, Any]:
         """Return the gradients of weights and input that a backward has once it has reached the border."""
         found = _input_grad(done, border, of_inner)
-        return _awaiting(border, self._gradient(of_weight)), found
+        return _awaiting(border, self._gradient(done, of_weight)), found
 
     def keys_values(self, done: Computed, x: Rows, weight: Flat) -> KeysValues:
         """Return the keys and values of an attention that is taken in steps; its queries stay here."""
         layer, part, positions = done.layer, _part(done), x.positions
-        border, projecting = Kept(), Kept()
+        border, projecting = self._keep(done), self._keep(done)
         inner, rest = border.forward(self.net.border(layer, part, positions), weight.values, x.values)
         made = projecting.forward(self.net.taking(projected, layer, part, positions), weight.values, inner)
         mode = mode_of(done.named.get("recompute") or done.model._recompute)
@@ -331,7 +335,7 @@ class DividedArithmetic(Arithmetic):
         """Return the attention's output, or a part's share of it."""
         keeper, part = _keeper(done, x), _part(done)
         found = keeper.kept
-        found.joining, found.attended = Kept(), attended
+        found.joining, found.attended = self._keep(done), attended
         made = found.joining.forward(self.net.taking(joined, done.layer, part), weight.values, attended.output)
         if part.index == 0:
             made = made + found.rest
@@ -361,11 +365,12 @@ class DividedArithmetic(Arithmetic):
         grads = [grad_queries.values, grad_memory.keys, grad_memory.values]
         of_weight, of_inner = found.projecting.backward(weight.values, grads, 0, 1)
         border = self._border(done, x, weight, found.border, found.grad)
-        return self._of_border(done, border, of_weight + found.of_weight, of_inner)
+        found_of = [each for each in (of_weight, found.of_weight) if each is not None]
+        return self._of_border(done, border, sum(found_of[1:], found_of[0]) if found_of else None, of_inner)
 
     def _experts_forward(self, done: Computed, copies: Copies, weight: Flat) -> tuple[Copies, Kept]:
         rows, counts = copies.joined()
-        copies.kept = kept = Kept()
+        copies.kept = kept = self._keep(done)
         made = kept.forward(
             self.net.taking(partial(fed_to_experts, counts=counts), done.layer, _part(done)), weight.values, rows
         )
@@ -375,7 +380,7 @@ class DividedArithmetic(Arithmetic):
         kept = self._kept(done, copies, weight)
         of_weight, of_rows = kept.backward(weight.values, [grad.joined()[0]], 0, 1)
         copies.kept = None
-        return self._gradient(of_weight), copies.split_alike(of_rows)
+        return self._gradient(done, of_weight), copies.split_alike(of_rows)
 
     def route(self, done: Computed, x: Rows, weight: Flat) -> Copies:
         """Return the copies of tokens that the router makes, and tell the model how many it drops.
@@ -390,7 +395,7 @@ class DividedArithmetic(Arithmetic):
                 f"where tokens carry numbers; give numerics=TransformerProblem(model, capacity_factor={given})",
                 capacity_factor=given,
             )
-        kept, sequence = Kept(), done.made.sequence
+        kept, sequence = self._keep(done), done.made.sequence
         tokens, shares, rest, taken = kept.forward(
             self.net.taking(routed, done.layer, _part(done)), weight.values, x.values
         )
@@ -435,7 +440,7 @@ class DividedArithmetic(Arithmetic):
             of_tokens[routed.where(expert)] += rows
         grads = [of_tokens, routed.of_shares, grad.values, None]
         of_weight, of_input = routed.routing.backward(weight.values, grads, 0, 1)
-        return self._gradient(of_weight), Rows(of_input, grad.positions)
+        return self._gradient(done, of_weight), Rows(of_input, grad.positions)
 
 
 def arithmetic_of(net: Any, global_batch_size: int) -> Arithmetic:

@@ -21,10 +21,11 @@ from minitrain.engine.executors import Computed
 from minitrain.engine.kept_for_backward import mode_of
 from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import Adam, Momentum
-from minitrain.proof.units import Part
+from minitrain.proof.units import WHOLE, Part
+from minitrain.tensors import WeightGrad
 from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
-from minitrain.training.contents import Flat, Positions, Rows, key_of, part_of
+from minitrain.training.contents import Flat, Interval, Positions, Rows, key_of, part_of, pieces_of
 
 Carried = Mapping[int | str, tuple[Flat, Flat]]
 """Weight and optimizer state by layer, or by the name of a part: what a rank hands on from one step to the next."""
@@ -80,6 +81,14 @@ class Net(Protocol):
 
     def size(self, layer: int, part: Part) -> int:
         """Return the number of elements of a part of a layer's weight."""
+        ...
+
+    def num_frozen(self, layer: int, part: Part) -> int:
+        """Return how many of these elements, the first, are not trained."""
+        ...
+
+    def has_backward(self, layer: int) -> bool:
+        """Return whether something is trained in a layer or before it."""
         ...
 
     def initial_weight(self, layer: int, part: Part) -> torch.Tensor:
@@ -158,24 +167,30 @@ class _Saved:
 
 @final
 class Kept:
-    """What a layer, or a step of one, keeps for backward: its graph, and what autograd has saved but for the weight."""
+    """What a layer, or a step of one, keeps for backward: its graph, and what autograd has saved but for the weight.
 
-    __slots__ = ("_given", "_outputs", "_saved")
+    Args:
+        num_frozen: elements of the weight, the first, that have no gradient.
+    """
 
-    def __init__(self) -> None:
-        self._saved = _Saved()
+    __slots__ = ("_given", "_num_frozen", "_outputs", "_saved")
+
+    def __init__(self, num_frozen: int = 0) -> None:
+        self._saved, self._num_frozen = _Saved(), num_frozen
 
     def forward(self, function: Function, weight: torch.Tensor, *inputs: torch.Tensor) -> Any:
         """Compute, and keep what backward needs.
 
         Args:
-            function: what is computed of weight and inputs.
+            function: what is computed of weight and inputs; of a weight in two, where some of it is frozen.
             weight: flat.
             inputs: of which integers have no gradients.
         """
-        seen = [_Given.apply(_TOKEN, each) if each.is_floating_point() else each for each in (weight, *inputs)]
+        num_frozen = self._num_frozen
+        own = weight[num_frozen:] if num_frozen else weight
+        seen = [_Given.apply(_TOKEN, each) if each.is_floating_point() else each for each in (own, *inputs)]
         with saved_tensors_hooks(self._saved.keeping(weight), self._saved.found):
-            found = function(*seen)
+            found = function((weight[:num_frozen], seen[0]) if num_frozen else seen[0], *seen[1:])
         outputs = found if isinstance(found, tuple) else (found,)
         self._given = [_edge_of(each) for each in seen]
         self._outputs = [_edge_of(each) for each in outputs]
@@ -267,13 +282,14 @@ class Arithmetic:
             )
         if self.step:
             raise LawError(f"{HANDS_IN_LESS}: no layer {done.layer} on rank {done.model._rank}; hand in what is loaded")
-        whole = Flat.whole(net.initial_weight(done.layer, part).to(net.device, net.dtypes.master))
-        weight = whole.shard(shard, made.num_shards)
-        state = weight.values.new_zeros(num_states(net), weight.values.numel())
+        initial = net.initial_weight(done.layer, part).to(net.device, net.dtypes.master)
+        weight = Flat.whole(initial, regions_of(net, made)).shard(shard, made.num_shards)
+        trained = self._trained(made, weight)
+        state = weight.values.new_zeros(num_states(net), trained.values.numel())
         if net.dtypes.has_masters:
-            state[0] = weight.values
+            state[0] = trained.values
         values = weight.values.to(net.dtypes.compute, copy=made.num_shards == 1)
-        return Flat(values, weight.pieces, weight.size), Flat(state, weight.pieces, weight.size)
+        return weight.with_values(values), trained.with_values(state)
 
     def get_input_activation(self, done: Computed) -> Rows:
         """Return the model's input for some samples, and some part of their sequence."""
@@ -282,7 +298,8 @@ class Arithmetic:
 
     def forward(self, done: Computed, x: Any, weight: Flat) -> Any:
         """Take an activation through a layer; keep nothing but its input where all is to be computed again."""
-        if mode_of(done.named.get("recompute") or done.model._recompute).recompute != "full":
+        is_repeated = mode_of(done.named.get("recompute") or done.model._recompute).recompute == "full"
+        if self.net.has_backward(done.layer) and not is_repeated:
             return self._forward(done, x, weight)[0]
         x.kept = None
         with torch.no_grad():
@@ -290,7 +307,7 @@ class Arithmetic:
 
     def _forward(self, done: Computed, x: Rows, weight: Flat) -> tuple[Rows, Kept]:
         """Take an activation through a layer, and return what is kept too."""
-        x.kept = kept = Kept()
+        x.kept = kept = Kept(self.net.num_frozen(done.layer, WHOLE))
         layer = self.net.layers[done.layer]
         made = kept.forward(lambda own, seen: layer(own, seen, x.positions), weight.values, x.values)
         return Rows(made, x.positions), kept
@@ -304,23 +321,33 @@ class Arithmetic:
 
     def backward(self, done: Computed, x: Any, grad: Any, weight: Flat) -> tuple[Flat, Any]:
         """Return the gradients of weight and input."""
+        if not self.net.has_backward(done.layer):
+            return self._gradient(done, None), nothing_of(done, x)
         of_weight, of_input = self._kept(done, x, weight).backward(weight.values, [grad.values], 0, 1)
         x.kept = None
-        return self._gradient(of_weight), Rows(_NOTHING if of_input is None else of_input, grad.positions)
+        return self._gradient(done, of_weight), Rows(_NOTHING if of_input is None else of_input, grad.positions)
 
     def backward_input(self, done: Computed, x: Any, grad: Any, weight: Flat) -> Any:
         """Return the gradient of the input alone."""
+        if not self.net.has_backward(done.layer):
+            return nothing_of(done, x)
         (found,) = self._kept(done, x, weight).backward(weight.values, [grad.values], 1)
         return Rows(_NOTHING if found is None else found, grad.positions)
 
     def backward_weight(self, done: Computed, x: Any, grad: Any, weight: Flat | None = None) -> Flat:
         """Return the gradient of the weight alone."""
+        if not self.net.has_backward(done.layer):
+            return self._gradient(done, None)
         values = None if weight is None else weight.values
-        return self._gradient(self._kept(done, x, weight).backward(values, [grad.values], 0)[0])
+        return self._gradient(done, self._kept(done, x, weight).backward(values, [grad.values], 0)[0])
 
-    def _gradient(self, values: torch.Tensor) -> Flat:
-        """Return the gradient of a weight in the datatype in which gradients are summed."""
-        return Flat.whole(values.to(self.net.dtypes.gradients))
+    def _gradient(self, done: Computed, values: torch.Tensor | None) -> Flat:
+        """Return the gradient of what is trained of a weight, in the datatype in which gradients are summed."""
+        made = done.made if isinstance(done.made, WeightGrad) else done.made[0]
+        regions, net = regions_of(self.net, made, trained=True), self.net
+        if values is None:  # nothing has reached it
+            values = torch.zeros(sum(last - first for first, last in regions), device=net.device)
+        return Flat.whole(values.to(net.dtypes.gradients), regions)
 
     def _kept(self, done: Computed, x: Any, weight: Flat | None) -> Any:
         """Return what was kept for a backward; computed again from the input where nothing was."""
@@ -332,46 +359,77 @@ class Arithmetic:
 
     def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
         """Take the optimizer's step; the new numbers take the place of the old ones."""
-        made, values, net = done.made[0], cut_as(state, weight), self.net
-        master, moments = (values[0], values[1:]) if net.dtypes.has_masters else (weight.values, values)
-        found = cut_as(grad.settled(), weight).to(net.dtypes.master)
+        made, net = done.made[0], self.net
+        trained = self._trained(made, weight)
+        values, own = state.at(trained.pieces), trained.values
+        master, moments = (values[0], values[1:]) if net.dtypes.has_masters else (own, values)
+        found = grad.settled().at(trained.pieces).to(net.dtypes.master)
         count = self.step + made.step
         if made.__class__ is LocalWeight:  # of a replica alone, whose mean gradient it is
             found = found * (self.global_batch_size / len(done.given[1].samples))
             count = self.step * done.model._semantics.steps + made.step
         take_step(net.optimizer, master, found, moments, count)
         if net.dtypes.has_masters:
-            weight.values.copy_(master)
-        self.states[key_of(made)] = after = Flat(values, weight.pieces, weight.size)
+            own.copy_(master)
+        self.states[key_of(made)] = after = trained.with_values(values)
         return weight, after
+
+    def _trained(self, tensor: Any, weight: Flat) -> Flat:
+        """Return the elements of a weight that are trained, without copying: its last."""
+        regions = regions_of(self.net, tensor, trained=True)
+        pieces = pieces_of(tensor.shards, tensor.num_shards, regions)
+        count = sum(last - first for first, last in pieces)
+        return Flat(weight.values[weight.values.numel() - count :], pieces, regions)
 
     def local_copy(self, done: Computed, weight: Flat) -> Flat:  # noqa: ARG002  (as all operations)
         """Return a copy, which the replica's own steps change."""
-        return Flat(weight.values.clone(), weight.pieces, weight.size)
+        return weight.with_values(weight.values.clone())
 
     def load_outer_state(self, done: Computed, weight: Flat) -> Flat:
         """Return the momentum of the common weight, as the meeting before has left it."""
-        found = self.momenta.get(done.layer)
-        return Flat(torch.zeros_like(weight.values), weight.pieces, weight.size) if found is None else found
+        trained, found = self._trained(done.made, weight), self.momenta.get(done.layer)
+        return trained.with_values(torch.zeros_like(trained.values)) if found is None else found
 
     def outer_gradient(self, done: Computed, weight: Flat, local: Flat) -> Flat:
         """Return the replica's share of the mean difference."""
         share = len(done.made.samples) / self.global_batch_size
-        return Flat((weight.values - local.values) * share, weight.pieces, weight.size)
+        common, own = (self._trained(done.made, each) for each in (weight, local))
+        return common.with_values((common.values - own.values) * share)
 
     def outer_update(self, done: Computed, grad: Flat, weight: Flat, momentum: Flat | None = None) -> Any:
         """Take the declared outer optimizer's step; the new numbers take the place of the old ones."""
-        outer, found = done.model._semantics.outer, cut_as(grad.settled(), weight)
+        outer = done.model._semantics.outer
+        trained = self._trained(done.given[2], weight)
+        found = grad.settled().at(trained.pieces)
         if momentum is None:
-            weight.values.add_(found, alpha=-outer.rate)
+            trained.values.add_(found, alpha=-outer.rate)
             return weight
         momentum.values.mul_(outer.decay).add_(found)
-        weight.values.add_(found + outer.decay * momentum.values, alpha=-outer.rate)
+        trained.values.add_(found + outer.decay * momentum.values, alpha=-outer.rate)
         self.momenta[done.layer] = momentum
         return weight, momentum
 
 
 _NOTHING = torch.zeros(())  # the gradient of tokens' numbers
+
+
+def regions_of(net: Net, tensor: Any, *, trained: bool = False) -> list[Interval]:
+    """Return what of a weight, its gradient or its state is cut into shards by itself.
+
+    Args:
+        net: what is trained.
+        tensor: the weight, or its gradient or state.
+        trained: whether elements that are frozen are left out, as gradients and states do.
+    """
+    part = part_of(tensor)
+    size, frozen = net.size(tensor.layer, part), net.num_frozen(tensor.layer, part)
+    found = [(0, frozen), (frozen, size)] if frozen else [(0, size)]
+    return found[-1:] if trained else found
+
+
+def nothing_of(done: Computed, x: Rows) -> Rows:
+    """Return the gradient of an input below which nothing is trained: zeros, which take no memory."""
+    return Rows(torch.zeros((), dtype=_NOTHING.dtype).expand(x.values.shape) if done.layer else _NOTHING, x.positions)
 
 
 def num_states(net: Net) -> int:
@@ -403,14 +461,6 @@ def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[F
     except ValueError as error:
         raise LawError(f"{HANDS_IN_LESS}: {error}; hand in what is loaded") from None
     return found, state if state.pieces != weight.pieces or num_shards == 1 else state.shard(shard, num_shards)
-
-
-def cut_as(content: Flat, like: Flat) -> torch.Tensor:
-    """Return the elements that another content has, without copying."""
-    if list(content.pieces) == list(like.pieces):
-        return content.values
-    found = [content.shard_at(piece) for piece in like.pieces]
-    return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
 def take_step(

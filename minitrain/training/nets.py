@@ -101,6 +101,14 @@ class Dense:
         """Return the number of elements of a layer's weight."""
         return self.width**2
 
+    def num_frozen(self, layer: int, part: Part) -> int:  # noqa: ARG002
+        """Return 0: all is trained."""
+        return 0
+
+    def has_backward(self, layer: int) -> bool:  # noqa: ARG002
+        """Return True, likewise."""
+        return True
+
     def positions(self, sequence: SequencePart) -> Positions:
         """Return nothing: a sample is one row."""
 

@@ -113,8 +113,6 @@ def train(
     if dtype == "float32" and isinstance(workload, str | Transformer) and hasattr(parameters_of_run.workload, "model"):
         given = {"precision": "fp32", **given}  # so that what is predicted has the bytes of what is trained
         parameters_of_run, options = split_keywords(given)
-    if getattr(parameters_of_run.workload, "trains_a_part", False):
-        raise UsageError("real processes train all weights of a model; leave lora and frozen_layers out")
     _require_torch()
     from minitrain.training.ranks import Training, require_room, train_ranks  # noqa: PLC0415  (torch takes seconds to import)
 

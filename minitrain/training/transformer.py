@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple, cast, final
 
@@ -52,9 +53,16 @@ def shapes_of(unit: Unit, part: Part = WHOLE) -> Mapping[str, tuple[int, ...]]:
     return {weight.name: weight.part(part.degrees) for weight in unit.weights if part.has(weight)}
 
 
-def by_name(flat: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Weights:
+FlatWeight = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""The flat weight of a part of a unit; in two, where the first of it is frozen."""
+
+
+def by_name(flat: FlatWeight, shapes: Mapping[str, tuple[int, ...]]) -> Weights:
     """Return the flat weight of a part of a unit as the arrays that it consists of."""
-    pieces = flat.split([prod(shape) for shape in shapes.values()])
+    regions, sizes = flat if isinstance(flat, tuple) else (flat,), [prod(shape) for shape in shapes.values()]
+    num_frozen = list(accumulate(sizes, initial=0)).index(regions[0].numel())
+    cuts = (sizes[:num_frozen], sizes[num_frozen:])
+    pieces = [each for region, cut in zip(regions, cuts, strict=False) for each in region.split(cut)]
     return {name: values.view(shape) for (name, shape), values in zip(shapes.items(), pieces, strict=True)}
 
 
@@ -67,6 +75,7 @@ class Piece(NamedTuple):
         weights: of the part.
         positions: of the tokens.
         part: which part.
+        scale: what the products of adapters are multiplied by.
     """
 
     model: Transformer
@@ -74,6 +83,7 @@ class Piece(NamedTuple):
     weights: Weights
     positions: Positions
     part: Part
+    scale: float = 0.0
 
     def normed(self, x: torch.Tensor, prefix: str = "") -> torch.Tensor:
         """Return tokens behind a norm."""
@@ -89,7 +99,12 @@ class Piece(NamedTuple):
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Return what a matrix makes of tokens, with its bias."""
-        return self.biased(f"{name}.bias", x @ self.weights[name])
+        return self.biased(f"{name}.bias", self.times(name, x))
+
+    def times(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Return what a matrix makes of tokens, and its adapters if it has some."""
+        made, a = x @ self.weights[name], self.weights.get(f"{name}.lora_a")
+        return made if a is None else made + self.scale * (x @ a @ self.weights[f"{name}.lora_b"])
 
     def under(self, prefix: str) -> Piece:
         """Return the weights whose names begin so, by the rest of their names."""
@@ -166,9 +181,9 @@ def _projected_up(own: Piece, inner: torch.Tensor) -> tuple[torch.Tensor, torch.
     sizes: Any = own.model.latent
     rank, up = (own.model.hidden_size, "query") if sizes.query_rank is None else (sizes.query_rank, "query_up")
     for_queries, latent, key = inner.split([rank, sizes.kv_rank, sizes.rope_head_dim], -1)
-    queries = _heads(for_queries @ own.weights[up], sizes.key_head_dim)
+    queries = _heads(own.times(up, for_queries), sizes.key_head_dim)
     plain, turned = queries.split([sizes.nope_head_dim, sizes.rope_head_dim], -1)
-    made = _heads(latent @ own.weights["kv_up"], sizes.nope_head_dim + sizes.value_head_dim)
+    made = _heads(own.times("kv_up", latent), sizes.nope_head_dim + sizes.value_head_dim)
     of_keys, values = made.split([sizes.nope_head_dim, sizes.value_head_dim], -1)
     turned, rotary = _rotated(own.positions, turned, key[:, None])
     return _beside(plain, turned), _beside(of_keys, rotary.expand(-1, of_keys.shape[1], -1, -1)), values
@@ -187,7 +202,7 @@ def _attention(own: Piece, inner: torch.Tensor) -> torch.Tensor:
 
 def joined(own: Piece, heads: torch.Tensor) -> torch.Tensor:
     """Return the output projection of what some heads have got."""
-    return heads.transpose(1, 2).flatten(2) @ own.weights["output"]
+    return own.times("output", heads.transpose(1, 2).flatten(2))
 
 
 def _mlp_border(own: Piece, x: torch.Tensor) -> Border:
@@ -201,7 +216,7 @@ def _fed_forward(own: Piece, x: torch.Tensor) -> torch.Tensor:
         inner: torch.Tensor = SwiGlu.apply(own.linear("gate", x), up)
     else:
         inner = functional.relu(up) if kind == "relu" else functional.gelu(up, approximate="tanh")
-    return inner @ own.weights["down"]
+    return own.times("down", inner)
 
 
 def _of_experts(own: Piece) -> list[Piece]:
@@ -398,9 +413,10 @@ class TransformerNet:
     def taking(self, function: Callable[..., Any], layer: int, part: Part, positions: Positions = None) -> Any:
         """Return a function of a piece as one of the flat weight of a part of a layer, and of tensors."""
         shapes, model, rule = shapes_of(self.units[layer], part), self.problem.model, self.rule
+        scale = self.units[layer].adapter_scale
 
-        def take(weight: torch.Tensor, where: Positions, *given: torch.Tensor) -> Any:
-            return function(Piece(model, rule, by_name(weight, shapes), where, part), *given)
+        def take(weight: FlatWeight, where: Positions, *given: torch.Tensor) -> Any:
+            return function(Piece(model, rule, by_name(weight, shapes), where, part, scale), *given)
 
         if self._compiled is not None and not isinstance(function, partial) and self.units[layer].kind != "moe":
             take = self._compiled.get((function, part, tuple(shapes.items())), take)
@@ -414,7 +430,7 @@ class TransformerNet:
         """Return the inside of a part of a layer, as a function of its flat weight and what its border has made."""
         return self.taking(_UNITS[self.units[layer].kind][1], layer, part, positions)
 
-    def _whole(self, layer: int, weight: torch.Tensor, x: torch.Tensor, positions: Positions) -> torch.Tensor:
+    def _whole(self, layer: int, weight: FlatWeight, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         """Return what a whole layer makes of its input."""
         found: torch.Tensor = self.taking(_WHOLE[self.units[layer].kind], layer, WHOLE, positions)(weight, x)
         return found
@@ -423,13 +439,23 @@ class TransformerNet:
         """Return the number of elements of a part of a unit's weight."""
         return sum(map(prod, shapes_of(self.units[layer], part).values()))
 
+    def num_frozen(self, layer: int, part: Part) -> int:
+        """Return how many of these elements are not trained: all but adapters, which come last."""
+        weights = [weight for weight in self.units[layer].weights if part.has(weight) and not weight.is_trained]
+        return sum(prod(weight.part(part.degrees)) for weight in weights)
+
+    def has_backward(self, layer: int) -> bool:
+        """Return whether something is trained in a unit or before it."""
+        return self.units[layer].has_backward
+
     def initial_weight(self, layer: int, part: Part) -> torch.Tensor:
         """Return the proof's initial weight, or a part of it."""
         return torch.tensor(taken(self.problem.initial_weight(layer), self.units[layer], part))
 
     def held_by_all(self, layer: int, part: Part) -> torch.Tensor:
-        """Return which elements of a part's weight all parts hold: norms, router, biases after a sum."""
-        return torch.tensor(held_by_all(self.units[layer], part).nonzero()[0], device=self.device)
+        """Return which of the trained elements all parts hold: norms, router, biases after a sum, some adapters."""
+        trained = held_by_all(self.units[layer], part)[self.num_frozen(layer, part) :]
+        return torch.tensor(trained.nonzero()[0], device=self.device)
 
     def _positions(self, sequence: SequencePart) -> Positions:
         """Return the positions of a part of the sequence."""

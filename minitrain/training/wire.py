@@ -24,7 +24,7 @@ from minitrain.errors import UsageError
 from minitrain.operations import COMM, STRIDE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
 from minitrain.proof.partial_gradients import PartialGrad
-from minitrain.tensors import ActivationGrad, OptState, Sharded, WeightGrad, placed
+from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightGrad, placed
 from minitrain.tensors.placed import COPIES
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE
 from minitrain.training.contents import (
@@ -33,14 +33,13 @@ from minitrain.training.contents import (
     KeysValues,
     Logits,
     Rows,
-    bounds,
     merge_statistics,
     part_of,
     pieces_of,
     put_together,
 )
 from minitrain.training.devices import Cpu, Moment, Place
-from minitrain.training.layers import Arithmetic, num_states
+from minitrain.training.layers import Arithmetic, num_states, regions_of
 from minitrain.training.memory import held_by_kind
 from minitrain.training.program import Lane, RankProgram, copies_tag
 
@@ -435,7 +434,8 @@ class Started:
         if self.name not in ("all_reduce", "reduce_scatter", "all_gather"):
             return None
         contents, num = [value._content for value in values], len(self.ranks)
-        if not all(map(_is_plain, contents, brought)) or len({content.values.dtype for content in contents}) > 1:
+        is_plain = all(map(_is_plain, contents, brought)) and any(content.size for content in contents)
+        if not is_plain or len({content.values.dtype for content in contents}) > 1:
             return None
         flat = [content.settled().values for content in contents]
         if self.name == "all_reduce":
@@ -446,16 +446,16 @@ class Started:
                 content.values = piece
                 made.append(partial(_same, content))
             return made
-        if any(content.size % num for content in contents):
+        if any(content.size % num or len(content.regions) > 1 for content in contents):
             return None
         sizes = [content.size // num for content in contents]
-        cuts = [bounds(self.index, num, content.size) for content in contents]
+        cuts = [pieces_of([self.index], num, content.regions) for content in contents]
         if self.name == "reduce_scatter":
             rows = torch.cat([each.view(num, -1) for each in flat], 1)  # a row for each member
             mine = rows.new_empty(sum(sizes))
             self.works.append(_reduce_scatter(mine, rows.view(-1), group=self.group, async_op=True))
             shards = zip(mine.split(sizes), cuts, contents, strict=True)
-            return [partial(Flat, piece, [cut], content.size) for piece, cut, content in shards]
+            return [partial(Flat, piece, cut, content.regions) for piece, cut, content in shards]
         if any(
             (list(each.shards), each.num_shards) != ([place], num)
             for column in brought
@@ -465,7 +465,8 @@ class Started:
         own = torch.cat(flat)
         found = own.new_empty(num * own.numel())
         self.works.append(_all_gather(found, own, group=self.group, async_op=True))
-        return [lambda piece=piece: Flat.whole(piece.reshape(-1)) for piece in found.view(num, -1).split(sizes, 1)]  # type: ignore[misc]
+        columns = zip(found.view(num, -1).split(sizes, 1), contents, strict=True)
+        return [lambda piece=piece, of=of: Flat.whole(piece.reshape(-1), of.regions) for piece, of in columns]  # type: ignore[misc]
 
     def begin(self, value: Any, brought: Sequence[Any]) -> Finish:
         """Start, and return what gives the result its content once all works have ended."""
@@ -482,7 +483,8 @@ class Started:
             return self._sum_of_common(value)
         inner: Any = content.inner if isinstance(content, PartialGrad) else content
         total = inner.packed()
-        self.works.append(dist.all_reduce(total, group=self.group, async_op=True))
+        if total.numel():  # there is nothing in the gradient of what is frozen
+            self.works.append(dist.all_reduce(total, group=self.group, async_op=True))
         if isinstance(content, Flat):
             content.values = total
             return lambda: content
@@ -493,7 +495,8 @@ class Started:
         content = value._content
         if not isinstance(content, Flat):
             raise UsageError("real processes reduce gradients of weights to a root, and nothing else; use all_reduce")
-        self.works.append(dist.reduce(content.values, self.root, group=self.group, async_op=True))
+        if content.values.numel():
+            self.works.append(dist.reduce(content.values, self.root, group=self.group, async_op=True))
         return lambda: content
 
     def _sum_of_common(self, value: Any) -> Finish:
@@ -502,7 +505,8 @@ class Started:
         net: Any = self.arithmetic.net
         here = net.held_by_all(value.layer, part_of(value))
         common = content.values[here]
-        self.works.append(dist.all_reduce(common, group=self.group, async_op=True))
+        if common.numel():
+            self.works.append(dist.all_reduce(common, group=self.group, async_op=True))
 
         def end() -> Flat:
             content.values[here] = common
@@ -521,11 +525,12 @@ class Started:
         content, num = value._content, len(self.ranks)
         if not isinstance(content, Flat):
             return self._scatter_sequence(content, brought)
-        cuts = [bounds(place, num, content.size) for place in range(num)]
-        start, end = cuts[self.index]
-        mine = Flat(content.values.new_empty(end - start), [(start, end)], content.size)
+        cuts = [pieces_of([place], num, content.regions) for place in range(num)]
+        pieces = [content.at(cut).contiguous() for cut in cuts]
+        mine = Flat(torch.empty_like(pieces[self.index]), cuts[self.index], content.regions)
+        if not content.size:
+            return lambda: mine
         if content.size % num:
-            pieces = [content.values[first:last].contiguous() for first, last in cuts]
             self.works.append(dist.reduce_scatter(mine.values, pieces, group=self.group, async_op=True))
         else:
             self.works.append(_reduce_scatter(mine.values, content.values, group=self.group, async_op=True))
@@ -549,22 +554,24 @@ class Started:
         content = value._content
         if not isinstance(content, Flat):
             return self._gather_sequence(content, brought)
-        pieces = [pieces_of(each.shards, each.num_shards, content.size) for each in brought]
+        pieces = [pieces_of(each.shards, each.num_shards, content.regions) for each in brought]
         sizes = [sum(last - first for first, last in found) for found in pieces]
         values = content.values.contiguous()
-        is_in_order = values.dim() == 1 and [piece for found in pieces for piece in found] == [
-            bounds(place, len(pieces), content.size) for place in range(len(pieces))
-        ]
-        if is_in_order and len(set(sizes)) == 1:
+        in_order = [pieces_of([place], len(pieces), content.regions) for place in range(len(pieces))]
+        is_one = values.dim() == len(content.regions) == 1
+        if is_one and pieces == in_order and len(set(sizes)) == 1 and content.size:
             whole = values.new_empty(content.size)
             self.works.append(_all_gather(whole, values, group=self.group, async_op=True))
-            return lambda: Flat.whole(whole)
+            return lambda: Flat.whole(whole, content.regions)
         most, shape = max(sizes), values.shape[:-1]
+        if not most:
+            return lambda: content
         padded = torch.nn.functional.pad(values, (0, most - values.shape[-1]))
         found = [values.new_empty(*shape, most) for _ in sizes]
         self.works.append(dist.all_gather(found, padded, group=self.group, async_op=True))
         return lambda: put_together(
-            Flat(each[..., :size], piece, content.size) for each, size, piece in zip(found, sizes, pieces, strict=True)
+            Flat(each[..., :size], piece, content.regions)
+            for each, size, piece in zip(found, sizes, pieces, strict=True)
         )
 
     def _gather_sequence(self, content: Any, brought: Sequence[Any]) -> Finish:
@@ -714,13 +721,13 @@ def room_for(symbol: Any, arithmetic: Arithmetic) -> tuple[torch.Tensor, Callabl
     """Return room for what a tensor of another rank carries, and what makes its content of that."""
     net: Any = arithmetic.net
     if isinstance(symbol, Sharded):
-        size = net.size(symbol.layer, part_of(symbol))
-        pieces = pieces_of(symbol.shards, symbol.num_shards, size)
+        regions = regions_of(net, symbol, trained=not isinstance(symbol, Weight))
+        pieces = pieces_of(symbol.shards, symbol.num_shards, regions)
         held = sum(last - first for first, last in pieces)
         shape: tuple[int, ...] = (num_states(net), held) if isinstance(symbol, OptState) else (held,)
         is_grad, dtypes = isinstance(symbol, WeightGrad), net.dtypes
         dtype = dtypes.gradients if is_grad else dtypes.master if isinstance(symbol, OptState) else dtypes.compute
-        return torch.empty(shape, dtype=dtype, device=net.device), lambda values: Flat(values, pieces, size)
+        return torch.empty(shape, dtype=dtype, device=net.device), lambda values: Flat(values, pieces, regions)
     positions = net.positions(getattr(symbol, "sequence", WHOLE_SEQUENCE))
     if isinstance(symbol, placed.KeysValues | placed.KeysValuesGrad):
         heads, of_key, of_value = net.heads_of_memory(symbol.num_parts)

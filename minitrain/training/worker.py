@@ -246,7 +246,7 @@ def _handed_on(model: Model, arithmetic: Arithmetic) -> Carried:
         content, key = weight._content, key_of(weight)
         state = arithmetic.states.get(key)
         if state is None:  # another rank updates it, and has its state
-            state = Flat(content.values.new_empty(num_states(arithmetic.net), 0), [], content.size)
+            state = Flat(content.values.new_empty(num_states(arithmetic.net), 0), [], content.regions)
         found[key] = content, state
     return found
 

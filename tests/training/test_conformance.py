@@ -286,6 +286,13 @@ def test_what_is_sent_has_the_bytes_that_the_simulation_prices(
     assert [each for each in given_to_torch if each[1] != each[2]] == []
 
 
+def test_of_adapters_alone_no_more_is_sent_than_is_priced(given_to_torch: Any, tmp_path: Path) -> None:
+    model = replace(mt.models()["tiny"], precision=mt.Precision("double", 8, 8, 16, 8))
+    trained(["ddp", "fsdp", "zero1", "1f1b"], 2, tmp_path, workload=model, lora=4)
+    assert {name.split(",")[0] for name, *_ in given_to_torch} >= {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert [each for each in given_to_torch if each[1] != each[2]] == []
+
+
 @pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp", "1f1b", "zb_h1", "pp_dp:pp=2", "ddp_overlap"])
 @pytest.mark.parametrize("workload", [None, "tiny"])
 def test_a_proof_and_a_simulation_are_the_same_program(name: str, workload: str | None) -> None:
@@ -426,3 +433,37 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     first = mt.train(steps=2, checkpoints=tmp_path, **given).losses
     last = mt.train(steps=3, checkpoints=tmp_path, **given).losses
     assert [*first, *last] == list(whole)
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ({"lora": 4}, ["ddp", "zero1", "zero3", "fsdp", "1f1b", "zb_h1", "ddp:recompute=full"]),
+        ({"frozen_layers": 1}, ["ddp", "fsdp", "zb_h1", "megatron:tp=2", "megatron:cp=2"]),
+        (
+            {"lora": mt.Lora(rank=3, targets=("query", "key", "output", "down"))},
+            [
+                "fsdp:tp=2",
+                "megatron:tp=2,sequence_parallel=true,zero=1",
+                "megatron:cp=2",
+                "megatron:tp=2,schedule=zb_h1",
+            ],
+        ),
+        ({"lora": 2, "workload": "tiny-moe"}, ["ddp", "moe:ep=2", "megatron:ep=2"]),
+    ],
+    ids=["adapters", "frozen", "divided", "experts"],
+)
+def test_a_part_of_a_model_is_trained_as_on_one_device(what: dict[str, Any], names: list[str], tmp_path: Path) -> None:
+    given: dict[str, Any] = {"workload": "tiny", **what}
+    workload: Any = split_keywords(given)[0].workload
+    wanted = reference(**given)
+    for name, layers in trained(names, 2, tmp_path, **given).items():
+        assert {int(re.match(r"\d+", str(key))[0]) for key in layers} == wanted.keys(), name  # type: ignore[index]
+        for key, (weight, moments) in layers.items():
+            whole, state = divided(wanted, str(key), workload.model)
+            np.testing.assert_allclose(weight.numpy(), whole, rtol=0, atol=1e-10, err_msg=f"{name}, {key}")
+            num_frozen = state.shape[1] - moments.shape[-1]  # it comes first, and has no moments
+            assert not state[:, :num_frozen].any()
+            if moments.numel():
+                np.testing.assert_allclose(moments.numpy(), state[:, num_frozen:], rtol=0, atol=1e-10)
+        assert any(moments.numel() for _, moments in layers.values())
