@@ -27,6 +27,7 @@ from .looped_bfs import looped_bfs
 from .megatron import megatron
 from .moe import moe
 from .one_f_one_b import one_f_one_b
+from .pipedream_2bw import pipedream_2bw
 from .pp_dp import pp_dp
 from .pp_hsdp import pp_hsdp
 from .pp_zero1 import pp_zero1
@@ -58,6 +59,7 @@ __all__ = [
     "megatron",
     "moe",
     "one_f_one_b",
+    "pipedream_2bw",
     "pp_dp",
     "pp_hsdp",
     "pp_zero1",

@@ -77,6 +77,8 @@ class LocalComputation(RankState):
             StrategyError: the strategy does not declare local steps.
         """
         declared = _declared(self, "outer_gradient")
+        if declared.delay:
+            raise broken(self, "outer_gradient", f"{declared} have no outer step; hand in the last weights", layer)
         laws.require_inputs(self, "outer_gradient", layer, weight, local)
         _require_common(self, "outer_gradient", layer, weight)
         if local.step != declared.steps:
@@ -149,6 +151,14 @@ def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: 
     return _sized(model, updated), _sized(model, moved)
 
 
+def as_common(weight: LocalWeight) -> Weight:
+    """Return the weight that a run of delayed steps ends with as the common one, which carries the same numbers."""
+    found = Weight(weight.layer, weight.layers, 1, weight.shards, weight.num_shards)
+    if hasattr(weight, "_content"):
+        found._content = weight._content  # type: ignore[misc]  # a slot of tensors
+    return found
+
+
 def _require_local_samples(model: RankState, layer: int, weight_grad: WeightGrad, step: int) -> None:
     """Require a gradient of the samples that a replica takes in this local step."""
     declared = _declared(model, "update")
@@ -156,6 +166,8 @@ def _require_local_samples(model: RankState, layer: int, weight_grad: WeightGrad
     share, samples = declared.share(model._global_batch_size), weight_grad.samples
     if step >= declared.steps:
         rule = f"a replica takes {declared.steps} steps of its own, and this is one more; let replicas meet before"
+        if declared.delay:
+            rule = f"the strategy declares {declared}, and this is one more"
         raise broken(model, "update", rule, layer)
     low, high = _bounds(samples)
     if not step * batch <= low <= high < (step + 1) * batch:

@@ -49,13 +49,19 @@ class LocalSteps:
         steps: how many steps each replica takes between two meetings.
         replicas: how many there are.
         outer: what takes the common weight on, by the mean of what it was moved by (the outer gradient).
+        delay: how many steps old the weights are that a gradient is of; above 0 there is one replica, and no outer
+            step: the weights of the last step are the common ones.
     """
 
     steps: int
     replicas: int
     outer: Nesterov = MEAN
+    delay: int = 0
 
     def __str__(self) -> str:
+        if self.delay:
+            old = f"{self.delay} step{'s' * (self.delay > 1)} old"
+            return f"{self.steps} step{'s' * (self.steps > 1)} with gradients of weights {old}"
         each, replicas = f"{self.steps} local step{'s' * (self.steps > 1)}", f"{self.replicas} replica"
         return f"{each} of {replicas}{'s' * (self.replicas > 1)}"
 
@@ -72,6 +78,7 @@ class DeclaredLocalSteps:
     steps: int | str
     replicas: int | str | None
     outer: Nesterov
+    delay: int = 0
 
     def of(self, name: str, options: Mapping[str, Any], world_size: int, global_batch_size: int) -> LocalSteps:
         """Return what a run of the strategy means to compute.
@@ -82,12 +89,17 @@ class DeclaredLocalSteps:
         steps = self._number(name, self.steps, options)
         given = self._number(name, self.replicas, options)
         replicas = world_size if given is None else given
+        if global_batch_size % (steps * replicas) and self.delay:
+            raise StrategyError(
+                f"{name} takes {steps} steps: global_batch_size must be a multiple of that, the samples of all these "
+                f"steps, got {global_batch_size}"
+            )
         if global_batch_size % (steps * replicas):
             raise StrategyError(
                 f"{name} takes {steps} local steps on {replicas} replicas: global_batch_size must be a multiple of "
                 f"{steps * replicas}, the samples of all these steps, got {global_batch_size}"
             )
-        return LocalSteps(steps, replicas, self.outer)
+        return LocalSteps(steps, replicas, self.outer, self.delay)
 
     @staticmethod
     def _number(name: str, declared: Any, options: Mapping[str, Any]) -> Any:
@@ -113,7 +125,33 @@ def local_steps(steps: int | str, replicas: int | str | None = None, outer: Nest
         outer: the optimizer of the common weight; the replicas' mean by default (local SGD, Stich 2019).
             `Nesterov(0.7, 0.9)` is DiLoCo's (Douillard et al. 2023, section 3).
     """
-    declared = DeclaredLocalSteps(steps, replicas, outer)
+    return _declaring(DeclaredLocalSteps(steps, replicas, outer))
+
+
+def delayed_steps(steps: int | str, delay: int = 1) -> Callable[[S], S]:
+    """Declare steps whose gradients are of weights some steps old; to be put before a strategy.
+
+    The run's batch has the samples of all steps, one after the other. The weights of step t are those of the step
+    before, moved by a gradient of the samples of step t - 1 with the weights of step t - 1 - delay, of the first step
+    until there are such (PipeDream-2BW, Narayanan et al. 2021, section 3.1: delay 1).
+
+    The strategy makes the weights of the first step by `model.local_copy`, takes `model.update` with the newest on the
+    gradients of each step's samples, and hands in the last.
+
+    Args:
+        steps: how many, or the name of the option that says it.
+        delay: how many steps old.
+
+    Raises:
+        UsageError: `delay` is no integer of at least 1.
+    """
+    if isinstance(delay, bool) or not isinstance(delay, int) or delay < 1:
+        raise UsageError(f"delay must be an integer of at least 1, got {delay!r}; a step without is a usual one")
+    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, delay))
+
+
+def _declaring(declared: DeclaredLocalSteps) -> Callable[[S], S]:
+    """Return what declares something of a strategy."""
 
     def declare(strategy: S) -> S:
         strategy.semantics = declared  # type: ignore[attr-defined]  # any callable takes it

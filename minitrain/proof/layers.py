@@ -123,7 +123,7 @@ class _Trained(ABC):
             batch, seen = done.model.global_batch_size, len(done.given[1].samples)
             grad = Flat(grad.values * (batch / seen), grad.part)
         values, moments = self.problem.optimizer.step(weight.values, grad.values, state.values, updated.step)
-        if updated.__class__ is LocalWeight:
+        if updated.__class__ is LocalWeight and not done.model._semantics.delay:
             return Flat(values, weight.part), Flat(moments, weight.part)
         return Flat(values, weight.part), self._kept(done, updated, weight, moments)
 

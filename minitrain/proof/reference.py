@@ -79,22 +79,22 @@ def local_reference(
 ) -> Reference:
     """Return the outcome of one round of local steps, replica after replica on a single device.
 
-    Douillard et al. 2023, algorithm 1; with the mean as the outer optimizer, Stich 2019, algorithm 1.
+    Douillard et al. 2023, algorithm 1; with the mean as the outer optimizer, Stich 2019, algorithm 1. With a delay, the
+    gradients are of older weights: Narayanan et al. 2021 (PipeDream-2BW), section 3.1.
     """
     if isinstance(problem, TransformerProblem):
         before = [problem.initial_weight(layer) for layer in range(num_layers)]
     else:
         before = _dense_weights(problem, num_layers)
+    if meant.delay:
+        return _delayed(problem, before, global_batch_size, meant)
     moved, share = [np.zeros_like(weight) for weight in before], meant.share(global_batch_size)
     for replica in range(meant.replicas):
         weights, history = before, []
         for step in range(meant.steps):
             first = (step * meant.replicas + replica) * share
             chosen = range(first, first + share)
-            if isinstance(problem, TransformerProblem):
-                history.append(_mean_gradient(problem, weights, global_batch_size, chosen))
-            else:
-                history.append(_dense_gradient(problem, weights, global_batch_size, chosen))
+            history.append(_gradient_of(problem, weights, global_batch_size, chosen))
             grads = [[of_step[layer] for of_step in history] for layer in range(num_layers)]
             weights = [_after_steps(problem.optimizer, *pair) for pair in zip(weights, grads, strict=True)]
         moved = [total + own - weight for total, own, weight in zip(moved, before, weights, strict=True)]
@@ -102,6 +102,37 @@ def local_reference(
     outer = meant.outer
     after = [weight - outer.rate * (1 + outer.decay) * grad for weight, grad in zip(before, mean, strict=True)]
     return Reference(after, [grad[None] for grad in mean])  # the momentum was zero before
+
+
+def _gradient_of(
+    problem: Problem | TransformerProblem, weights: list[Array], global_batch_size: int, chosen: range
+) -> list[Array]:
+    """Return the mean of some samples' gradients by layer, flat."""
+    if isinstance(problem, TransformerProblem):
+        return _mean_gradient(problem, weights, global_batch_size, chosen)
+    return _dense_gradient(problem, weights, global_batch_size, chosen)
+
+
+def _delayed(
+    problem: Problem | TransformerProblem, before: list[Array], global_batch_size: int, meant: LocalSteps
+) -> Reference:
+    """Return the outcome of steps whose gradients are of older weights: W(t+1) = W(t) - step of grad f(W(t-delay))."""
+    versions, history, size = [before], list[list[Array]](), global_batch_size // meant.steps
+    for step in range(meant.steps):
+        old = versions[max(0, step - meant.delay)]
+        history.append(_gradient_of(problem, old, global_batch_size, range(step * size, (step + 1) * size)))
+        of_layers = [list(grads) for grads in zip(*history, strict=True)]
+        versions.append([_after_steps(problem.optimizer, *pair) for pair in zip(versions[-1], of_layers, strict=True)])
+    return Reference(versions[-1], [_moments(problem.optimizer, np.stack(grads)) for grads in of_layers])
+
+
+def _moments(optimizer: Any, grads: Array) -> Array:
+    """Return the optimizer's state after some gradients, the last one last, as sums of them that fade."""
+    ago = np.arange(len(grads))[::-1, None]
+    if isinstance(optimizer, Adam):
+        first = (1 - optimizer.beta1) * (optimizer.beta1**ago * grads).sum(0)
+        return np.stack([first, (1 - optimizer.beta2) * (optimizer.beta2**ago * grads**2).sum(0)])
+    return np.asarray((optimizer.decay**ago * grads).sum(0)[None])
 
 
 def _after_steps(optimizer: Any, weights: Array, history: Sequence[Array]) -> Array:

@@ -360,6 +360,8 @@ class Arithmetic:
     def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
         """Take the optimizer's step; the new numbers take the place of the old ones."""
         made, net = done.made[0], self.net
+        if made.__class__ is LocalWeight and done.model._semantics.delay:  # the older weights are still needed
+            weight = weight.with_values(weight.values.clone())
         trained = self._trained(made, weight)
         values, own = state.at(trained.pieces), trained.values
         master, moments = (values[0], values[1:]) if net.dtypes.has_masters else (own, values)

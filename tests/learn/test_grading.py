@@ -62,7 +62,7 @@ def events_of(run: mt.Run) -> list[Any]:
 # ---- a program is the run --------------------------------------------------------------------------------------------
 
 
-LOCAL = ("diloco", "local_sgd")
+LOCAL = ("diloco", "local_sgd", "pipedream_2bw")
 
 
 @pytest.mark.parametrize("name", LOCAL)

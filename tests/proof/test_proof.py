@@ -25,7 +25,8 @@ IN_CONTEXT = ["ring_attention", "gathered_context"]
 WITH_WHOLE_LAYERS = ["megatron", "moe", "deepseek_like"]  # tp=1, ep=1: dense layers have no parts
 DIVIDED = [*WITH_WHOLE_LAYERS, *IN_CONTEXT]  # and whole sequences, cp=1
 LOCAL = ["local_sgd", "diloco"]
-ALL = ["single", *DATA_PARALLEL, *LOCAL, *PIPELINES, *ON_A_MESH, *DIVIDED, *SCHEDULED]
+DELAYED = ["pipedream_2bw"]
+ALL = ["single", *DATA_PARALLEL, *LOCAL, *DELAYED, *PIPELINES, *ON_A_MESH, *DIVIDED, *SCHEDULED]
 GENERATORS = [name for name in schedules.__all__ if name.islower() and name not in ("validate",)]
 
 Sizes = dict[str, Any]
@@ -34,6 +35,17 @@ Sizes = dict[str, Any]
 def case(world_size: int, num_layers: int, batch: int, **options: Any) -> Sizes:
     """Return sizes and options."""
     return {"world_size": world_size, "num_layers": num_layers, "global_batch_size": batch, **options}
+
+
+def cases_of_rounds(name: str) -> list[Sizes]:
+    """Return sizes for a strategy that takes several steps, which its last number counts."""
+    micros = (None, 1)
+    if name in DELAYED:
+        rounds = [(1, 3, 12, 3), (2, 6, 12, 3), (4, 8, 24, 2), (3, 6, 36, 4)]
+        return [case(*size[:3], num_steps=size[3], microbatch_size=micro) for size in rounds for micro in micros]
+    rounds = [(1, 3, 12, 2), (2, 5, 12, 3), (4, 3, 24, 1), (4, 2, 32, 4)]
+    found = [case(*size[:3], local_steps=size[3], microbatch_size=micro) for size in rounds for micro in micros]
+    return [*found, case(8, 2, 48, replicas=2, local_steps=3), case(6, 2, 24, replicas=3, microbatch_size=1)]
 
 
 def cases_of(name: str) -> list[Sizes]:
@@ -55,10 +67,8 @@ def cases_of(name: str) -> list[Sizes]:
             for micro in (None, 1, 5)
             if micro is None or micro <= size[2] // size[0]
         ]
-    if name in LOCAL:
-        rounds = [(1, 3, 12, 2), (2, 5, 12, 3), (4, 3, 24, 1), (4, 2, 32, 4)]
-        found = [case(*size[:3], local_steps=size[3], microbatch_size=micro) for size in rounds for micro in (None, 1)]
-        return [*found, case(8, 2, 48, replicas=2, local_steps=3), case(6, 2, 24, replicas=3, microbatch_size=1)]
+    if name in (*DELAYED, *LOCAL):
+        return cases_of_rounds(name)
     if name in PIPELINES:
         chunks = {"num_chunks": 2} if name == "interleaved_1f1b" else {}
         sizes = [(1, 2, 4), (2, 4, 12), (3, 6, 12), (4, 8, 24), (4, 16, 8)]

@@ -33,7 +33,8 @@ SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_
 DIVIDED = ["megatron", "moe", "deepseek_like"]
 IN_CONTEXT = ["ring_attention", "gathered_context"]
 LOCAL = ["local_sgd", "diloco"]
-ALL = ["single", *DATA_PARALLEL, *LOCAL, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED, *IN_CONTEXT]
+DELAYED = ["pipedream_2bw"]
+ALL = ["single", *DATA_PARALLEL, *LOCAL, *DELAYED, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED, *IN_CONTEXT]
 
 EXAMPLES: dict[str, Sizes] = {
     "single": {"world_size": 1},
@@ -141,6 +142,9 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
         each, dp = draw(st.integers(1, 3)), draw(st.integers(1, 3))
         options, world, num_layers = {"local_steps": each, "replicas": pp}, pp * dp, layers
         batch = world * each * per_rank
+    elif name in DELAYED:
+        steps, each, size = draw(st.integers(1, 3)), draw(st.integers(1, 2)), 1
+        options, world, num_layers, batch = {"num_steps": steps}, pp, pp * layers, pp * steps * each
     elif name in IN_CONTEXT:
         options, world, num_layers, batch = {"cp": 1}, pp, layers, pp * per_rank
     elif name in PIPELINES:

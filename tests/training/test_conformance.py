@@ -152,7 +152,7 @@ def require_same(found: dict[str, dict[int | str, Any]], wanted: Mapping[Any, tu
 def names_of(world_size: int) -> list[str]:
     """Return the shipped strategies, with options, that so many ranks can run."""
     divide = {name.partition(":")[0] for names in DIVIDES[world_size].values() for name in names} - {"megatron"}
-    others = {*divide, *NOT_BY[world_size], *LOCAL}
+    others = {*divide, *NOT_BY[world_size], *LOCAL, "pipedream_2bw"}
     names = [name for name in mt.strategies() if name not in others]
     return [f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names]
 
@@ -166,6 +166,36 @@ def test_local_steps_are_those_of_their_reference(tmp_path: Path) -> None:
             assert layers.keys() == finals.keys()
             for layer, (weight, _) in layers.items():
                 np.testing.assert_allclose(weight.numpy(), finals[layer]._content.values, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_steps_with_old_gradients_are_those_of_their_reference(world_size: int, tmp_path: Path) -> None:
+    """Two rounds: the second goes on from the first one's last weights and moments."""
+    problem, steps, num_layers = Problem(), 4, 4
+    inputs, targets, adam, size = problem.inputs(BATCH), problem.targets(BATCH), problem.optimizer, BATCH // steps
+    states = [np.zeros((adam.num_moments, problem.width, problem.width)) for _ in range(num_layers)]
+    weights = [problem.initial_weight(layer) for layer in range(num_layers)]
+    for number in range(2):
+        versions = [weights]
+        for step in range(steps):
+            old, first = versions[max(0, step - 1)], step * size
+            seen = [inputs[first : first + size]]
+            for weight in old:
+                seen.append(arithmetic.forward(seen[-1], weight))
+            grad, new = (seen.pop() - targets[first : first + size]) / size, list(versions[-1])
+            for layer in reversed(range(num_layers)):
+                of_weight = arithmetic.backward_weight(seen[layer], grad)
+                grad = arithmetic.backward_input(seen[layer], grad, old[layer])
+                count = number * steps + step + 1
+                new[layer], states[layer] = adam.step(new[layer], of_weight, states[layer], count)
+            versions.append(new)
+        weights = versions[-1]
+    dense: dict[str, Any] = {"num_layers": num_layers, "workload": DenseRows(problem.width, 8)}
+    (layers,) = trained([f"pipedream_2bw:num_steps={steps}"], world_size, tmp_path, steps=2, **dense).values()
+    for layer, wanted in enumerate(weights):
+        np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
+        moments = states[layer].reshape(adam.num_moments, -1)
+        np.testing.assert_allclose(layers[layer][1].numpy(), moments, rtol=0, atol=1e-10)
 
 
 def rounds_of_diloco(num_rounds: int, num_layers: int, local_steps: int) -> list[Any]:

@@ -28,6 +28,7 @@ SIZES: dict[str, Any] = {"world_size": 8, "num_layers": 16, "global_batch_size":
 SHIPPED = [name for name in mt.strategies() if name != "single"]
 PIPELINES = {
     *("1f1b", "deepseek_like", "dualpipe_v", "gpipe", "interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs"),
+    "pipedream_2bw",
     *("zb_h1", "zb_h2", "zbv"),
 }
 CONTEXTS = {"gathered_context", "ring_attention"}

@@ -18,7 +18,7 @@ from tests.folded_runs import require_identical
 
 H100 = load_config("h100_80g_nvl8")
 SHIPPED = [name for name in mt.strategies() if name != "single"]
-PIPELINES = ("1f1b", "gpipe", "looped_bfs", "zb_h1", "zb_h2")  # of all ranks
+PIPELINES = ("1f1b", "gpipe", "looped_bfs", "pipedream_2bw", "zb_h1", "zb_h2")  # of all ranks
 LAYOUTS: dict[str, list[dict[str, Any]]] = {
     **{name: [{}, {"cp": 4}, {"cp": 2, "tp": 2}] for name in ("ring_attention", "gathered_context")},
     "deepseek_like": [{"pp": 2}, {"pp": 4}],

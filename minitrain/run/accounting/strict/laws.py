@@ -132,11 +132,17 @@ def require_awaited(ledger: Ledger, op: str, given: Iterable[Any]) -> None:
             )
 
 
-def require_usable(ledger: Ledger, op: str, given: Iterable[Any]) -> int | None:
+def require_usable(ledger: Ledger, op: str, given: Iterable[Any], delay: int = 0) -> int | None:
     """Require valid tensors of one step for an operation that a rank does alone, and return that step.
 
     What is no tensor is left to the operation itself to refuse, and so are an optimizer state and a weight of different
     steps.
+
+    Args:
+        ledger: the rank's.
+        op: the operation.
+        given: what it is given.
+        delay: how many steps old the weights are that the gradient of an update is of, as the strategy declares.
     """
     tensors = [value for value in given if isinstance(value, KINDS)]
     require_valid(ledger, op, tensors)
@@ -144,10 +150,29 @@ def require_usable(ledger: Ledger, op: str, given: Iterable[Any]) -> int | None:
     if op == "outer_gradient":  # the difference of two weights, of which one has seen steps of its own
         stepped = [value for value in stepped if value.__class__ is not LocalWeight]
     source: Any = next((value for value in stepped if isinstance(value, Weight)), stepped[-1] if stepped else None)
+    if op == "update" and delay and isinstance(source, Weight):
+        _require_delay(ledger, stepped, source, delay)
+        return source.step
     for value in sorted(stepped, key=_is_grad, reverse=True) if source is not None else ():
         if value._origin.step != source._origin.step:
             raise _of_another_step(ledger, op, value, source._origin.step)
     return None if source is None else source._origin.step
+
+
+def _require_delay(ledger: Ledger, stepped: Iterable[Any], weight: Weight, delay: int) -> None:
+    """Require a gradient of the weights that were the newest some steps ago, or of the first."""
+    for value in filter(_is_grad, stepped):
+        wanted, found = max(0, weight.step - delay), value._origin.step
+        if found != wanted:
+            raise LawError(
+                f"update on rank {ledger.rank}: the gradient of step {weight.step} must be of weights of step "
+                f"{wanted}, as the strategy declares, got {describe(value)} of weights of step {found}; take its "
+                "samples forward and backward through those",
+                op="update",
+                rank=ledger.rank,
+                layer=weight.layer,
+                steps=(found, wanted),
+            )
 
 
 def _is_grad(value: Any) -> bool:

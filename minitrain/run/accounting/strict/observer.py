@@ -41,6 +41,7 @@ from minitrain.run.accounting.strict.laws import (
     require_valid,
 )
 from minitrain.tensors import FIELDS, KINDS, clone
+from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.placed import COPIES, KeysValuesGrad
 
@@ -74,8 +75,9 @@ class StrictAccounting(Observer):
             return
         if ledger.unawaited:
             require_awaited(ledger, op, given)
-        step = _usual_step(ledger, given)
-        ledger.step = require_usable(ledger, op, given) if step is _UNUSUAL else step
+        delay = model._semantics.delay if op == "update" and model._semantics is not None else 0
+        step = _UNUSUAL if delay else _usual_step(ledger, given)
+        ledger.step = require_usable(ledger, op, given, delay) if step is _UNUSUAL else step
         if ledger.units - ledger.stored > ledger.most_outside and op not in _UNLOGGED:
             ledger.sample(len(model._rows))
         if op == "update" and len(given) == 4:
@@ -133,7 +135,15 @@ class StrictAccounting(Observer):
                 fields = _fields_of(tensor.__class__)(tensor)  # type: ignore[misc]  # a kind that operations make
                 tensor._origin = new_origin(ledger, units, fields, step, line)
         elif op in _UPDATES:
-            self._after_update(ledger, op, given, made if made.__class__ is tuple else (made,))
+            results = made if made.__class__ is tuple else (made,)
+            if op == "update" and model._semantics is not None and model._semantics.delay:
+                weight, state = results  # the weight is a new one, since the older is still needed
+                line = ledger.lines.calling()
+                weight._origin = new_origin(
+                    ledger, ledger.units_of(weight), FIELDS[LocalWeight](weight), weight.step, line
+                )
+                given, results = (*given[:2], given[3]), (state,)
+            self._after_update(ledger, op, given, results)
         elif op == "set_final_weight":
             _keep_a_copy(model, ledger, *given)
         else:
@@ -436,9 +446,10 @@ def _copy_on_its_way(value: Any) -> Any:
 
 def _keep_a_copy(model: Any, ledger: Ledger, layer: int, weight: Any) -> None:
     """Keep a copy of a final weight, which occupies nothing and cannot be used."""
-    kept, origin = clone(weight), weight._origin
+    kept, origin = clone(model._final_of(weight)[layer]), weight._origin
     if hasattr(weight, "_content"):
         kept._content = weight._content
     reason = "was handed in as the final weight and is no longer held; keep it in a store"
-    kept._origin = Unusable(reason, ledger, origin.step, origin.fields, origin.buffer.line)
+    fields = origin.fields if kept.__class__ is weight.__class__ else FIELDS[kept.__class__](kept)
+    kept._origin = Unusable(reason, ledger, origin.step, fields, origin.buffer.line)
     model._final_of(weight)[layer] = kept
