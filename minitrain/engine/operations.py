@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from minitrain.engine.kept_for_backward import keep_scattered
 from minitrain.engine.launched_memory import LaunchedMemory, mark_overlap
 from minitrain.engine.transport.calls import Call
-from minitrain.machine.price import Price
+from minitrain.machine.price import FREE, Price
 from minitrain.operations import LAYER, NO_SAMPLES, NOTE, PRICE, RECV, SAMPLES, SEND, STRIDE, TIME, WAITED_FOR, Stream
 from minitrain.operations.collectives import COLLECTIVES
-from minitrain.tensors import Tensor, clone
+from minitrain.tensors import Tensor, WeightGrad, clone
 from minitrain.tensors.placed import ActivationShard, sums_what_all_hold
 
 T = TypeVar("T")
@@ -119,6 +119,8 @@ class Operation(Call):
         else:
             value = result if record.priced_by == "result" else self.value
             size_bytes = model.wire_bytes(value) if communicator.is_world else model.held_bytes(value)
+        if not size_bytes and _has_gradients(self.value):
+            return FREE  # nobody sends the gradient of what is frozen
         if record.algorithms and self.detail is not None:
             return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks, self.detail)
         return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
@@ -336,3 +338,9 @@ def samples_of(value: Any) -> frozenset[int]:
 def _with(known: frozenset[int], more: frozenset[int]) -> frozenset[int]:
     """Return the union of two sets, mostly the same one; `|` also unites the sets of folded ranks."""
     return more if known is NO_SAMPLES or known is more else known | more
+
+
+def _has_gradients(value: Any) -> bool:
+    """Return whether a tensor or a bucket is gradients of weights."""
+    bucket = value if isinstance(value, list) else [value]
+    return bool(bucket) and all(isinstance(each, WeightGrad) for each in bucket)

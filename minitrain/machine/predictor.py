@@ -199,7 +199,7 @@ class DevicePredictor:
         return Price(self.device.load_seconds(size_bytes), size_bytes)
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
-        if len(ranks) == 1 or not (size_bytes or op == "barrier"):  # nobody sends a gradient of nothing
+        if len(ranks) == 1:
             return Price(0.0, size_bytes)
         return _price_of_transfer(self.topology.collective(op, size_bytes, ranks, algorithm), size_bytes)
 
