@@ -34,7 +34,7 @@ from minitrain.machine.price import FIDELITIES
 from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import duration
 from minitrain.run.figures import TABLES, FiguresOf, Row
-from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters, command_of, documented
+from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, PRICE_ONLY, RunParameters, command_of, documented
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
@@ -103,12 +103,14 @@ _MOST_FOUND, _TUNING_S = 5, 60.0
 
 
 @cache
-def _choices() -> Mapping[str, Sequence[str]]:
+def _choices() -> Mapping[str, Sequence[Any]]:
     """Return the values of the parameters that have a list of them."""
     return {
         "workload": [DENSE, *models()],
         "hardware": [*shipped_configs(), *shipped_clusters()],
         "precision": list(PRECISIONS),
+        "lora": [2**power for power in range(2, 9)],
+        "frozen_layers": [1, 2, 4, 8, 12, 16, 24, 32, 48, 64],
         "network": list(NETWORKS),
         "fidelity": list(FIDELITIES),
         "platform": list(platforms()),
@@ -132,7 +134,8 @@ def page(_given: Mapping[str, Any], send: Send) -> None:
     figures = [{"head": column.head, "title": column.title or column.head} for column in TABLES["explorer"]]
     names = [*strategies(), OWN]
     knobs = list(_parameters().values())
-    send({"knobs": knobs, "strategies": names, "figures": figures, "first": FIRST, "starter": STARTER})
+    more = {"figures": figures, "first": FIRST, "starter": STARTER, "of_transformer": OF_TRANSFORMER}
+    send({"knobs": knobs, "strategies": names, **more})
 
 
 @final
@@ -177,7 +180,8 @@ def _read(state: Mapping[str, Any]) -> Iterator[Asked]:
     for name, choices in _choices().items():
         if name in parameters and parameters[name] not in choices:
             value = parameters[name]
-            hint = did_you_mean(str(value), choices) or f"; use one of {', '.join(choices)}"
+            listed = [str(choice) for choice in choices]
+            hint = did_you_mean(str(value), listed) or f"; use one of {', '.join(listed)}"
             raise UsageError(f"{name} of the explorer must be a shipped one, got {value!r:.80}{hint}", **{name: value})
     options = state.get("options") or {}
     if not isinstance(options, Mapping):

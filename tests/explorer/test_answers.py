@@ -61,6 +61,15 @@ def test_the_python_and_the_command_print_the_same_figures() -> None:
     assert json.loads(command.stdout) == json.loads(json.dumps(figures["summary"]))
 
 
+def test_a_part_of_a_model_is_trained_as_by_the_command() -> None:
+    figures = told("evaluate", {**TINY, "strategy": "fsdp", "lora": 4, "frozen_layers": 1})[0]
+    assert "--lora 4 --frozen-layers 1" in figures["command"]
+    assert "lora=4,\n    frozen_layers=1," in figures["python"]
+    run = mt.simulate("fsdp", workload="tiny", world_size=8, global_batch_size=16, lora=4, frozen_layers=1)
+    assert figures["summary"] == run.summary()
+    assert "lora of the explorer must be a shipped one, got 5; use one of 4, 8" in fault({**TINY, "lora": 5})["error"]
+
+
 def test_a_rule_is_told_in_the_words_of_the_command_line_with_its_knobs() -> None:
     found = fault({**TINY, "options": {"tp": 3}})
     assert "world_size (8) must be a multiple of tp" in found["error"]

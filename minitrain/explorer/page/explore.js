@@ -212,6 +212,7 @@ const words = name =>
     world_size: 'ranks',
     global_batch_size: 'batch, samples',
     num_layers: 'layers',
+    lora: 'LoRA, rank',
   })[name] || name.replaceAll('_', ' ');
 
 function set(name, value, isOption, commit = true) {
@@ -221,7 +222,7 @@ function set(name, value, isOption, commit = true) {
   touched = name;
   if (name === 'strategy') state.options = {};
   if (name === 'workload')
-    for (const other of hasModel() ? ['num_layers'] : ['seq_len', 'precision']) delete state[other];
+    for (const other of hasModel() ? ['num_layers'] : page.of_transformer) delete state[other];
   if (name === 'strategy' || name === 'workload') build();
   note(commit);
   update();
@@ -280,7 +281,7 @@ function count(one) {
 
 function build() {
   const own = state.strategy === 'own',
-    hidden = hasModel() ? ['num_layers'] : ['seq_len', 'precision'];
+    hidden = hasModel() ? ['num_layers'] : page.of_transformer;
   const knobs = page.knobs
     .filter(one => !hidden.includes(one.name))
     .map(one => {
@@ -296,7 +297,7 @@ function build() {
       return made;
     });
   const place = name => knobs.filter(one => one.id === 'field-' + name);
-  const rest = ['network', 'fidelity', 'platform', 'precision'];
+  const rest = ['network', 'fidelity', 'platform', 'precision', 'lora', 'frozen_layers'];
   const source = make('textarea', {
     spellcheck: false,
     value: state.source ?? page.starter,
@@ -579,7 +580,7 @@ const numeric = () => options.filter(one => one.ladder || one.choices || one.swi
 function buildChart() {
   const select = $('knob'),
     before = select.dataset.wanted || select.value;
-  const hidden = hasModel() ? ['num_layers'] : ['seq_len', 'precision'];
+  const hidden = hasModel() ? ['num_layers'] : page.of_transformer;
   const names = [
     ...page.knobs.map(one => one.name).filter(name => !hidden.includes(name)),
     ...numeric().map(one => one.name),
