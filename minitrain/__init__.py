@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from minitrain.search.tuning.tune import tune
     from minitrain.tensors.index_sets import span
     from minitrain.training.calibration import calibrate
+    from minitrain.training.loss_curves import LossCurves, loss_curves
     from minitrain.training.measured import MeasuredRun
     from minitrain.training.profiles import Profiled, read_profiles
     from minitrain.training.train import train
@@ -125,6 +126,7 @@ _HOMES = {
     "tensors.index_sets": ("span",),
     "machine.calibrated": ("Calibration",),
     "training.calibration": ("calibrate",),
+    "training.loss_curves": ("LossCurves", "loss_curves"),
     "training.measured": ("MeasuredRun",),
     "training.profiles": ("Profiled", "read_profiles"),
     "training.train": ("train",),
@@ -187,6 +189,7 @@ __all__ = [
     "LawError",
     "Link",
     "Lora",
+    "LossCurves",
     "MeasuredLayers",
     "MeasuredRun",
     "MinitrainError",
@@ -229,6 +232,7 @@ __all__ = [
     "hw",
     "load_run",
     "local_steps",
+    "loss_curves",
     "models",
     "monte_carlo",
     "plan",

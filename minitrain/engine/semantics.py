@@ -86,7 +86,7 @@ class DeclaredLocalSteps:
         Raises:
             StrategyError: the batch does not divide by local steps and replicas, or they are no numbers.
         """
-        steps = self._number(name, self.steps, options)
+        steps = self.num_steps(name, options)
         given = self._number(name, self.replicas, options)
         replicas = world_size if given is None else given
         if global_batch_size % (steps * replicas) and self.delay:
@@ -100,6 +100,14 @@ class DeclaredLocalSteps:
                 f"{steps * replicas}, the samples of all these steps, got {global_batch_size}"
             )
         return LocalSteps(steps, replicas, self.outer, self.delay)
+
+    def num_steps(self, name: str, options: Mapping[str, Any]) -> int:
+        """Return how many optimizer steps a step of the run has.
+
+        Raises:
+            StrategyError: the option that says it is none, or no number.
+        """
+        return int(self._number(name, self.steps, options))
 
     @staticmethod
     def _number(name: str, declared: Any, options: Mapping[str, Any]) -> Any:

@@ -47,6 +47,12 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Run)
 
 
+def declared_by(function: Strategy, options: Mapping[str, Any]) -> tuple[DeclaredLocalSteps | None, dict[str, Any]]:
+    """Return what a strategy declares that it means to compute, if it does, and its options with their defaults."""
+    defaults = {name: option.default for name, option in options_of(function).items()}
+    return getattr(unwrapped(function), "semantics", None), {**defaults, **options}
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
     """A strategy, its options, and what it is simulated with.
@@ -104,11 +110,10 @@ class PreparedRun:
 
     def enter(self, model: Model) -> None:
         """Tell a rank what its strategy means to compute, and let it begin a step of a longer run."""
-        declared: DeclaredLocalSteps | None = getattr(unwrapped(self.function), "semantics", None)
+        declared, options = declared_by(self.function, self.options)
         if declared is not None:
             sizes = self.parameters.world_size, self.parameters.global_batch_size
-            defaults = {name: option.default for name, option in options_of(self.function).items()}
-            model._semantics = declared.of(self.name, {**defaults, **self.options}, *sizes)
+            model._semantics = declared.of(self.name, options, *sizes)
         if self.entry_clocks is not None:
             model._time = self.entry_clocks[model._rank]
             model._entry = Entry(self.is_later)

@@ -17,6 +17,7 @@ May import: the rooms up to `proof`. Open `train` first. The other files:
 | from step to step, and to disk | `checkpoints` |
 | the result | `measured`; what is held: `memory`; from traces of torch's profiler: `profiles` |
 | what other runs would take | `calibration` |
+| loss over the seconds of another machine | `loss_curves` |
 
-Only `train`, `program`, `measured`, `calibration` and `profiles` can be imported without torch.
+Only `train`, `program`, `measured`, `loss_curves`, `calibration` and `profiles` can be imported without torch.
 """
