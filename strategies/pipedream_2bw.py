@@ -1,12 +1,12 @@
 """PipeDream-2BW (Narayanan et al. 2021, figure 3): a pipeline that never drains, with two versions of the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import minitrain as mt
-from minitrain.lib import Model
+from minitrain.lib import Model, WeightGrad
 from minitrain.search.schedules.pipeline import Messages, from_neighbours
 
-from ._batch import add, microbatches, require_multiple, stage_layers
+from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 
 
 @mt.delayed_steps("num_steps", delay=1)
@@ -14,41 +14,51 @@ async def pipedream_2bw(
     model: Model,
     num_steps: int = 2,
     microbatch_size: int | None = None,
+    pp: int | None = None,
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
     overlap_messages: bool = True,
 ) -> Model:
-    """Train a pipeline of world_size stages without a flush; num_layers must be a multiple where layers are alike.
+    """Train pipelines of pp stages without a flush; num_layers must be a multiple of pp where layers are alike.
 
     W(t+1) = W(t) - rate x gradient at W(t-1). A step of the run is a round of num_steps, of which global_batch_size has
-    the samples; the pipeline fills and drains once in it. A step has at least as many microbatches as stages.
+    the samples; the pipelines fill and drain once in it. A step has at least as many microbatches as stages.
 
     Args:
-        model: the rank, which is the stage.
+        model: the rank.
         num_steps: optimizer steps of a round.
-        microbatch_size: samples a microbatch; if None, as many as make world_size microbatches of a step.
+        microbatch_size: samples a microbatch; if None, as many as make pp microbatches of a step.
+        pp: stages of a pipeline; world_size if None. The others are replicas, which sum the gradients of each step.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
         overlap_messages: whether messages between stages are hidden behind compute; a rank waits for each if False.
     """
     model.recompute = recompute
-    stage, num_stages = model.rank, model.world_size
-    before, after = stage - 1 if stage > 0 else None, stage + 1 if stage < num_stages - 1 else None
-    layers = stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "world_size", "pipedream_2bw")
+    require_range("pp", pp, model.world_size, "pipedream_2bw")
+    pp = pp or model.world_size
+    require_multiple("world_size", model.world_size, "pp", pp, "pipedream_2bw")
+    mesh = model.mesh(pp=pp, dp=model.world_size // pp)
+    replicas, stage, before, after = mesh.group("dp"), mesh.coord("pp"), mesh.peer("pp", -1), mesh.peer("pp", +1)
+    layers = stage_layers(model, stage, pp, microbatch_size, layers_per_stage, "pp", "pipedream_2bw")
     batch = model.global_batch_size // num_steps
     if microbatch_size is None:
-        require_multiple("the samples of a step", batch, "world_size", num_stages, "pipedream_2bw")
-        microbatch_size = batch // num_stages
-    require_multiple("the samples of a step", batch, "microbatch_size", microbatch_size, "pipedream_2bw")
-    per_step = batch // microbatch_size
-    if per_step < num_stages:
+        require_multiple("the samples of a step", batch, "world_size", model.world_size, "pipedream_2bw")
+        microbatch_size = batch // model.world_size
+    of_step = replicas.size * microbatch_size
+    require_multiple("the samples of a step", batch, "replicas x microbatch_size", of_step, "pipedream_2bw")
+    per_step = batch // of_step
+    if per_step < pp:
         raise mt.StrategyError(
-            f"a step of pipedream_2bw must have at least a microbatch for each of {num_stages} stages, so that two "
-            f"versions of the weights suffice, got {per_step}; use microbatch_size={max(1, batch // num_stages)}"
+            f"a step of pipedream_2bw must have at least a microbatch for each of {pp} stages, so that two versions of "
+            f"the weights suffice, got {per_step}; use microbatch_size={max(1, batch // model.world_size)}"
         )
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     messages = Messages(model, from_neighbours(model, before, after), overlap=overlap_messages)
-    batches = microbatches(range(model.global_batch_size), microbatch_size, "pipedream_2bw")
+    batches: list[range] = []
+    for step in range(num_steps):
+        own = share(model.global_batch_size, num_steps * replicas.size, step * replicas.size + replicas.index)
+        batches += microbatches(own, microbatch_size, "pipedream_2bw")
+    reductions: dict[int, Awaitable[WeightGrad]] = {}
 
     def version(i: int) -> int:
         """Return which weights microbatch i goes through, forward and backward: those of the step before its own."""
@@ -75,13 +85,17 @@ async def pipedream_2bw(
             )
             del activations[layer, i], grad_activations[layer]
             grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
+            if (i + 1) % per_step == 0 and replicas.size > 1:
+                reductions[layer] = model.launch(model.all_reduce(grad_weights.pop(layer), layer, group=replicas))
         if before is not None:
             await messages.send(before, grad_activations[layers[0] - 1])
         del grad_activations[layers[0] - 1]
 
-    def update(step: int) -> None:
+    async def update(step: int) -> None:
         """Make the next version, once the step's last microbatch is back: nothing needs the last but one any more."""
         for layer in layers:
+            if layer in reductions:
+                grad_weights[layer] = await reductions.pop(layer)
             weights[layer, step + 1], opt_states[layer] = model.update(
                 layer, grad_weights.pop(layer), weights[layer, step], opt_states[layer]
             )
@@ -92,7 +106,7 @@ async def pipedream_2bw(
     for layer in layers:
         weights[layer, 0] = model.local_copy(layer, weights.pop(layer))
 
-    warmup = min(num_stages - 1 - stage, len(batches))
+    warmup = min(pp - 1 - stage, len(batches))
     order = [("F", i) for i in range(warmup)]
     for i in range(warmup, len(batches)):  # steady, from step to step
         order += [("F", i), ("B", i - warmup)]
@@ -100,7 +114,7 @@ async def pipedream_2bw(
     for kind, i in messages.ahead(order):
         await (forward if kind == "F" else backward)(i)
         if kind == "B" and (i + 1) % per_step == 0:
-            update(i // per_step)
+            await update(i // per_step)
     await messages.all_sent()
 
     for layer in layers:

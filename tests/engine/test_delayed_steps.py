@@ -121,6 +121,29 @@ def test_two_versions_of_the_weights_are_held_and_no_more() -> None:
             assert held[kind] == flushed[kind]
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"world_size": 4, "pp": 2, "num_layers": 4, "global_batch_size": 24, "num_steps": 3},
+        {"world_size": 6, "pp": 3, "num_layers": 6, "global_batch_size": 72, "num_steps": 3, "microbatch_size": 2},
+        {"world_size": 4, "pp": 1, "num_layers": 3, "global_batch_size": 16, "num_steps": 4},
+        {"world_size": 4, "pp": 2, "workload": "tiny", "global_batch_size": 16, "num_steps": 2},
+    ],
+)
+def test_replicas_of_a_pipeline_sum_the_gradients_of_each_step(sizes: dict[str, Any]) -> None:
+    assert mt.prove("pipedream_2bw", **sizes).largest_relative < 1e-9
+
+
+def test_replicas_fold() -> None:
+    sizes: dict[str, Any] = {"pp": 4, "num_layers": 8, "num_steps": 3}
+    folded, each = (
+        mt.simulate("pipedream_2bw", world_size=16, global_batch_size=96, fold=fold, **sizes) for fold in (True, False)
+    )
+    assert (folded.step_time, folded.peak_memory_per_rank) == (each.step_time, each.peak_memory_per_rank)
+    many = mt.simulate("pipedream_2bw", world_size=4096, global_batch_size=4096 * 3, **sizes)
+    assert many.is_folded
+
+
 def test_steps_that_cannot_be_declared_or_taken_are_refused() -> None:
     for delay in (0, -1, True, 1.5):
         with pytest.raises(UsageError, match="delay must be an integer of at least 1"):

@@ -168,8 +168,8 @@ def test_local_steps_are_those_of_their_reference(tmp_path: Path) -> None:
                 np.testing.assert_allclose(weight.numpy(), finals[layer]._content.values, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_steps_with_old_gradients_are_those_of_their_reference(world_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world_size", "pp"), [(1, 1), (2, 2), (2, 1)])
+def test_steps_with_old_gradients_are_those_of_their_reference(world_size: int, pp: int, tmp_path: Path) -> None:
     """Two rounds: the second goes on from the first one's last weights and moments."""
     problem, steps, num_layers = Problem(), 4, 4
     inputs, targets, adam, size = problem.inputs(BATCH), problem.targets(BATCH), problem.optimizer, BATCH // steps
@@ -191,7 +191,8 @@ def test_steps_with_old_gradients_are_those_of_their_reference(world_size: int, 
             versions.append(new)
         weights = versions[-1]
     dense: dict[str, Any] = {"num_layers": num_layers, "workload": DenseRows(problem.width, 8)}
-    (layers,) = trained([f"pipedream_2bw:num_steps={steps}"], world_size, tmp_path, steps=2, **dense).values()
+    strategy = f"pipedream_2bw:num_steps={steps},pp={pp}"
+    (layers,) = trained([strategy], world_size, tmp_path, steps=2, **dense).values()
     for layer, wanted in enumerate(weights):
         np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
         moments = states[layer].reshape(adam.num_moments, -1)
