@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from minitrain.workloads.exchange.recipe import Recipe
     from minitrain.workloads.exchange.writing import write_recipe
     from minitrain.workloads.models import models
+    from minitrain.workloads.peft import read_lora
     from minitrain.workloads.transformer import Transformer
 
 _HOMES = {
@@ -136,6 +137,7 @@ _HOMES = {
     "evidence.validate": ("Validation", "validate"),
     "whatif.vector.price": ("Priced", "price", "price_async"),
     "workloads.models": ("models",),
+    "workloads.peft": ("read_lora",),
     "workloads.architecture": ("LatentAttention", "Lora", "Precision"),
     "workloads.transformer": ("Transformer",),
 }
@@ -240,6 +242,7 @@ __all__ = [
     "price",
     "price_async",
     "prove",
+    "read_lora",
     "read_profiles",
     "read_recipe",
     "replay",

@@ -237,7 +237,7 @@ class RunParameters:
             sixteen; the model's own by default. In Python also an `mt.Precision`. MFU is counted by the devices' peak
             for its `datatype`, which "fp8" has in common with "bf16".
         lora: Rank of low-rank adapters of a transformer, which alone are trained, beside all matrices of attention and
-            dense MLPs. In Python also an `mt.Lora`.
+            dense MLPs; or an adapter_config.json of PEFT. In Python also an `mt.Lora`.
         frozen_layers: How many of a transformer's layers, from the first, are not trained, with the embedding.
         num_layers: Layers of the model. In Python they may be left out only where they are not those of `workload`: a
             transformer's layers are its units.
@@ -295,7 +295,7 @@ class RunParameters:
     workload: Any = parameter(None, "--workload", "--model", commands=_ALL, metavar="NAME")
     seq_len: int | None = count(None, "--seq-len", "--seq", commands=_ALL)
     precision: Any = parameter(None, "--precision", commands=_TRAINING, metavar="NAME")
-    lora: Any = parameter(None, "--lora", commands=_ALL, kind=int, metavar="RANK", least=1)
+    lora: Any = parameter(None, "--lora", commands=_ALL, metavar="RANK")
     frozen_layers: int | None = count(None, "--frozen-layers", commands=_ALL)
     num_layers: int = count(32, "--num-layers", "--layers", commands=_ALL, most=MOST_LAYERS)
     global_batch_size: int = count(64, "--global-batch-size", "--batch", commands=_ALL, most=MOST_SAMPLES)

@@ -622,7 +622,7 @@ def fields_of(source: str | os.PathLike[str] | Mapping[str, Any], ignore: Sequen
     Raises:
         UsageError: the file cannot be read, or there are keys that cannot (fact: `keys`); all at once.
     """
-    label, config = ("config", source) if isinstance(source, Mapping) else _loaded(source)
+    label, config = ("config", source) if isinstance(source, Mapping) else loaded(source)
     reader = ConfigReader(config)
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -650,18 +650,19 @@ def _name(config: Mapping[str, Any], family: str) -> str:
     return name.rstrip("/").rpartition("/")[2] if isinstance(name, str) else family
 
 
-def _loaded(source: str | os.PathLike[str]) -> tuple[str, Mapping[str, Any]]:
+def loaded(source: str | os.PathLike[str], name: str = "config.json") -> tuple[str, Mapping[str, Any]]:
     """Return a file's path as text and the JSON object that it holds."""
     try:
         path = Path(source)
-        path = path / "config.json" if path.is_dir() else path
+        path = path / name if path.is_dir() else path
         data = parse_json(read_text(path, "config"))
     except TypeError:
         raise UsageError(
             f"the config must be a path or a mapping, got {shown(source)}; of a transformers config pass .to_dict()"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: not JSON, not UTF-8, a null byte in the path
-        raise UsageError(f"{source} must be a config.json that can be read: {error}; check the path") from None
+        wanted = f"{'an' if name.startswith('a') else 'a'} {name} that can be read"
+        raise UsageError(f"{source} must be {wanted}: {error}; check the path") from None
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a JSON object, got {shown(data)}; is it a config?")
     return str(path), data

@@ -338,12 +338,16 @@ def find_workload(
             real processes train.
         seq_len: tokens of a sample of a transformer; the model's own if None.
         precision: of a transformer, as `mt.Transformer` takes it; the model's own if None.
-        lora: its adapters, likewise.
+        lora: its adapters, likewise, or the text of their rank, or the path of a config of PEFT.
         frozen_layers: how many of its layers are not trained, likewise.
 
     Raises:
         UsageError: there is no such model or precision, or the length is not one for it.
     """
+    if isinstance(lora, str):
+        from minitrain.workloads.peft import read_lora  # noqa: PLC0415 - only where a config is read
+
+        lora = int(lora) if lora.strip().isdecimal() else read_lora(lora)
     changes = {"precision": precision, "lora": lora, "frozen_layers": frozen_layers}
     changed = {name: value for name, value in changes.items() if value is not None}
     if isinstance(workload, str):
