@@ -117,7 +117,8 @@ def trained(
         meeting = held.enter_context(meeting_place())
         tasks = [training.task(program, rank, meeting) for rank in range(world_size)]
         runs.append(tasks if has_tags else [replace(task, lanes=program.lanes) for task in tasks])
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # spawned, each takes seconds to import torch
+    context.set_forkserver_preload([__name__])
     sent = cloudpickle.dumps(runs)
     processes = [context.Process(target=rank_of_all, args=(rank, sent)) for rank in range(1, world_size)]
     for process in processes:

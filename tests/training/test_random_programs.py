@@ -62,7 +62,8 @@ def be_a_rank(rank: int, tasks: Any) -> None:
 @pytest.fixture(scope="module", params=[2, 4])
 def pipes(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     """Start the ranks but for the first, which is this process."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # spawned, each takes seconds to import torch
+    context.set_forkserver_preload([__name__])
     ends = [context.Pipe() for _ in range(1, request.param)]
     processes = [context.Process(target=be_a_rank, args=(rank, end[1])) for rank, end in enumerate(ends, 1)]
     for process in processes:
