@@ -165,6 +165,11 @@ class TransformerWorkload:
         weight = sizes.parameter_bytes * self._parameters(layer, num_parts)
         return weight, sizes.gradient_bytes * trained, sizes.optimizer_bytes * trained
 
+    def trained_share(self, weight: Any) -> float:
+        """Return which share of a weight's elements is trained."""
+        division = division_of(weight)
+        return self._trained(weight.layer, division) / self._parameters(weight.layer, division)
+
     def common_bytes(self, weight_grad: Any) -> int:
         """Return the bytes on the wire of what parts do not divide, such as norms."""
         sizes, unit = self.model.precision, self.units[weight_grad.layer]

@@ -93,6 +93,16 @@ def test_a_step_with_adapters_is_shorter_and_never_shorter_than_its_work(fidelit
     assert part.mfu < 1
 
 
+def test_a_checkpoint_has_what_is_trained_alone() -> None:
+    sizes: dict[str, Any] = {"world_size": 2, "global_batch_size": 2, "workload": "gpt2"}
+    model = _of("gpt2", lora=8)
+    num_whole = sum(unit.num_held_parameters() for unit in _of("gpt2").units())
+    for strategy in ("ddp", "fsdp"):
+        written = mt.goodput(strategy, **{**sizes, "workload": model}, days=1).checkpoint.size_bytes
+        assert written == pytest.approx((2 + 12) * model.num_trained_parameters, rel=1e-3)
+        assert mt.goodput(strategy, **sizes, days=1).checkpoint.size_bytes == pytest.approx(14 * num_whole, rel=1e-3)
+
+
 def test_gpt3_gains_by_adapters_what_their_paper_measured() -> None:
     """Hu et al. 2021, section 4.2: 32.5 tokens/s a V100 in full, 43.1 with adapters of queries and values."""
     sizes: dict[str, Any] = {"world_size": 96, "tp": 8, "pp": 12, "global_batch_size": 48, "microbatch_size": 1}

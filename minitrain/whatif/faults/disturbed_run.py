@@ -13,8 +13,9 @@ in their order.
 
 Checkpoints: how many bytes one has, how long it takes to write and to read, and how often to write it.
 
-A checkpoint holds weights and optimizer states, each shard once, however many ranks keep a copy. All nodes write at the
-same time, evenly, and every rank reads what it holds. The slower of the storage and the busiest node sets the time.
+A checkpoint holds the weights that are trained and optimizer states, each shard once, however many ranks keep a copy.
+All nodes write at the same time, evenly, and every rank reads what it holds, frozen weights too. The slower of the
+storage and the busiest node sets the time.
 
 How often: writing one costs delta seconds, and failures come every M seconds on average. Young (1974) finds the
 interval that wastes least, sqrt(2 delta M), and Daly (2006, equation 37) the next terms of the series:
@@ -60,6 +61,7 @@ from minitrain.run.faults import Fault, FaultRate, Recovery
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import framework_of
+from minitrain.tensors import Weight
 
 KEPT = ("weights", "opt_states")
 """The stores that a checkpoint holds."""
@@ -119,11 +121,16 @@ def checkpoint_of(run: Run) -> Checkpoint:
     models = run.class_models
     if not models:
         raise UsageError(f"the run of {run.strategy} does not keep what its ranks hold; simulate it, do not load it")
-    elements_of = models[0].runtime_predictor.workload.memory_elements
+    workload = models[0].runtime_predictor.workload
+    elements_of = workload.memory_elements
     held = [[tensor for name in KEPT for tensor in getattr(model, name).values()] for model in models]
     sizes = [sum(map(elements_of, tensors)) * run.bytes_per_element for tensors in held]
     different = {(type(tensor), tensor.layer): tensor for tensors in held for tensor in tensors}
-    whole = sum(elements_of(tensor) * _times_in_whole(tensor) for tensor in different.values())
+    trained: Any = getattr(workload, "trained_share", lambda _: 1.0)  # what is frozen is written by nobody
+    whole = sum(
+        elements_of(tensor) * _times_in_whole(tensor) * (trained(tensor) if isinstance(tensor, Weight) else 1)
+        for tensor in different.values()
+    )
     ranks_a_node = -(-run.world_size // run.num_nodes)
     read_bytes = fsum(size for size in sizes for _ in range(run.num_ranks_a_class))
     return Checkpoint(whole * run.bytes_per_element, read_bytes, max(sizes), run.num_nodes, ranks_a_node)
