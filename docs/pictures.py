@@ -70,19 +70,14 @@ def _photograph(browser: Any, page: Path, picture: Path, scheme: str, act: Calla
 
 def _critical_path(tab: Any) -> None:
     """Switch the critical path on."""
-    tab.locator("g.traces", has_text="critical path").locator("rect.legendtoggle").click()
-    tab.wait_for_timeout(600)
-    tab.mouse.move(5, 5)
+    tab.evaluate("timeline.showPath(true)")
 
 
 def _hover(tab: Any) -> None:
     """Point at the second wait of rank 0."""
-    place = tab.evaluate(
-        "(() => { const f = document.getElementById('figure')._fullLayout;"
-        "return [f.xaxis._offset + f.xaxis.d2p(2.3), f.yaxis._offset + f.yaxis.d2p(0)]; })()"
-    )
-    box = tab.locator("#figure").bounding_box()
-    tab.mouse.move(box["x"] + place[0], box["y"] + place[1])
+    x, y = tab.evaluate("timeline.placeOf('rank 0', 2.3e-3)")
+    box = tab.locator(".mt-timeline canvas").bounding_box()
+    tab.mouse.move(box["x"] + x, box["y"] + y)
 
 
 def _perfetto(browser: Any, trace: Path, picture: Path) -> None:

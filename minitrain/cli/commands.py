@@ -147,7 +147,7 @@ def compare(strategy: list[str] | None = None, *, given: Given, shared_script: b
         strategy (STRATEGY): Each a strategy's name (see `minitrain strategies`), path.py, path.py:function or the CSV
             of a schedule, with options as in pp_dp:pp=4; ddp, zero1, zero2, zero3, gpipe and 1f1b by default.
         given: The shared options.
-        shared_script: Let all pages share one plotly.min.js: 4.9 MB less each, but none can be moved without it.
+        shared_script: No longer of use: pages of runs have no script to share, and are small.
     """
     for_tokens = tokens_of(given.tokens, has_model=given.workload is not None)
     with user_prints_to_stderr(given.as_json), RunsInProgress() as progress, saying_what_is_kept(progress.kept):

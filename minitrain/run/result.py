@@ -484,12 +484,11 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         return above("notebook").NotebookFigure(drawn, self._repr_html_)
 
     def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
-        """Write the figure as one page that opens without internet, and return its path.
+        """Write the timeline as one page that opens without internet, and return its path.
 
         Args:
             path: where to.
-            include_plotlyjs: True for a page that needs no other file, "directory" or "parent" to share a
-                "plotly.min.js" with other pages of its folder or of the one above.
+            include_plotlyjs: True, "directory" or "parent"; the page has no script of Plotly's, so all give the same.
         """
         target = Path(path)
         above("page").write_html(target, self.drawn, self._view(), include_plotlyjs, self.drawn_journals)
@@ -523,20 +522,19 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
 
     def _repr_html_(self) -> str:
         """Show the figures and a picture that needs no script, which an exported notebook keeps."""
-        return f"{self._facts_html()}{self._mime_bundle().get('text/html', '')}"
+        return f"{self._facts_html()}{self._picture_html()}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:  # noqa: ARG002  (IPython's names)
-        """Show the figure in a notebook."""
-        bundle = self._mime_bundle()
-        html = f"{self._facts_html()}{bundle.get('text/html', '')}"
-        return {"text/plain": repr(self), **bundle, "text/html": html}
+        """Show the timeline in a notebook."""
+        return {"text/plain": repr(self), "text/html": f"{self._facts_html()}{self._timeline_html()}"}
 
-    def _mime_bundle(self) -> dict[str, Any]:
-        """Return the pictures of the run by MIME type."""
-        view = self._view()
-        bundle: dict[str, Any] = above("page").mime_bundle(self.drawn, view, self.drawn_journals)
-        picture = {} if "text/html" in bundle else {"text/html": above("excerpt").picture_of_first_ranks(self, view)}
-        return {**bundle, **picture}
+    def _picture_html(self) -> str:
+        """Return a picture that needs no script, of the first ranks where the run is large."""
+        return str(above("excerpt").picture_of_first_ranks(self, self._view()))
+
+    def _timeline_html(self) -> str:
+        """Return the timeline for a notebook."""
+        return str(above("page").notebook_html(self.drawn, self._view(), self.drawn_journals))
 
     def _facts_html(self) -> str:
         """Return title and figures of the run as HTML."""

@@ -1,4 +1,4 @@
-"""Pictures, tables and other tools' files of a run: Plotly pages, SVG, Chrome traces, HTA, Chakra.
+"""Pictures, tables and other tools' files of a run: pages, SVG, Chrome traces, HTA, Chakra.
 
 May import: the rooms up to `run`. Open `gantt` first: the figure of one run. Nothing is imported here, since numpy and
 Plotly take longer to load than the rest of minitrain.

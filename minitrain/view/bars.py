@@ -63,19 +63,17 @@ class Use(NamedTuple):
         color: where nothing else is done, on white.
         pale: where other things are done nearly as much, on white.
         dark: as `color`, on black.
-        dark_pale: as `pale`, on black.
     """
 
     name: str
     color: str
     pale: str
     dark: str
-    dark_pale: str
 
 
-COMPUTING = Use("computing", "#3A9BDC", "#94C9EE", "#56B4E9", "#27577A")
-EXPOSED = Use("exposed communication", "#C8450B", "#E8A07E", "#E8662A", "#7D3A1B")
-IDLE = Use("waiting", "#D5D8DC", "#ECEDEF", "#353C45", "#262C33")
+COMPUTING = Use("computing", "#3A9BDC", "#94C9EE", "#56B4E9")
+EXPOSED = Use("exposed communication", "#C8450B", "#E8A07E", "#E8662A")
+IDLE = Use("waiting", "#D5D8DC", "#ECEDEF", "#353C45")
 USES = (COMPUTING, EXPOSED, IDLE)
 
 _WHITE = "#ffffff"
@@ -96,11 +94,6 @@ def kind_of(name: str, stream: str = COMPUTE) -> Kind:
     if name in _BY_NAME:
         return _BY_NAME[name]
     return Kind(name, _UNKNOWN_COMPUTE) if stream == COMPUTE else Kind(name, _UNKNOWN_COMM, _WHITE)
-
-
-def dark_kinds() -> list[Kind]:
-    """Return the kinds that have another colour in dark mode."""
-    return [kind for kind in _KINDS if kind.dark]
 
 
 def legend_place(name: str) -> tuple[int, str]:
@@ -336,11 +329,9 @@ def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
     """Return the text of each bar that appears when the mouse is over it."""
     line = bars.timeline
     names = [kind.name for kind in bars.kinds]
-    partners = [_partners(stream) for stream in line.streams]  # groups and sets of samples may be large
-    samples: dict[int, str] = {}
-    for code in np.unique(line.samples[bars.event[~bars.waits]]).tolist():
-        numbers = line.sample_sets[code]
-        samples[code] = f"samples {ranges(numbers)}" if numbers else ""
+    partners = [partners_of(stream) for stream in line.streams]  # groups and sets of samples may be large
+    codes = np.unique(line.samples[bars.event[~bars.waits]]).tolist()
+    samples = {code: samples_text(line.sample_sets[code]) for code in codes}
     texts = []
     for place, event in enumerate(bars.event.tolist()):
         span = f"{duration(bars.duration[place])} from {duration(bars.start[place])}"
@@ -371,7 +362,12 @@ def _amount(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:.4g} MiB" if size_bytes else ""
 
 
-def _partners(stream: Stream) -> str:
+def samples_text(numbers: frozenset[int]) -> str:
+    """Name samples in a few letters."""
+    return f"samples {ranges(numbers)}" if numbers else ""
+
+
+def partners_of(stream: Stream) -> str:
     """Say with whom the operations of a stream exchange what they move."""
     if stream.kind in TRANSFERS:
         partner = TRANSFERS[stream.kind].partner

@@ -1,4 +1,4 @@
-"""Several runs on one common time axis: a Gantt each, their memory together, and a switch to see one alone."""
+"""Several runs on one common time axis as a Plotly figure: a Gantt each, and their memory together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from minitrain.view.bars import Bars, Kind, legend_place, make_bars, merged
 from minitrain.view.drawing import Drawing, Properties, as_figure, bar, changed, scatter
 from minitrain.view.gantt import (
     BELOW_NUMBERS,
-    CRITICAL_PATH,
     MAX_BARS,
     bar_traces,
     heat_legend,
@@ -25,10 +24,9 @@ from minitrain.view.gantt import (
     path_entry,
     path_trace,
 )
-from minitrain.view.layout import FIGURE_STYLE, GRID, MEMORY_HEIGHT, View, gantt_height, rank_axis, time_axis, title
+from minitrain.view.layout import FIGURE_STYLE, GRID, MEMORY_HEIGHT, View, rank_axis, time_axis, title
 
 _CAPTION, _MEMORY_GAP, _TOP, _BOTTOM = 34, 30, 122, 52
-_HIDDEN = (0, 0.001)  # Plotly replaces a domain of height 0 by the whole height
 _MIN_ROW, _MAX_ROW = 3, 20  # px; below 20, Plotly writes no numbers
 _NUM_SPANS = 600
 # Paul Tol's bright scheme, which colour-blind readers can tell apart; runs beyond the seventh get dashes
@@ -48,11 +46,6 @@ class _Run:
 
 
 def compare_figure(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None, title: str = "") -> Any:
-    """Return several runs as a `plotly.graph_objects.Figure`; arguments as for `drawn_comparison`."""
-    return as_figure(drawn_comparison(traces, views, title))
-
-
-def drawn_comparison(traces: Mapping[str, Trace], views: Mapping[str, View] | None = None, title: str = "") -> Drawing:
     """Draw several runs above one another, in the mapping's order.
 
     Args:
@@ -61,7 +54,7 @@ def drawn_comparison(traces: Mapping[str, Trace], views: Mapping[str, View] | No
         title: what is compared.
 
     Returns:
-        The drawing, with a button for all runs and one for each alone.
+        A `plotly.graph_objects.Figure`.
     """
     runs = [
         _run(place, name, trace, (views or {}).get(name, View())) for place, (name, trace) in enumerate(traces.items())
@@ -70,22 +63,12 @@ def drawn_comparison(traces: Mapping[str, Trace], views: Mapping[str, View] | No
     unit, unit_name = time_unit(longest)
     memory_axis = f"y{len(runs) + 1}" if runs else "y"
     exact = _drawn_exactly(runs)
-    owned: list[tuple[list[Properties], str | None]] = [(_legend(runs, exact), None)]
-    owned += [(_gantt(run, unit, run.name in exact), run.name) for run in runs]
-    owned += [([_memory(place, run, unit, memory_axis)], run.name) for place, run in enumerate(runs)]
-    owned += [([_path(run, unit)], run.name) for run in runs if len(run.bars)]
-    owners = [owner for drawn, owner in owned for _ in drawn]
-    overlays = [place for place, trace in enumerate(_flat(owned)) if trace["name"] == CRITICAL_PATH]
-    panels = Panels([(run.name, run.bars.timeline.num_ranks, run.bars.num_lanes) for run in runs], owners, overlays)
-    return Drawing(
-        _flat(owned),
-        _layout(runs, panels, title, longest / unit, unit_name, memory_axis),
-    )
-
-
-def _flat(owned: list[tuple[list[Properties], str | None]]) -> list[Properties]:
-    """Return all traces."""
-    return [trace for drawn, _ in owned for trace in drawn]
+    drawn = _legend(runs, exact)
+    for run in runs:
+        drawn += _gantt(run, unit, run.name in exact)
+    drawn += [_memory(place, run, unit, memory_axis) for place, run in enumerate(runs)]
+    drawn += [_path(run, unit) for run in runs if len(run.bars)]
+    return as_figure(Drawing(drawn, _layout(runs, title, longest / unit, unit_name, memory_axis)))
 
 
 def _path(run: _Run, unit: float) -> Properties:
@@ -155,19 +138,15 @@ def _memory(place: int, run: _Run, unit: float, axis: str) -> Properties:
     )
 
 
-def _layout(
-    runs: list[_Run], panels: Panels, text: str, longest: float, unit_name: str, memory_axis: str
-) -> Properties:
+def _layout(runs: list[_Run], text: str, longest: float, unit_name: str, memory_axis: str) -> Properties:
     """Return the layout that shows all runs."""
     names = {run.axis.replace("y", "yaxis"): run for run in runs}
     layout: dict[str, Any] = {
-        "margin": panels.margin,
+        "margin": {"l": 64, "r": 150, "t": _TOP, "b": _BOTTOM},
         "title": title(View(text)),
-        "meta": {"captions": _CAPTION + 4},  # px above a panel, for a page, which has title and buttons outside
         **FIGURE_STYLE,
         "xaxis": time_axis(longest, unit_name, memory_axis),
         "annotations": [_caption(run) for run in runs],
-        "updatemenus": panels.menu() if len(runs) > 1 else [],
         "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 0},
         "legend2": {"x": 1.01, "yanchor": "top", "xanchor": "left", "font": {"size": 11}},
         memory_axis.replace("y", "yaxis"): {
@@ -178,11 +157,10 @@ def _layout(
             "fixedrange": True,
         },
     }
-    for key, run in names.items():
-        line = run.bars.timeline
-        height = _small_height(line.num_ranks, run.bars.num_lanes)
-        layout[key] = {**rank_axis(line, (0, 1), height), "fixedrange": True}
-    return changed(layout, panels.everything())
+    heights = [_small_height(run.bars.timeline.num_ranks, run.bars.num_lanes) for run in runs]
+    for (key, run), height in zip(names.items(), heights, strict=True):
+        layout[key] = {**rank_axis(run.bars.timeline, (0, 1), height), "fixedrange": True}
+    return changed(layout, _arranged(heights))
 
 
 def _caption(run: _Run) -> dict[str, Any]:
@@ -200,71 +178,20 @@ def _caption(run: _Run) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Panels:
-    """The panels of a comparison, one a run and one of memory below them, and the buttons that show one run alone.
-
-    Args:
-        runs: name, number of ranks and number of lanes of each run, from the top.
-        owners: for each trace of the figure the name of its run, or None if it is always shown.
-        overlays: places of the traces that are hidden until they are switched on in the legend.
-    """
-
-    runs: Sequence[tuple[str, int, int]]
-    owners: Sequence[str | None]
-    overlays: Sequence[int] = ()
-
-    @property
-    def margin(self) -> dict[str, int]:
-        """Space around the panels, px."""
-        return {"l": 64, "r": 150, "t": _TOP, "b": _BOTTOM}
-
-    def everything(self) -> dict[str, Any]:
-        """Return the changes of layout that show every run."""
-        return self._arranged([_small_height(ranks, lanes) for _, ranks, lanes in self.runs])
-
-    def alone(self, name: str) -> dict[str, Any]:
-        """Return the changes of layout that show one run."""
-        return self._arranged([gantt_height(ranks, lanes) if run == name else 0 for run, ranks, lanes in self.runs])
-
-    def menu(self) -> list[dict[str, Any]]:
-        """Return the row of buttons: all runs, then one each."""
-        names = [name for name, _, _ in self.runs]
-        buttons = [_button("all", self._visible(set(names)), self.everything())]
-        buttons += [_button(name, self._visible({name}), self.alone(name)) for name in names]
-        place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": _CAPTION - 2}}
-        return [{"type": "buttons", "direction": "right", "showactive": True, "buttons": buttons, **place}]
-
-    def _visible(self, names: set[str]) -> list[bool | str]:
-        """Return which traces are visible when some runs are shown; every button switches overlays off."""
-        shown: list[bool | str] = [owner is None or owner in names for owner in self.owners]
-        for place in self.overlays:
-            shown[place] = "legendonly" if shown[place] else False
-        return shown
-
-    def _arranged(self, heights: list[int]) -> dict[str, Any]:
-        """Return domains and captions for panels of these heights, px; a height of 0 hides its panel."""
-        shown = [height + _CAPTION for height in heights if height]
-        inner = max(sum(shown) - _CAPTION, 0) + (_MEMORY_GAP if shown else 0) + MEMORY_HEIGHT
-        changes: dict[str, Any] = {"height": inner + _TOP + _BOTTOM, "legend2.y": MEMORY_HEIGHT / inner}
-        top = inner
-        for place, height in enumerate(heights):
-            axis = f"yaxis{place + 1}" if place else "yaxis"
-            changes[f"{axis}.visible"] = bool(height)
-            changes[f"annotations[{place}].visible"] = bool(height)
-            changes[f"annotations[{place}].y"] = top / inner
-            changes[f"{axis}.domain"] = (max(top - height, 0) / inner, top / inner) if height else _HIDDEN
-            top -= height + _CAPTION if height else 0
-        memory = f"yaxis{len(heights) + 1}" if heights else "yaxis"
-        changes[f"{memory}.domain"] = (0, MEMORY_HEIGHT / inner)
-        return changes
+def _arranged(heights: Sequence[int]) -> dict[str, Any]:
+    """Return the height of the figure, and domains and captions of panels of these heights, px, from the top."""
+    inner = sum(heights) + _CAPTION * max(len(heights) - 1, 0) + (_MEMORY_GAP if heights else 0) + MEMORY_HEIGHT
+    changes: dict[str, Any] = {"height": inner + _TOP + _BOTTOM, "legend2.y": MEMORY_HEIGHT / inner}
+    top = inner
+    for place, height in enumerate(heights):
+        changes[f"annotations[{place}].y"] = top / inner
+        changes[f"yaxis{place + 1 if place else ''}.domain"] = (max(top - height, 0) / inner, top / inner)
+        top -= height + _CAPTION
+    changes[f"yaxis{len(heights) + 1 if heights else ''}.domain"] = (0, MEMORY_HEIGHT / inner)
+    return changes
 
 
 def _small_height(num_ranks: int, num_lanes: int) -> int:
     """Return the height of one panel among many, px."""
     row = min(_MAX_ROW, max(_MIN_ROW, 160 // max(num_ranks, 1))) * (1.4 if num_lanes > 1 else 1)
     return int(min(max(row * num_ranks, 40), 320))
-
-
-def _button(label: str, visible: list[bool | str], layout: dict[str, Any]) -> dict[str, Any]:
-    return {"label": label, "method": "update", "args": [{"visible": visible}, layout]}

@@ -62,7 +62,7 @@ class Excerpt:
 
 
 def picture_of_first_ranks(run: Run, view: View, most_events: int = 3000) -> str:
-    """Return an SVG of as many ranks of a large run as a picture can show; nothing where one has too many events.
+    """Return an SVG of a run, of as many ranks of a large one as it can show; nothing where one has too many events.
 
     Args:
         run: the run.
@@ -71,6 +71,8 @@ def picture_of_first_ranks(run: Run, view: View, most_events: int = 3000) -> str
     """
     from minitrain.view.svg import svg  # noqa: PLC0415
 
+    if run.drawn.num_events <= most_events:
+        return svg(run.drawn, view)
     ends = accumulate(len(log) for log in run.logs)
     num_ranks = sum(1 for _ in takewhile(lambda end: end <= most_events, ends))  # others are not looked at
     if not num_ranks:

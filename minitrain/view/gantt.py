@@ -1,8 +1,7 @@
 """Event logs -> a Plotly figure: what every rank does, above the memory that it holds, on one time axis.
 
-Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. A figure of more is a heat map of what ranks mostly do; a
-page (`minitrain.view.page`) then draws the bars of the part that is zoomed into. The critical path is a
-line over the bars, which is switched on in the legend.
+Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. A figure of more is a heat map of what ranks mostly do.
+The critical path is a line over the bars, which is switched on in the legend.
 
 A Gantt chart whose bars are too many to draw: a heat map whose cells show what their rank mostly does in them.
 
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.run.analysis.dependencies import CriticalPath, critical_path, make_graph
+from minitrain.run.analysis.dependencies import critical_path, make_graph
 from minitrain.run.analysis.labels import time_unit
 from minitrain.run.analysis.memory_over_time import Journals
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Trace, as_timeline
@@ -106,12 +105,11 @@ def _ramp(row: Ints, corner: Floats, num_rows: int, num_bins: int) -> Floats:
     return (slope + np.cumsum(offset, axis=1))[:, : num_bins + 1]
 
 
-def scale(dark: bool = False) -> list[tuple[float, str]]:
+def scale() -> list[tuple[float, str]]:
     """Return the scale of colours: a band for each use of time, from pale to strong."""
     stops = []
     for place, use in enumerate(BANDS):
-        pale, strong = (use.dark_pale, use.dark) if dark else (use.pale, use.color)
-        stops += [(place * STEPS / _TOP, pale), ((place * STEPS + STEPS - 1) / _TOP, strong)]
+        stops += [(place * STEPS / _TOP, use.pale), ((place * STEPS + STEPS - 1) / _TOP, use.color)]
     return stops
 
 
@@ -174,35 +172,27 @@ def figure(trace: Trace, view: View | None = None, journals: Journals = ()) -> A
         A `plotly.graph_objects.Figure`.
     """
     view = view or View()
-    return as_figure(drawn_bars(make_bars(as_timeline(trace), view.step_end), view, journals)[0])
+    return as_figure(drawn_bars(make_bars(as_timeline(trace), view.step_end), view, journals))
 
 
-def drawn_bars(
-    bars: Bars, view: View, journals: Journals = (), path: CriticalPath | None = None
-) -> tuple[Drawing, int]:
-    """Draw one run, given its bars and, if it is known already, its critical path.
-
-    Returns:
-        The drawing, and how many of its traces do not depend on the zoom: those of memory and of the critical path.
-        They come first, so that menus can refer to them by their place.
-    """
+def drawn_bars(bars: Bars, view: View, journals: Journals = ()) -> Drawing:
+    """Draw one run, given its bars; the traces of memory come first, so that menus can refer to them by their place."""
     unit, unit_name = time_unit(bars.step_end)
     totals = memory_traces(bars, view, unit)
     kinds, owners = kind_traces(bars, view, unit, journals) if journals else ([], [])
     for trace in totals if kinds else ():
         trace["visible"] = False
     center, width = lane_geometry(bars.num_lanes)
-    overlays = [path_trace(bars, center + BELOW_NUMBERS * width, unit, path=path)] if len(bars) else []
+    overlays = [path_trace(bars, center + BELOW_NUMBERS * width, unit)] if len(bars) else []
     if len(bars) > MAX_BARS:
         drawn = [heat_trace(bars, unit), *heat_legend()]
     else:
         drawn = [*bar_traces(bars, view, unit), *microbatch_labels(bars, unit)]
-    fixed = [*totals, *kinds, *overlays]
     arranged = layout(bars, view, unit, unit_name, peak_gib(bars, view, journals))
     menu = rank_menu(len(totals), owners, arranged["yaxis2"]["domain"][1])
     if menu:
         arranged["updatemenus"] = menu
-    return Drawing([*fixed, *drawn], arranged), len(fixed)
+    return Drawing([*totals, *kinds, *overlays, *drawn], arranged)
 
 
 def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Properties]:
@@ -308,9 +298,7 @@ def _texts(numbers: Ints) -> list[str]:
     return ["" if number == NONE else str(number) for number in numbers.tolist()]
 
 
-def path_trace(
-    bars: Bars, center: Floats, unit: float, axis: str = "y", path: CriticalPath | None = None
-) -> Properties:
+def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Properties:
     """Return the critical path as a line through its bars, hidden until it is switched on in the legend.
 
     Args:
@@ -318,9 +306,8 @@ def path_trace(
         center: distance of the line from the row's middle on each lane, in rows.
         unit: unit of the time axis, s.
         axis: the y axis with a row a rank.
-        path: the operations of the path, if they are known already.
     """
-    time, row = path_points(bars, center, path)
+    time, row = path_points(bars, center)
     return {**path_entry(), "x": time / unit, "y": row, "yaxis": axis}
 
 
@@ -340,10 +327,10 @@ def path_entry() -> Properties:
     )
 
 
-def path_points(bars: Bars, center: Floats, path: CriticalPath | None = None) -> tuple[Floats, Floats]:
+def path_points(bars: Bars, center: Floats) -> tuple[Floats, Floats]:
     """Return the corners of the line: times in s, and rows."""
     line = bars.timeline
-    path = path or critical_path(make_graph(line))
+    path = critical_path(make_graph(line))
     lane = np.zeros(line.num_events, np.int64)
     works = ~bars.waits
     lane[bars.event[works]] = bars.lane[works]

@@ -194,7 +194,6 @@ def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float)
         "height": inner + _TOP + _BOTTOM,
         "margin": {"l": 64 + 7 * max(map(len, bars.timeline.rank_names), default=0), "r": 150, "t": _TOP, "b": _BOTTOM},
         "title": title(view),
-        "meta": {"captions": 2},  # px above the panel, for a page, which has the title outside of the figure
         **FIGURE_STYLE,
         "xaxis": time_axis(bars.step_end / unit, unit_name, "y2"),
         "yaxis": rank_axis(bars.timeline, (split[1], 1), rows),

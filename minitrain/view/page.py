@@ -1,22 +1,15 @@
-"""Figures as HTML pages that open without internet, of one run or of several, and as what a notebook shows.
+"""Runs as HTML pages that open without internet, one or several, and as what a notebook shows.
 
-A page has its title and facts, then an explanation (`minitrain.view.explanation_panel`) or a table, then the figure.
-All but the figure is plain HTML, which wraps in a narrow window and is there even if Plotly's JavaScript is not.
+A page has its title and facts, then an explanation (`minitrain.view.explanation_panel`) or a table, then the timeline
+(`minitrain.view.timeline`). All but the picture is plain HTML, which wraps in a narrow window and is there even if no
+script runs. A page of curves has a Plotly figure, and its JavaScript, in the place of the timeline.
 
-The part of a page's JavaScript that fits the figure to the window: legends, captions and buttons.
-
-Plotly neither wraps a text nor moves a legend. In a narrow window, legends go above and below the panels, and captions
-get a second line. The buttons of a comparison are part of the page, which wraps them.
-
-A run of more than `MAX_BARS` bars is drawn on a canvas (`minitrain.view.timeline`), without Plotly.
-
-The style of a page, in light and dark mode and for narrow windows.
+The style of a page is that of light and dark mode and of narrow windows.
 """
 
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,124 +21,21 @@ from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.memory_over_time import Journals
 from minitrain.run.analysis.timeline import Timeline, Trace, as_timeline
-from minitrain.view.bars import COMPUTING, EXPOSED, IDLE, USES, Bars, dark_kinds, make_bars
-from minitrain.view.comparison_figure import drawn_comparison
+from minitrain.view.bars import USES, make_bars
 from minitrain.view.drawing import Drawing, figure_json, page_json, plotly_script
 from minitrain.view.explanation_panel import Line, explanation_panel, lines_table, section
-from minitrain.view.gantt import MAX_BARS, drawn_bars, heat_legend, scale
 from minitrain.view.layout import View, link_panel
-from minitrain.view.svg import svg
 from minitrain.view.timeline import timeline_data, timeline_script
 
-ARRANGEMENT = r"""
-const gd = document.getElementById('figure');
-const read = id => JSON.parse(document.getElementById(id).textContent);
-const figure = read('data');
+PAGE_SCRIPT = r"""
+const figure = JSON.parse(document.getElementById('data').textContent), gd = document.getElementById('figure');
 const dark = window.matchMedia && matchMedia('(prefers-color-scheme: dark)').matches;
-
-// Where the window is narrow, legends stand above and below the panels instead of beside them.
-const NARROW = 760, MODEBAR = 32, layout = figure.layout, legends = ['legend', 'legend2'].filter(name => layout[name]);
-const places = Object.fromEntries(legends.map(name => [name, { ...layout[name] }]));
-const margin = { ...layout.margin }, captions = (layout.annotations || []).map(note => ({ ...note }));
-let inner = layout.height - margin.t - margin.b;
-
-// the widest lines of whole facts, with a font that lets two of them stand above a panel
-function caption(note, width) {
-  if (note.xref !== 'paper') return {};
-  const pen = document.createElement('canvas').getContext('2d');
-  const wide = (text, size) => {
-    pen.font = size + 'px ' + layout.font.family;
-    return pen.measureText(text.replace(/<[^>]*>/g, '')).width * 1.04;
-  };
-  if (wide(note.text, 13) <= width) return { text: note.text, font: { ...note.font, size: 13 } };
-  const lines = [''];
-  note.text.split(' · ').forEach((fact, place) => {
-    const longer = lines.at(-1) + (place ? ' · ' : '') + fact;
-    if (place && wide(longer, 11) > width) lines.push(fact); else lines[lines.length - 1] = longer;
-  });
-  return { text: lines.join('<br>'), font: { ...note.font, size: 11 }, align: 'left' };
-}
-
-function arranged() {
-  const width = gd.clientWidth, narrow = width < NARROW, top = layout.meta.captions;
-  const side = narrow ? { l: 52, r: 12 } : { l: margin.l, r: margin.r };
-  const full = gd._fullLayout, high = name => (narrow && full && full[name] && full[name]._height) || 0;
-  // Plotly shrinks the panels unless a margin has some px more than the legend in it
-  const t = narrow ? top + high('legend') + 12 + MODEBAR : Math.max(top, MODEBAR);
-  const b = margin.b + (narrow ? high('legend2') + 12 : 0);
-  const changes = { height: inner + t + b, margin: { ...margin, ...side, t, b },
-    'uniformtext.minsize': narrow ? 10 : layout.uniformtext.minsize };  // bars of a few px are no place for a number
-  legends.forEach((name, below) => {
-    const across = { orientation: 'h', x: -(side.l - 8) / (width - side.l - side.r), xanchor: 'left',
-      y: below ? -(margin.b - 4) / inner : 1 + (top + 2) / inner, yanchor: below ? 'top' : 'bottom' };
-    Object.entries(narrow ? across : { orientation: 'v', ...places[name] })
-      .forEach(([key, value]) => { changes[name + '.' + key] = value; });
-  });
-  captions.forEach((note, place) => Object.entries(caption(note, width - side.l - side.r))
-    .forEach(([key, value]) => { changes['annotations[' + place + '].' + key] = value; }));
-  return changes;
-}
-
-// twice where it is narrow: only then it is known how high the legends are
-async function arrange(visible, shown) {
-  if (!layout.meta) return;  // a figure of somebody else's
-  await Plotly.update(gd, visible || {}, { ...shown, ...arranged() });
-  if (gd.clientWidth < NARROW) await Plotly.relayout(gd, arranged());
-}
-
-// the buttons of a comparison as part of the page, where they wrap
-function makeButtons() {
-  const menu = (layout.updatemenus || []).find(menu => menu.type === 'buttons');
-  if (!menu) return;
-  layout.updatemenus = layout.updatemenus.filter(other => other !== menu);
-  const made = menu.buttons.map(button => {
-    const element = document.createElement('button');
-    element.textContent = button.label;
-    element.onclick = () => {
-      const [visible, shown] = button.args;
-      made.forEach(other => other.setAttribute('aria-pressed', other === element));
-      inner = shown.height - margin.t - margin.b;
-      if (places.legend2) places.legend2.y = shown['legend2.y'];
-      arrange(visible, shown);
-    };
-    return element;
-  });
-  made[0].setAttribute('aria-pressed', true);
-  document.getElementById('buttons').append(...made);
-}
-"""
-
-
-_DRAWING = r"""
-function adapt(layout) {
-  if (layout.meta) delete layout.title;  // the page has it as its headline
+async function draw() {
+  const layout = figure.layout;
   layout.font.color = dark ? '#c9d1d9' : '#3d444d';
   layout.modebar = { ...layout.modebar, bgcolor: 'rgba(0,0,0,0)', color: dark ? '#8b949e' : '#8c959f',
     activecolor: dark ? '#fff' : '#24292f' };
-  if (dark && layout.updatemenus) layout.updatemenus.forEach(menu => {
-    menu.bgcolor = '#21262d'; menu.bordercolor = '#484f58'; menu.font = { ...menu.font, color: '#c9d1d9' };
-  });
-}
-
-// on black, some kinds have lighter colours
-function darken(trace) {
-  const look = dark && DARK_KINDS[trace.name];
-  if (!look || !trace.marker || trace.marker.color.startsWith('rgba(0,0,0,0')) return trace;
-  const font = trace.insidetextfont && { insidetextfont: { ...trace.insidetextfont, color: look.ink } };
-  return { ...trace, marker: { ...trace.marker, color: look.color }, ...font };
-}
-
-async function draw() {
-  adapt(layout);
-  makeButtons();
-  if (dark) {
-    figure.data = figure.data.map(darken);
-    figure.data.filter(trace => trace.type === 'heatmap').forEach(trace => { trace.colorscale = DARK_SCALE; });
-  }
   await Plotly.newPlot(gd, figure.data, layout, CONFIG);
-  await arrange();
-  let timer = 0;
-  addEventListener('resize', () => { clearTimeout(timer); timer = setTimeout(arrange, 100); });
   document.body.dataset.ready = 'yes';
 }
 
@@ -155,17 +45,6 @@ else {
   document.body.dataset.ready = 'missing';
 }
 """
-PAGE_SCRIPT = ARRANGEMENT + _DRAWING
-
-
-def constants() -> dict[str, Any]:
-    """Return the constants of the script: the colours of dark mode."""
-    kinds = {kind.name: {"color": kind.dark, "ink": kind.dark_ink} for kind in dark_kinds()}
-    uses = {
-        trace["name"]: {"color": use.dark, "ink": use.dark}
-        for trace, use in zip(heat_legend(), (COMPUTING, EXPOSED, IDLE), strict=True)
-    }
-    return {"DARK_KINDS": kinds | uses, "DARK_SCALE": scale(dark=True)}
 
 
 _VARIABLES = ("computing", "exposed", "idle")
@@ -219,16 +98,11 @@ i.idle {{ background: var(--idle); }}
 .strip rect {{ fill: var(--exposed); }}
 @media (max-width: 600px) {{ .strips td:first-child {{ max-width: 9em; overflow: hidden; text-overflow: ellipsis; }} }}
 #missing, noscript p {{ border: 1px solid #D55E00; padding: 8px 12px; }}
-#buttons button {{ font: 12px/1.4 inherit; font-family: inherit; color: inherit; background: none; cursor: pointer;
-  border: 1px solid rgba(128,128,128,.5); border-radius: 4px; padding: 4px 12px; margin: 4px 6px 2px 0; }}
-#buttons button[aria-pressed=true] {{ background: rgba(56,139,253,.22); }}
 @media (max-width: 600px) {{ th, td {{ padding-left: 8px; }} table {{ font-size: 13px; }} }}
 @media (prefers-color-scheme: dark) {{
   :root {{ {_DARK}--soft: #9aa4af; }}
   body {{ background: #0d1117; color: #c9d1d9; }}
   a {{ color: #79b8ff; }}
-  /* Plotly's own colour of a chosen button and of one that is pointed at, which suits light pages alone */
-  .updatemenu-item-rect[style*="244, 250, 255"] {{ fill: #30507a !important; }}
 }}
 """
 
@@ -243,7 +117,6 @@ CONFIG = {
     "showTips": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
-PLOTLY_MIME = "application/vnd.plotly.v1+json"
 
 Row = Mapping[str, str]
 _BENEATH = ("peak by kind", "communication")
@@ -262,9 +135,7 @@ def write_html(
         path: where to.
         trace: one log a rank, or columns.
         view: title, facts and units; plain ones if None.
-        include_plotlyjs: True for a page that needs no other file; "directory" to share one "plotly.min.js" with
-            the other pages of the folder, which is written there if it is missing; "parent" to share that of the
-            folder above. A page whose file is missing says so.
+        include_plotlyjs: True, "directory" or "parent"; the page has no script of Plotly's, so all give the same one.
         journals: every change of every store, for memory by kind, if they were kept.
 
     Returns:
@@ -275,32 +146,50 @@ def write_html(
     bars = make_bars(explained.timeline, view.step_end, explained.gaps)
     below = "" if view.links is None else link_panel(view.links)
     body = view.panel + explanation_panel(explained)
-    if len(bars) > MAX_BARS:
-        _shared_script(include_plotlyjs)  # which this page does not need
-        section = timeline_section(bars, view, explained, journals)
-        return write_text(path, _timeline_page(section, view.title, _head(view.title, view.facts) + body, below))
-    drawing, _ = drawn_bars(bars, view, journals, explained.critical_path)
-    return write_page(path, drawing, view.title, include_plotlyjs, body, view.facts, below)
+    _shared_script(include_plotlyjs)
+    picture = {"name": "", "data": timeline_data(bars, view, explained, journals)}
+    return write_timelines(path, [picture], view.title, body, view.facts, below)
 
 
-def _timeline_page(section: str, title: str, body: str, below: str) -> Iterator[str]:
-    """Yield a page whose picture is a timeline on a canvas."""
-    yield from _beginning(title)
-    yield f"{body}{section}{below}{_NO_SCRIPT}</body></html>\n"
+def write_timelines(
+    path: str | Path,
+    pictures: Sequence[Mapping[str, Any]],
+    title: str,
+    body: str = "",
+    facts: Sequence[str] = (),
+    below: str = "",
+) -> Path:
+    """Write timelines as an HTML page that needs no other file.
+
+    Args:
+        path: where to.
+        pictures: as for `timeline_section`.
+        title: the page's title.
+        body: HTML above them.
+        facts: short texts below the title.
+        below: HTML below them.
+    """
+    shown = f"{_head(title, facts)}{body}{timeline_section(pictures)}{below}"
+    return write_text(path, [*_beginning(title), f"{shown}{_NO_SCRIPT}</body></html>\n"])
 
 
-def timeline_section(bars: Bars, view: View, explained: Explanation, journals: Journals = ()) -> str:
-    """Return the timeline of a run as HTML that needs no other file; see `minitrain.view.timeline.timeline_data`."""
-    data = page_json(timeline_data(bars, view, explained, journals))
+def timeline_section(pictures: Sequence[Mapping[str, Any]]) -> str:
+    """Return timelines on one time axis as HTML that needs no other file.
+
+    Args:
+        pictures: for each the name of its run, and its `minitrain.view.timeline.timeline_data`; as `mountTimelines` of
+            the script takes them.
+    """
     return (
-        f'<div id="timeline"></div><script id="timeline-data" type="application/json">{data}</script>\n'
+        f'<div id="timeline"></div><script id="timeline-data" type="application/json">{page_json(pictures)}</script>\n'
         f"<script type='module'>{timeline_script()}{_MOUNT}</script>\n"
     )
 
 
 _MOUNT = """
-const data = JSON.parse(document.getElementById('timeline-data').textContent);
-window.timeline = await mountTimeline(document.getElementById('timeline'), data);
+const pictures = JSON.parse(document.getElementById('timeline-data').textContent);
+window.timelines = await mountTimelines(document.getElementById('timeline'), pictures);
+window.timeline = timelines[0];
 document.body.dataset.ready = 'yes';
 """
 _NO_SCRIPT = "<noscript><p>The picture is drawn by JavaScript, which is switched off.</p></noscript>\n"
@@ -333,11 +222,30 @@ def write_compare_html(
         The path.
     """
     rows = comparison_rows(traces, views) if table is None else table
-    drawing = drawn_comparison(traces, views, title)
+    pictures = [run_picture(name, trace, (views or {}).get(name, View())) for name, trace in traces.items()]
     said = f"<p>{'<br>'.join(map(html.escape, notes))}</p>" if notes else ""
     body = f'<div class="wide">{html_table(rows, links or {})}</div>{said}'
     body += _time_of_runs(traces, views or {}, links or {})
-    return write_page(path, drawing, title, include_plotlyjs, body=body)
+    _shared_script(include_plotlyjs)
+    return write_timelines(path, pictures, title, body)
+
+
+def run_picture(
+    name: str, trace: Trace, view: View, marks: Sequence[Mapping[str, Any]] = (), journals: Journals = ()
+) -> dict[str, Any]:
+    """Return a run for `timeline_section`.
+
+    Args:
+        name: what it is called beside the others.
+        trace: one log a rank, or columns.
+        view: facts and units.
+        marks: frames around operations, as `mountTimeline` of the script takes them.
+        journals: every change of every store, for memory by kind, if they were kept.
+    """
+    explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_end, journals=journals)
+    bars = make_bars(explained.timeline, view.step_end, explained.gaps)
+    facts = view.subtitle or f"step {duration(bars.step_end)}"
+    return {"name": name, "facts": facts, "data": timeline_data(bars, view, explained, journals), "marks": marks}
 
 
 def _time_of_runs(traces: Mapping[str, Trace], views: Mapping[str, View], links: Mapping[str, str]) -> str:
@@ -367,7 +275,9 @@ def write_page(
         path: where to.
         figure: a drawing, or a Plotly figure.
         title: the page's title.
-        include_plotlyjs: as for `write_html`.
+        include_plotlyjs: True for a page that needs no other file; "directory" to share one "plotly.min.js" with
+            the other pages of the folder, which is written there if it is missing; "parent" to share that of the
+            folder above. A page whose file is missing says so.
         body: HTML above the figure.
         facts: short texts below the title.
         below: HTML below the figure.
@@ -405,7 +315,7 @@ def _missing(shared: str) -> str:
         f'<script src="{shared}"></script>\n<p id="missing" hidden>The picture cannot be drawn: this page shares the '
         f"script <code>{shared}</code> with other pages, and there is no such file beside it. Copy that file too, at "
         "the same place from here. Or write a page that needs no other file: <code>minitrain trace show RUN</code> "
-        "for one run, <code>minitrain compare</code> without <code>--shared-script</code> for several.</p>\n"
+        "writes one of a run.</p>\n"
     )
 
 
@@ -419,13 +329,10 @@ def _beginning(title: str) -> Iterator[str]:
 def _page(figure: Any, title: str, plotlyjs: Iterable[str], body: str, below: str) -> Iterator[str]:
     """Yield the page of a Plotly figure in pieces."""
     yield from _beginning(title)
-    yield f"{body}<div id='buttons'></div><div id='figure'></div>\n{below}{_NO_SCRIPT}"
+    yield f"{body}<div id='figure'></div>\n{below}{_NO_SCRIPT}"
     yield from plotlyjs
     yield f'<script id="data" type="application/json">{figure_json(figure)}</script>\n'
-    values = "".join(
-        f"const {name} = {page_json(value)};\n" for name, value in {"CONFIG": CONFIG, **constants()}.items()
-    )
-    yield f"<script>{values}{PAGE_SCRIPT}</script></body></html>\n"
+    yield f"<script>const CONFIG = {page_json(CONFIG)};{PAGE_SCRIPT}</script></body></html>\n"
 
 
 def _plotlyjs() -> Iterator[str]:
@@ -497,15 +404,13 @@ def _cells(values: list[str], num_columns: int, links: Mapping[str, str]) -> str
     return f'{cells}<td class="rest" colspan="{num_columns - last}">{texts[last]}</td>'
 
 
-def mime_bundle(timeline: Timeline, view: View, journals: Journals = ()) -> dict[str, Any]:
-    """Return the forms in which a notebook can show a run, by MIME type.
+def notebook_html(timeline: Timeline, view: View, journals: Journals = ()) -> str:
+    """Return a run's timeline as HTML for a notebook: a frame that needs no internet and touches no other output."""
+    picture = timeline_section([run_picture("", timeline, view, journals=journals)])
+    page = "".join([*_beginning(view.title), picture, _FIT, "</body></html>"])
+    return f'<iframe srcdoc="{html.escape(page)}" title="timeline" style="width:100%;height:480px;border:0"></iframe>'
 
-    They are the interactive figure, and an SVG for notebooks that cannot draw Plotly's. Both need no internet. Of a run
-    with more than `MAX_BARS` bars there is no SVG.
-    """
-    bars = make_bars(timeline, view.step_end)
-    figure = json.loads(figure_json(drawn_bars(bars, view, journals)[0]))
-    bundle: dict[str, Any] = {PLOTLY_MIME: {**figure, "config": CONFIG}}
-    if len(bars) <= MAX_BARS:
-        bundle["text/html"] = svg(timeline, view)
-    return bundle
+
+_FIT = """<script>
+new ResizeObserver(() => { frameElement.style.height = document.body.offsetHeight + 8 + 'px'; }).observe(document.body);
+</script>"""

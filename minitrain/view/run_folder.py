@@ -280,8 +280,7 @@ def write_run(
     Args:
         run: the run.
         parent: the folder to make that folder in; it is made if it does not exist.
-        include_plotlyjs: True for a page that needs no other file, "parent" to share Plotly's JavaScript with the pages
-            of other runs.
+        include_plotlyjs: as for `Run.write_html`.
         name: of the folder, if not after the strategy.
         page_alone: write the page only, into a folder of its own: "ddp-folded".
         all_ranks: write every rank, however large the run is; otherwise page and Chrome trace of a large run show some
@@ -350,8 +349,7 @@ def write_comparison(
     Args:
         comparison: the runs.
         parent: the folder to write to; it is made if it does not exist.
-        shared_script: whether all pages use one "plotly.min.js" in `parent`, instead of each carrying it along. They
-            are 4.9 MB smaller each then, and cannot be moved without it.
+        shared_script: no longer of use: pages of runs have no script to share.
         pages_alone: write no other files of the runs.
         all_ranks: as for `write_run`.
 

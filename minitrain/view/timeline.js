@@ -3,8 +3,15 @@
 //   const timeline = await mountTimeline(element, data, {maxHeight: 640, span: 1.2, onSelect: bar => ...});
 //
 // `data` is what `minitrain.view.timeline.timeline_data` returns, `element` any empty block. `span` is how long the axis
-// is at least, s, so that two runs share one. The promise gives
-// {zoomTo(start, end), search(text), showPath(bool), select(index), svg(), destroy(), bars}; times are in seconds.
+// is at least, s, so that two runs share one; `late` is how much later than on its own axis all of this run
+// is drawn, and `zero` which moment of the axis is called 0, s; `most` is the most memory of its axis, bytes. `marks` are frames around
+// operations: {rank, start, end, color, text}. `onChange` is told of {zoom: [start, end]}, {path: bool} and
+// {search: text}. The promise gives {zoomTo(start, end), search(text), showPath(bool), select(index), like(bar),
+// svg(), destroy(), bars}; times are in seconds.
+//
+//   const timelines = await mountTimelines(element, [{name, facts, data, marks}, ...]);
+//
+// shows several runs below one another on one axis, on which their steps begin together. They are moved, searched and chosen in together.
 // Nothing outside of `element` is touched, and no other file is asked for.
 
 const INTS = {1: Int8Array, 2: Int16Array, 4: Int32Array, 8: BigInt64Array};
@@ -202,9 +209,10 @@ function svgPainter(width, height) {
 
 /** Show a timeline in an element; see the head of this file. */
 export async function mountTimeline(element, data, options = {}) {
-  const c = await columnsOf(data), unit = data.unit, step = Math.max(data.step_s, options.span || 0), count = c.row.length;
-  const seconds = ticks => ticks.map(value => value * unit);
-  const bars = {...c, start: seconds(c.start), end: c.start.map((value, i) => (value + c.length[i]) * unit)};
+  const c = await columnsOf(data), unit = data.unit, late = options.late || 0, zero = options.zero || 0,
+    step = Math.max(data.step_s + late, options.span || 0), count = c.row.length;
+  const seconds = ticks => ticks.map(value => value * unit + late);
+  const bars = {...c, start: seconds(c.start), end: c.start.map((value, i) => (value + c.length[i]) * unit + late)};
   const waiting = data.kinds.length - 1, lanes = lanesOf(data, c, bars), scheme = matchMedia('(prefers-color-scheme: dark)');
   const samples = seconds(c.memory_time), memories = data.rows.map(() => new Map());
   for (let from = 0, to; from < samples.length; from = to) {
@@ -215,6 +223,8 @@ export async function mountTimeline(element, data, options = {}) {
   }
   const path = {row: c.path_row, start: seconds(c.path_start), end: seconds(c.path_end)};
   const state = {t0: 0, t1: step, chosen: -1, hover: -1, path: false, memory: data.peak_row, open: new Set(), found: null};
+  const tellOthers = change => options.onChange && options.onChange(change), begin = data.begin_s + late, finish = data.step_s + late;
+  const marks = (options.marks || []).map(each => ({...each, start: each.start + late, end: each.end + late}));
 
   // ---- what stands around the canvas
   const make = (tag, more = {}, ...inside) => {
@@ -229,7 +239,7 @@ export async function mountTimeline(element, data, options = {}) {
   said.setAttribute('role', 'status');
   pathButton.setAttribute('aria-pressed', false);
   const whose = make('select', {title: 'whose memory is shown'});
-  data.rows.forEach((row, i) => whose.append(make('option', {value: i, textContent: 'memory of ' + row.name})));
+  data.rows.forEach((row, i) => whose.append(make('option', {value: i, textContent: `memory of ${row.name}, ${amount(row.peak_bytes)}`})));
   whose.value = state.memory;
   whose.onchange = () => { state.memory = Number(whose.value); schedule(); };
   const help = make('div', {className: 'told', hidden: true});
@@ -237,7 +247,7 @@ export async function mountTimeline(element, data, options = {}) {
     [make('dt', {textContent: key}), make('dd', {textContent: does})])));
   const tools = make('div', {className: 'bar'}, search, pathButton,
     button('−', 's', () => zoom(1.5)), button('+', 'w', () => zoom(1 / 1.5)), button('all', '0', () => zoomTo(0, step)),
-    ...(data.rows.length > 1 ? [whose] : []), button('SVG', 'save what is seen as a picture', save),
+    button('SVG', 'save what is seen as a picture', save), button('PDF', 'print what is seen, also to a file', print),
     button('?', 'keys', () => { help.hidden = !help.hidden; }), said);
   const legend = make('div', {className: 'kinds'}), canvas = make('canvas', {tabIndex: 0}), tip = make('div', {className: 'tip', hidden: true});
   const spacer = make('div'), scroll = make('div', {className: 'scroll'}, spacer), told = make('div', {className: 'told', hidden: true});
@@ -245,7 +255,7 @@ export async function mountTimeline(element, data, options = {}) {
   told.setAttribute('aria-live', 'polite');
   canvas.setAttribute('role', 'img');
   canvas.setAttribute('aria-label', `timeline of ${data.rows.length} rows; what it shows is in the table below`);
-  const root = make('div', {className: 'mt-timeline'}, make('style', {textContent: STYLE}), tools, help, legend, scroll, tip, told, table());
+  const root = make('div', {className: 'mt-timeline'}, make('style', {textContent: STYLE}), tools, help, legend, ...(data.rows.length > 1 ? [whose] : []), scroll, tip, told, table());
   element.replaceChildren(root);
 
   /** The same as a table, which a screen reader reads: how long each row does what. */
@@ -276,21 +286,32 @@ export async function mountTimeline(element, data, options = {}) {
   }
   function facts(i) {
     const begin = c.cause[i], pairs = [['on', place(i)]];
-    pairs.push(['time', `${duration(bars.end[i] - bars.start[i])} from ${duration(bars.start[i])}`]);
+    pairs.push(['time', `${duration(bars.end[i] - bars.start[i])} from ${duration(bars.start[i] - late)}`]);
     if (c.kind[i] === waiting) return [...pairs, ['waits', reason(i)], ['a', data.gap_kinds[c.gap_kind[i]]]];
     if (layerOf(i)) pairs.push(['layer', layerOf(i)]);
     if (c.number[i] >= 0) pairs.push(['microbatch', c.number[i]]);
+    if (data.samples[c.samples[i]]) pairs.push(['works on', data.samples[c.samples[i]]]);
     if (begin >= 0) pairs.push(['began when it did', `since ${data.kinds[c.cause_kind[i]].name}` +
       `${c.cause_layer[i] < 0 ? '' : ' ' + (data.layers[c.cause_layer[i]] || 'layer ' + c.cause_layer[i])} of rank ` +
       `${data.ranks[begin]} came before`]);
-    if (c.bytes[i] > 0) pairs.push(['moves', `${amount(c.bytes[i])}, ${amount(c.bytes[i] / (bars.end[i] - bars.start[i]))}/s`]);
+    if (c.bytes[i] > 0) pairs.push(['moves', `${amount(c.bytes[i])} ${data.partners[c.partner[i]] || ''}`.trim() +
+      `, ${amount(c.bytes[i] / (bars.end[i] - bars.start[i]))}/s`]);
+    for (const each of marks) {
+      const isThis = rowOf(each.rank) === c.row[i] && Math.abs(each.start - bars.start[i]) <= step * 2e-9;
+      if (isThis && Math.abs(each.end - bars.end[i]) <= step * 4e-9) pairs.push(['difference ' + each.name, each.text]);
+    }
+    pairs.push(['memory then', amount(heldAt(c.row[i], bars.start[i]))]);
     return pairs;
   }
-  function show(i) {
+  /** What a row holds at a moment, bytes. */
+  function heldAt(row, t) {
+    return [...memories[row].values()].reduce((sum, {time, bytes}) => sum + (bytes[firstFrom(time, t + step * 1e-9) - 1] || 0), 0);
+  }
+  function show(i, more = []) {
     told.hidden = i < 0;
     if (i < 0) return;
     told.replaceChildren(make('b', {textContent: `${kindOf(i).name} ${c.kind[i] === waiting ? '' : layerOf(i)}`}),
-      make('dl', {}, ...facts(i).flatMap(([name, value]) => [make('dt', {textContent: name}), make('dd', {textContent: value})])));
+      make('dl', {}, ...[...facts(i), ...more].flatMap(([name, value]) => [make('dt', {textContent: name}), make('dd', {textContent: value})])));
   }
 
   // ---- where things are
@@ -352,6 +373,15 @@ export async function mountTimeline(element, data, options = {}) {
       drawLane(on, item.lane, y, item.high, looks);
       on.unclip();
     }
+    on.clip(left, AXIS, span(), height);
+    if (begin > 0) on.rect(xOf(begin), AXIS, 1, bottom - AXIS, soft);
+    if (step > finish * 1.001) {
+      on.rect(xOf(finish), AXIS, 2, bottom - AXIS, '#d6006c');
+      const says = `ends ${duration(step - finish)} before the last`;
+      if (xOf(finish) + widthOf(says) + 8 < width) on.text(xOf(finish) + 6, AXIS + 8, says, soft);
+    }
+    on.unclip();
+    for (const each of marks) frame(on, each, shift);
     names(on, ink, soft, shift);
     if (state.path) drawPath(on, shift, dark);
     for (const [i, color] of [[state.hover, soft], [state.chosen, '#d6006c']]) mark(on, i, color, shift);
@@ -362,8 +392,8 @@ export async function mountTimeline(element, data, options = {}) {
     const by = niceStep((state.t1 - state.t0) / Math.max(1, span() / 95));
     const [scale, name] = state.t1 >= 1 ? [1, 's'] : state.t1 >= 1e-3 ? [1e-3, 'ms'] : state.t1 >= 1e-6 ? [1e-6, 'µs'] : [1e-9, 'ns'];
     const digits = Math.min(9, Math.max(0, -Math.floor(Math.log10(by / scale) + 1e-9)));
-    for (let t = Math.ceil(state.t0 / by) * by; t <= state.t1; t += by) {
-      const x = xOf(t);
+    for (let t = Math.ceil((state.t0 - zero) / by) * by; t <= state.t1 - zero; t += by) {
+      const x = xOf(t + zero);
       on.rect(Math.round(x), AXIS - 4, 1, height - AXIS, grid);
       if (x > left + 14 && x < width - 26) on.text(x, 9, `${(t / scale).toFixed(digits)} ${name}`, ink, 'center');
     }
@@ -458,13 +488,29 @@ export async function mountTimeline(element, data, options = {}) {
     const y0 = AXIS + item.y - shift, y1 = y0 + item.high - 1;
     if (x0 < width) on.line([[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]], color, 2);
   }
+  /** Draw a frame around an operation of a rank, which its row stands for. */
+  function frame(on, {name, rank, start, end, color}, shift) {
+    const row = rowOf(rank), tick = step * 2e-9;
+    const item = items.find(({lane}) => {
+      const i = firstFrom(lane.start, start - tick);
+      return lane.row === row && i < lane.start.length && Math.abs(lane.start[i] - start) <= tick && Math.abs(lane.end[i] - end) <= 2 * tick;
+    }) || items.find(({lane}) => lane.row === row);
+    if (!item || end < state.t0 || start > state.t1) return;
+    const x0 = xOf(start), x1 = Math.max(x0 + 3, xOf(end)), y0 = AXIS + item.y - shift, y1 = y0 + item.high;
+    on.clip(left, AXIS, span(), height);
+    on.line([[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]], color, 2.5);
+    if (x0 > left) on.text(x0 - 2, y0 + 6, name, color, 'right', true);
+    on.unclip();
+  }
+  const rowOf = rank => data.rows.findIndex(row => row.members.some(([first, many, by]) =>
+    rank >= first && rank < first + many * by && (rank - first) % by === 0));
   const SHADES = ['#0072B2', '#CC79A7', '#E69F00', '#56B4E9', '#999999', '#D55E00', '#009E73', '#3A9BDC'];
   function drawMemory(on, top, ink, soft, dark) {
     const kinds = [...memories[state.memory] || []], known = data.memory_kinds.length > 1;
-    const most = Math.max(...data.rows.map((row, r) => row.peak_bytes || 0), 1), scale = (MEMORY - 16) / most;
+    const most = Math.max(options.most || 0, ...data.rows.map(row => row.peak_bytes || 0), 1), scale = (MEMORY - 16) / most;
     const capacity = data.capacity_bytes && data.capacity_bytes < most * 1.5 ? data.capacity_bytes : 0;
     const high = bytes => top + MEMORY - bytes * scale * (capacity ? most / Math.max(capacity, most) : 1);
-    on.text(narrowText(), top + 6, cut(`memory of ${data.rows[state.memory].name}, up to ${amount(data.rows[state.memory].peak_bytes)}`, span()), ink);
+    on.text(narrowText(), top + 6, cut('memory: ' + (data.rows[state.memory] ? data.rows[state.memory].peak : 'none'), span() - 4), ink);
     on.clip(left, top + 12, span(), MEMORY - 11);
     let below = null;
     kinds.forEach(([kind, {time, bytes}], place) => {
@@ -486,7 +532,10 @@ export async function mountTimeline(element, data, options = {}) {
       below = levels;
     });
     on.unclip();
-    if (capacity) { on.rect(left, high(capacity), span(), 1, '#D55E00'); on.text(width - 12, high(capacity) + 8, 'device memory ' + amount(capacity), soft, 'right'); }
+    if (capacity) { on.rect(left, high(capacity), span(), 1, '#D55E00'); on.text(width - 12, high(capacity) + 8, 'device memory ' + amount(capacity), soft, 'right'); } else if (data.capacity_bytes) {
+      const note = `device memory ${amount(data.capacity_bytes)} ↑`;
+      if (widthOf(note) < span()) on.text(width - 12, top + 19, note, soft, 'right');
+    }
     on.rect(left, top + MEMORY, span(), 1, soft);
     let x = left;
     if (known) kinds.forEach(([kind], place) => {
@@ -498,12 +547,29 @@ export async function mountTimeline(element, data, options = {}) {
     });
   }
   const narrowText = () => left + 2;
+  function seek(text) { search.value = text; tellOthers({search: text}); return find(text); }
+  /** The same operation of another run: its kind, layer, microbatch and, where it can be, rank. */
+  function like({rank, name, layer, number}) {
+    const row = rowOf(rank), alike = i => kindOf(i).name === name && layerOf(i) === layer && c.number[i] === number;
+    let found = -1;
+    for (let i = 0; i < count; i++) if (alike(i) && (found < 0 || c.row[i] === row && c.row[found] !== row)) found = i;
+    return found;
+  }
+  const barOf = i => ({rank: data.rows[c.row[i]].members[0][0], name: kindOf(i).name, layer: layerOf(i), number: c.number[i],
+    start: bars.start[i], seconds: bars.end[i] - bars.start[i]});
+  function print() {
+    const sheet = make('iframe', {srcdoc: `<style>@page{margin:8mm}body{margin:0}svg{width:100%;height:auto}</style>${svg()}`});
+    sheet.style.cssText = 'position:absolute;width:0;height:0;border:0';
+    sheet.onload = () => { sheet.contentWindow.onafterprint = () => sheet.remove(); sheet.contentWindow.print(); };
+    root.append(sheet);
+  }
 
   // ---- what one does
   function zoomTo(a, b) {
     const least = step * 1e-7, size = Math.min(step, Math.max(least, b - a));
     state.t0 = Math.max(0, Math.min(a, step - size));
     state.t1 = state.t0 + size;
+    tellOthers({zoom: [state.t0, state.t1]});
     schedule();
   }
   function zoom(by, x = left + span() / 2) {
@@ -516,14 +582,14 @@ export async function mountTimeline(element, data, options = {}) {
     if (i >= 0) { state.memory = c.row[i]; whose.value = state.memory; }
     show(i);
     schedule();
-    if (options.onSelect) options.onSelect(i < 0 ? null : {index: i, facts: facts(i)});
+    if (options.onSelect) options.onSelect(i < 0 ? null : {index: i, facts: facts(i), ...barOf(i)});
   }
   function focusOn(i) {
     if (i < 0) return;
     const size = Math.max(bars.end[i] - bars.start[i], step * 1e-6);
     zoomTo(bars.start[i] - 2 * size, bars.end[i] + 2 * size);
   }
-  function showPath(on) { state.path = on; pathButton.setAttribute('aria-pressed', on); schedule(); }
+  function showPath(on) { state.path = on; pathButton.setAttribute('aria-pressed', on); tellOthers({path: on}); schedule(); }
   /** Every word must be in a bar's description; the rest is dimmed. */
   function find(text) {
     const words = text.toLowerCase().replace(/\bmb (\d+)/g, 'mb:$1').replace(/\brank (\d+)/g, 'rank:$1').split(/\s+/).filter(Boolean);
@@ -626,7 +692,7 @@ export async function mountTimeline(element, data, options = {}) {
     const act = !event.ctrlKey && !event.metaKey && acts[event.key];
     if (act) { event.preventDefault(); act(); }
   });
-  search.oninput = () => find(search.value);
+  search.oninput = () => { tellOthers({search: search.value}); find(search.value); };
   search.onkeydown = event => {
     if (event.key === 'Escape') { search.value = ''; find(''); canvas.focus(); }
     if (event.key !== 'Enter' || !state.found) return;
@@ -639,7 +705,8 @@ export async function mountTimeline(element, data, options = {}) {
       const look = k === waiting ? 'repeating-linear-gradient(135deg,#8c959f 0 1px,rgba(128,128,128,.2) 1px 4px)' : scheme.matches && kind.dark || kind.color;
       const square = make('i');
       square.style.background = kind.pattern && k !== waiting ? `repeating-linear-gradient(135deg,#555 0 1px,${look} 1px 4px)` : look;
-      return make('span', {}, square, kind.name);
+      const entry = make('span', {title: 'show these alone', onclick: () => seek(search.value === kind.name ? '' : kind.name)}, square, kind.name);
+      return entry;
     }));
     schedule();
   }
@@ -650,8 +717,64 @@ export async function mountTimeline(element, data, options = {}) {
   scroll.addEventListener('scroll', schedule);
   scheme.addEventListener('change', tell);
   element.dataset.ready = 'yes';
-  return {zoomTo, search: text => { search.value = text; return find(text); }, showPath, select, svg, bars, draw: () => draw(),
+  /** Where the main lane of a row, by its name, is at a time: x and y in the canvas, px. */
+  function placeOf(name, t) {
+    const item = items.find(({lane, first}) => first && data.rows[lane.row].name === name);
+    return [xOf(t), AXIS + item.y - scroll.scrollTop + item.high / 2];
+  }
+  /** Mark a bar and say more of it, without telling others. */
+  function point(i, more = []) {
+    state.chosen = i;
+    show(i, more);
+    schedule();
+  }
+  return {zoomTo, search: seek, showPath, select, like, point, barOf, placeOf, svg, bars, draw: () => draw(), resize: arrange,
     destroy() { seen.disconnect(); scheme.removeEventListener('change', tell); element.replaceChildren(); }};
+}
+
+/** Show several runs on one axis; see the head of this file. */
+export async function mountTimelines(element, pictures, options = {}) {
+  const zero = Math.max(0, ...pictures.map(({data}) => data.begin_s)), several = pictures.length > 1, timelines = [];
+  const lates = pictures.map(({data}) => zero - data.begin_s), span = Math.max(0, ...pictures.map(({data}, i) => data.step_s + lates[i]));
+  const most = Math.max(0, ...pictures.flatMap(({data}) => data.rows.map(row => row.peak_bytes || 0)));
+  const node = (tag, more, ...inside) => { const made = Object.assign(document.createElement(tag), more); made.append(...inside); return made; };
+  const own = pictures.map(() => node('div', {}));
+  const sections = pictures.map(({name, facts}, place) => node('section', {},
+    ...(several ? [node('p', {}, node('b', {textContent: name}), '  ' + (facts || ''))] : []), own[place]));
+  const buttons = several ? ['all', ...pictures.map(({name}) => name)].map((name, place) => node('button',
+    {type: 'button', textContent: name, onclick: () => only(place - 1)})) : [];
+  function only(place) {
+    sections.forEach((section, other) => { section.hidden = place >= 0 && other !== place; });
+    buttons.forEach((button, other) => button.setAttribute('aria-pressed', other === place + 1));
+    timelines.forEach(timeline => timeline.resize());
+  }
+  element.replaceChildren(node('style', {textContent: `.mt-runs section:not([hidden]) ~ section .bar{display:none}
+.mt-runs>p button{font:inherit;color:inherit;background:none;border:1px solid rgba(128,128,128,.5);border-radius:4px;padding:3px 9px;margin:0 6px 4px 0}
+.mt-runs>p button[aria-pressed=true]{background:rgba(56,139,253,.22)}.mt-runs section>p{margin:12px 0 2px}`}),
+    node('div', {className: 'mt-runs'}, ...(several ? [node('p', {}, ...buttons)] : []), ...sections));
+  let telling = false;  // what one is told is not told on
+  const toOthers = (place, act) => {
+    if (telling) return;
+    telling = true;
+    timelines.forEach((timeline, other) => { if (other !== place) act(timeline, pictures[other]); });
+    telling = false;
+  };
+  for (const [place, {data, marks}] of pictures.entries()) timelines.push(await mountTimeline(own[place], data, {
+    ...options, span, zero: several ? zero : 0, late: lates[place], most, marks, maxHeight: options.maxHeight || (several ? 420 : 640),
+    onChange: ({zoom, path, search}) => toOthers(place, timeline => {
+      if (zoom) timeline.zoomTo(...zoom);
+      else if (search !== undefined) timeline.search(search);
+      else timeline.showPath(path);
+    }),
+    onSelect: bar => toOthers(place, timeline => {
+      const i = bar ? timeline.like(bar) : -1, mine = i < 0 ? null : timeline.barOf(i), by = mine && mine.seconds - bar.seconds;
+      timeline.point(i, mine ? [[`beside ${pictures[place].name}`,
+        `${Math.abs(by) < 1e-12 ? 'as long' : duration(Math.abs(by)) + (by > 0 ? ' longer' : ' shorter')}, begins ` +
+        `${duration(Math.abs(mine.start - bar.start))} ${mine.start < bar.start ? 'earlier' : 'later'}`]] : []);
+    }),
+  }));
+  if (several) only(-1);
+  return timelines;
 }
 
 const pen = document.createElement('canvas').getContext('2d'), widths = new Map();

@@ -30,10 +30,10 @@ from minitrain.operations import Stream as _Stream
 from minitrain.run.analysis.breakdown import axis_finder
 from minitrain.run.analysis.dependencies import Binding, CriticalPath
 from minitrain.run.analysis.explanation import GAP_KINDS, Explanation
-from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind, memory_curve
+from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind, high_water, memory_curve
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Stream, Timeline
 from minitrain.tensors.index_sets import ranges
-from minitrain.view.bars import Bars, microbatches
+from minitrain.view.bars import Bars, microbatches, partners_of, samples_text
 from minitrain.view.layout import View
 
 MAIN_LANE = "compute"
@@ -86,16 +86,25 @@ def timeline_data(bars: Bars, view: View, explained: Explanation, journals: Jour
     columns |= _memory_columns([memory[ranks[0]] for ranks in alike], view, unit)
     columns |= _path_columns(explained.critical_path, shown, unit)
     peaks = [_peak(memory[ranks[0]]) * view.bytes_per_element for ranks in alike]
+    marks = high_water(line, journals)
+    said = [marks[ranks[0]].text(line, view.bytes_per_element) for ranks in alike]
+    partners = _numbered(columns, "partner", [partners_of(stream) for stream in line.streams])
+    samples = _numbered(columns, "samples", [samples_text(numbers) for numbers in line.sample_sets])
     head, blob = _packed(columns)
     return {
         "unit": unit,
         "step_s": bars.step_end,
+        "begin_s": line.begin,
         "kinds": [kind._asdict() for kind in bars.kinds],
         "lanes": lane_names,
-        "rows": [_row(line, ranks, view, peak) for ranks, peak in zip(alike, peaks, strict=True)],
+        "rows": [
+            _row(line, ranks, view, peak) | {"peak": text} for ranks, peak, text in zip(alike, peaks, said, strict=True)
+        ],
         "peak_row": int(np.argmax(peaks)) if peaks else 0,
         "ranks": [line.rank_name(rank) for rank in range(line.num_ranks)],
         "layers": list(line.layer_names),
+        "partners": partners,
+        "samples": samples,
         "typs": list(line.typs),
         "gap_kinds": list(GAP_KINDS),
         "memory_kinds": memory_kinds,
@@ -146,7 +155,17 @@ def _bar_columns(bars: Bars, unit: float) -> dict[str, Ints]:
         "wait_typ": np.where(ends_wait, line.typ[event], NONE),
         "source": np.where(source == NONE, NONE, line.rank[source]),
         "bytes": np.where(waits, 0, np.rint(line.size_bytes[event])).astype(np.int64),
+        "partner": np.where(waits, NONE, line.stream[event]),
+        "samples": np.where(waits, NONE, line.samples[event]),
     }
+
+
+def _numbered(columns: dict[str, Ints], name: str, texts: Sequence[str]) -> list[str]:
+    """Return the texts that a column refers to, and make it refer to their places."""
+    used, place = np.unique(columns[name], return_inverse=True)
+    known = used[used != NONE]
+    columns[name] = np.where(columns[name] == NONE, NONE, place - (len(used) - len(known)))
+    return [texts[code] for code in known.tolist()]
 
 
 def _ticks(seconds: Floats, unit: float) -> Ints:

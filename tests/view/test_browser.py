@@ -63,109 +63,66 @@ async def _failing(model: mt.Model) -> mt.Model:
     raise ValueError("a rule that is broken, with values and a remedy, " * 4)
 
 
-def _place(page: Any, time: float, rank: float) -> tuple[float, float]:
-    """Return where a time (in the axis's unit) and a rank are in the window, px."""
-    x, y = page.evaluate(
-        """([time, rank]) => {
-        const gd = document.getElementById('figure'), box = gd.getBoundingClientRect(), full = gd._fullLayout;
-        const { xaxis, yaxis } = full;
-        return [box.left + xaxis._offset + xaxis.d2p(time), box.top + yaxis._offset + yaxis.d2p(rank)];
+def _hovered(page: Any, row: str, time: float) -> str:
+    """Return what the page says of the main lane of a row at a time, s."""
+    place = page.evaluate(
+        """([row, time]) => {
+        const box = document.querySelector('.mt-timeline canvas').getBoundingClientRect();
+        const [x, y] = timeline.placeOf(row, time);
+        return [box.left + x, box.top + y];
         }""",
-        [time, rank],
+        [row, time],
     )
-    return x, y
-
-
-def _until(page: Any, event: str, act: Callable[[], Any]) -> None:
-    """Do something, and wait until Plotly says that it has drawn what follows from it."""
-    page.evaluate(
-        """event => {
-        window.said = false;
-        document.getElementById('figure').once(event, () => { window.said = true; });
-        }""",
-        event,
-    )
-    act()
-    page.wait_for_function("window.said")
-
-
-def _hovered(page: Any, time: float, rank: float) -> str:
-    """Return what the page says at a time and a rank."""
-    _until(page, "plotly_hover", lambda: page.mouse.move(*_place(page, time, rank)))
-    return str(page.evaluate("[...document.querySelectorAll('.hoverlayer text')].map(e => e.textContent).join(' ')"))
-
-
-def _traces(page: Any, name: str = "type") -> list[Any]:
-    """Return one property of every trace of the figure."""
-    found: list[Any] = page.evaluate("name => document.getElementById('figure').data.map(trace => trace[name])", name)
-    return found
-
-
-def _toggle(page: Any, name: str) -> None:
-    """Click an entry of a legend."""
-    _until(page, "plotly_restyle", page.locator("g.traces", has_text=name).locator("rect.legendtoggle").click)
-
-
-def _press(page: Any, name: str, event: str = "plotly_update") -> None:
-    """Press a button of a comparison."""
-    _until(page, event, page.get_by_role("button", name=name).click)
+    page.mouse.move(*place)
+    return str(page.locator(".tip:visible").inner_text())
 
 
 def test_a_wait_says_its_reason_when_hovered(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(pages / "small.html")
-    said = _hovered(page, 2.0, 3)
-    assert "waiting · rank 3" in said
+    said = _hovered(page, "rank 3", 2.0e-3)
+    assert "waiting" in said
     assert "for rank 2's send of layer 6" in said
-    assert "warm-up bubble" in said
-    assert "forward · rank 0" in _hovered(page, 1.4, 0)
+    assert "rank 3" in said
+    assert "forward layer" in _hovered(page, "rank 0", 1.4e-3)
 
 
-def test_the_critical_path_is_switched_on_in_the_legend(opened: Callable[..., Any], pages: Path) -> None:
+def test_the_list_shows_the_memory_of_another_rank(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(pages / "small.html")
-    place = _traces(page, "name").index("critical path (click)")
-    assert _traces(page, "visible")[place] == "legendonly"
-    _toggle(page, "critical path")
-    assert _traces(page, "visible")[place] is True
-    assert page.locator(".scatterlayer .trace path.js-line").count() > 0
-
-
-def test_the_menu_shows_the_memory_of_another_rank(opened: Callable[..., Any], pages: Path) -> None:
-    page = opened(pages / "small.html")
-    page.locator(".updatemenu-header").click()
-    page.locator(".updatemenu-dropdown-button", has_text="memory of rank 2 by kind").click()
-    groups = zip(_traces(page, "stackgroup"), _traces(page, "visible"), strict=True)
-    assert {group for group, visible in groups if group and visible is True} == {"memory 2"}
+    assert "on rank 0 at" in page.evaluate("timeline.svg()")
+    page.get_by_title("whose memory is shown").select_option("2")
+    assert "on rank 2 at" in page.evaluate("timeline.svg()")
+    assert "activation gradients" in page.evaluate("timeline.svg()")
 
 
 def test_buttons_switch_between_the_strategies_of_a_comparison(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(pages / "compare.html")
     assert page.locator("body > .wide > table tbody tr").count() == 3
-    _press(page, "gpipe")
-    shown = page.evaluate(
-        "document.getElementById('figure')._fullLayout.annotations.filter(a => a.visible).map(a => a.text)"
-    )
-    assert len(shown) == 1
-    assert "<b>gpipe</b>" in shown[0]
-    _press(page, "all")
-    assert page.locator(".infolayer .annotation").count() == 3
+    sections = page.locator(".mt-runs section")
+    page.get_by_role("button", name="gpipe").click()
+    assert [sections.nth(place).is_visible() for place in range(3)] == [False, False, True]
+    assert sections.nth(2).get_by_role("button", name="critical path").is_visible()  # the tools are of what is shown
+    page.get_by_role("button", name="all", exact=True).first.click()
+    assert [sections.nth(place).is_visible() for place in range(3)] == [True] * 3
+    assert page.locator(".mt-timeline .bar:visible").count() == 1
 
 
-def test_one_entry_switches_on_the_critical_paths_of_all_strategies_shown(
+def test_runs_of_a_comparison_are_moved_searched_and_chosen_in_together(
     opened: Callable[..., Any], pages: Path
 ) -> None:
     page = opened(pages / "compare.html")
-    _toggle(page, "critical path")
-    assert _paths(page) == [True] * 4
-    _press(page, "gpipe")
-    assert sorted(map(str, _paths(page))) == ["False", "False", "legendonly", "legendonly"]
-    _toggle(page, "critical path")
-    assert sorted(map(str, _paths(page))) == ["False", "False", "True", "True"]
-
-
-def _paths(page: Any) -> list[Any]:
-    """Return the visibility of every critical path, the entry in the legend first."""
-    pairs = zip(_traces(page, "name"), _traces(page, "visible"), strict=True)
-    return [visible for name, visible in pairs if name == "critical path (click)"]
+    page.get_by_role("button", name="critical path").first.click()
+    assert (
+        page.evaluate('timelines.map(one => one.svg().includes(\'stroke="#d6006c" stroke-width="2.5"\'))') == [True] * 3
+    )
+    before = page.evaluate("timelines.map(one => one.svg())")
+    page.evaluate("timelines[1].zoomTo(6e-3, 7e-3)")
+    assert page.evaluate("before => timelines.map((one, i) => one.svg() !== before[i])", before) == [True] * 3
+    page.get_by_role("searchbox").first.fill("forward")
+    found = [page.locator(".found").nth(place).text_content() for place in range(3)]
+    assert all(each.endswith(" found") and each != "0 found" for each in found)
+    page.evaluate("timeline.select(timeline.bars.layer.lastIndexOf(3))")
+    assert page.locator(".told:visible").count() == 3
+    assert "beside ddp" in page.locator(".told:visible").nth(1).inner_text()
 
 
 @pytest.mark.parametrize(("scheme", "color"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(13, 17, 23)")])
@@ -178,9 +135,9 @@ def test_a_page_follows_the_light_or_dark_mode(
 
 _WORDS = """() => {
   const shown = element => getComputedStyle(element).visibility !== 'hidden' && element.textContent.trim();
-  const words = [...document.querySelectorAll('#figure text, h1, h2, .facts span, th, td, p:not(:has(span)), button')];
+  const words = [...document.querySelectorAll('h1, h2, .facts span, th, td, p:not(:has(span, button)), button')];
   return words.filter(shown).map(element => {
-    const box = element.getBoundingClientRect(), inner = element.closest('.barlayer, .xtick, .ytick');
+    const box = element.getBoundingClientRect(), inner = element.closest('details');
     return inner ? null : [element.textContent.trim(), box.left, box.top, box.right, box.bottom];
   }).filter(found => found && found[3] > found[1]);
 }"""
@@ -206,43 +163,19 @@ def test_nothing_is_cut_off_or_over_anything_else(
     assert pairs == []
 
 
-@pytest.mark.parametrize("width", [500, 1300])
-def test_a_run_of_a_comparison_alone_fits_into_narrow_windows_too(
-    opened: Callable[..., Any], pages: Path, width: int
-) -> None:
-    page = opened(pages / "compare64.html", width=width)
-    _press(page, "1f1b", "plotly_relayout" if width < 760 else "plotly_update")  # it is arranged last where narrow
-    words = [word for word in page.evaluate(_WORDS) if word[0] != "rank"]
-    assert [(one[0], other[0]) for one, other in combinations(words, 2) if _overlap(one, other)] == []
-    height = page.evaluate("document.getElementById('figure')._fullLayout._size.h")
-    assert height == pytest.approx(640 * 1.25 + 30 + 190, abs=1)  # with lanes for messages beside compute
-
-
 def test_a_page_follows_the_width_of_its_window(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(pages / "small.html")
-    before = page.evaluate(_LEGEND)
+    before = page.evaluate("timeline.svg()")
     page.set_viewport_size({"width": 500, "height": 800})
-    page.wait_for_function("document.getElementById('figure').layout.legend.orientation === 'h'")
+    page.wait_for_function("before => timeline.svg() !== before", arg=before)
     page.set_viewport_size({"width": 1300, "height": 800})
-    page.wait_for_function("document.getElementById('figure').layout.legend.orientation === 'v'")
-    page.wait_for_timeout(300)
-    assert page.evaluate(_LEGEND) == before
-
-
-_LEGEND = """(() => {
-  const { legend, height, margin } = document.getElementById('figure')._fullLayout;
-  return [legend.x, legend.y, height, margin.t, margin.r];
-})()"""
+    page.wait_for_function("before => timeline.svg() === before", arg=before)
 
 
 def test_on_black_messages_are_lighter(opened: Callable[..., Any], pages: Path) -> None:
-    colors = {}
-    for scheme in ("light", "dark"):
+    for scheme, color in {"light": "#332288", "dark": kind_of("send").dark}.items():
         page = opened(pages / "small.html", scheme)
-        markers = zip(_traces(page, "name"), _traces(page, "marker"), strict=True)
-        colors[scheme] = {name: marker["color"] for name, marker in markers if name in {"send", "forward"}}
-    assert colors["light"] == {"send": "#332288", "forward": "rgba(0,0,0,0)"}
-    assert colors["dark"] == {"send": kind_of("send").dark, "forward": "rgba(0,0,0,0)"}
+        assert f'fill="{color}"' in page.evaluate("timeline.svg()")
 
 
 def test_a_page_of_a_figure_of_somebody_elses_draws_it_as_it_is(opened: Callable[..., Any], tmp_path: Path) -> None:
@@ -251,20 +184,9 @@ def test_a_page_of_a_figure_of_somebody_elses_draws_it_as_it_is(opened: Callable
     assert page.evaluate("document.getElementById('figure').layout.title.text") == "mine"
 
 
-@pytest.mark.parametrize(("name", "width"), [("small", 1300), ("small", 500), ("compare", 1300), ("compare", 500)])
-def test_the_buttons_of_the_picture_are_not_over_its_legend(
-    opened: Callable[..., Any], pages: Path, name: str, width: int
-) -> None:
-    page = opened(pages / f"{name}.html", width=width)
-    page.locator("#figure").hover(position={"x": 200, "y": 200})
-    page.wait_for_function("getComputedStyle(document.querySelector('.modebar')).opacity > 0")  # they fade in
-    buttons = page.evaluate("document.querySelector('.modebar').getBoundingClientRect().bottom")
-    assert buttons <= page.evaluate("document.querySelector('.legend .legendtext').getBoundingClientRect().top")
-
-
 def test_a_page_whose_script_is_missing_says_so_and_keeps_its_answer(browser: Any, tmp_path: Path) -> None:
-    run = mt.simulate("1f1b", **_SIZES)
-    whole = run.write_html(tmp_path / "all" / "1f1b" / "page.html", include_plotlyjs="parent")
+    drawn = go.Figure(go.Bar(y=[1, 2]))
+    whole = write_page(tmp_path / "all" / "1f1b" / "page.html", drawn, "", "parent", "<h2>Why ranks wait</h2>")
     alone = whole.rename(tmp_path / "page.html")
     context = browser.new_context(offline=True)
     page = context.new_page()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,6 @@ from minitrain.view.page import comparison_rows, html_table, write_compare_html
 from tests.sample_logs import data_parallel, one_f_one_b
 
 _RUNS = {"1f1b": one_f_one_b(4, 6), "ddp": data_parallel(2, 4), "ddp_overlap": data_parallel(2, 4, overlap=True)}
-
-
-def _buttons(figure: Any) -> dict[str, Any]:
-    return {button.label: button.args for button in figure.layout.updatemenus[0].buttons}
 
 
 def test_layers_in_a_row_become_one_bar_of_the_same_length() -> None:
@@ -65,21 +60,7 @@ def test_every_kind_is_in_the_legend_once() -> None:
     assert {"forward", "send", "all_reduce", "waiting"} <= set(shown)
 
 
-def test_a_button_shows_one_run_alone_and_another_all() -> None:
-    figure = compare_figure(_RUNS)
-    buttons = _buttons(figure)
-    assert list(buttons) == ["all", *_RUNS]
-    assert all(buttons["all"][0]["visible"])
-    assert buttons["all"][0]["visible"].count("legendonly") == len(_RUNS) + 1
-    visible, layout = buttons["ddp"]
-    assert [layout[f"annotations[{place}].visible"] for place in range(3)] == [False, True, False]
-    curves = [on for trace, on in zip(figure.data, visible["visible"], strict=True) if trace.legend == "legend2"]
-    assert curves == [False, True, False]
-    assert layout["yaxis2.domain"][1] == 1
-
-
-def test_a_single_run_needs_no_buttons_and_none_no_panels() -> None:
-    assert not compare_figure({"ddp": _RUNS["ddp"]}).layout.updatemenus
+def test_no_run_needs_no_panels() -> None:
     assert len(compare_figure({}).data) == 0
 
 
@@ -118,7 +99,8 @@ def test_the_error_of_a_failed_run_has_the_rest_of_its_row() -> None:
 def test_a_comparison_page_has_its_table_above_its_figure(tmp_path: Path) -> None:
     path = write_compare_html(tmp_path / "all.html", _RUNS, title="three", include_plotlyjs="directory")
     text = path.read_text()
-    assert text.index("<table>") < text.index('id="figure"'.replace('"', "'"))
+    assert text.index("<table>") < text.index('id="timeline"')
+    assert [entry.name for entry in tmp_path.iterdir()] == ["all.html"]
     assert "<title>three</title>" in text
     given = write_compare_html(tmp_path / "own.html", _RUNS, table=[{"name": "mine"}], include_plotlyjs="directory")
     assert "<td>mine</td>" in given.read_text()

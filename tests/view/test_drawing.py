@@ -15,17 +15,16 @@ import pytest
 
 import minitrain as mt
 from minitrain.view.bars import make_bars
-from minitrain.view.comparison_figure import drawn_comparison
 from minitrain.view.drawing import Drawing, as_figure, figure_json, page_json
 from minitrain.view.gantt import MAX_BARS, drawn_bars
+from minitrain.view.page import write_page
 from minitrain.view.run_folder import view_of
-from minitrain.whatif.noise.figure import both_figures
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 8}
 
 
 def of_run(run: mt.Run) -> Drawing:
-    return drawn_bars(make_bars(run.timeline, run.last_clock), view_of(run), run.memory_journals)[0]
+    return drawn_bars(make_bars(run.timeline, run.last_clock), view_of(run), run.memory_journals)
 
 
 def many_bars() -> mt.Run:
@@ -34,23 +33,10 @@ def many_bars() -> mt.Run:
     return run
 
 
-def two_runs() -> Drawing:
-    runs = {"zero3": many_bars(), "1f1b": mt.simulate("1f1b", **SIZES)}
-    return drawn_comparison({name: run.timeline for name, run in runs.items()})
-
-
-def distribution() -> Drawing:
-    run = mt.simulate("zero3", **SIZES)
-    found, explained = mt.monte_carlo(run, noise=mt.Noise(jitter=0.1), samples=20), run.explain()
-    return both_figures(found, make_bars(explained.timeline, run.step_end, explained.gaps), explained)
-
-
 DRAWN: dict[str, Callable[[], Drawing]] = {
     "a pipeline with memory by kind": lambda: of_run(mt.simulate("1f1b", **SIZES, memory_by_kind=True)),
     "lanes beside one another": lambda: of_run(mt.simulate("zero3_prefetch", **SIZES)),
     "a heat map": lambda: of_run(many_bars()),
-    "a comparison": two_runs,
-    "a distribution": distribution,
 }
 
 
@@ -64,7 +50,8 @@ def test_a_drawing_is_valid_and_the_json_that_plotly_makes_of_it(what: str) -> N
 def test_a_page_is_written_without_plotlys_python_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("plotly.graph_objects", "plotly.io", "plotly.offline"):
         monkeypatch.setitem(sys.modules, name, None)
-    page = mt.simulate("1f1b", **SIZES).write_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    drawing = of_run(mt.simulate("1f1b", **SIZES))
+    page = write_page(tmp_path / "page.html", drawing, "").read_text(encoding="utf-8")
     assert "Plotly.newPlot" in page
     assert 'plotlyServerURL:{valType:"string",dflt:""' in page
 

@@ -13,7 +13,7 @@ from minitrain.operations import Event
 from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import BUBBLE, duration
 from minitrain.run.analysis.timeline import as_timeline
-from minitrain.view.bars import USES, WAITING, dark_kinds, kind_of
+from minitrain.view.bars import USES, WAITING, kind_of
 from minitrain.view.explanation_panel import MAX_LINES, explanation_panel, lines_table, rank_lines
 
 
@@ -128,7 +128,7 @@ def _waiting_on(paper: str) -> str:
 
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_computing_communicating_and_waiting_look_different_to_everyone(sight: str) -> None:
-    for bands in ([(use.color, use.pale) for use in USES], [(use.dark, use.dark_pale) for use in USES]):
+    for bands in ([(use.color, use.pale) for use in USES], [(use.dark,) for use in USES]):
         strong = [band[0] for band in bands]
         assert min(_distance(a, b, sight) for a in strong for b in strong if a != b) > 30
         mixed = [(a, b) for one in bands for other in bands if one is not other for a in one for b in other]
@@ -137,8 +137,8 @@ def test_computing_communicating_and_waiting_look_different_to_everyone(sight: s
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_messages_look_different_from_waiting_and_from_one_another(mode: str) -> None:
-    lighter = {kind.name: kind.dark for kind in dark_kinds()} if mode == "dark" else {}
-    send, receive = (lighter.get(name, kind_of(name).color) for name in ("send", "recv"))
+    looks = map(kind_of, ("send", "recv"))
+    send, receive = ((look.dark if mode == "dark" else "") or look.color for look in looks)
     for sight in _SIGHT:
         assert _distance(send, _waiting_on(_PAPER[mode]), sight) > 35
         assert _distance(send, receive, sight) > 25

@@ -87,4 +87,4 @@ def test_every_code_has_its_place_on_the_scale_of_colours() -> None:
     places = [place for place, _ in scale()]
     assert places == sorted(places)
     assert (places[0], places[-1]) == (0, 1)
-    assert [color for _, color in scale(dark=True)][1::2] == [use.dark for use in BANDS]
+    assert [color for _, color in scale()][1::2] == [use.color for use in BANDS]

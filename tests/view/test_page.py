@@ -12,9 +12,10 @@ import pytest
 from minitrain.errors import UsageError
 from minitrain.operations import Event
 from minitrain.run.analysis.timeline import Timeline, as_timeline
+from minitrain.view.drawing import Drawing
 from minitrain.view.gantt import figure, lane_geometry
 from minitrain.view.layout import View
-from minitrain.view.page import write_html
+from minitrain.view.page import write_html, write_page
 from tests.sample_logs import data_parallel, one_f_one_b
 
 _VIEW = View("1f1b on h100_80g_nvl8", ("step 12.3 ms", "MFU 41 %"), capacity_bytes=5 * 2**30)
@@ -116,27 +117,29 @@ def test_an_empty_log_is_an_empty_figure() -> None:
 
 
 def test_nothing_in_a_page_points_to_a_cloud_service(tmp_path: Path) -> None:
-    text = write_html(tmp_path / "page.html", one_f_one_b(2, 2), _VIEW).read_text()
+    drawn = Drawing([], {"font": {}})
+    for page in (write_html(tmp_path / "run.html", one_f_one_b(2, 2), _VIEW), write_page(tmp_path / "a", drawn, "")):
+        text = page.read_text()
+        assert "cloud.plotly.com" not in text
+        assert not re.search(r"<(script|link)[^>]*(src|href)=.http", text)
     assert '"plotlyServerURL":""' in text.replace(" ", "")
     assert '"showSendToCloud":false' in text.replace(" ", "")
-    assert "cloud.plotly.com" not in text
-    assert not re.search(r"<(script|link)[^>]*(src|href)=.http", text)
     assert "sendChartToCloud" in figure([[]]).layout.modebar.remove
 
 
-def test_a_page_holds_its_figure_and_needs_no_other_file(tmp_path: Path) -> None:
+def test_a_page_holds_its_timeline_and_needs_no_other_file(tmp_path: Path) -> None:
     path = write_html(tmp_path / "deeper" / "page.html", one_f_one_b(2, 2), View("a <b> title"))
     text = path.read_text()
     assert "<title>a &lt;b&gt; title</title>" in text
-    data = json.loads(re.findall(r'<script id="data"[^>]*>(.*?)</script>', text)[0])
-    assert len(data["data"]) == 10
+    (shown,) = json.loads(re.findall(r'<script id="timeline-data"[^>]*>(.*?)</script>', text)[0])
+    assert len(shown["data"]["rows"]) == 2
     assert [entry.name for entry in path.parent.iterdir()] == ["page.html"]
-    assert len(text) > 3_000_000
+    assert len(text) < 100_000
 
 
-def test_pages_side_by_side_share_one_plotly(tmp_path: Path) -> None:
+def test_pages_of_curves_side_by_side_share_one_plotly(tmp_path: Path) -> None:
     for name in ("a.html", "b.html"):
-        write_html(tmp_path / name, one_f_one_b(2, 2), include_plotlyjs="directory")
+        write_page(tmp_path / name, Drawing([], {"font": {}}), "", "directory")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.html", "b.html", "plotly.min.js"]
     assert '<script src="plotly.min.js">' in (tmp_path / "a.html").read_text()
     assert (tmp_path / "a.html").stat().st_size < 200_000
@@ -153,8 +156,3 @@ def test_a_large_page_is_a_small_file_that_needs_no_other(tmp_path: Path, includ
     assert path.stat().st_size < 200_000
     assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
     assert not re.search(r"<(script|link)[^>]*(src|href)=.(?!data:)[a-z./]", path.read_text())
-
-
-def test_a_large_page_that_needs_the_internet_is_refused_too(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="include_plotlyjs must be True, 'directory' or 'parent', got 'cdn'"):
-        write_html(tmp_path / "page.html", _large(), include_plotlyjs="cdn")

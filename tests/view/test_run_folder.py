@@ -100,15 +100,4 @@ def test_every_page_of_a_comparison_is_whole(tmp_path: Path) -> None:
     for path in (page, *(folder / "index.html" for folder in folders)):
         text = path.read_text()
         assert "<script src" not in text
-        assert len(text) > 4_000_000
-
-
-def test_the_pages_of_a_comparison_share_one_plotly_if_wanted(tmp_path: Path) -> None:
-    comparison = mt.compare(["ddp", "zero3"], world_size=2, num_layers=2, global_batch_size=4)
-    page, *folders = write_comparison(comparison, tmp_path, shared_script=True)
-    assert (tmp_path / "plotly.min.js").stat().st_size > 1_000_000
-    assert '<script src="plotly.min.js">' in page.read_text()
-    for folder in folders:
-        text = (folder / "index.html").read_text()
-        assert '<script src="../plotly.min.js">' in text
-        assert len(text) < 200_000
+        assert 20_000 < len(text) < 200_000

@@ -264,15 +264,16 @@ def test_the_page_joins_both_runs_and_leads_from_a_part_to_its_operation(
     shown = open_page(page, "light", 900)
     shown.wait_for_selector("body[data-ready=yes]", timeout=30_000)
 
-    def joined() -> int:
-        count: int = shown.locator(".shapelayer path").count()
-        return count
-
-    assert joined() == 12
-    shown.locator("#buttons button", has_text="after").click()
-    shown.wait_for_function("document.querySelectorAll('.shapelayer path').length === 0")
-    shown.locator("#buttons button", has_text="all").click()
-    whole = shown.evaluate("document.getElementById('figure').layout.xaxis.range")
+    shown.evaluate("timeline.showPath(true)")  # which the other timeline is told
+    for place in range(2):
+        picture = shown.evaluate(f"timelines[{place}].svg()")
+        assert [f">{number}<" in picture for number in (1, 12, 13)] == [True, True, False]
+        assert 'stroke="#d6006c"' in picture
+    sections = shown.locator(".mt-runs section")
+    shown.get_by_role("button", name="after", exact=True).click()
+    assert [sections.nth(place).is_visible() for place in range(2)] == [False, True]
+    shown.get_by_role("button", name="all", exact=True).first.click()
+    assert sections.first.is_visible()
+    whole = shown.evaluate("timelines.map(one => one.svg())")
     shown.locator("a", has_text="skew between ranks").first.click()
-    shown.wait_for_function(f"document.getElementById('figure').layout.xaxis.range[1] < {whole[1]}")
-    assert joined() == 12
+    shown.wait_for_function("whole => timelines.every((one, place) => one.svg() !== whole[place])", arg=whole)

@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import duration, time_unit
-from minitrain.view.bars import Bars, make_bars
 from minitrain.view.drawing import Drawing, Properties, as_figure, scatter
 from minitrain.view.explanation_panel import section
-from minitrain.view.gantt import MAX_BARS, drawn_bars
 from minitrain.view.layout import FIGURE_STYLE, GRID
 from minitrain.view.notebook_figure import NotebookFigure
-from minitrain.view.page import html_table, timeline_section, write_page
+from minitrain.view.page import html_table, run_picture, timeline_section, write_page
 from minitrain.view.run_folder import view_of
 from minitrain.whatif.noise.distribution import PERCENTILES, Distribution
 
@@ -65,7 +62,6 @@ def _shapes(found: Distribution) -> Iterator[str]:
     yield f'<text x="{x(high):.1f}" y="{_HEIGHT - 6}" text-anchor="end" fill="{_INK}">{duration(high)}</text></svg>'
 
 
-_PANEL_HEIGHT, _GAP, _LEGEND = 200, 86, 44  # of the panel, of the time axis above and the caption, of the legend; px
 _PANEL_BAR, _RECORDED = "#56B4E9", "#5A5F66"
 _LINES = dict(zip(PERCENTILES, ("#009E73", "#E69F00", "#D55E00"), strict=True))
 _MOST_ROWS = 8
@@ -97,25 +93,14 @@ def title_of(found: Distribution) -> str:
 def write_html(found: Distribution, path: Path, include_plotlyjs: bool | str = True) -> Path:
     """Write the recorded run and the distribution as one page, and return its path.
 
-    They are one figure; a run of too many bars for that is a timeline below the distribution.
+    The run's timeline is below the distribution.
     """
     run, view = found.run, view_of(found.run)
-    explained = Explanation(run.step_timeline, view.bytes_per_element, view.step_end, journals=run.memory_journals)
-    bars = make_bars(explained.timeline, view.step_end, explained.gaps)
-    is_large = len(bars) > MAX_BARS
     # its rows are all ranks, also of a run whose own picture has a row a class
-    below = timeline_section(bars, replace(view, ranks_of_rows=()), explained, run.memory_journals) if is_large else ""
-    drawing = _alone(found) if is_large else both_figures(found, bars, explained)
+    picture = run_picture("", run.step_timeline, replace(view, ranks_of_rows=()), journals=run.memory_journals)
     facts = [*view.facts, *_facts(found)]
-    return write_page(path, drawing, view.title, include_plotlyjs, _tables(found), facts, below)
-
-
-def both_figures(found: Distribution, bars: Bars, explained: Explanation) -> Drawing:
-    """Return the recorded run above the distribution."""
-    run, view = found.run, view_of(found.run)
-    gantt, num_fixed = drawn_bars(bars, view, run.memory_journals, explained.critical_path)
-    own = _traces(found, "3", "legend3")
-    return Drawing([*gantt.data[:num_fixed], *own, *gantt.data[num_fixed:]], _below(gantt.layout, found))
+    below = timeline_section([picture])
+    return write_page(path, _alone(found), view.title, include_plotlyjs, _tables(found), facts, below)
 
 
 def _facts(found: Distribution) -> list[str]:
@@ -208,34 +193,6 @@ def _axes(found: Distribution, number: str, domain: tuple[float, float]) -> dict
             "zeroline": False,
         },
     }
-
-
-def _below(layout: dict[str, Any], found: Distribution) -> dict[str, Any]:
-    """Return the layout of a Gantt chart with place for the distribution below it."""
-    margin = layout["margin"]["t"] + layout["margin"]["b"]
-    before, more = layout["height"] - margin, _PANEL_HEIGHT + _LEGEND + _GAP
-    inner = before + more
-
-    def lifted(share: float) -> float:
-        return float((more + share * before) / inner)
-
-    for axis in ("yaxis", "yaxis2"):
-        layout[axis]["domain"] = [lifted(share) for share in layout[axis]["domain"]]
-    on_paper = [one for one in layout.get("annotations", ()) if one.get("yref") == "paper"]
-    placed = [layout[legend] for legend in ("legend", "legend2")]
-    for one in (*placed, *layout.get("updatemenus", ()), *on_paper):
-        one["y"] = lifted(one["y"])
-    top = _PANEL_HEIGHT / inner
-    caption = {
-        "text": title_of(found),
-        "x": 0,
-        "y": (_PANEL_HEIGHT + _LEGEND) / inner,
-        "xref": "paper",
-        "yref": "paper",
-    }
-    caption |= {"xanchor": "left", "yanchor": "bottom", "showarrow": False, "font": {"size": 13}}
-    changes = {"height": inner + margin, "legend3": _legend(top), **_axes(found, "3", (0.0, top))}
-    return {**layout, **changes, "annotations": [*layout.get("annotations", ()), caption]}
 
 
 _ROW, _MARGIN, _LEFT, _LETTER = 28, 132, 120, 7  # px

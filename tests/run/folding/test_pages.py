@@ -57,7 +57,8 @@ def test_a_page_of_many_bars_names_the_classes_too(tmp_path: Path) -> None:
     run = folded(num_layers=64, global_batch_size=256, microbatch_size=1)
     page = run.write_html(tmp_path / "page.html").read_text()
     _, _, rest = page.partition('<script id="timeline-data" type="application/json">')
-    data = json.loads(rest.partition("</script>")[0])
+    (shown,) = json.loads(rest.partition("</script>")[0])
+    data = shown["data"]
     assert data["ranks"] == NAMES
     assert sum(row["count"] for row in data["rows"]) == run.world_size
 
@@ -94,7 +95,7 @@ def test_a_comparison_of_folded_runs_has_pages(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     sizes = ["--layers", "2", "--shared-script"]
     _, files = written("compare", "ddp", "pp_dp", "--fold", *sizes)
-    pages = {"compare.html", "plotly.min.js", "ddp-folded/index.html", "pp_dp-folded/index.html"}
+    pages = {"compare.html", "ddp-folded/index.html", "pp_dp-folded/index.html"}
     assert files == {f"traces/{name}" for name in pages}
     assert "4 (x 4)" in Path("traces/compare.html").read_text()
 

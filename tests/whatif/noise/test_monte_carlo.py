@@ -254,30 +254,7 @@ def test_a_distribution_is_shown_in_words_json_html_and_pictures(tmp_path: Any) 
     assert "Step time of 1f1b under noise, 300 samples" in page
 
 
-def test_the_page_leaves_the_gantt_chart_its_height_and_its_place_above_the_distribution(tmp_path: Any) -> None:
-    from minitrain.view.bars import make_bars
-    from minitrain.view.drawing import as_figure
-    from minitrain.whatif.noise.figure import both_figures
-
-    found = mt.monte_carlo(small(), _JITTER, samples=50)
-    explained = found.run.explain()
-    bars = make_bars(explained.timeline, found.run.step_end, explained.gaps)
-    alone, both = found.run.figure().layout, as_figure(both_figures(found, bars, explained))
-    margin = alone.margin.t + alone.margin.b
-
-    def pixels(layout: Any, axis: str) -> float:
-        low, high = layout[axis].domain
-        return float((high - low) * (layout.height - margin))
-
-    for axis in ("yaxis", "yaxis2"):
-        assert pixels(both.layout, axis) == pytest.approx(pixels(alone, axis))
-    assert both.layout.yaxis3.domain[1] < both.layout.yaxis2.domain[0]
-
-
-def test_the_page_of_a_run_too_large_for_bars_has_its_timeline_below_the_distribution(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    monkeypatch.setattr("minitrain.whatif.noise.figure.MAX_BARS", 10)
+def test_the_page_has_the_timeline_of_the_run_below_the_distribution(tmp_path: Any) -> None:
     found = mt.monte_carlo(small(), _JITTER, samples=50)
     page = found.write_html(tmp_path / "page.html", include_plotlyjs="directory").read_text(encoding="utf-8")
     assert 0 < page.index("id='figure'") < page.index('id="timeline"')

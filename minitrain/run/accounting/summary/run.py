@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minitrain.run.result import Run
 
@@ -82,6 +82,10 @@ class SummaryRun(Run):
         """Whether the logs can be read: they hold totals."""
         return False
 
-    def _mime_bundle(self) -> dict[str, Any]:
+    def _picture_html(self) -> str:
         """Return no picture: it would need every event."""
-        return {}
+        return ""
+
+    def _timeline_html(self) -> str:
+        """Return no timeline, for the same reason."""
+        return ""
