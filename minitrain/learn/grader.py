@@ -39,7 +39,7 @@ class Grade:
         results: one a check, in their order.
         seconds: how long grading took.
         output: what the submission printed with the public sizes.
-        leaderboard: figures of the first size, where it trains: MFU, step time, peak memory.
+        leaderboard: figures of the first size, where every check passed: MFU, step time, peak memory.
         isolation: what kept the submission's process apart from the grader.
         failed_case: the first sizes that failed, where `keep_run` asks for them.
         failed_run: its run likewise, an `UnfinishedRun` where an error ended it; None where nothing is known of it.
@@ -141,9 +141,8 @@ def grade(
         results = [replace(result, hint=result.hint.replace(FILE, name)) for result in results]
     seconds = time.monotonic() - began
     failed_case, failed_run = grading.first_failed(cases) if keep_run else (None, None)
-    return Grade(
-        asked.name, results, seconds, outcome.output, _leaderboard(judged), outcome.isolation, failed_case, failed_run
-    )
+    figures = _leaderboard(judged) if all(result.passed for result in results) else {}
+    return Grade(asked.name, results, seconds, outcome.output, figures, outcome.isolation, failed_case, failed_run)
 
 
 class _Grading:
@@ -193,7 +192,8 @@ class _Grading:
             self._seconds_left -= time.monotonic() - began
         failure = found.failure
         if failure and cases and cases[0].hidden:
-            failure = "its process ended early at a hidden size, or was stopped there: it has limits of time and memory"
+            may_use = f"{self.limits.seconds:g} s and {self.limits.memory_bytes / 2**30:g} GiB for all of them"
+            failure = f"its process ended early at a hidden size, or was stopped there: it may use {may_use}"
         known = self.outcome
         self.outcome = Outcome(
             [*known.results, *found.results],
@@ -261,8 +261,8 @@ def _sum_up(exercise: Exercise, cases: Sequence[Case], judged: Sequence[Judged],
 
 def _leaderboard(judged: Sequence[Judged]) -> dict[str, float]:
     """Return the figures of the first size."""
-    run = judged[0].run if judged else None
-    if run is None or any(not result.passed for result in judged[0].values()):
+    run = judged[0].run
+    if run is None:
         return {}
     return {
         "mfu": run.mfu or 0.0,

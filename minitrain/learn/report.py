@@ -146,24 +146,33 @@ def as_gradescope(rows: Sequence[Row]) -> str:
 
 
 def _gradescope_tests(grade: Grade) -> list[dict[str, Any]]:
-    """Return one test a check."""
+    """Return one test a check; one that gives no points is not shown as passed."""
     return [
         {
             "name": f"{grade.exercise}: {DESCRIPTIONS[result.name]}",
             "score": grade.points(result),
             "max_score": grade.points_of(result.name),
-            "status": "passed" if result.passed else "failed",
-            "output": "\n".join(result.lines()) or result.status,
+            "status": "passed" if grade.points(result) else "failed",
+            "output": "\n".join(result.lines()) or _outcome(grade, result),
             "visibility": "visible",
         }
         for result in grade.results
     ]
 
 
+def _outcome(grade: Grade, result: CheckResult) -> str:
+    """Return what became of a check, in a word, or why it passed in vain."""
+    in_vain = result.passed and not grade.points(result)
+    return "passed, but without points: what does not train right has none" if in_vain else result.status
+
+
 def _leaderboard(grade: Grade) -> list[dict[str, Any]]:
-    """Return what a submission is compared by, the best first."""
+    """Return what a submission is compared by, the best first; Gradescope's columns need names that differ."""
     orders = {"mfu": "desc", "step_time_s": "asc", "peak_memory_gib": "asc"}
-    return [{"name": name, "value": value, "order": orders[name]} for name, value in grade.leaderboard.items()]
+    return [
+        {"name": f"{grade.exercise}: {name}", "value": value, "order": orders[name]}
+        for name, value in grade.leaderboard.items()
+    ]
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Row]], Any]] = {

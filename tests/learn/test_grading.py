@@ -318,6 +318,27 @@ def test_a_function_of_ones_own_is_graded_in_place() -> None:
     assert mt.grade(mt.strategies()["zero3"], "5", hidden=False).passed
 
 
+def test_what_fails_a_hidden_size_is_on_no_leaderboard() -> None:
+    async def ddp(model: Any) -> Any:
+        strategy = "ddp" if model.world_size < 8 else "zero1"
+        return await mt.strategies()[strategy](model)
+
+    assert grade(ddp, "02", hidden=False).leaderboard
+    found = grade(ddp, "02")
+    assert (found.score > 0, found.passed, found.leaderboard) == (True, False, {})
+
+
+def test_a_process_that_ends_at_a_hidden_size_is_told_its_limits(tmp_path: Path) -> None:
+    path = tmp_path / "ddp.py"
+    begin = "async def ddp(model):\n"
+    assert begin in RIGHT.read_text()
+    path.write_text(
+        RIGHT.read_text().replace(begin, f"{begin}    model.world_size == 8 and __import__('os')._exit(3)\n")
+    )
+    message = grade(path, "02", limits=Limits(seconds=30)).failures[0].message
+    assert message.endswith("at a hidden size, or was stopped there: it may use 30 s and 2 GiB for all of them")
+
+
 def test_the_challenge_has_a_leaderboard() -> None:
     async def challenge(model: Any) -> Any:
         return await mt.strategies()["zero3_prefetch"](model, 4)
@@ -479,9 +500,28 @@ def test_gradescope_gets_what_its_documentation_asks_for(rows: list[Row]) -> Non
     assert results["execution_time"] >= 0.5
     assert set(results["tests"][0]) == {"name", "score", "max_score", "status", "output", "visibility"}
     assert {test["status"] for test in results["tests"]} == {"passed", "failed"}
-    assert [row["order"] for row in results["leaderboard"]] == ["desc", "asc", "asc"]
+    assert [(row["name"], row["order"]) for row in results["leaderboard"]] == [
+        ("02_ddp: mfu", "desc"),
+        ("02_ddp: step_time_s", "asc"),
+        ("02_ddp: peak_memory_gib", "asc"),
+    ]
     assert results["output"].startswith("=essay.txt: it is no Python file\nprinted")
     assert set(FORMATS) == {"text", "table", "csv", "json", "junit", "gradescope"}
+
+
+def test_gradescope_shows_nothing_as_passed_that_gives_no_points(rows: list[Row]) -> None:
+    tests = json.loads(as_gradescope(rows[1:]))["tests"]
+    assert {(test["score"], test["status"]) for test in tests} == {(0, "failed")}
+    assert tests[0]["output"] == "passed, but without points: what does not train right has none"
+    assert tests[-1]["output"] == "skipped"
+
+
+def test_gradescopes_leaderboard_has_each_name_once() -> None:
+    both = [
+        Row("", grade(mt.strategies()[name], number, hidden=False)) for name, number in (("ddp", "2"), ("zero1", "3"))
+    ]
+    names = [row["name"] for row in json.loads(as_gradescope(both))["leaderboard"]]
+    assert len({*names}) == len(names) == 6
 
 
 # ---- teachers --------------------------------------------------------------------------------------------------------
