@@ -75,7 +75,7 @@ def _critical_path(tab: Any) -> None:
 
 def _hover(tab: Any) -> None:
     """Point at the second wait of rank 0."""
-    x, y = tab.evaluate("timeline.placeOf('rank 0', 2.3e-3)")
+    x, y = tab.evaluate("timeline.placeOf('rank 0', 3.4e-3)")
     box = tab.locator(".mt-timeline canvas").bounding_box()
     tab.mouse.move(box["x"] + x, box["y"] + y)
 

@@ -81,7 +81,8 @@ td.beneath {{ color: var(--soft); font-size: 12px; padding-top: 0; }}
 .waits th:last-child, .waits td:last-child {{ text-align: left; }}
 .answer p {{ color: var(--soft); margin: 4px 0; }}
 .lines td {{ border: 0; padding: 0 0 0 8px; line-height: 1.35; width: 2.6em; vertical-align: middle !important; }}
-.lines td:first-child {{ width: 1%; padding-left: 0; white-space: nowrap; }}
+.lines td:first-child {{ width: 1%; max-width: 140px; padding-left: 0; white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; }}
 .lines td.bar {{ width: auto; min-width: 80px; }}
 .bar b {{ display: flex; height: 11px; }}
 .bar i, .legend i {{ display: block; height: 100%; }}

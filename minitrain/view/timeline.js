@@ -289,7 +289,7 @@ export async function mountTimeline(element, data, options = {}) {
     pairs.push(['time', `${duration(bars.end[i] - bars.start[i])} from ${duration(bars.start[i] - late)}`]);
     if (c.kind[i] === waiting) return [...pairs, ['waits', reason(i)], ['a', data.gap_kinds[c.gap_kind[i]]]];
     if (layerOf(i)) pairs.push(['layer', layerOf(i)]);
-    if (c.number[i] >= 0) pairs.push(['microbatch', c.number[i]]);
+    if (c.number[i] >= 0) pairs.push(['part', 'microbatch ' + c.number[i]]);
     if (data.samples[c.samples[i]]) pairs.push(['works on', data.samples[c.samples[i]]]);
     if (begin >= 0) pairs.push(['began when it did', `since ${data.kinds[c.cause_kind[i]].name}` +
       `${c.cause_layer[i] < 0 ? '' : ' ' + (data.layers[c.cause_layer[i]] || 'layer ' + c.cause_layer[i])} of rank ` +
@@ -382,6 +382,7 @@ export async function mountTimeline(element, data, options = {}) {
     }
     on.unclip();
     for (const each of marks) frame(on, each, shift);
+    arrow(on, state.chosen, shift);
     names(on, ink, soft, shift);
     if (state.path) drawPath(on, shift, dark);
     for (const [i, color] of [[state.hover, soft], [state.chosen, '#d6006c']]) mark(on, i, color, shift);
@@ -488,6 +489,17 @@ export async function mountTimeline(element, data, options = {}) {
     const y0 = AXIS + item.y - shift, y1 = y0 + item.high - 1;
     if (x0 < width) on.line([[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]], color, 2);
   }
+  /** Draw an arrow to a bar from the rank that it, or what ended it where it is a wait, had to wait for. */
+  function arrow(on, i, shift) {
+    if (i < 0) return;
+    const waits = c.kind[i] === waiting, who = waits ? c.source[i] : c.cause[i], t = waits ? bars.end[i] : bars.start[i];
+    const [from, to] = [who < 0 ? -1 : data.row_of_rank[who], c.row[i]].map(row => items.find(({lane, first}) => first && lane.row === row));
+    if (!from || !to || from === to || t < state.t0 || t > state.t1) return;
+    const down = from.y < to.y, x = xOf(t), y0 = AXIS + from.y - shift + from.high / 2;
+    const y1 = AXIS + to.y - shift + (down ? 0 : to.high), back = down ? -7 : 7;
+    on.line([[x, y0], [x, y1]], '#d6006c', 2);
+    on.line([[x - 4, y1 + back], [x, y1], [x + 4, y1 + back]], '#d6006c', 2);
+  }
   /** Draw a frame around an operation of a rank, which its row stands for. */
   function frame(on, {name, rank, start, end, color}, shift) {
     const row = rowOf(rank), tick = step * 2e-9;
@@ -515,14 +527,16 @@ export async function mountTimeline(element, data, options = {}) {
     let below = null;
     kinds.forEach(([kind, {time, bytes}], place) => {
       const levels = Float64Array.from(bytes, (value, i) => value + (below ? below[i] : 0)), points = [[xOf(time[0]), high(below ? below[0] : 0)]];
-      let from = Math.max(0, firstFrom(time, state.t0) - 1), lastX = -9, peak = 0;
+      let from = Math.max(0, firstFrom(time, state.t0) - 1), lastX = -9, peak = 0, foot = below ? below[from] : 0;
       const ground = [];
       for (let i = from; i < time.length; i++) {
         const x = xOf(time[i]);
         peak = Math.max(peak, levels[i]);
         if (x - lastX >= 0.5 || i === time.length - 1) {
           points.push([x, points.at(-1)[1]], [x, high(peak)]);
-          ground.push([x, high(below ? below[Math.max(0, i - 1)] : 0)], [x, high(below ? below[i] : 0)]);
+          ground.push([x, high(foot)]);
+          foot = below ? below[i] : 0;
+          ground.push([x, high(foot)]);
           lastX = x; peak = 0;
         }
         if (time[i] > state.t1) break;

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from minitrain.operations import HOST_MOVES, RECV, SEND
 from minitrain.operations import Stream as _Stream
-from minitrain.run.analysis.breakdown import axis_finder
+from minitrain.run.analysis.breakdown import WORLD, axis_finder
 from minitrain.run.analysis.dependencies import Binding, CriticalPath
 from minitrain.run.analysis.explanation import GAP_KINDS, Explanation
 from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind, high_water, memory_curve
@@ -101,6 +101,7 @@ def timeline_data(bars: Bars, view: View, explained: Explanation, journals: Jour
             _row(line, ranks, view, peak) | {"peak": text} for ranks, peak, text in zip(alike, peaks, said, strict=True)
         ],
         "peak_row": int(np.argmax(peaks)) if peaks else 0,
+        "row_of_rank": shown.tolist(),
         "ranks": [line.rank_name(rank) for rank in range(line.num_ranks)],
         "layers": list(line.layer_names),
         "partners": partners,
@@ -131,10 +132,12 @@ def _lane_name(stream: Stream, view: View) -> str:
         return "peers"
     if stream.kind in HOST_MOVES:
         return "host"
-    if stream.group is None or not view.meshes:
+    if not view.meshes:
         return "communication" if stream.group is None else f"groups of {len(stream.group)}"
     size = max(prod(mesh.values()) for mesh in view.meshes)
-    return axis_finder(stream.group[0], size, view.meshes)(_Stream(*stream)) or MAIN_LANE
+    rank = 0 if stream.group is None else stream.group[0]
+    axis = axis_finder(rank, size, view.meshes)(_Stream(*stream)) or MAIN_LANE
+    return "communication" if axis == WORLD else axis
 
 
 def _bar_columns(bars: Bars, unit: float) -> dict[str, Ints]:

@@ -98,6 +98,11 @@ def test_ranks_that_do_the_same_are_one_row_and_others_are_not() -> None:
     assert [row["count"] for row in _data(mt.simulate("1f1b", **_SIZES, microbatch_size=8))["rows"]] == [1] * 8
 
 
+def test_the_lane_of_a_collective_of_all_ranks_is_the_axis_that_has_them_all() -> None:
+    assert _data(mt.simulate("fsdp", **_SIZES))["lanes"] == ["compute", "dp"]
+    assert _data(mt.simulate("ddp_overlap", **_SIZES))["lanes"] == ["compute", "communication"]  # which has no mesh
+
+
 def test_classes_of_a_folded_run_are_named_by_their_place_in_the_mesh() -> None:
     run = mt.simulate("megatron", **_SIZES, tp=2, pp=2, microbatch_size=4, fold=True)
     rows = _data(run)["rows"]
@@ -176,6 +181,7 @@ def test_a_chosen_bar_says_what_it_is_and_why_a_wait_is(opened: Callable[..., An
     said = page.locator(".told:visible").inner_text()
     assert "waiting" in said
     assert "for rank 1's send of layer" in said
+    assert page.evaluate("timeline.svg()").count('stroke="#d6006c" stroke-width="2"') == 3  # a frame, and an arrow
     page.evaluate("timeline.select(timeline.bars.number.indexOf(3))")
     said = page.locator(".told:visible").inner_text()
     assert "forward layer" in said
