@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -400,7 +401,8 @@ def test_hidden_sizes_are_not_shown_whatever_a_submission_prints(tmp_path: Path)
     ):
         failure = graded(tmp_path, code).failures[0]
         assert {failure.rank, failure.layer, failure.step, failure.line, failure.got} == {None}
-        assert not any(character.isdigit() for character in " ".join(failure.lines())), failure.lines()
+        shown = re.sub(r"it may use \d+ s and \d+ GiB for all of them", "", " ".join(failure.lines()))
+        assert not any(character.isdigit() for character in shown), failure.lines()  # but of limits, which all have
 
 
 def test_terminal_escapes_do_not_reach_the_report(tmp_path: Path) -> None:
