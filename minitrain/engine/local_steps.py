@@ -171,24 +171,17 @@ def _require_local_samples(model: RankState, layer: int, weight_grad: WeightGrad
         raise broken(model, "update", rule, layer)
     low, high = _bounds(samples)
     if not step * batch <= low <= high < (step + 1) * batch:
-        raise broken(
-            model,
-            "update",
-            f"local step {step} takes samples of {step * batch}..{(step + 1) * batch - 1}, got "
-            f"{describe(weight_grad)}; take those of model.samples_of_rank(steps * replicas, "
-            "step * replicas + replica)",
-            layer,
-            value=weight_grad,
-        )
+        name, own = "local step", "model.samples_of_rank(steps * replicas, step * replicas + replica)"
+        if declared.delay:
+            name, own = "step", "that step"
+        rule = f"{name} {step} takes samples of {step * batch}..{(step + 1) * batch - 1}, got {describe(weight_grad)}"
+        raise broken(model, "update", f"{rule}; take those of {own}", layer, value=weight_grad)
     if len(samples) != share:
-        raise broken(
-            model,
-            "update",
-            f"a replica's local step takes {share} samples, got {describe(weight_grad)}; sum its gradients over the "
-            "replica's own ranks and microbatches, and over no other replica's",
-            layer,
-            value=weight_grad,
-        )
+        whose, over = "a replica's local", "the replica's own ranks and microbatches, and over no other replica's"
+        if declared.delay:
+            whose, over = "a", "all ranks of the stage and all microbatches of the step"
+        rule = f"{whose} step takes {share} samples, got {describe(weight_grad)}; sum its gradients over {over}"
+        raise broken(model, "update", rule, layer, value=weight_grad)
 
 
 def _bounds(samples: Set[int]) -> tuple[int, int]:
@@ -202,7 +195,7 @@ def _declared(model: RankState, op: str) -> LocalSteps:
     if model._semantics is None:
         raise StrategyError(
             f"{op} on rank {model._rank}: the strategy means one synchronous step, in which replicas have no weights "
-            "of their own; declare @mt.local_steps(...) before it",
+            "of their own; declare @mt.local_steps(...) or @mt.delayed_steps(...) before it",
             op=op,
             rank=model._rank,
         )

@@ -89,15 +89,11 @@ class DeclaredLocalSteps:
         steps = self.num_steps(name, options)
         given = self._number(name, self.replicas, options)
         replicas = world_size if given is None else given
-        if global_batch_size % (steps * replicas) and self.delay:
-            raise StrategyError(
-                f"{name} takes {steps} steps: global_batch_size must be a multiple of that, the samples of all these "
-                f"steps, got {global_batch_size}"
-            )
         if global_batch_size % (steps * replicas):
+            what = f"{steps} steps" if self.delay else f"{steps} local steps on {replicas} replicas"
             raise StrategyError(
-                f"{name} takes {steps} local steps on {replicas} replicas: global_batch_size must be a multiple of "
-                f"{steps * replicas}, the samples of all these steps, got {global_batch_size}"
+                f"{name} takes {what}: global_batch_size must be a multiple of {steps * replicas}, the samples of all "
+                f"these steps, got {global_batch_size}"
             )
         return LocalSteps(steps, replicas, self.outer, self.delay)
 

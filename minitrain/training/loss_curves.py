@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from minitrain.errors import UsageError, require_count
+from minitrain.files import write_text
 from minitrain.run.rank_tasks import declared_by
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
@@ -130,11 +131,7 @@ class LossCurves:
 
     def write_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the figure as a page of its own, and return its path."""
-        from minitrain.files import write_text  # noqa: PLC0415
-
-        there = Path(path)
-        write_text(there, [self.figure().to_html(include_plotlyjs=True, full_html=True)])
-        return there
+        return write_text(Path(path), [self.figure().to_html(include_plotlyjs=True, full_html=True)])
 
 
 def loss_curves(

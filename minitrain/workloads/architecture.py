@@ -508,7 +508,7 @@ def _latent_has_its_own_norms(f: Fields) -> str | None:
 def _something_trains(f: Fields) -> str | None:
     if f["frozen_layers"] <= f["num_layers"]:
         return None
-    return f"frozen_layers ({f['frozen_layers']}) must be at most num_layers ({f['num_layers']}); leave one to train"
+    return f"frozen_layers ({f['frozen_layers']}) must be at most num_layers ({f['num_layers']}); use that or less"
 
 
 def _adapters_have_matrices(f: Fields) -> str | None:

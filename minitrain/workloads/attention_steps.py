@@ -188,9 +188,8 @@ def _before_core(kept: list[SavedTensor]) -> Iterator[SavedTensor]:
 
 
 _AFTER_CORE = frozenset({"residual", "dropout and residual", "residual gradient", "bias gradient", "second norm"})
-_OF_CORE = frozenset(
-    {"softmax", "attention dropout", "gradient accumulation", "adapter"}
-)  # the last is listed with its product
+_OF_CORE = frozenset({"softmax", "attention dropout", "gradient accumulation", "adapter"})
+# The last two are listed with their products.
 _LAUNCHES_AFTER = 3  # the output projection, its bias and dropout, and the residual connection; twice in backward
 
 

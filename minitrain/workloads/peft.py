@@ -3,7 +3,7 @@
 Every key is read, known to cost nothing, or an error, as with configs of models (`hugging_face`). It is a file of its
 own, since only who has such a file needs it.
 
-Source: `LoraConfig` of github.com/huggingface/peft (0.18).
+Source: `LoraConfig` of github.com/huggingface/peft (0.21.2).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALL = "all-linear"
 _NO_BEARING = (
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "peft_type", "revision"),
     *("task_type", "lora_dropout", "fan_in_fan_out", "megatron_config", "megatron_core", "corda_config", "eva_config"),
-    *("loftq_config", "runtime_config", "qalora_group_size", "peft_version"),
+    *("loftq_config", "lora_ga_config", "runtime_config", "qalora_group_size", "peft_version"),
 )
 _NOTHING_ELSE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -60,6 +60,10 @@ _NOTHING_ELSE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "trainable_token_indices": (None,),
         "alora_invocation_tokens": (None,),
         "arrow_config": (None,),
+        "velora_config": (None,),
+        "monteclora_config": (None,),
+        "use_bdlora": (None,),
+        "kasa_config": (None,),
         "ensure_weight_tying": (False,),
     }
 )

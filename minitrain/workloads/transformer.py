@@ -72,9 +72,8 @@ class Transformer(Architecture):
     @property
     def num_trained_parameters(self) -> int:
         """Return the parameters that have a gradient."""
-        return sum(unit.num_trained_parameters() for unit in self.units() if unit.kind != "head") + sum(
-            weight.num_parameters for weight in self.units()[-1].weights if weight.is_trained and not weight.is_shared
-        )
+        weights = (weight for unit in self.units() for weight in unit.weights)
+        return sum(weight.num_parameters for weight in weights if weight.is_trained and not weight.is_shared)
 
     @property
     def num_active_parameters(self) -> int:

@@ -72,6 +72,7 @@ class TransformerWorkload:
         self._bytes_by_kind: dict[type[Any], int] = {}
         self._within: dict[tuple[type[Any], int, int], int] = {}  # bytes of a sample
         self._held: dict[tuple[int, int | Piece], int] = {}  # parameters, by layer and number of parts, or piece
+        self._held_trained: dict[tuple[int, int | Piece], int] = {}  # those of them that are trained
         self.experts = ExpertLayers(model, self.units, self.seq_len)
         self.trains_a_part = not all(weight.is_trained for unit in self.units for weight in unit.weights)
         self.has_adapters = model.lora is not None
@@ -253,20 +254,24 @@ class TransformerWorkload:
         """Return the parameters of a unit, of one of its parts, or of a piece of one with experts."""
         found = self._held.get((layer, num_parts))
         if found is None:
-            if isinstance(num_parts, Piece):
-                found = self.experts.num_parameters(layer, num_parts)
-            else:
-                found = self.units[layer].num_held_parameters(Degrees(tp=num_parts))
-            self._held[layer, num_parts] = found
+            found = self._held[layer, num_parts] = self._counted(layer, num_parts, trained=False)
         return found
 
     def _trained(self, layer: int, num_parts: int | Piece = 1) -> int:
         """Return those of the parameters that are trained."""
         if not self.trains_a_part:
             return self._parameters(layer, num_parts)
+        found = self._held_trained.get((layer, num_parts))
+        if found is None:
+            found = self._held_trained[layer, num_parts] = self._counted(layer, num_parts, trained=True)
+        return found
+
+    def _counted(self, layer: int, num_parts: int | Piece, *, trained: bool) -> int:
+        """Count parameters for the first time."""
         if isinstance(num_parts, Piece):
-            return self.experts.num_parameters(layer, num_parts, trained=True)
-        return self.units[layer].num_trained_parameters(Degrees(tp=num_parts))
+            return self.experts.num_parameters(layer, num_parts, trained=trained)
+        unit, degrees = self.units[layer], Degrees(tp=num_parts)
+        return unit.num_trained_parameters(degrees) if trained else unit.num_held_parameters(degrees)
 
     @staticmethod
     def _shards(num_held: int, num_shards: int, num_parameters: int) -> int:

@@ -89,7 +89,7 @@ read and written (24); the gradient read for its norm, read and written to be cl
 16-bit copy written (2)."""
 
 _LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (3, 6)}
-_ADAPTER_LAUNCHES = (2, 4)  # of each of two: products, scaling, sum
+_ADAPTER_LAUNCHES = (2, 4)  # of A and of B each: its product, and scaling or sum
 _LOSS_LAUNCHES = (5, 4)
 UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
 

@@ -54,9 +54,9 @@ REFUSED: dict[str, Any] = {
     "a microbatch of the next step": (
         ("(i + 1) % per_step == 0:", "i and i % per_step == 0:"),
         ("update(i // per_step)", "update((i - 1) // per_step)"),
-        "local step 0 takes samples of 0..3",
+        "step 0 takes samples of 0..3, got",
     ),
-    "a microbatch is left out": (("(i + 1) % per_step == 0:", "(i + 2) % per_step == 0:"), "takes 4 samples"),
+    "a microbatch is left out": (("(i + 1) % per_step == 0:", "(i + 2) % per_step == 0:"), "a step takes 4 samples"),
     "an outer step": (
         ("model.set_final_weight(layer, weights[layer])", "_outer(model, layer, weights)"),
         (
@@ -148,7 +148,7 @@ def test_steps_that_cannot_be_declared_or_taken_are_refused() -> None:
     for delay in (0, -1, True, 1.5):
         with pytest.raises(UsageError, match="delay must be an integer of at least 1"):
             mt.delayed_steps(4, delay=delay)  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(mt.StrategyError, match="takes 3 steps: global_batch_size must be a multiple of that"):
+    with pytest.raises(mt.StrategyError, match="takes 3 steps: global_batch_size must be a multiple of 3, the"):
         mt.simulate("pipedream_2bw", **{**SIZES, "num_steps": 3})
     with pytest.raises(mt.StrategyError, match="at least a microbatch for each of 2 stages"):
         mt.simulate("pipedream_2bw", microbatch_size=4, **SIZES)

@@ -14,17 +14,21 @@ from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.workloads.peft import TARGETS
 
-WRITTEN: dict[str, Any] = {  # by peft 0.17, of LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"])
+WRITTEN: dict[str, Any] = {  # the fields of peft 0.21.2, with LoraConfig(r=16, lora_alpha=32, ...)
+    "alora_invocation_tokens": None,
     "alpha_pattern": {},
+    "arrow_config": None,
     "auto_mapping": None,
     "base_model_name_or_path": "meta-llama/Meta-Llama-3-8B",
     "bias": "none",
     "corda_config": None,
+    "ensure_weight_tying": False,
     "eva_config": None,
     "exclude_modules": None,
     "fan_in_fan_out": False,
     "inference_mode": True,
     "init_lora_weights": True,
+    "kasa_config": None,
     "layer_replication": None,
     "layers_pattern": None,
     "layers_to_transform": None,
@@ -32,10 +36,13 @@ WRITTEN: dict[str, Any] = {  # by peft 0.17, of LoraConfig(r=16, lora_alpha=32, 
     "lora_alpha": 32,
     "lora_bias": False,
     "lora_dropout": 0.05,
+    "lora_ga_config": None,
     "megatron_config": None,
     "megatron_core": "megatron.core",
     "modules_to_save": None,
+    "monteclora_config": None,
     "peft_type": "LORA",
+    "peft_version": "0.21.2",
     "qalora_group_size": 16,
     "r": 16,
     "rank_pattern": {},
@@ -44,9 +51,11 @@ WRITTEN: dict[str, Any] = {  # by peft 0.17, of LoraConfig(r=16, lora_alpha=32, 
     "target_parameters": None,
     "task_type": "CAUSAL_LM",
     "trainable_token_indices": None,
+    "use_bdlora": None,
     "use_dora": False,
     "use_qalora": False,
     "use_rslora": False,
+    "velora_config": None,
 }
 
 
@@ -87,6 +96,7 @@ def test_scales_and_targets_are_those_of_peft(changes: dict[str, Any], scale: fl
     ("changes", "message"),
     [
         ({"peft_type": "IA3"}, 'peft_type must be "LORA"'),
+        ({"velora_config": {"rank": 1}}, "velora_config must be null, since others are not modelled"),
         ({"use_dora": True}, "use_dora must be false, since others are not modelled"),
         ({"bias": "all"}, 'bias must be "none", since others are not modelled'),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save must be null or"),
