@@ -127,10 +127,19 @@ def read_json(
         ValueError: it is no regular file, too large, no JSON, nested too deeply, or not of that kind.
     """
     data = parse_json(read_text(path, what, most_bytes))
+    require_plain(data)
+    return conforming(data, kind)
+
+
+def require_plain(data: Any) -> None:
+    """Require that each key comes once and each number is finite.
+
+    Raises:
+        ValueError: that is not so; its text has every fault with its place, up to eight.
+    """
     faults = [*_odd_values(data, ())]
     if faults:
         raise _faulty(faults)
-    return conforming(data, kind)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -262,7 +271,8 @@ def key_path(location: tuple[int | str, ...]) -> str:
     'networks[0].ops.all_reduce[1]'
     """
     path = ""
-    for key in location:
+    for found in location:
+        key = found if isinstance(found, int) or len(found) <= _LONGEST else found[:_LONGEST] + "..."
         if isinstance(key, str) and key.replace("-", "_").isidentifier():
             path += f".{key}" if path else key
         else:

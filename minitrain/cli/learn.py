@@ -316,7 +316,7 @@ def grade_files(
     together: bool = False,
     jobs: Annotated[int | None, typer.Option(min=1)] = None,
     seconds: Annotated[float, typer.Option(min=0.1)] = 20.0,
-    isolation: str = "auto",
+    isolation: Annotated[str, typer.Option(envvar="MINITRAIN_ISOLATION")] = "required",
     seed: Seed = None,
     results: Path | None = None,
     roster: Path | None = None,
@@ -331,8 +331,8 @@ def grade_files(
         together: Each folder is one student's; else each entry of it is a submission.
         jobs (N): Submissions at a time; one a core by default.
         seconds (S): Time that a submission may take.
-        isolation (HOW): auto: by all means of this machine; required: by the kernel, or not at all; none: a process of
-            its own.
+        isolation (HOW): required: by the kernel, or nothing is graded; auto: by all means of this machine; none: a
+            process of its own.
         seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
         results (FILE): Keep each grade in FILE as it is known, and do not grade again what is there unchanged.
         roster (FILE.csv): Print this table of students, as Canvas, Moodle or Gradescope export it, with the scores.

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minitrain.engine.operations import Launched, Operation, Unused
+from minitrain.engine.operations import Interface, Launched, Operation, Unused
 from minitrain.operations import NOTE, STREAM, STRIDE, Note, Stream
 
 CarryOut = Callable[[Operation], None]
@@ -85,12 +85,12 @@ class Chain:
 
 
 class Chains:
-    """The operations of one rank that are held, by their stream and in program order."""
+    """The operations of one rank that are held, by their stream (messages by their interface) and in program order."""
 
     __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        self._held: dict[Stream, deque[tuple[Operation, CarryOut]]] = {}
+        self._held: dict[Stream | Interface, deque[tuple[Operation, CarryOut]]] = {}
 
     def hold(self, operation: Operation, carry_out: CarryOut) -> bool:
         """Link an operation to those whose results it was given, and hold it if it must wait.
@@ -102,7 +102,7 @@ class Chains:
         Returns:
             Whether it is held. If not, it has all results and is to be carried out.
         """
-        stream = operation.model._rows[operation.row + STREAM]
+        stream = getattr(operation.owner, "interface", None) or operation.model._rows[operation.row + STREAM]
         queue = self._held.get(stream)
         given = operation.value if isinstance(operation.value, list) else [operation.value]
         if queue is None and not any(isinstance(value, Launched) for value in given):
@@ -153,7 +153,7 @@ def _link(operation: Operation, given: list[Any]) -> Chain:
         rows = operation.model._rows
         note: Note = rows[operation.row + NOTE] or Note()
         rows[operation.row + NOTE] = note
-        note.after = tuple(made.row // STRIDE for made in chain.inputs)
+        note.after = (*note.after, *(made.row // STRIDE for made in chain.inputs))
     return chain
 
 

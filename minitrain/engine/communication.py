@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minitrain.engine.chains import Chains
 from minitrain.engine.host_memory import HostMemory
 from minitrain.engine.launched_memory import LaunchedMemory
-from minitrain.engine.operations import Launched, Operation, PeerStream, Unused
+from minitrain.engine.operations import Interface, Launched, Operation, PeerStream, Unused
 from minitrain.engine.strategy_model import StrategyModel
 from minitrain.engine.transport.groups import Group, Mesh, require_axes
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.machine.price import PENDING
-from minitrain.operations import LAYER, NO_SAMPLES, OFFLOAD, RECV, SEND, Note, Stream
+from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, RECV, SEND, STRIDE, Note, Stream
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
@@ -63,6 +63,7 @@ class Communication(HostMemory):
         self._operation_kind = self._operation_kind  # on the object, where it is found sooner than on the class
         self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
         self._peers: dict[tuple[str, int], PeerStream] = {}
+        self._interfaces: dict[int, Interface] = {}  # by the network tier of their messages
         self._meshes: list[dict[str, int]] = []  # size by axis; figures name groups by them
 
     def mesh(self, **axes: int) -> Mesh:
@@ -283,7 +284,7 @@ class Communication(HostMemory):
         return found
 
     def _send(self, dest: int, v: Any, tag: Hashable) -> Operation:
-        """Submit a message; it takes its stream at once, whatever its receiver does."""
+        """Submit a message; its interface carries it next, whatever its receiver does."""
         channel = self._transport.channel(self._rank, dest, tag)
         price = layer = None
         if isinstance(v, Launched):
@@ -292,22 +293,42 @@ class Communication(HostMemory):
             price, layer = self._price_of_message(v, dest), v.layer
         owner = self._peer(SEND, dest)
         operation = self._operation_kind(self, SEND, v, owner, self._reserve(SEND, layer, owner.stream, tag), None)
-        if self._chains is None or not self._chains.hold(operation, lambda held: self._depart(held, price, tag)):
-            self._depart(operation, price, tag, channel)
+        before = self._carried_before(operation, owner, price, dest)
+        if self._chains is None or not self._chains.hold(
+            operation, lambda held: self._depart(held, price, tag, before=before)
+        ):
+            self._depart(operation, price, tag, channel, before)
         return operation
+
+    def _carried_before(self, operation: Operation, owner: PeerStream, price: Price | None, dest: int) -> Any:
+        """Return the launched send to another peer, still in flight, that the interface carries before this one."""
+        interface = owner.interface
+        if interface is None:
+            tier = price or self._runtime_predictor.p2p(SEND, 0, self._rank, dest)
+            interface = owner.interface = self._interfaces.setdefault(tier.tier_size, Interface())
+        before = interface.last
+        interface.last = operation if self.launching else None
+        if before is None or before.owner is owner:
+            return None
+        note: Note = self._rows[operation.row + NOTE] or Note()
+        self._rows[operation.row + NOTE] = note
+        note.after = (before.row // STRIDE,)
+        return before
 
     def _price_of_message(self, v: Any, dest: int) -> Price:
         """Return the price of sending a tensor."""
         size_bytes = self._runtime_predictor.workload.message_bytes(v)
         return self._runtime_predictor.p2p(SEND, size_bytes, self._rank, dest)
 
-    def _depart(self, operation: Operation, price: Price | None, tag: Hashable, channel: Any = None) -> None:
+    def _depart(
+        self, operation: Operation, price: Price | None, tag: Hashable, channel: Any = None, before: Any = None
+    ) -> None:
         """Send a message; one that was held has no channel yet, nor a price if it waited for what it carries."""
         dest: Any = operation.owner.stream.peer
         if price is None:
             price = self._price_of_message(operation.value, dest)
             self._rows[operation.row + LAYER] = operation.value.layer
-        operation.depart(price)
+        operation.depart(price, before)
         found = self._transport.channel(self._rank, dest, tag) if channel is None else channel
         self._transport.put(found, operation)
         if channel is None and self._observer is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from minitrain.errors import StrategyError
-from minitrain.operations import FETCH, MEMORY, NOTE, STRIDE, Note
+from minitrain.operations import FETCH, MEMORY, NOTE, SEND, STRIDE, Note
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.operations.transfers import TRANSFERS
 
@@ -37,6 +37,7 @@ class LaunchedOperation(Protocol):
     outcome: Any
     error: BaseException | None
     chain: Any
+    owner: Any
     launched_memory: LaunchedMemory | None
 
     @property
@@ -113,6 +114,8 @@ class LaunchedMemory:
         account.units -= self.units
         _enter(operation, -self.units, len(operation.model._log))
         del operation.model._in_flight[id(operation)]
+        if operation.op == SEND and operation.owner.interface.last is operation:
+            operation.owner.interface.last = None
         for follower in self.followers:
             if follower.launched_memory is not None and operation in follower.chain.inputs:
                 follower.launched_memory.adopt(follower, operation.outcome)

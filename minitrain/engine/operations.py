@@ -32,20 +32,35 @@ if TYPE_CHECKING:
     from minitrain.engine.transport.protocol import Transport
 
 
+class Interface:
+    """What carries a rank's messages into one tier of the network, one after the other, whoever they are for.
+
+    Attributes:
+        last: the launched send that was submitted last, until somebody has awaited it.
+    """
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: Operation | None = None
+
+
 class PeerStream:
     """The stream of a rank's messages to or from one peer, or of its moves to or from its host.
 
     Attributes:
         stream: what events say of it.
+        interface: of messages to a peer, what carries them.
         busy_until: when it has finished all it was given, s.
         pending: receives that were launched and have no time yet, in program order.
         is_waited_for: whether a receive of it was not launched, so that nothing could run beside it.
     """
 
-    __slots__ = ("busy_until", "is_waited_for", "pending", "stream")
+    __slots__ = ("busy_until", "interface", "is_waited_for", "pending", "stream")
 
     def __init__(self, kind: str, peer: int | None) -> None:
         self.stream = Stream(kind, None, peer)
+        self.interface: Interface | None = None
         self.busy_until = 0.0
         self.pending: deque[Operation] = deque()
         self.is_waited_for = False
@@ -177,10 +192,16 @@ class Operation(Call):
         if self.waiters is not None:  # it was held while its task waited
             self.model._transport.wake([self.waiters])
 
-    def depart(self, price: Price) -> None:
-        """Run a send as soon as its stream is free: it never waits for its receiver's clock."""
+    def depart(self, price: Price, before: Operation | None = None) -> None:
+        """Run a send as soon as its interface is free: it never waits for its receiver's clock.
+
+        Args:
+            price: its price.
+            before: the launched send to another peer that its interface carries first, if any.
+        """
         owner: Any = self.owner
-        self.clock = max(self.clock, owner.busy_until)  # the clock that the message carries
+        free = owner.busy_until if before is None else max(owner.busy_until, before.end)
+        self.clock = max(self.clock, free)  # the clock that the message carries
         self._run(self.clock, None, price, samples_of(self.value))
         self.outcome = None
 

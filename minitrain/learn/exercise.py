@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import TypedDict
 
 from minitrain.errors import UsageError
@@ -180,7 +180,7 @@ class Exercise:
         return found
 
 
-Count = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(1), Le(100_000)]
 Amount = Annotated[float, Ge(0)]
 
 

@@ -121,7 +121,7 @@ def code_of(notebook: bytes) -> bytes:
     Raises:
         ValueError: it is no notebook.
     """
-    found = parse_json(notebook.decode())
+    found = parse_json(notebook.decode("utf-8-sig"))
     cells = found.get("cells") if isinstance(found, dict) else None
     if not isinstance(cells, list):
         raise ValueError("it has no cells")  # noqa: TRY004  (of a file, not of an argument)

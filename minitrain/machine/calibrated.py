@@ -20,14 +20,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self, final
+from typing import Annotated, Any, NamedTuple, Self, final
 
+from annotated_types import Ge, Gt
+
+from minitrain.errors import UsageError
 from minitrain.files import read_json, write_text
 from minitrain.machine.predictor import DevicePredictor
 from minitrain.machine.price import Price
 from minitrain.operations import FETCH, OFFLOAD, RECV, SEND
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, Workload
+
+AtLeast0 = Annotated[float, Ge(0)]
 
 LEVEL = 0.8
 """The share of steps that an interval is to hold."""
@@ -103,8 +108,8 @@ class Line:
     seconds: tuple[float, ...]
     least: tuple[float, ...]
     most: tuple[float, ...]
-    spread: float
-    count: int
+    spread: AtLeast0
+    count: Annotated[int, Ge(0)]
 
     def at(self, sizes: Sequence[float]) -> float:
         """Return the duration of an operation, s."""
@@ -138,17 +143,17 @@ class Calibration:
     """
 
     machine: str
-    cores: int
-    ranks: int
+    cores: Annotated[int, Ge(1)]
+    ranks: Annotated[int, Ge(1)]
     lines: dict[str, Line]
-    between_s: float
-    usage: float
-    computing_usage: float
-    waiting: float
-    ratios: tuple[float, ...]
+    between_s: AtLeast0
+    usage: AtLeast0
+    computing_usage: AtLeast0
+    waiting: AtLeast0
+    ratios: tuple[Annotated[float, Gt(0)], ...]
     runs: tuple[str, ...]
-    spread: float
-    others: float = 0.0
+    spread: AtLeast0
+    others: AtLeast0 = 0.0
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -157,7 +162,10 @@ class Calibration:
         Raises:
             UsageError: it is no calibration.
         """
-        found: Calibration = read_json(path, Calibration, what="calibration")
+        try:
+            found: Calibration = read_json(path, Calibration, what="calibration")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read the calibration {path}: {error}; write it with hw calibrate") from error
         return found
 
     def write(self, path: str | os.PathLike[str]) -> None:

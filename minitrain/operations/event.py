@@ -65,7 +65,8 @@ class Event:
             of the very next event unless it was launched to overlap.
         recomputed: a forward of samples that this rank had already taken through the layer.
         algorithm: how a collective was priced where there is a choice ("ring" or "hierarchical"), or None.
-        after: indices in the rank's log of the launched operations whose results it was given before their await.
+        after: indices in the rank's log of the launched operations whose results it was given before their await, and
+            of the launched send to another rank that its interface carries before it.
     """
 
     typ: str

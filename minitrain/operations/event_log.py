@@ -39,7 +39,8 @@ class Note:
     """What only communications have: the tag of a message, and what an operation that overlapped others waited for.
 
     Attributes:
-        after: the indices of the launched operations whose results it was given before anybody awaited them.
+        after: the indices of the launched operations that end before it begins, as it was given their results before
+            anybody awaited them, or as one interface carries both messages.
         tag: the tag of a message.
         overlaps: whether the operation may have run beside others of its rank.
         awaited: the index of the first event after its result was awaited, or None as long as nobody did.

@@ -16,7 +16,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, final
+
+from annotated_types import Ge, Gt
 
 from minitrain.errors import UsageError
 from minitrain.files import read_json, write_text
@@ -24,6 +26,7 @@ from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.models import models
 from minitrain.workloads.transformer import Transformer
 
+Count = Annotated[int, Ge(1)]
 RUN_FILE, LOG_FILE, STRATEGY_FILE, CALIBRATION_FILE = "run.json", "log.jsonl.gz", "strategy.py", "calibration.json"
 
 
@@ -53,21 +56,21 @@ class Contribution:
     """
 
     strategy: str
-    world_size: int
-    num_layers: int
-    global_batch_size: int
+    world_size: Count
+    num_layers: Count
+    global_batch_size: Count
     workload: str
-    seq_len: int | None = None
+    seq_len: Count | None = None
     precision: str = ""
     hardware: str
     digest: str
     backend: str
     machine: dict[str, Any]
     versions: dict[str, str]
-    step_times_s: list[float]
+    step_times_s: list[Annotated[float, Gt(0)]]
     losses: list[float]
-    peak_memory_bytes: float
-    memory_by_kind: dict[str, float]
+    peak_memory_bytes: Annotated[float, Ge(0)]
+    memory_by_kind: dict[str, Annotated[float, Ge(0)]]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Contribution:

@@ -315,16 +315,22 @@ class MemoryOutsideStores:
         time: its clock then, s.
         elements: how much it held.
         elements_by_line: how much of it each line of the strategy made, most first.
+        waiting_messages: the most elements that a rank held, beside that, of messages that had arrived and were not
+            received yet.
     """
 
     rank: int
     time: float
     elements: float
     elements_by_line: Mapping[str, float]
+    waiting_messages: float = 0.0
 
     def __str__(self) -> str:
         made = ", ".join(f"{elements:.4g} made at {line}" for line, elements in self.elements_by_line.items())
-        return f"{self.elements:.4g} elements on rank {self.rank} at {self.time:.6g} s: {made}" if made else "nothing"
+        held = f"{self.elements:.4g} elements on rank {self.rank} at {self.time:.6g} s: {made}" if made else "nothing"
+        if not self.waiting_messages:
+            return held
+        return f"{held}; and {self.waiting_messages:.4g} elements of messages that waited to be received"
 
 
 @contextlib.contextmanager

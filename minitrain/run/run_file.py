@@ -328,6 +328,7 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
         _judge_amounts(header["oom"], "oom", rules, "held_bytes", faults)
     if header.get("held_outside") is not None:
         rules = {"rank": rank, "time": TIME, "elements": AT_LEAST_0, "elements_by_line": OBJECT}
+        rules |= {"waiting_messages": AT_LEAST_0} if "waiting_messages" in header["held_outside"] else {}
         _judge_amounts(header["held_outside"], "held_outside", rules, "elements_by_line", faults)
     _judge_transformer(header, faults)
 

@@ -32,10 +32,11 @@ from minitrain.engine.model import Model
 from minitrain.engine.observers import Observer, together
 from minitrain.engine.watched import watched
 from minitrain.errors import UsageError
-from minitrain.operations import TIME
+from minitrain.operations import TIME, UNITS_PER_ELEMENT
 from minitrain.run.above import above
 from minitrain.run.contention import EXACT, with_contention
 from minitrain.run.device_memory import MemoryOutsideStores, kinds_of_journals
+from minitrain.run.interpreter import undisturbed
 from minitrain.run.log_interning import sharing_sizes
 from minitrain.run.parameters import EXCLUSIONS, RunParameters, asks_to_fold
 from minitrain.run.rank_tasks import PreparedRun
@@ -79,7 +80,7 @@ def choose_variant(parameters: RunParameters) -> Variant:
     return Variant(
         functools.partial(kind, **makes),
         Run,
-        functools.partial(_around_hooked, [*observers, *([] if executor is None else [executor])]),
+        functools.partial(_around_hooked, parameters, [*observers, *([] if executor is None else [executor])]),
         functools.partial(_fields_of_full, parameters),
     )
 
@@ -150,9 +151,11 @@ def _executor(parameters: RunParameters) -> Executor | None:
 
 
 @contextlib.contextmanager
-def _around_hooked(hooks: Sequence[Observer | Executor], models: Sequence[Any]) -> Iterator[None]:
+def _around_hooked(
+    parameters: RunParameters, hooks: Sequence[Observer | Executor], models: Sequence[Any]
+) -> Iterator[None]:
     """Do what goes with keeping every event, and tell observers and executor when the run has ended."""
-    with sharing_sizes(models):
+    with sharing_sizes(models), undisturbed() if parameters.strict else contextlib.nullcontext():
         yield
     for hook in hooks:
         hook.finish(models)
@@ -197,4 +200,5 @@ def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:
     lines = model._meter.held_outside()
     rows, place = model._log._rows, model._meter.at_row + TIME
     time = 0.0 if not lines else rows[place] if place < len(rows) else model._time
-    return MemoryOutsideStores(model._rank, time, sum(lines.values()), lines)
+    waiting = max([model._meter.most_waiting for model in models]) / UNITS_PER_ELEMENT
+    return MemoryOutsideStores(model._rank, time, sum(lines.values()), lines, waiting)

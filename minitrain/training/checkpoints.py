@@ -16,13 +16,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import torch
 import torch.distributed as dist
+from annotated_types import Ge
 
 from minitrain.errors import UsageError
-from minitrain.files import read_json, write_text
+from minitrain.files import conforming, read_json, write_text
 from minitrain.training.contents import Flat, put_together
 from minitrain.training.layers import Net
 from minitrain.training.program import RankProgram
@@ -59,8 +60,11 @@ class Checkpoints:
         """
         whole = []
         for path in self.folder.glob(f"step-*/{_LAST_FILE}"):
-            facts = read_json(path)
-            whole.append((facts.pop("steps"), path.parent, facts))
+            try:
+                facts = read_json(path, dict[str, Any])
+                whole.append((conforming(facts.pop("steps", None), Annotated[int, Ge(0)]), path.parent, facts))
+            except (OSError, ValueError) as error:
+                raise UsageError(f"the checkpoint {path.parent} cannot be read: {error}; remove it") from error
         if not whole:
             return None
         steps, folder, facts = max(whole, key=lambda found: found[0])

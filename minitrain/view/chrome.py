@@ -19,7 +19,7 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.files import write_text
-from minitrain.operations import COMPUTE
+from minitrain.operations import COMPUTE, SEND
 from minitrain.run.analysis.dependencies import collectives, messages
 from minitrain.run.analysis.explanation import GAP_KINDS, find_gaps
 from minitrain.run.analysis.labels import stream_name
@@ -149,15 +149,22 @@ def _details(timeline: Timeline) -> list[str]:
         details[gaps.event[gap]] += f',"idle_before":"{GAP_KINDS[gaps.kind[gap]]}","idle_for":"{gaps.reason(gap)}"'
     for place in np.flatnonzero(timeline.recomputed).tolist():
         details[place] += ',"recomputed":true'
-    for made, given in zip(*(ends.tolist() for ends in timeline.handed_on), strict=True):
+    for made, given in zip(*(ends.tolist() for ends in _results(timeline)), strict=True):
         details[given] += f',"given_result_of":{json.dumps(timeline.typs[timeline.typ[made]])}'
     return details
+
+
+def _results(timeline: Timeline) -> tuple[Ints, Ints]:
+    """Return operations and what was given their results; a message only comes before another one."""
+    made, given = timeline.handed_on
+    gives = ~timeline.on_stream(SEND)[made]
+    return made[gives], given[gives]
 
 
 def _arrows(timeline: Timeline, clock: Micros) -> Iterator[str]:
     """Write an arrow for every message and result that was handed on, and one through the members of a collective."""
     lasts, first_id = clock.duration > 0, 1
-    for name, (source, target) in (("message", messages(timeline)), ("chain", timeline.handed_on)):
+    for name, (source, target) in (("message", messages(timeline)), ("chain", _results(timeline))):
         drawn = lasts[source] & lasts[target]
         pairs = np.column_stack([source, target])[drawn].reshape(-1)
         yield from _chains(name, pairs, np.arange(0, len(pairs) + 1, 2), timeline, clock, first_id)

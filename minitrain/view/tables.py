@@ -182,12 +182,15 @@ def kind_text(figures: KindFigures) -> str:
 
 def _outside(run: Run, held: MemoryOutsideStores) -> str:
     """Return what a strict run held outside its stores, and the lines of code that made it."""
+
+    def in_words(elements: float) -> str:
+        return size(elements * run.bytes_per_element)
+
+    waiting = f"{in_words(held.waiting_messages)} of messages not received yet" if held.waiting_messages else ""
     if not held.elements:
-        return "nothing"
-    lines = [
-        f"{size(elements * run.bytes_per_element)} made at {line}" for line, elements in held.elements_by_line.items()
-    ]
-    return f"at most {size(held.elements * run.bytes_per_element)}, on rank {held.rank}: {', '.join(lines)}"
+        return waiting or "nothing"
+    lines = ", ".join(f"{in_words(elements)} made at {line}" for line, elements in held.elements_by_line.items())
+    return f"at most {in_words(held.elements)}, on rank {held.rank}: {lines}" + (f"; and {waiting}" if waiting else "")
 
 
 def facts_table(rows: Mapping[str, str]) -> Table:

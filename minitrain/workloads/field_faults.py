@@ -22,6 +22,9 @@ def refuse(subject: str, faults: Sequence[str], **facts: Any) -> UsageError:
     return UsageError(f"{subject} has {len(faults)} faults:{lines}", faults=tuple(faults), **facts)
 
 
+_MOST = 10**12  # of anything that a model has
+
+
 def is_count(value: Any, least: int = 1) -> bool:
     """Return whether a value is an int of at least `least`; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -30,7 +33,7 @@ def is_count(value: Any, least: int = 1) -> bool:
 def count_fault(name: str, value: Any, least: int, example: str) -> str | None:
     """Return what is wrong with a count, or None."""
     if is_count(value, least):
-        return None
+        return None if value <= _MOST else f"{name} must be at most 10^12, got {shown(value)}; is a unit wrong?"
     return f"{name} must be an integer of at least {least}, got {shown(value)}; write {example}"
 
 

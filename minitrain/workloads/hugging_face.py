@@ -37,7 +37,7 @@ from types import MappingProxyType
 from typing import Any, final
 
 from minitrain.errors import UsageError
-from minitrain.files import parse_json, read_text
+from minitrain.files import read_json
 from minitrain.workloads.architecture import LatentAttention
 from minitrain.workloads.field_faults import closest, is_count, refuse, shown
 
@@ -165,7 +165,9 @@ class ConfigReader:
         known = self._read | _NO_BEARING | set(ignore)
         for key in self._config:
             if key not in known and not key.startswith("_"):
-                self.faults[key] = f"{key} is not known for {family}: if it changes no shape, pass ignore=({key!r},)"
+                self.faults[key] = (
+                    f"{key:.60} is not known for {family}: if it changes no shape, pass ignore=({key!r:.60},)"
+                )
 
 
 Fields = dict[str, Any]
@@ -655,7 +657,7 @@ def loaded(source: str | os.PathLike[str], name: str = "config.json") -> tuple[s
     try:
         path = Path(source)
         path = path / name if path.is_dir() else path
-        data = parse_json(read_text(path, "config"))
+        data = read_json(path, what="config")
     except TypeError:
         raise UsageError(
             f"the config must be a path or a mapping, got {shown(source)}; of a transformers config pass .to_dict()"

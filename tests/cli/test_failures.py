@@ -134,7 +134,7 @@ USAGE = [
         "twice.json: expected rows, found none; give a CSV file whose first line names the",
     ),
     ("validate c2 --layers missing.csv", "there is no table of measured layers missing.csv; give a CSV file"),
-    ("platform run twice.json", "a scenario has no key 'mem1'; it may have hardware_profile"),
+    ("platform run twice.json", "in twice.json, mem1: expected each key once"),
     ("run ddp --batch nan", "'--batch': "),
     ("run ddp --microbatch 0", "'--microbatch': "),
     ("run ddp --out mine.py", "--out must be a folder, but mine.py is none"),

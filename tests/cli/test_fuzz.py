@@ -23,6 +23,7 @@ import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.machine import load_config
+from tests.project.mutated_files import damaged
 
 pytestmark = pytest.mark.fuzz
 
@@ -31,9 +32,6 @@ SEED = int(os.environ.get("MINITRAIN_FUZZ_SEED", "0"))
 SLOWEST_S = 30.0  # on a busy machine; a comparison of six strategies writes 19 files
 
 CONFIGS = [path.read_bytes() for path in sorted((Path(__file__).parents[2] / "hw_configs").glob("*.json"))]
-PIECES = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"null", b"true"]
-PIECES += [b"\xff", b"\x00", b"\xef\xbb\xbf", b"[" * 5000, b'{"a":' * 3000, b"9" * 5000, b'"name": 1,', b"\\ud800"]
-
 STRATEGY = """
 import sys
 async def good(model):
@@ -57,16 +55,6 @@ VALUES += ["microbatch_size=1", "pp=2", "zero=3", "a=b", "=", "forward=1", "forw
 VALUES += ["hierarchical", "h100_80g_nvl8", "a100_pcie_80g", "absent.json", "broken.json", "folder", "out", "mine.py"]
 
 
-def mutated(source: random.Random, text: bytes) -> bytes:
-    """Return a text with some of it replaced, doubled, moved or removed."""
-    for _ in range(source.randint(1, 4)):
-        start = source.randrange(len(text) + 1)
-        end = min(len(text), start + int(source.expovariate(0.1)))
-        piece = source.choice([b"", source.choice(PIECES), text[start:end] * 2, bytes([source.randrange(256)])])
-        text = text[:start] + piece + text[end:]
-    return text
-
-
 def until_time_is_up(what: str, attempt: Callable[[random.Random], str]) -> None:
     """Repeat an attempt, none of which may take long, and say how they ended."""
     source, outcomes = random.Random(SEED), Counter[str]()
@@ -82,7 +70,7 @@ def test_a_mutated_config_is_loaded_or_refused_with_one_error(tmp_path: Path) ->
     path = tmp_path / "config.json"
 
     def attempt(source: random.Random) -> str:
-        path.write_bytes(mutated(source, source.choice(CONFIGS)))
+        path.write_bytes(damaged(source, source.choice(CONFIGS)))
         with contextlib.suppress(HardwareConfigError):
             load_config(path)
             return "loaded"
@@ -127,7 +115,7 @@ def test_a_mutated_run_file_is_read_and_drawn_or_refused_with_one_error(tmp_path
         for place in {source.choice([0, source.randrange(len(lines))]) for _ in range(source.randint(1, 3))}:
             lines[place] = one_value_changed(source, lines[place])
         text = "\n".join(lines).encode()
-        path.write_bytes(mutated(source, text) if source.random() < 0.3 else text)
+        path.write_bytes(damaged(source, text) if source.random() < 0.3 else text)
         try:
             run = mt.load_run(path)
         except UsageError:

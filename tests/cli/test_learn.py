@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -15,6 +16,8 @@ from typer.testing import CliRunner, Result
 from minitrain.cli import app
 from minitrain.cli.learn import STATE
 from minitrain.learn import load_exercise
+from minitrain.learn.classes import Row
+from minitrain.learn.sandbox import Limits
 
 SUBMISSIONS = Path(__file__).parents[1] / "learn" / "exercises" / "submissions"
 RIGHT = (SUBMISSIONS / "ddp_as_it_goes.py").read_text()
@@ -183,6 +186,26 @@ def test_verify_names_the_faults_of_an_exercise(learn: Learn, tmp_path: Path) ->
     result = learn("verify", "own/01_mine")
     assert result.exit_code == 1
     assert result.stdout == "01_mine: the starter has 100 points; it must have none\n"
+
+
+@pytest.mark.parametrize(("asked", "mode"), [(None, "required"), ("auto", "auto")])
+def test_others_are_graded_by_the_kernel_or_not_at_all(
+    asked: str | None, mode: str, learn: Learn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def grade_all(_: Any, limits: Limits, **__: Any) -> list[Row]:
+        found.append(limits.isolation)
+        return []
+
+    monkeypatch.setattr("minitrain.learn.classes.grade_all", grade_all)
+    monkeypatch.delenv("MINITRAIN_ISOLATION")
+    if asked:
+        monkeypatch.setenv("MINITRAIN_ISOLATION", asked)
+    Path("02_ddp.py").write_text(RIGHT)
+    learn("grade", "02_ddp.py")
+    learn("grade", "02_ddp.py", "--isolation", "none")
+    assert found == [mode, "none"]
 
 
 def test_package_writes_a_zip(learn: Learn) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import StrategyError, TensorTypeError
 from minitrain.lib import Activation, Model, Weight, WeightGrad
+from minitrain.run.analysis.retiming import what_if
 
 Ranks = Callable[..., list[Any]]
 Loops = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]
@@ -301,3 +302,93 @@ def test_a_launched_send_holds_what_it_took_out_of_a_store() -> None:
         return model
 
     assert [event.memory for event in simulate(program).logs[0]] == [0, SAMPLE, 0]
+
+
+def sends_to_all(*, has_gather: bool = False) -> Callable[[Model], Any]:
+    """Return a program whose rank 0 launches a message to each other rank, of its own tensor or of what a sum makes."""
+
+    async def program(model: Model) -> Model:
+        weights, states, activations, *_ = model.storage()
+        if model.rank:
+            if model.rank == 1 and has_gather:
+                await model.all_gather(model.load_weights(0, 1, 2)[0], 0, group=(0, 1))
+            await model.receive(0)
+            return model
+        activations[0] = model.get_input_activation(range(4))
+        works: list[Any] = []
+        for dest in range(1, model.world_size):
+            value: Any = activations[0]
+            if dest == 2 and has_gather:  # nobody knows yet what is sent
+                weights[0], states[0] = model.load_weights(0, 0, 2)
+                value = model.launch(model.all_gather(weights[0], 0, group=(0, 1)))
+            works.append(model.launch(model.send(dest, value)))
+        for work in works:
+            await work
+        return model
+
+    return program
+
+
+def test_messages_to_many_ranks_leave_one_after_the_other() -> None:
+    run = simulate(sends_to_all(), world_size=4)
+    sends = [event for event in run.logs[0] if event.typ == "send"]
+    assert [(event.launched, event.time, event.end) for event in sends] == [(0, 0, 5), (0, 5, 10), (0, 10, 15)]
+    assert [event.after for event in sends] == [(), (0,), (1,)]
+    assert [run.logs[rank][0].time for rank in (1, 2, 3)] == [0, 5, 10]
+
+
+def test_a_message_waits_for_one_before_it_that_is_not_made_yet(shuffling: Loops) -> None:
+    found = simulate(sends_to_all(has_gather=True), world_size=4)
+    sends = [event for event in found.logs[0] if event.typ == "send"]
+    # loaded at 1 and gathered until 4, but the first message leaves until 5
+    assert [(event.launched, event.time, event.end) for event in sends] == [(0, 0, 5), (1, 5, 10), (1, 10, 15)]
+    for seed in range(4):
+        again = simulate(sends_to_all(has_gather=True), world_size=4, loop_factory=shuffling(seed))
+        assert [[*log] for log in again.logs] == [[*log] for log in found.logs]
+
+
+def test_awaited_messages_need_not_wait() -> None:
+    async def program(model: Model) -> Model:
+        if model.rank:
+            await model.receive(0)
+            return model
+        for dest in (1, 2):
+            await model.launch(model.send(dest, model.get_input_activation([dest])))
+        await model.send(3, model.get_input_activation([3]))
+        return model
+
+    run = simulate(program, world_size=4)
+    assert [(event.time, event.after) for event in run.logs[0]] == [(0, ()), (5, ()), (10, ())]
+
+
+def test_each_tier_of_the_network_has_an_interface_of_its_own() -> None:
+    async def program(model: Model) -> Model:
+        _, _, activations, *_ = model.storage()
+        if model.rank not in {0, 1, 8}:
+            return model
+        if model.rank:
+            await model.receive(0)
+            return model
+        activations[0] = model.get_input_activation(range(4))
+        for work in [model.launch(model.send(dest, activations[0])) for dest in (1, 8)]:
+            await work
+        return model
+
+    sends = simulate(program, world_size=16, hardware="h100_80g_nvl8", network="hierarchical").logs[0]
+    assert [(event.time, event.after) for event in sends] == [(0, ()), (0, ())]
+    assert sends[0].end != sends[1].end
+    flat = simulate(program, world_size=16, hardware="h100_80g_nvl8", network="flat").logs[0]
+    assert flat[1].time == flat[0].end
+
+
+def test_all_ways_to_time_a_run_know_the_interface(tmp_path: Any) -> None:
+    sizes: Any = {"world_size": 4, "num_layers": 4, "global_batch_size": 4, "check": False}
+    run = mt.simulate(sends_to_all(), **sizes)
+    slow = mt.simulate(sends_to_all(), slowdown={0: 2.0}, **sizes)
+    priced = mt.price(sends_to_all(), vary={"slowdown": [{0: 1.0}, {0: 2.0}]}, **sizes)
+    assert priced.step_time.tolist() == pytest.approx([run.step_time, slow.step_time], rel=1e-12)
+    assert what_if(run.logs, ()) == pytest.approx(run.step_time, rel=1e-12)
+    assert mt.simulate(sends_to_all(), contention=True, **sizes).step_time == pytest.approx(run.step_time, rel=1e-12)
+    run.save(tmp_path / "run.jsonl")
+    again = mt.load_run(tmp_path / "run.jsonl")
+    assert [[*log] for log in again.logs] == [[*log] for log in run.logs]

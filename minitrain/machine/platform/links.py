@@ -53,7 +53,7 @@ def require_known(subject: str, keys: Iterable[str], known: Iterable[str]) -> No
     for key in keys:
         if key not in names:
             meant = f" {closest(key, names)}".rstrip()
-            raise UsageError(f"{subject} {key!r}{meant}; it may have {', '.join(names)}", key=key)
+            raise UsageError(f"{subject} {key!r:.60}{meant}; it may have {', '.join(names)}", key=key)
 
 
 def share_used(steps: Sequence[tuple[float, float]], capacity: float, until: float) -> float:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Literal, cast, final
 
 from minitrain.errors import UsageError
+from minitrain.files import require_plain
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.config_files import parse, read_file
 from minitrain.machine.platform.links import GIGA, ClusterLinks, VirtualNetworkLink, links_of, require_known
@@ -83,6 +84,10 @@ def object_of(source: Mapping[str, Any] | str | PathLike[str], rule: str, key: s
     if not isinstance(source, Mapping):
         path = Path(fspath(source))
         found = parse(read_file(str(path)), path.name)
+        try:
+            require_plain(found)
+        except ValueError as error:
+            raise UsageError(f"{rule}; in {path.name}, {error}") from None
     if isinstance(found, Mapping) and key in found:
         found = found[key]
     if not isinstance(found, Mapping):

@@ -32,7 +32,7 @@ from minitrain.run.folding.per_rank_sets import PerRankSet
 from minitrain.run.folding.ranges import ranges_of_every_rank
 from minitrain.run.folding.run import FoldedRun
 from minitrain.run.folding.unlike_ranks import are_alike, labels_of
-from minitrain.run.garbage_collection import rare_collections
+from minitrain.run.interpreter import rare_collections
 from minitrain.run.parameters import asks_to_fold
 from minitrain.run.progress import RunProgress
 from minitrain.run.rank_tasks import PreparedRun, require_nothing_left, run_ranks

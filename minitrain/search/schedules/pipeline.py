@@ -34,6 +34,7 @@ from typing import Any, Generic, TypeVar
 from minitrain.engine.model import Model
 from minitrain.engine.operations import Launched
 from minitrain.errors import StrategyError, UsageError
+from minitrain.files import read_text
 from minitrain.run.strategy_loading import ShippedStrategy
 from minitrain.search.schedules.held_layers import Degrees, Division, HeldLayers, Steps, require_multiple
 from minitrain.search.schedules.layer_passes import LayerPasses, Routing, Travelling
@@ -373,9 +374,10 @@ def from_schedule_file(path: Path) -> ShippedStrategy:
         StrategyError: there is no such file, it cannot be read, or the schedule is not legal.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise StrategyError(f"{path} cannot be read ({error.strerror}); give the path of a schedule's CSV") from error
+        text = read_text(path, "schedule")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise StrategyError(f"{path} cannot be read ({why}); give the path of a schedule's CSV") from error
     try:
         return from_schedule(Schedule.from_csv(text, path.stem))
     except (StrategyError, UsageError) as error:

@@ -87,7 +87,7 @@ class Action:
         """
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is no action; write stage, F, B, I or W, and microbatch, as in 2F0")
+            raise UsageError(f"{text!r:.40} is no action; write stage, F, B, I or W, and microbatch, as in 2F0")
         stage, kind, microbatch = match.groups()
         return cls(KINDS[kind], int(stage), int(microbatch))
 

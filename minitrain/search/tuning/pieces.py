@@ -32,7 +32,7 @@ from minitrain.operations import LAYER, PRICE, STRIDE, TIME, TYP, UNITS_PER_ELEM
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.folding.attempt import FoldAttempt
 from minitrain.run.folding.model import FoldedModel
-from minitrain.run.garbage_collection import rare_collections
+from minitrain.run.interpreter import rare_collections
 from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
 
 NOTHING = -1

@@ -16,13 +16,15 @@ What a strategy itself makes of tensors, by `+`, `combine` and `shard`, is follo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from types import CodeType
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
 from minitrain.engine.stores import Account
-from minitrain.operations import UNITS_PER_ELEMENT
+from minitrain.operations import PRICE, UNITS_PER_ELEMENT
 from minitrain.run.accounting.strict import laws
 from minitrain.source_lines import Place, Places
 from minitrain.tensors import FIELDS, Sharded
@@ -30,6 +32,7 @@ from minitrain.tensors.index_sets import overlaps_any
 from minitrain.tensors.placed import PARTIAL, num_summed
 
 Fields = tuple[Any, ...]
+_row, _clock = itemgetter(0), itemgetter(1)
 
 
 class Line(Place):
@@ -104,6 +107,9 @@ class Ledger(Account):
         unawaited: the results of launched operations that nobody has awaited, by `id`.
         lines: the lines that have made something.
         num_submitted: operations that the rank has asked of the transport.
+        moments: before and after each operation, the rows of the log, the clock, and the units held, in program order.
+        messages: the receives that got a message, with its units.
+        most_waiting: units of messages that had arrived and were not received yet, at most.
     """
 
     __slots__ = (
@@ -113,7 +119,10 @@ class Ledger(Account):
         "holds",
         "is_uniform",
         "lines",
+        "messages",
+        "moments",
         "most_outside",
+        "most_waiting",
         "num_submitted",
         "rank",
         "step",
@@ -139,6 +148,9 @@ class Ledger(Account):
         self._sizes: dict[tuple[type, int, int, int, int], int] = {}
         self.lines = Places(Line)
         self.num_submitted = 0
+        self.moments: list[tuple[int, float, int]] = []
+        self.messages: list[tuple[Any, int]] = []
+        self.most_waiting = 0
 
     def units_of(self, tensor: Any) -> int:
         """Return the size of a tensor in units; shards of one kind (and layer) are measured once."""
@@ -161,6 +173,28 @@ class Ledger(Account):
             self.most_outside = self.units - self.stored
             self.at_row = row
             self.at_most = {line: line.outside for line in self.lines if line.outside}
+
+    def count_waiting_messages(self, rows: Sequence[Any]) -> None:
+        """Count the messages that waited to be received, from their arrival on: their copies lie on this device.
+
+        Args:
+            rows: of the rank's log.
+        """
+        changes: dict[int, int] = {}
+        for operation, units in self.messages:
+            arrived = operation.carried + rows[operation.row + PRICE].seconds
+            first = bisect_right(self.moments, arrived, key=_clock)
+            asked = bisect_right(self.moments, operation.row, key=_row)  # it counts as received from here on
+            if first < asked:
+                changes[first] = changes.get(first, 0) + units
+                changes[asked] = changes.get(asked, 0) - units
+        waiting = 0
+        for place, (_, _, held) in enumerate(self.moments if changes else ()):
+            waiting += changes.get(place, 0)
+            self.most_waiting = max(self.most_waiting, waiting)
+            self.grow(held + waiting - self.units)
+        self.messages.clear()  # they know their model, which knows this
+        self.moments.clear()
 
     def beside_stores(self) -> dict[str, int]:
         """Return the units held outside the stores."""

@@ -5,7 +5,9 @@ Afterwards, what it has made gets its origin and its buffer (see `minitrain.run.
 
 - `update`, `all_reduce` and `reduce_scatter` work in place. Their results take over the buffers of what was given.
 - Everything else that operations give has a buffer of its own.
-- On its way, a message is a copy that occupies nothing, so that the sender may free the tensor.
+- On its way, a message is a copy that occupies nothing, so that the sender may free the tensor. Once it has arrived, it
+  lies on the receiver's device, also while the receiver does not ask for it. That is counted when the run has ended, by
+  the clocks of both, so that it does not depend on which rank came first.
 - A launched operation holds what it was given, and its result as soon as that is known, until it is awaited. What is
   given its result before that is looked at once the result is there.
 
@@ -70,6 +72,7 @@ class StrictAccounting(Observer):
     def before(self, model: Any, op: str, given: tuple[Any, ...]) -> None:
         """Require valid tensors of one step."""
         ledger = model._meter
+        ledger.moments.append((len(model._rows), model._time, ledger.units))
         if op not in COMPUTATIONS:
             self._before_communication(model, ledger, op, given)
             return
@@ -148,6 +151,7 @@ class StrictAccounting(Observer):
             _keep_a_copy(model, ledger, *given)
         else:
             self._after_submission(ledger, model, op, given, made)
+        ledger.moments.append((len(model._rows), model._time, ledger.units))
 
     @staticmethod
     def _after_update(ledger: Ledger, op: str, given: tuple[Any, ...], made: tuple[Any, ...]) -> None:
@@ -233,6 +237,7 @@ class StrictAccounting(Observer):
             _count_since_launch(operation, [result])
             fields = FIELDS[result.__class__](result)
             _receive(operation, result, fields, step, ledger.submitted.pop(operation.row))
+            ledger.messages.append((operation, ledger.units_of(result)))
 
     def stored(self, store: Any, key: Any, value: Any) -> None:  # noqa: ARG002  (as observers')
         """Count a tensor as stored."""
@@ -267,6 +272,7 @@ class StrictAccounting(Observer):
         """Require that final weights are as they were handed in, that operations cost time, and that none is hidden."""
         for model in models:
             ledger: Any = model._meter
+            ledger.count_waiting_messages(model._rows)
             for handed_in in (model.final_weights, model.final_experts):
                 require_final_weights(ledger, handed_in)
         _require_durations(models)

@@ -12,8 +12,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.lib import Model
-from minitrain.run import garbage_collection as collector
-from minitrain.run.garbage_collection import rare_collections
+from minitrain.run import interpreter as collector
+from minitrain.run.interpreter import rare_collections
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 16}
 

@@ -1,13 +1,19 @@
-"""Running Python's cycle collector less often during a run.
+"""What a run asks of Python's interpreter while it goes on, and gives back: the cycle collector, and other threads.
 
 A run makes many objects that live until its end, and few reference cycles. With the thresholds of a fresh interpreter,
 the collector traverses all events and tensors again and again, which is a third of the time of a large run.
+
+A strict run counts a tensor until it is freed. A thread that samples stacks (the profiler of Dask's workers) keeps the
+frames that it sees, and what their variables hold, a little longer, so that a peak would depend on chance. It sees a
+strategy only where that is interrupted for another thread; so it is not, between two looks of the event loop at its
+files, where no strategy is on the stack.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -16,6 +22,9 @@ RARELY = (1_000_000, 50, 1000)
 
 _MOST_UNTRAVERSED = 2_000_000
 _ASK_AGAIN_AFTER = 100  # runs beside objects that somebody else has frozen
+
+_UNDISTURBED_S = 5.0  # after which another thread has its turn nevertheless: a strategy may compute for ever
+_intervals: list[float] = []  # between turns of threads, when each present strict run began
 
 _lock = threading.Lock()
 _before: list[
@@ -68,3 +77,18 @@ def _age_garbage(middle_aged: int) -> None:
     if _untraversed > _MOST_UNTRAVERSED:
         _untraversed = 0
         gc.collect()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let other threads run only where this one waits for its event loop; the last of several puts their turns back."""
+    with _lock:
+        _intervals.append(sys.getswitchinterval())
+        sys.setswitchinterval(_UNDISTURBED_S)
+    try:
+        yield
+    finally:
+        with _lock:
+            before = _intervals.pop()
+            if not _intervals:
+                sys.setswitchinterval(before)

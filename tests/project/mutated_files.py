@@ -1,0 +1,238 @@
+"""Files of every kind that minitrain reads, and what can be wrong with them: for `test_mutated_files.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import minitrain as mt
+from minitrain.evidence.rows import read_rows as read_table
+from minitrain.evidence.rows import require_known
+from minitrain.learn.budgets import budget_for
+from minitrain.learn.exercise import load_exercise
+from minitrain.learn.roster import with_grades
+from minitrain.learn.sandbox import source_of
+from minitrain.machine import load_config
+from minitrain.machine.calibrated import Calibration, Line
+from minitrain.machine.clusters.cluster_files import read_cluster
+from minitrain.machine.devices.calibration import Notebook
+from minitrain.machine.platform.profile import read_models
+from minitrain.machine.platform.scenario import Scenario
+from minitrain.machine.platforms import Platform
+from minitrain.machine.profiler_traces import read_trace
+from minitrain.run.contributions import Contribution
+from minitrain.run.strategy_loading import load_strategy
+from minitrain.search.planning.result import saved_plan
+from minitrain.search.sweeps.sweep import read_rows
+from minitrain.search.tuning.words import of_calculon
+from minitrain.training.checkpoints import Checkpoints
+from minitrain.workloads.exchange.reading import read_recipe
+
+SHIPPED = Path(load_exercise("02").folder)
+CONFIG = resources.files("minitrain.hw_configs").joinpath("h100_80g_nvl8.json").read_text("utf-8")
+CLUSTER = "groups:\n- name: new\n  kind: h100_80g_nvl8\n  count: 2\n- name: old\n  kind: a100_80g\n  count: 2\n"
+RECIPE = '[model]\nname = "llama3"\nflavor = "8B"\n\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n'
+CASE = {"world_size": 2, "num_layers": 3, "global_batch_size": 8}
+ROW = {"key": "a", "strategy": "ddp", "step_time": 0.5, "error": None}
+TABLE = "row_id,framework,model,n_gpus,gpu,gbs,seq_len,step_time_s\na,fsdp,llama3-8b,8,H100,16,8192,5.5\n"
+HUGGING_FACE = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}  # fmt: skip
+CONTRIBUTION = {
+    "strategy": "ddp", "world_size": 2, "num_layers": 4, "global_batch_size": 64, "workload": "rows:512",
+    "hardware": "", "digest": "0", "backend": "gloo", "machine": {"machine": "a machine"}, "versions": {},
+    "step_times_s": [9.0, 1.0], "losses": [1.0], "peak_memory_bytes": 1e6, "memory_by_kind": {},
+}  # fmt: skip
+PLAN = {
+    "format": "minitrain-plan", "strategy": "ddp", "options": {}, "world_size": 2, "groups": ["new"],
+    "power_caps_watts": {"new": 500.0}, "samples": [1, 1], "layers": [], "microbatch_sizes": [],
+}  # fmt: skip
+EXECUTION = {
+    "num_procs": 8, "tensor_par": 2, "pipeline_par": 2, "data_par": 2, "batch_size": 16, "microbatch_size": 1,
+    "activation_recompute": "full", "pipeline_interleaving": 1, "optimizer_sharding": True,
+    "tensor_par_comm_type": "ar", "tensor_par_overlap": "none", "data_par_overlap": False, "training": True,
+}  # fmt: skip
+SCENARIO = {
+    "hardware": "h100_80g_nvl8", "world_size": 2,
+    "tasks": [{"task_id": "a", "compute": "gpu0", "flops_required_fp16": 1e12, "memory_read_bytes": 1e9}],
+}  # fmt: skip
+NOTEBOOK = {
+    "cells": [{"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": ["x = 1"]}],
+    "metadata": {}, "nbformat": 4, "nbformat_minor": 5,
+}  # fmt: skip
+LINE = Line((1e-4, 2e-11, 1e-10), (), (), 0.0, 1)
+CALIBRATION = Calibration("a machine", 2, 2, {"forward": LINE}, 1e-5, 0.1, 0.1, 1.0, (1.0,), ("a",), 0.1)
+
+
+class Reader(NamedTuple):
+    """One kind of file.
+
+    Args:
+        name: of the file, whose ending counts.
+        text: a file that is right.
+        read: reads it.
+    """
+
+    name: str
+    text: str
+    read: Callable[[Path], Any]
+
+
+def _of_exercise(name: str) -> Callable[[Path], Any]:
+    """Return what reads an exercise of which one file is the given one."""
+
+    def read(path: Path) -> Any:
+        folder = path.parent / "01_ddp"
+        folder.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        for known in {"exercise.json", "reference.py", "starter.py", "statement.md"} - {name}:
+            (folder / known).write_text((SHIPPED / known).read_text())
+        (folder / name).symlink_to(path.absolute())
+        exercise = load_exercise(folder)
+        return budget_for(exercise, exercise.public[0]) if name == "budgets.json" else exercise
+
+    return read
+
+
+def _saved_run(folder: Path) -> str:
+    """Return a run file."""
+    path = folder / "run.jsonl"
+    mt.simulate("ddp", world_size=2, num_layers=1, global_batch_size=2).save(path)
+    return path.read_text()
+
+
+def _as_json(data: Any, **more: Any) -> str:
+    return json.dumps(data, indent=1, **more)
+
+
+def _newest(path: Path) -> Any:
+    """Read what a checkpoint says of itself."""
+    folder = path.parent / "step-1"
+    folder.mkdir(exist_ok=True)
+    (folder / "minitrain.json").unlink(missing_ok=True)
+    (folder / "minitrain.json").symlink_to(path.absolute())
+    return Checkpoints(path.parent, 1, {"world_size": 2}).newest()
+
+
+def _planned(path: Path) -> Any:
+    """Simulate a plan."""
+    cluster = mt.Cluster([mt.Devices("h100_80g_nvl8", 2, name="new")])
+    return saved_plan(path, cluster, num_layers=2, global_batch_size=2)
+
+
+def _table(path: Path) -> Any:
+    """Read a table, cell by cell."""
+    return [require_known(row) for row in read_table(path)]
+
+
+def readers(folder: Path) -> dict[str, Reader]:
+    """Return all kinds of files, with one of each that is right."""
+    CALIBRATION.write(folder / "calibration.json")
+    exercise = load_exercise("02")
+    budgets = {case.key: asdict(budget_for(exercise, case)) for case in exercise.public[:1]}
+    platform = {"name": "mine", "about": "what it is"}
+    return {
+        "hardware config": Reader("config.json", CONFIG, load_config),
+        "cluster": Reader("cluster.yaml", CLUSTER, read_cluster),
+        "calibration": Reader("calibration.json", (folder / "calibration.json").read_text(), Calibration.read),
+        "platform": Reader("platform.json", _as_json(platform), Platform.read),
+        "measurements": Reader("measured.json", _as_json({"about": {}, "measured": {"a": 1.0}}), Notebook),
+        "models of the platform": Reader("models.json", resources.files("minitrain.machine.platform").joinpath(
+            "configs", "model_params.json").read_text("utf-8"), read_models),
+        "scenario": Reader("scenario.json", _as_json(SCENARIO), lambda path: Scenario.read(path).run()),
+        "trace": Reader("trace.json", _as_json({"traceEvents": [{"name": "a", "ph": "X", "ts": 1.0, "dur": 2.0}]}),
+                        lambda path: read_trace(path, str(path))),
+        "model of Hugging Face": Reader("config.json", _as_json(HUGGING_FACE), mt.Transformer.from_hf),
+        "adapters of PEFT": Reader("adapter_config.json", _as_json({"peft_type": "LORA", "r": 16, "lora_alpha": 32,
+                                   "target_modules": ["q_proj"]}), mt.read_lora),
+        "recipe": Reader("recipe.toml", RECIPE, read_recipe),
+        "schedule": Reader("schedule.csv", mt.schedules.gpipe(2, 2).to_csv(), lambda path: load_strategy(str(path))),
+        "plan": Reader("plan.json", _as_json(PLAN), _planned),
+        "execution of Calculon": Reader("execution.json", _as_json(EXECUTION), of_calculon),
+        "rows of a sweep": Reader("rows.jsonl", json.dumps(ROW) + "\n", read_rows),
+        "table of validate": Reader("table.csv", TABLE, _table),
+        "run file": Reader("run.jsonl", _saved_run(folder), mt.load_run),
+        "measured run": Reader("run.json", _as_json(CONTRIBUTION), Contribution.read),
+        "checkpoint": Reader("checkpoint.json", _as_json({"steps": 1, "world_size": 2}), _newest),
+        "exercise": Reader("exercise.json", (SHIPPED / "exercise.json").read_text(), _of_exercise("exercise.json")),
+        "hidden sizes": Reader("hidden.json", _as_json([CASE]), _of_exercise("hidden.json")),
+        "budgets": Reader("budgets.json", _as_json(budgets), _of_exercise("budgets.json")),
+        "students": Reader("students.csv", "Student,ID\nDoe,7\n", lambda path: with_grades(path, [])),
+        "notebook": Reader("work.ipynb", _as_json(NOTEBOOK), source_of),
+    }  # fmt: skip
+
+
+_NUMBERS = re.compile(r"(?<=: )-?[0-9][0-9.e+-]*(?=[,\n}\]])")
+_INSTEAD = {
+    "not a number": "NaN", "without end": "Infinity", "too large for a float": "1e999", "negative": "-7",
+    "zero": "0", "29 digits": "1" + "0" * 29, "true for a number": "true", "text for a number": '"7"',
+    "null for a number": "null", "a list for a number": "[7]", "an object for a number": '{"a": 7}',
+}  # fmt: skip
+"""What stands in the place of a number."""
+
+
+def mutations(text: str, *, is_json: bool) -> Iterator[tuple[str, bytes]]:
+    """Yield what can be wrong with a text, and the bytes that are then in the file."""
+    raw = text.encode()
+    yield "nothing", raw
+    yield "byte order mark", b"\xef\xbb\xbf" + raw
+    yield "CR LF", text.replace("\n", "\r\n").encode()
+    yield "empty", b""
+    yield "cut in the middle", raw[: len(raw) // 2]
+    yield "bytes of a picture", bytes(range(256)) * 4
+    yield "UTF-16", text.encode("utf-16")
+    yield "null bytes", raw.replace(b"\n", b"\n\x00", 1) + b"\x00"
+    yield "a damaged archive", b"\x1f\x8b" + raw
+    yield "nested 100,000 deep", b"[" * 100_000
+    if not is_json:
+        return
+    is_one = not text.startswith("{") or text.count("\n[") + text.count("\n{") == 0
+    data = json.loads(text) if is_one else None
+    yield "a list", b"[1, 2]"
+    yield "a number", b"7"
+    yield "null", b"null"
+    key = re.search(r'"(\w+)":', text)
+    if isinstance(data, dict) and key:
+        first = key.group(1)
+        yield "a key misspelt", text.replace(f'"{first}"', f'"{first}x"', 1).encode()
+        yield "a key twice", text.replace(key.group(), f"{key.group()} 1, {key.group()}", 1).encode()
+    places = [match.span() for match in _NUMBERS.finditer(text)]
+    for what, instead in _INSTEAD.items():
+        for number in sorted({0, len(places) // 2, len(places) - 1} if places else ()):
+            start, end = places[number]
+            yield f"{what} ({number})", (text[:start] + instead + text[end:]).encode()
+
+
+_PIECES = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"null", b"true"]
+_PIECES += [b"\xff", b"\x00", b"\xef\xbb\xbf", b"[" * 5000, b'{"a":' * 3000, b"9" * 5000, b'"name": 1,', b"\\ud800"]
+
+
+def damaged(source: random.Random, text: bytes) -> bytes:
+    """Return a text with some of it replaced, doubled, moved or removed."""
+    for _ in range(source.randint(1, 4)):
+        start = source.randrange(len(text) + 1)
+        end = min(len(text), start + int(source.expovariate(0.1)))
+        piece = source.choice([b"", source.choice(_PIECES), text[start:end] * 2, bytes([source.randrange(256)])])
+        text = text[:start] + piece + text[end:]
+    return text
+
+
+def odd_places(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield paths that are no files to read."""
+    yield "a folder", folder
+    pipe = folder / "pipe"
+    if not pipe.exists():
+        os.mkfifo(pipe)
+    yield "a pipe", pipe
+    yield "a device", Path("/dev/zero")
+    yield "nothing there", folder / "absent"
