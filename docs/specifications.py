@@ -88,8 +88,9 @@ Data movement is minimised | machine/heterogeneous/test_orchestrator.py::test_wh
 Devices are synchronised as dependencies ask | machine/heterogeneous/test_orchestrator.py::test_a_dependency_graph_is_honoured_by_both_clocks_and_the_plans
 Failures of devices are survived | machine/heterogeneous/test_device_errors.py::test_the_orchestrator_moves_the_work_of_a_worker_that_fails
 Power is managed across devices | machine/heterogeneous/test_orchestrator.py::test_a_power_budget_is_kept_and_costs_time
-Thermal modelling for all hardware | | temperatures are shown where a driver says them; no limit is modelled
-`EnhancedWorkloadProfile` | machine/heterogeneous/test_workloads.py::test_what_the_specification_lists_is_worked_out_of_the_graph | in part: `dependency_graph` decides; components, patterns and parallelism are worked out and shown
+Thermal modelling for all hardware | machine/heterogeneous/test_fields.py::test_heat_slows_a_device_of_the_orchestrator_by_the_law_of_its_clock | in part: the power that a device sustains for ever slows it, where the user gives its resistance to heat; temperatures do not change during a run
+`EnhancedWorkloadProfile` | machine/heterogeneous/test_fields.py::test_each_field_decides_something
+Workloads are decomposed into components that are given | machine/heterogeneous/test_fields.py::test_components_stay_on_one_device_and_less_is_never_quicker
 `calculate_hardware_compatibility` | machine/heterogeneous/test_workloads.py::test_compatibility_ranks_devices_by_what_they_take
 `EnhancedTestTask.prepare_for_hardware`, within a power budget | machine/heterogeneous/test_workloads.py::test_a_task_is_prepared_for_a_device_within_its_power_budget
 A scheduler for tasks on unlike devices | machine/heterogeneous/test_workloads.py::test_tasks_go_to_the_device_that_ends_them_first

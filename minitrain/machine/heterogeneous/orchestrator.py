@@ -64,6 +64,7 @@ from minitrain.machine.heterogeneous.workloads import (
     WorkloadOperation,
     WorkloadProfile,
     dependencies,
+    kept,
 )
 from minitrain.machine.platform.fair_sharing import FairSharing, Flow
 from minitrain.machine.platform.links import Lane
@@ -573,9 +574,9 @@ class WorkloadExecution:
             )
 
     def _free(self, done: str) -> None:
-        """Drop arrays that no later operation reads, unless they are wanted results; inputs stay on the host."""
+        """Drop arrays that no later operation reads, unless they are wanted or kept; inputs stay on the host."""
         needed = {read for name in self.pending for read in self.workload.by_name[name].reads()}
-        for name in {*self.workload.by_name[done].reads(), done} - needed - set(self.workload.wanted):
+        for name in {*self.workload.by_name[done].reads(), done} - needed - kept(self.workload):
             self.copies[name] = {place: copy for place, copy in self.copies[name].items() if place == HOST}
 
     def _recover(self, dead: str, found_by: str) -> None:

@@ -31,6 +31,7 @@ Math. 17(2), 1969.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -61,6 +62,7 @@ from minitrain.machine.heterogeneous.workloads import (
     dependencies,
     free_after_last_use,
     fusions,
+    given_of,
 )
 from minitrain.workloads.field_faults import closest
 
@@ -342,8 +344,30 @@ class ListScheduler:
                 )
         order = self.by_urgency()
         alone = [[device] for device in self.devices if len(self.devices) > 1]
-        tried = [self.placed(dict.fromkeys(order, names)) for names in (list(self.devices), *alone)]
-        return min(tried, key=lambda schedule: schedule.seconds)
+        together = self._widest()
+        tried = [self.placed(dict.fromkeys(order, names)) for names in (together, *alone)]
+        best = min(tried, key=lambda schedule: schedule.seconds)
+        if NEVER in best.finish_s.values():
+            raise UsageError(
+                f"no {len(together)} of {', '.join(self.devices)} compute all of {self.workload.workload_id} with its "
+                "decomposable_components whole; give a larger width, or smaller components"
+            )
+        return best
+
+    def _widest(self) -> list[str]:
+        """Return as many devices as the workload is wide: those that would do all of it soonest."""
+        width = given_of(self.workload, "parallelism_characteristics").get("width", len(self.devices))
+        alone = {name: sum(seconds[name] for seconds in self._seconds.values()) for name in self.devices}
+        chosen = sorted(self.devices, key=lambda name: alone[name])[: math.ceil(width)]
+        return [name for name in self.devices if name in chosen]
+
+    def _components(self) -> dict[str, list[str]]:
+        """Return by operation those that stay on one device with it, itself among them."""
+        group = {name: [name] for name in self.pending}
+        for component in given_of(self.workload, "decomposable_components").values():
+            names = [name for name in component["operations"] if name in group]
+            group |= dict.fromkeys(names, names)
+        return group
 
     def by_urgency(self) -> list[str]:
         """Return operations by the mean time from their beginning to the end, the longest first."""
@@ -383,8 +407,11 @@ class ListScheduler:
             ended = [finish[other] for other in before[name] if other in finish]
             return max([free[device], *came.values(), *ended]) + self._seconds[name][device], link, came
 
+        group = self._components()
         for name, devices in choices.items():
-            best = {device: tried(name, device) for device in devices}
+            beside = [mapping[other].name for other in group[name] if other in mapping]
+            able = [device for device in devices if all(self._seconds[each][device] < NEVER for each in group[name])]
+            best = {device: tried(name, device) for device in beside[:1] or able or devices}
             device = min(best, key=lambda each: best[each][0])
             finish[name], links[device], came = best[device]
             free[device] = finish[name]
@@ -506,6 +533,7 @@ class HardwareAwareWorkloadManager:
         require_count("largest", largest)
         throughput: dict[int, float] = {}
         size, capacity = 1, hardware.memory_bytes
+        largest = min(largest, int(given_of(workload, "parallelism_characteristics").get("batch", largest)))
         while size <= largest:
             batch = workload.at_batch(size)
             if free_after_last_use(batch, capacity).peak_bytes > capacity:

@@ -271,21 +271,33 @@ def _waits_for_others(workload: WorkloadProfile) -> set[str]:
     return {name for name, before in dependencies(workload).items() if set(before) - set(names[name].reads())}
 
 
+class _Completed(dict[str, Any]):
+    """A field of which some entries were given and the others computed, which change with the rest of a workload."""
+
+    def __init__(self, entries: Any, given: Mapping[str, Any] = MappingProxyType({})) -> None:
+        super().__init__(entries)
+        self.given = dict(given)
+
+
 @dataclass(frozen=True)
 class EnhancedWorkloadProfile(WorkloadProfile):
-    """A workload with the specification's further fields; those that are empty are computed.
+    """A workload with the specification's further fields. What is not given of them is computed; what is given decides.
 
     Args:
         decomposable_components: by component, its `operations`, `flops` and `bytes`; those that share nothing but
-            inputs.
-        data_access_patterns: by input, "once" or "shared" by several operations.
-        memory_access_patterns: by operation, "streaming", "blocked" (matrices), or "view".
+            inputs. The operations of a component that is given stay together on one device; its figures are computed.
+        data_access_patterns: by input, "once" or "shared" by several operations. One that is given as "kept" is
+            never freed on a device that it came to.
+        memory_access_patterns: by operation, "streaming", "blocked" (matrices), or "view". One that is given as
+            "view" moves no bytes.
         parallelism_characteristics: `width`, all FLOPs over those of the longest chain; `batch`, the samples;
-            `arithmetic_intensity`, FLOP a byte.
+            `arithmetic_intensity`, FLOP a byte. A `width` that is given is the most devices that compute it, rounded
+            up; a `batch` that is given is the most that `optimize_batch_size` chooses.
         dependency_graph: by operation, the operations that it waits for; those it reads from are added.
 
     Raises:
-        UsageError: an operation of the graph is unknown, or waits for one that is not before it.
+        UsageError: an operation of the graph is unknown, or waits for one that is not before it; or what is given
+            decides nothing.
     """
 
     decomposable_components: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
@@ -295,7 +307,7 @@ class EnhancedWorkloadProfile(WorkloadProfile):
     dependency_graph: dict[str, list[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Compute the fields that were not given."""
+        """Compute what was not given."""
         super().__post_init__()
         _require_known(self.dependency_graph, self.by_name, "the dependency graph names")
         order = list(self.by_name)
@@ -304,26 +316,49 @@ class EnhancedWorkloadProfile(WorkloadProfile):
                 before, dict.fromkeys(order[: order.index(name)]), f"in the dependency graph, {name} waits for"
             )
         object.__setattr__(self, "dependency_graph", dependencies(self))
-        readers = self.consumers()
-        computed = {
-            "decomposable_components": _components(self),
-            "data_access_patterns": {name: "shared" if len(readers[name]) > 1 else "once" for name in self.inputs},
-            "memory_access_patterns": {name: _pattern(cost) for name, cost in self.costs.items()},
-            "parallelism_characteristics": _parallelism(self),
+        self._complete("data_access_patterns", _accesses(self), {"kept"})
+        patterns = {name: _pattern(asked.cost) for name, asked in self.requests.items()}
+        self._complete("memory_access_patterns", patterns, {"view"})
+        self._complete("parallelism_characteristics", _parallelism(self))
+        for name, most in given_of(self, "parallelism_characteristics").items():
+            if name == "arithmetic_intensity" or not most >= 1:
+                raise UsageError(
+                    f"parallelism_characteristics of {self.workload_id} may say width and batch, each at least 1, got "
+                    f"{name} {most}; leave it out, and it is computed"
+                )
+        own = _figures(self, given_of(self, "decomposable_components"))
+        object.__setattr__(self, "decomposable_components", _Completed(own or _components(self), own))
+
+    @cached_property
+    def costs(self) -> dict[str, Operation]:
+        """What each operation costs, by name; one that is said to be a view moves nothing."""
+        views = given_of(self, "memory_access_patterns")
+        return {
+            name: replace(asked.cost, bytes=0.0) if name in views else asked.cost
+            for name, asked in self.requests.items()
         }
-        for name, value in computed.items():
-            if not getattr(self, name):
-                object.__setattr__(self, name, value)
+
+    def _complete(self, name: str, computed: Mapping[str, Any], allowed: Iterable[str] = ()) -> None:
+        """Fill a field up with what is computed, and note what was given instead.
+
+        Raises:
+            UsageError: an entry is not one of those that are computed, or what is given of it decides nothing.
+        """
+        own = {key: value for key, value in given_of(self, name).items() if value != computed.get(key)}
+        _require_known(own, computed, f"{name} names")
+        for key, value in own.items():
+            if allowed and value not in allowed:
+                raise UsageError(
+                    f"{name} of {self.workload_id} may say {', '.join(allowed)} of {key}, which is "
+                    f"{computed[key]!r} otherwise, got {value!r}; leave it out, and it is computed"
+                )
+        object.__setattr__(self, name, _Completed({**computed, **own}, own))
 
     @classmethod
     def of(cls, workload: WorkloadProfile) -> Self:
         """Return a workload with all of these fields computed from it; what operations wait for stays."""
         given = {each.name: getattr(workload, each.name) for each in fields(WorkloadProfile)}
         return cls(**given, dependency_graph=dependencies(workload))
-
-    def with_inputs(self, inputs: Mapping[str, Any]) -> Self:
-        """Return the same operations on other inputs, with the fields that depend on sizes computed again."""
-        return self.of(super().with_inputs(inputs))
 
     def calculate_hardware_compatibility(self, hardware_profile: HardwareCapabilityProfile) -> float:
         """Return how many times a second a device could compute the workload; 0 where it cannot.
@@ -339,6 +374,46 @@ class EnhancedWorkloadProfile(WorkloadProfile):
             return 0.0
 
 
+def given_of(workload: WorkloadProfile, name: str) -> dict[str, Any]:
+    """Return what was given of a field of `EnhancedWorkloadProfile`; nothing for other workloads."""
+    field_of = getattr(workload, name, {})
+    return field_of.given if isinstance(field_of, _Completed) else dict(field_of)
+
+
+def kept(workload: WorkloadProfile) -> set[str]:
+    """Return the arrays that stay where they are when nothing reads them any more."""
+    return {*workload.wanted, *given_of(workload, "data_access_patterns")}
+
+
+def _accesses(workload: WorkloadProfile) -> dict[str, str]:
+    readers = workload.consumers()
+    return {name: "shared" if len(readers[name]) > 1 else "once" for name in workload.inputs}
+
+
+def _figures(workload: WorkloadProfile, components: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return components with their FLOPs and bytes.
+
+    Raises:
+        UsageError: an operation is unknown, or in two components.
+    """
+    named = [name for component in components.values() for name in component["operations"]]
+    _require_known(named, workload.by_name, "decomposable_components names")
+    twice = [name for name in workload.by_name if named.count(name) > 1]
+    if twice:
+        raise UsageError(
+            f"decomposable_components of {workload.workload_id} must not share operations, and {twice[0]} is in two; "
+            "leave it in one"
+        )
+    return {
+        place: {
+            **component,
+            "flops": sum(workload.costs[name].flops for name in component["operations"]),
+            "bytes": sum(workload.costs[name].bytes for name in component["operations"]),
+        }
+        for place, component in components.items()
+    }
+
+
 def _pattern(cost: Operation) -> str:
     return "view" if not cost.bytes else "blocked" if cost.kind == "matmul" else "streaming"
 
@@ -352,14 +427,7 @@ def _components(workload: WorkloadProfile) -> dict[str, dict[str, Any]]:
         together = [group for group in groups if not group.isdisjoint(before)]
         groups = [*apart, {name}.union(*together)]
     found = sorted((sorted(group, key=order.index) for group in groups), key=lambda names: order.index(names[0]))
-    return {
-        f"component-{place}": {
-            "operations": names,
-            "flops": sum(workload.costs[name].flops for name in names),
-            "bytes": sum(workload.costs[name].bytes for name in names),
-        }
-        for place, names in enumerate(found)
-    }
+    return _figures(workload, {f"component-{place}": {"operations": names} for place, names in enumerate(found)})
 
 
 def _parallelism(workload: WorkloadProfile) -> dict[str, float]:
@@ -478,23 +546,28 @@ def split_by_samples(
             "does not read from; divide it by operations: decompose_workload",
             operation=waiting[0],
         )
-    kept = rows_kept(workload)
+    by_row = rows_kept(workload)
     first = max(working, key=lambda device: shares[device.name])
-    placed = [(operation, first) for operation in workload.operations if operation.name not in kept]
+    placed = [(operation, first) for operation in workload.operations if operation.name not in by_row]
     inputs = {name: given for name, given in workload.inputs.items() if name not in workload.batch_inputs}
-    stop = 0
+    stop, accesses, patterns = 0, dict[str, str](), dict[str, str]()
     for device in working:
         start, stop = stop, stop + shares[device.name]
-        own = {name: f"{name}@{device.name}" for name in kept}
+        own = {name: f"{name}@{device.name}" for name in by_row}
+        for name, said in (("data_access_patterns", accesses), ("memory_access_patterns", patterns)):
+            said |= {own.get(key, key): value for key, value in given_of(workload, name).items()}
         inputs |= {own[name]: _rows(workload.inputs[name], start, stop) for name in workload.batch_inputs}
-        placed += [(each.with_names(own), device) for each in workload.operations if each.name in kept]
-    for name in (each for each in workload.wanted if each in kept):
+        placed += [(each.with_names(own), device) for each in workload.operations if each.name in by_row]
+    for name in (each for each in workload.wanted if each in by_row):
         pieces = [f"{name}@{device.name}" for device in working]
         placed.append((WorkloadOperation(name, "concatenate", {"arrays": pieces}), first))
     operations = tuple(operation for operation, _ in placed)
     cut = WorkloadProfile(
         workload.workload_id, operations, inputs, workload.wanted, (), workload.precisions, workload.requires
     )
+    if accesses or patterns:
+        enhanced = EnhancedWorkloadProfile.of(cut)
+        cut = replace(enhanced, data_access_patterns=accesses, memory_access_patterns=patterns)
     return cut, {operation.name: device for operation, device in placed}
 
 
@@ -555,14 +628,14 @@ def keep_all(workload: WorkloadProfile, capacity_bytes: int) -> MemoryPlan:  # n
 
 
 def free_after_last_use(workload: WorkloadProfile, capacity_bytes: int) -> MemoryPlan:  # noqa: ARG001  (as above)
-    """Free an array once no later operation reads it, unless it is a wanted result."""
+    """Free an array once no later operation reads it, unless it is a wanted result or said to be kept."""
     last = {name: readers[-1] for name, readers in workload.consumers().items() if readers}
-    wanted, held = set(workload.wanted), workload.num_bytes(*workload.inputs)
+    stay, held = kept(workload), workload.num_bytes(*workload.inputs)
     peak, freed = held, dict[str, tuple[str, ...]]()
     for operation in workload.by_name:
         held += workload.num_bytes(operation)
         peak = max(peak, held)
-        gone = tuple(name for name, reader in last.items() if reader == operation and name not in wanted)
+        gone = tuple(name for name, reader in last.items() if reader == operation and name not in stay)
         held -= workload.num_bytes(*gone)
         freed |= {operation: gone} if gone else {}
     return MemoryPlan("free_after_last_use", peak, freed_after=freed)

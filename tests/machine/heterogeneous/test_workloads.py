@@ -91,8 +91,8 @@ def test_what_the_specification_lists_is_worked_out_of_the_graph() -> None:
     assert [each["operations"] for each in components.values()] == [["b"], ["c"]]
     before, grown = (each.decomposable_components["component-0"] for each in (found, found.at_batch(64)))
     assert grown["flops"] == 2 * before["flops"]
-    named = EnhancedWorkloadProfile("own", apart.operations, apart.inputs, data_access_patterns={"x": "random"})
-    assert named.data_access_patterns == {"x": "random"}  # what is given is not worked out
+    named = EnhancedWorkloadProfile("own", apart.operations, apart.inputs, data_access_patterns={"a": "kept"})
+    assert named.data_access_patterns == {"a": "kept"}  # what is given is not worked out
 
 
 def test_compatibility_ranks_devices_by_what_they_take() -> None:
