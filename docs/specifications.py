@@ -46,7 +46,8 @@ Energy is 0 where no power is given | machine/solver/test_solving.py::test_no_po
 # Hardware simulation architecture
 Performance is predicted from the program, without the device | machine/devices/test_jax_programs.py::test_simulate_takes_a_function_shapes_and_a_device
 A Python API: `compile` and `simulate` | machine/devices/test_several_devices.py::test_lowered_and_compiled_programs_are_priced_by_what_xla_counts
-Compiled programs are analysed | machine/devices/test_several_devices.py::test_lowered_and_compiled_programs_are_priced_by_what_xla_counts | in part: `Lowered` and `Compiled` of JAX; the text of an HLO module is not read
+Compiled programs are analysed | machine/devices/test_several_devices.py::test_lowered_and_compiled_programs_are_priced_by_what_xla_counts
+The text of an HLO module is analysed | machine/devices/test_several_devices.py::test_hlo_text_is_priced_as_the_program_that_says_it | in part: what libraries compute (`custom-call`) is refused by name, since XLA does not count it
 FLOPs are counted | machine/devices/test_jax_programs.py::test_flops_are_those_of_the_lowered_program
 Memory accesses are counted | machine/devices/test_jax_programs.py::test_bytes_are_near_those_of_the_compiled_program
 Models of GPUs, TPUs, CPUs and ASICs | machine/devices/test_simulator.py::test_every_shipped_device_has_a_simulator_of_its_class_that_is_slower_for_more_work

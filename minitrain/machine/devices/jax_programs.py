@@ -132,23 +132,58 @@ def program_of_stage(stage: Any) -> Program:
     """
     import jax  # noqa: PLC0415 - JAX is heavy
 
-    kind = type(stage).__name__
-    text = stage.as_text()
+    kind, text = type(stage).__name__, stage.as_text()
+    _require_one_device(kind, text)
+    types = [str(leaf.dtype) for leaf in jax.tree.leaves(stage.args_info)]
+    datatype = next((each for each in types if "float" in each), "float32")
+    return _as_xla_counts(kind, stage.cost_analysis() or {}, datatype, "while" in text, "callback" in text)
+
+
+def program_of_hlo(text: str) -> Program:
+    """Return the text of an HLO module, as `Compiled.as_text()` gives it, as one operation; as `program_of_stage`.
+
+    Raises:
+        UsageError: the text is no HLO, or calls a library, which XLA does not count; or as for `program_of_stage`.
+    """
+    from jax.extend.backend import get_backend  # noqa: PLC0415 - JAX is heavy
+    from jaxlib import _hlo, _jax  # type: ignore[attr-defined]  # noqa: PLC0415 - no public module reads HLO; no stubs
+
+    kind = "HLO text"
+    _require_one_device(kind, text)
+    called = re.findall(r'custom_call_target="([^"]*)"', text)
+    libraries = [target for target in called if "callback" not in target]
+    if libraries:
+        raise UsageError(
+            f"this {kind} calls {libraries[0]}, which XLA does not count; simulate the function, or the text of "
+            'lower(...).as_text("hlo"), which is not yet optimised'
+        )
+    try:
+        counted = _jax.hlo_module_cost_analysis(get_backend("cpu"), _hlo.hlo_module_from_text(text))
+    except (RuntimeError, ValueError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise UsageError(f"XLA cannot read this {kind}: {said}; give what Compiled.as_text() says, whole") from error
+    layout = re.search(r"entry_computation_layout=\{([^\n]*)", text)
+    types = re.findall(r"\b(b?f\d+\w*)\[", "" if layout is None else layout[1])
+    datatype = re.sub(r"^(b?)f(\d)", r"\1float\2", types[0]) if types else "float32"
+    return _as_xla_counts(kind, counted, datatype, " while(" in text, bool(called))
+
+
+def _require_one_device(kind: str, text: str) -> None:
     parts = re.search(r"(?:mhlo\.)?num_partitions ?= ?(\d+)", text)
     if parts is not None and int(parts[1]) > 1:
         raise UsageError(
             f"this {kind} is divided over {parts[1]} devices by XLA's partitioner; write it with jax.shard_map"
         )
-    counted = stage.cost_analysis() or {}
+
+
+def _as_xla_counts(kind: str, counted: Any, datatype: str, has_loop: bool, has_callback: bool) -> Program:
+    """Return a program of one operation, of what XLA counts."""
     if "flops" not in counted and "bytes accessed" not in counted:
         raise UsageError(f"XLA does not count what this {kind} does; simulate the function")
-    types = [str(leaf.dtype) for leaf in jax.tree.leaves(stage.args_info)]
-    datatype = next((each for each in types if "float" in each), "float32")
-    on_host = ("a callback",) if "callback" in text else ()
     flops, num_bytes = (max(0.0, counted.get(name, 0.0)) for name in ("flops", "bytes accessed"))
     operation = Operation(f"all of this {kind}", flops, num_bytes, known_datatype(datatype), "matmul")
-    loops = (f"a loop of this {kind}",) if "while" in text else ()
-    return Program((operation,), loops, on_host)
+    loops = (f"a loop of this {kind}",) if has_loop else ()
+    return Program((operation,), loops, ("a callback",) if has_callback else ())
 
 
 def traced(fault: str, function: Callable[..., Any], *shapes: Any, dtype: str) -> tuple[Any, Any]:

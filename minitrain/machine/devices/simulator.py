@@ -91,8 +91,8 @@ def as_program(ir: Any) -> Program:
     JAX and torch are imported where a program of theirs is read, and known by the names of their classes until then.
 
     Args:
-        ir: a `Program`, an `Operation`, a list of operations, a closed jaxpr, a `Lowered` or `Compiled` of JAX, or an
-            exported torch program.
+        ir: a `Program`, an `Operation`, a list of operations, a closed jaxpr, a `Lowered` or `Compiled` of JAX, the
+            text of an HLO module, or an exported torch program.
 
     Raises:
         UsageError: it is none of these.
@@ -108,6 +108,10 @@ def as_program(ir: Any) -> Program:
         from minitrain.machine.devices.jax_programs import program_of_stage  # noqa: PLC0415 - JAX is heavy
 
         return program_of_stage(ir)
+    if isinstance(ir, str) and ir.lstrip().startswith("HloModule"):
+        from minitrain.machine.devices.jax_programs import program_of_hlo  # noqa: PLC0415 - JAX is heavy
+
+        return program_of_hlo(ir)
     if kind == "ExportedProgram":
         from minitrain.machine.devices.torch_programs import program_of_export  # noqa: PLC0415 - torch is heavy
 
@@ -115,8 +119,8 @@ def as_program(ir: Any) -> Program:
     operations = (ir,) if isinstance(ir, Operation) else tuple(ir) if isinstance(ir, Iterable) else (None,)
     if isinstance(ir, str) or not all(isinstance(operation, Operation) for operation in operations):
         raise UsageError(
-            "a simulator takes a Program, an Operation, a list of operations, a closed jaxpr or an exported torch "
-            f"program, got {kind}; for a function use mt.hw.simulate(fn, *shapes)"
+            "a simulator takes a Program, an Operation, a list of operations, a closed jaxpr, HLO text or an exported "
+            f"torch program, got {kind}; for a function use mt.hw.simulate(fn, *shapes)"
         )
     return Program(operations)
 

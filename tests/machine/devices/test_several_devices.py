@@ -107,6 +107,35 @@ def test_lowered_and_compiled_programs_are_priced_by_what_xla_counts() -> None:
         mt.hw.simulate(loop)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_hlo_text_is_priced_as_the_program_that_says_it(dtype: str) -> None:
+    lowered = jax.jit(lambda x, w: jnp.tanh(x @ w)).lower(STRUCT((96, 160), dtype), STRUCT((160, 320), dtype))
+    compiled, text = lowered.compile(), lowered.as_text("hlo")
+    for stage, said in ((compiled, compiled.as_text()), (lowered, text)):
+        result, expected = mt.hw.simulate(said), mt.hw.simulate(stage)
+        assert result.flops == pytest.approx(expected.flops, rel=1e-6)
+        assert result.operations[0].operation.datatype == dtype
+    assert mt.hw.simulate(compiled.as_text()).time_seconds == mt.hw.simulate(compiled).time_seconds
+    larger = jax.jit(lambda x, w: jnp.tanh(x @ w)).lower(STRUCT((96, 160), dtype), STRUCT((160, 640), dtype))
+    assert mt.hw.simulate(larger.as_text("hlo")).flops == pytest.approx(2 * mt.hw.simulate(text).flops)
+
+
+def test_hlo_text_says_what_xla_does_not_count_or_is_refused() -> None:
+    loop = jax.jit(lambda x: LAX.fori_loop(0, 5, lambda _, y: y @ y, x)).lower(STRUCT((8, 8), "f4"))
+    with pytest.warns(UnknownLoopWarning, match="a loop of this HLO text counts once"):
+        mt.hw.simulate(loop.as_text("hlo"))
+    text = jax.jit(lambda x: x @ x).lower(STRUCT((8, 8), "f4")).as_text("hlo")
+    with pytest.raises(UsageError, match=r"XLA cannot read this HLO text: .*; give what Compiled.as_text"):
+        mt.hw.simulate(text.replace("ENTRY", "ENTRANCE"))
+    with pytest.raises(UsageError, match="this HLO text is divided over 8 devices"):
+        mt.hw.simulate(text.replace("HloModule jit__lambda", "HloModule jit__lambda, num_partitions=8", 1))
+    solve = jax.jit(jnp.linalg.cholesky).lower(STRUCT((8, 8), "f4")).compile().as_text()
+    with pytest.raises(UsageError, match=r"this HLO text calls .*potrf.*, which XLA does not count"):
+        mt.hw.simulate(solve)
+    with pytest.raises(UsageError, match="a closed jaxpr, HLO text or an exported torch program, got str"):
+        mt.hw.simulate("module @jit")
+
+
 def test_what_the_host_does_is_said() -> None:
     def calls(x: Any) -> Any:
         return jax.pure_callback(np.asarray, STRUCT((4, 4), jnp.float32), x) + 1
