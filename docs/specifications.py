@@ -26,7 +26,7 @@ Collectives (AllReduce, AllGather) are modelled accurately | machine/platform/te
 Many collectives at the high level of detail are quick | machine/platform/test_platform.py::test_concurrent_collectives_rate_each_message_once
 Peak rates by precision | machine/platform/test_platform.py::test_a_task_lasts_as_the_roofline_says
 Memory capacity: what does not fit is refused, or waits | machine/platform/test_platform.py::test_an_allocation_can_wait_for_its_turn
-Utilization of links is tracked | machine/platform/test_replay.py::test_strips_are_means_of_what_was_carried
+Utilization of links is tracked | machine/platform/test_replay.py::test_strips_are_means_of_what_was_carried | in part: the test averages what a link carried, given by hand; the tracking itself is not compared with a closed form
 `submit_computation_task` | machine/platform/test_platform.py::test_tasks_of_half_the_units_last_twice_as_long_side_by_side
 `allocate_memory`, `free_memory` | machine/platform/test_platform.py::test_memory_is_taken_and_given_back_at_once
 `submit_network_transfer_task` | machine/platform/test_platform.py::test_a_transfer_takes_latency_and_bytes_and_two_share_their_link_in_one_direction
@@ -41,7 +41,7 @@ FLOPs of an inference are given, or two a parameter | machine/solver/test_engine
 Latency is the longer time and the dispatch tax | machine/solver/test_engine.py::test_a_profile_s_parts_fit_together
 A model is feasible where its weights fit | machine/solver/test_solving.py::test_what_would_make_a_model_fit_does_and_one_step_less_does_not
 Throughput, energy, intensity and footprint have units | machine/solver/test_engine.py::test_flops_bytes_and_counts_do_not_mix
-Energy is 0 where no power is given | machine/solver/test_solving.py::test_no_power_is_none_in_a_table_and_a_dash_in_its_text
+Energy is 0 where no power is given | machine/solver/test_engine.py::test_energy_is_0_where_no_power_is_given
 
 # Hardware simulation architecture
 Performance is predicted from the program, without the device | machine/devices/test_jax_programs.py::test_simulate_takes_a_function_shapes_and_a_device
@@ -70,7 +70,7 @@ Capabilities are inherited in hierarchies | machine/heterogeneous/test_taxonomy.
 Capabilities filter devices | machine/heterogeneous/test_described.py::test_what_a_workload_requires_filters_devices
 Capabilities are discovered at run time | machine/heterogeneous/test_profiler.py::test_devices_without_a_driver_are_listed_with_what_is_not_known | in part: rates and features are found of processors and NVIDIA's GPUs; others are listed as found
 One interface for all kinds of hardware | machine/heterogeneous/test_abstraction_layer.py::test_backends_agree_on_every_operation
-Implementations of backends are registered | machine/heterogeneous/test_abstraction_layer.py::test_what_cannot_be_registered_is_refused
+Implementations of backends are registered, and compute | machine/heterogeneous/test_abstraction_layer.py::test_every_shipped_config_computes_on_the_host_and_costs_what_it_says
 Fallbacks where hardware is not available | machine/heterogeneous/test_abstraction_layer.py::test_a_class_without_a_backend_falls_back_in_order
 Fallbacks where a device fails with an error of its own | machine/heterogeneous/test_device_errors.py::test_the_layer_falls_back_and_says_what_happened
 Benchmarks of a device | machine/heterogeneous/test_profiler.py::test_the_devices_of_a_machine_are_profiled_together
@@ -104,13 +104,16 @@ Underutilization falls by 25 % | machine/heterogeneous/test_workload_manager.py:
 Exactly these names, parameters and defaults | project/test_lib_surface.py::test_parameters_have_the_specified_names_order_and_defaults
 Constants | project/test_lib_surface.py::test_the_constants_have_the_specified_values
 Reducible and gatherable tensors combine, and only what belongs together | tensors/test_tensors.py::test_what_does_not_belong_together_does_not_combine
-Shards combine to the whole; only a complete tensor is sharded | tensors/test_tensors.py::test_shards_combine_to_the_whole_in_any_order
+Shards combine to the whole | tensors/test_tensors.py::test_shards_combine_to_the_whole_in_any_order
+Only a complete tensor is sharded | tensors/test_tensors.py::test_only_a_complete_tensor_can_be_sharded
 Gradients accumulate over samples | tensors/test_tensors.py::test_gradients_add_to_the_samples_of_both
 Sizes of tensors | tensors/test_tensors.py::test_a_shard_has_its_share_of_the_size
 `Barrier`: nobody passes before everybody has arrived, and it can be used again | engine/transport/test_barrier.py::test_it_can_be_used_again_at_once_with_or_without_reset
 `Dist.all_reduce` sums, and ends at the latest time | engine/transport/test_dist.py::test_all_reduce_sums_numbers_and_ends_at_the_latest_time
-`Dist.all_gather`, `reduce_scatter` | engine/transport/test_groups.py::test_collectives_are_matched_and_sharded_per_group
-`Dist.send`, `receive` | engine/transport/test_dist.py::test_messages_come_first_in_first_out_whatever_the_buffer
+`reduce_scatter` sums, and gives each rank its shard | engine/transport/test_groups.py::test_collectives_are_matched_and_sharded_per_group
+`all_gather` combines the shards of all ranks | engine/transport/test_groups.py::test_a_gather_in_a_proper_subgroup_may_be_partial
+`Dist.send`, `receive`: messages come in the order of their sending | engine/transport/test_dist.py::test_messages_come_first_in_first_out_whatever_the_buffer
+A sender waits while the buffer is full | engine/transport/test_dist.py::test_a_full_buffer_holds_the_sender_back
 `Model.memory` sums what the stores hold | engine/test_stores.py::test_a_tensor_in_two_places_counts_twice_and_stays_stored_until_it_leaves_both
 `Model.status` | project/test_lib_surface.py::test_status_prints_what_the_stores_hold
 `Model.log_event` prices every type of event | project/test_lib_surface.py::test_log_event_prices_every_type_as_the_operation_does

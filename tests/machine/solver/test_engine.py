@@ -55,6 +55,11 @@ def test_a_profile_s_parts_fit_together() -> None:
     assert profile.peak_bw_actual == SYSTEMS["A100"].hardware.memory_bw
 
 
+def test_energy_is_0_where_no_power_is_given() -> None:
+    assert solved("MobileNetV2", "Phone", 4, "fp16").energy == 0 * ureg.joule
+    assert solved("MobileNetV2", "JetsonOrinNX", 4, "fp16").energy > 0 * ureg.joule
+
+
 def test_flops_bytes_and_counts_do_not_mix() -> None:
     for left, right in ((ureg.flop, ureg.byte), (ureg.byte, ureg.count), (ureg.count, ureg.flop)):
         with pytest.raises(pint.DimensionalityError):
