@@ -14,7 +14,7 @@ import operator
 from asyncio import get_running_loop
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 from minitrain.engine.transport.barrier import Barrier
@@ -70,7 +70,10 @@ class Dist:
         error: what has closed the transport, or None.
         detector: finds deadlocks among the ranks.
         world: the communicator of all ranks.
+        communicator_kind: class of what the ranks of a group share.
     """
+
+    communicator_kind: ClassVar[type[Communicator]] = Communicator
 
     def __init__(self, world_size: int, *, p2p_buffer: int | None = 1) -> None:
         require_count("world_size", world_size)
@@ -87,7 +90,7 @@ class Dist:
         self._held: dict[Call, None] = {}  # calls that wait for results of their own rank, in the order of submission
         self._refusals: Refusals | None = None  # made when the first operation is refused
         self.detector = DeadlockDetector(self)
-        self.world = Communicator(self, tuple(range(world_size)), self.barrier, is_world=True)
+        self.world = self.communicator_kind(self, tuple(range(world_size)), self.barrier, is_world=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
         self._communicators_along: dict[tuple[Any, ...], Communicator] = {}
 
@@ -105,7 +108,7 @@ class Dist:
                     f"a group needs ranks of 0..{self.world_size - 1}, at least one; got {list(members)}",
                     ranks=members,
                 )
-            found = Communicator(self, members, Barrier(len(members)), is_world=False)
+            found = self.communicator_kind(self, members, Barrier(len(members)), is_world=False)
             self._communicators[members] = found
         return found
 

@@ -25,6 +25,7 @@ from minitrain.machine.predictor import KernelPredictor, LayerPredictor, Runtime
 from minitrain.machine.price import Predictor, RankPredictors
 from minitrain.run.device_memory import kinds_of_journals, watching_memory
 from minitrain.run.folding.attempt import FoldAttempt
+from minitrain.run.folding.confirmation import confirm
 from minitrain.run.folding.early_divergence import DivergenceHistory, find_early_divergence, key_of_attempt
 from minitrain.run.folding.expansion import Expansion
 from minitrain.run.folding.model import FoldedModel, model_of_class
@@ -37,6 +38,7 @@ from minitrain.run.parameters import asks_to_fold
 from minitrain.run.progress import RunProgress
 from minitrain.run.rank_tasks import PreparedRun, require_nothing_left, run_ranks
 from minitrain.run.result import Run
+from minitrain.run.strategy_loading import is_shipped
 from minitrain.run.trained_model import trained_model_of
 from minitrain.tensors import Weight, clone
 from minitrain.tensors.index_sets import forget_latest_union
@@ -281,7 +283,7 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
         model.finish()
     expansion = Expansion(attempt, models)
     logs, of_ranks = expansion.every_rank()
-    return prepared.result(
+    run = prepared.result(
         FoldedRun,
         models,
         excesses,
@@ -293,6 +295,9 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
         was_asked_for=asks_to_fold(parameters.fold),
         **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
     )
+    if prepared.folded_kind is None and not is_shipped(prepared.function):
+        await confirm(prepared, run)
+    return run
 
 
 def _journals(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from minitrain.run.folding.prices import require_same_price
 from minitrain.run.folding.sequences import keep_shards_apart, tells_classes_apart
 from minitrain.run.folding.unlike_ranks import Labels, labels_of, require_alike
 from minitrain.run.rank_tasks import PreparedRun
+from minitrain.run.strategy_loading import is_shipped
 from minitrain.tensors import Activation, OptState, Weight
 from minitrain.tensors.placed import ActivationShard
 
@@ -49,6 +50,7 @@ class FoldedModel(FoldedExperts):
 
     Attributes:
         symbolic_columns: columns of the finished log, by their place in a row, with values that stand for every rank.
+        communicated: the collectives and receives so far, where ranks are to be executed in full too.
 
     Adds:
         rank: a number for each rank of the class, whoever asks; that of the lowest one is `_rank`.
@@ -91,6 +93,7 @@ class FoldedModel(FoldedExperts):
             memory_by_kind=memory_by_kind,
         )
         self._finished = False
+        self.communicated: list[Operation] | None = None
         self._task: Any = None
         self._find_coordinates()
 
@@ -178,6 +181,8 @@ class FoldedModel(FoldedExperts):
     def _join(self, operation: Any) -> None:
         """Complete a collective within the class, or let it meet those of other classes."""
         op, value, member = operation.op, operation.value, operation.owner
+        if self.communicated is not None and member.size > 1:
+            self.communicated.append(operation)
         if not member.kept <= self.attempt.apart and not tells_classes_apart(value):
             self.attempt.diverge(
                 f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
@@ -254,7 +259,10 @@ class FoldedModel(FoldedExperts):
 
     def _receive(self, source: int, tag: Hashable) -> Operation:
         """Submit a receive from another class."""
-        return super()._receive(self._class_of(source), tag)
+        operation = super()._receive(self._class_of(source), tag)
+        if self.communicated is not None:
+            self.communicated.append(operation)
+        return operation
 
     def _class_of(self, peer: Any) -> Any:
         """Return the lowest rank of the class that each rank's peer belongs to.
@@ -349,6 +357,8 @@ def model_of_class(prepared: PreparedRun, attempt: FoldAttempt, rank: int, dist:
     kind: type[FoldedModel] = prepared.folded_kind or FoldedModel
     sizes, more = (parameters.num_layers, parameters.global_batch_size), {"memory_by_kind": parameters.memory_by_kind}
     model = kind(attempt, rank, dist, *sizes, predictor, labels_of(prepared), **more)
+    if not is_shipped(prepared.function):
+        model.communicated = []
     prepared.give_shares([model])
     prepared.enter(model)
     return model

@@ -1,0 +1,215 @@
+"""Executing some ranks of a folded run in full, to see that they do what their class does.
+
+A class of ranks is simulated once, with numbers that stand for all its ranks. What a strategy does may depend on the
+rank in ways that those numbers do not see: by a counter that ranks share, a random number, `type(model.rank)`. So of a
+strategy that is not shipped, some ranks of each class are executed as ordinary ranks. What they get from others is what
+their class got, at their place. Their logs, their final weights and their peaks must be those of the folded run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from minitrain.engine.entry import require_handed_on
+from minitrain.engine.model import Model
+from minitrain.engine.operations import Operation
+from minitrain.engine.transport.communicator import Communicator
+from minitrain.engine.transport.dist import Dist
+from minitrain.errors import StrategyError
+from minitrain.operations import NOTE, PRICE, TIME, WAITED_FOR
+from minitrain.operations.collectives import COLLECTIVES, describe
+from minitrain.run.folding.expansion import RankInClass
+from minitrain.run.rank_tasks import PreparedRun, require_nothing_left, run_ranks
+
+if TYPE_CHECKING:
+    from minitrain.run.folding.model import FoldedModel
+    from minitrain.run.folding.run import FoldedRun
+
+MOST_CLASSES = 32
+"""Of how many classes ranks are executed; of more, those that lie evenly among them."""
+
+
+async def confirm(prepared: PreparedRun, run: FoldedRun) -> None:
+    """Execute some ranks of each class of a folded run in full: the lowest, the last, and one between them.
+
+    Args:
+        prepared: what was simulated.
+        run: its folded run, whose models have kept what they communicated.
+
+    Raises:
+        StrategyError: one of them does something else than its class.
+    """
+    classes = run.class_models
+    for model in classes[:: -(-len(classes) // MOST_CLASSES)]:
+        for rank in _chosen(run, model._rank):
+            await _confirm_rank(prepared, run, model, rank)
+
+
+def _chosen(run: FoldedRun, lowest: int) -> Sequence[int]:
+    """Return the ranks of a class that are executed; the same in each run like this one."""
+    sizes, strides = run.fold.folded_sizes, run.fold.strides
+    source = random.Random(f"{run.strategy} {run.world_size} {lowest}")
+    last = lowest + sum((size - 1) * strides[axis] for axis, size in sizes.items())
+    between = lowest + sum(source.randrange(size) * strides[axis] for axis, size in sizes.items())
+    return sorted({lowest, between, last})
+
+
+async def _confirm_rank(prepared: PreparedRun, run: FoldedRun, of_class: FoldedModel, rank: int) -> None:
+    """Execute one rank, and compare it with what the run says of it."""
+    assert run.expansion is not None  # every folded run has one
+    answers = Answers(RankInClass(run.expansion, rank), of_class.communicated or (), run.logs[rank]._rows)  # type: ignore[attr-defined]  # an `EventLog`
+    dist = AnsweringDist(run.world_size, answers)
+    parameters = prepared.parameters
+    model = Model(
+        rank,
+        dist,
+        parameters.num_layers,
+        parameters.global_batch_size,
+        runtime_predictor=prepared.predictor_of(rank),
+        memory_by_kind=parameters.memory_by_kind,
+    )
+    prepared.give_shares([model])
+    prepared.enter(model)
+    try:
+        await run_ranks(replace(prepared, watch=None), [model])
+        require_nothing_left(dist, [model])
+        require_handed_on([model])
+    except Exception as error:
+        _refuse(prepared, rank, f"ends in {type(error).__name__}: {error!s:.300}", error)
+    _require_same(prepared, run, model)
+
+
+def _require_same(prepared: PreparedRun, run: FoldedRun, model: Model) -> None:
+    """Require that a rank which was executed ends as the run says."""
+    rank = model._rank
+    for number, (own, of_class) in enumerate(zip(model.log, run.logs[rank], strict=False)):
+        if own != of_class:
+            _refuse(prepared, rank, f"its event {number} is {own}, where its class has {of_class}")
+    expected = run.models[rank]
+    compared: tuple[tuple[str, Any, Any], ...] = (
+        ("events", len(model.log), len(run.logs[rank])),
+        ("final weights", model.final_weights, expected.final_weights),
+        ("final experts", model.final_experts, expected.final_experts),
+        ("elements at its peak", model.peak_memory, run.peak_memory_per_rank[rank]),
+    )
+    for what, own, of_class in compared:
+        if own != of_class:
+            _refuse(prepared, rank, f"{what}: {own!r:.120}, where its class has {of_class!r:.120}")
+
+
+def _refuse(prepared: PreparedRun, rank: int, what: str, cause: Exception | None = None) -> NoReturn:
+    """Raise how a rank differs from its class."""
+    raise StrategyError(
+        f"{prepared.name} cannot be folded: rank {rank} was executed by itself too, and does something else than the "
+        f"ranks that it was folded with ({what}); let ranks differ in shard index and samples alone, share nothing "
+        "that they change, draw no numbers, or simulate without fold=True",
+        rank=rank,
+        is_split=False,
+    ) from cause
+
+
+class Answers:
+    """What a rank gets from others, in the order of its calls within each group and from each sender.
+
+    Args:
+        place: where the rank is within its class.
+        communicated: the communications of the class's lowest rank, in program order.
+        rows: those of the rank's log, as the folded run has them.
+    """
+
+    def __init__(self, place: RankInClass, communicated: Iterable[Operation], rows: Sequence[Any]) -> None:
+        self._place = place
+        self._rows = rows
+        self._left: dict[Any, deque[Operation]] = defaultdict(deque)
+        for operation in communicated:
+            stream = place.stream(operation.owner.stream)  # type: ignore[union-attr]  # of a group or a peer
+            key = stream.group if stream.peer is None else (stream.peer, _tag_of(operation))
+            self._left[key].append(operation)
+
+    def settle_collective(self, group: tuple[int, ...] | None, call: Operation) -> None:
+        """Let a collective end as that of the class does.
+
+        Args:
+            group: members, None for all ranks.
+            call: the rank's part in it.
+
+        Raises:
+            StrategyError: the class has none there, or another one.
+        """
+        of_class = self._next(group, call)
+        brought = self._own(of_class.given)
+        if (call.op, call.detail) != (of_class.op, of_class.detail) or _said(call.value) != _said(brought):
+            raise StrategyError(
+                f"{call.op} of {_said(call.value)}, where its class calls {of_class.op} of {_said(brought)}"
+            )
+        start, price = self._rows[of_class.row + TIME], self._rows[of_class.row + PRICE]
+        largest_bytes = price.size_bytes if COLLECTIVES[call.op].priced_by == "largest" else 0
+        last = self._rows[of_class.row + WAITED_FOR]
+        call.settle_all([call], [self._own(of_class.outcome)], [call.clock], start, last, largest_bytes)
+        if call.waiters is not None:  # it was held while its task waited
+            call.model._transport.wake([call.waiters])
+
+    def deliver(self, call: Operation) -> None:
+        """Let a receive get the message that its class gets."""
+        of_class = self._next((call.owner.stream.peer, _tag_of(call)), call)  # type: ignore[union-attr]  # of a peer
+        call.deliver(self._own(of_class.outcome), of_class.carried)  # type: ignore[arg-type]  # it was received
+
+    def _next(self, key: Any, call: Operation) -> Operation:
+        """Return the class's next communication in a group, or from a sender."""
+        if not self._left[key]:
+            raise StrategyError(f"{call.describe()}, which its class does not call")
+        return self._left[key].popleft()
+
+    def _own(self, value: Any) -> Any:
+        """Return what the class's lowest rank has as the rank has it."""
+        return [self._own(item) for item in value] if isinstance(value, list) else self._place.value(value)
+
+
+def _said(value: Any) -> Any:
+    """Return what an operation was given, in words."""
+    return [_said(item) for item in value] if isinstance(value, list) else describe(value)
+
+
+def _tag_of(operation: Operation) -> Any:
+    """Return the tag of a message, or None."""
+    note = operation.model._rows[operation.row + NOTE]
+    return None if note is None else note.tag
+
+
+class AnsweringCommunicator(Communicator):
+    """What one rank by itself sees of a group: every collective ends at once, as that of its class did."""
+
+    def join(self, index: int, call: Any) -> None:  # noqa: ARG002  (the rank's place in the group)
+        """Let the rank take part in its next collective."""
+        host: Any = self.host()
+        host.detector.num_operations += 1
+        host.answers.settle_collective(self.stream.group, call)
+
+
+class AnsweringDist(Dist):
+    """The transport of one rank by itself, whose calls are answered.
+
+    Args:
+        world_size: number of ranks.
+        answers: what the rank gets from the others.
+    """
+
+    communicator_kind = AnsweringCommunicator
+
+    def __init__(self, world_size: int, answers: Answers) -> None:
+        super().__init__(world_size)
+        self.answers = answers
+
+    def put(self, channel: Any, call: Any) -> None:  # noqa: ARG002  (the transport's)
+        """Take a message, which its receiver gets at once."""
+        self.detector.num_operations += 1
+        call.settled = True
+
+    def get(self, channel: Any, call: Any) -> None:  # noqa: ARG002
+        """Deliver a message."""
+        self.detector.num_operations += 1
+        self.answers.deliver(call)
