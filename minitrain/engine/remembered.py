@@ -8,7 +8,9 @@ for: that is decided by whether its price is here.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from minitrain.machine.price import Predictor, Price
 
@@ -51,14 +53,39 @@ class Remembered:
         self.updates: dict[tuple[int, int], Price] = {}
 
 
-def remembered_of(predictor: Predictor, shared: dict[int, Any]) -> Remembered:
-    """Return what all models of one predictor remember together.
+class _Shared:
+    """What the models of one run and process share: prices by the identity of predictors, and whole batches by size."""
+
+    def __init__(self) -> None:
+        self.prices: dict[int, Remembered] = {}
+        self.whole_batches: defaultdict[int, dict[int, frozenset[int]]] = defaultdict(dict)
+
+
+_BY_TRANSPORT: WeakKeyDictionary[Any, _Shared] = WeakKeyDictionary()  # nothing that a strategy is given leads here
+
+
+def _shared_by(transport: Any) -> _Shared:
+    """Return what the models on a transport share."""
+    found = _BY_TRANSPORT.get(transport)
+    if found is None:
+        found = _BY_TRANSPORT[transport] = _Shared()
+    return found
+
+
+def remembered_of(predictor: Predictor, transport: Any) -> Remembered:
+    """Return what all models of one predictor and transport remember together.
 
     Args:
         predictor: that of a model.
-        shared: what models of the same process remember, by the identity of their predictor; one may be added.
+        transport: that of its run.
     """
-    found: Remembered | None = shared.get(id(predictor))
+    prices = _shared_by(transport).prices
+    found = prices.get(id(predictor))
     if found is None:
-        found = shared[id(predictor)] = Remembered(predictor)
+        found = prices[id(predictor)] = Remembered(predictor)
     return found
+
+
+def whole_batches_of(transport: Any, global_batch_size: int) -> dict[int, frozenset[int]]:
+    """Return the sets that are known to hold every sample, by identity, which models on a transport share."""
+    return _shared_by(transport).whole_batches[global_batch_size]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from minitrain.engine.entry import Entry, note_of
 from minitrain.engine.memory_by_kind import KindAccount, KindStore
-from minitrain.engine.remembered import remembered_of
+from minitrain.engine.remembered import remembered_of, whole_batches_of
 from minitrain.engine.shares import SharesOfRun
 from minitrain.engine.stores import Account, JournalledStore, Store, logits_of
 from minitrain.engine.transport.dist import Dist
@@ -192,11 +192,11 @@ class RankState:
         if self.follows_tensors:
             enable_annotations()
         self._rows = self._log._rows
-        self._whole_batches = self._transport.whole_batches.setdefault(global_batch_size, {})
+        self._whole_batches = whole_batches_of(self._transport, global_batch_size)
         self.launching = False  # while an operation is submitted by `launch`
         self._chains: Any = None  # `Chains`, once an operation was given the result of a launched one
         self._in_flight: dict[int, Any] = {}  # launched operations that nobody has awaited yet, by id
-        self._remembered = remembered_of(self._runtime_predictor, self._transport.remembered)
+        self._remembered = remembered_of(self._runtime_predictor, self._transport)
         workload = self._runtime_predictor.workload
         self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # 1: the laws look at each layer
         self._world = Group(self._transport.world, rank)

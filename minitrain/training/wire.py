@@ -145,8 +145,6 @@ class ProcessTransport:
         self.program, self.world_size = program, world_size
         self.world = ProcessGroup(self, tuple(range(world_size)), is_world=True)
         self.groups = {self.world.ranks: self.world}
-        self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}
-        self.remembered: dict[int, Any] = {}
 
     def communicator(self, ranks: Iterable[int]) -> ProcessGroup:
         """Return the group of some ranks."""

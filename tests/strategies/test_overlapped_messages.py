@@ -129,6 +129,10 @@ def ways() -> Sequence[tuple[str, dict[str, Any]]]:
     return [(name, {}) for name in SHIPPED] + [("pp_dp", {}), ("pp_zero1", {}), ("pp_zero3", {}), ("pp_hsdp", {})]
 
 
+SEVERAL_STAGES_A_RANK = {"interleaved_1f1b", "interleaved_zero_bubble", "dualpipe_v", "looped_bfs", "zbv"}
+"""Schedules in which a message may come while its rank works for another of its stages."""
+
+
 @pytest.mark.parametrize(("name", "options"), ways())
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_pipeline_is_proved_and_strict_both_ways(name: str, options: dict[str, Any], overlap: bool) -> None:
@@ -136,7 +140,11 @@ def test_every_pipeline_is_proved_and_strict_both_ways(name: str, options: dict[
     sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
     assert mt.prove(name, **sizes, **options)
     strict, usual = (mt.simulate(name, **sizes, strict=flag, fold=False, **options) for flag in (True, False))
-    assert (strict.step_time, strict.peak_memory) == (usual.step_time, usual.peak_memory)
+    assert strict.step_time == usual.step_time
+    assert strict.held_outside is not None
+    waiting = strict.held_outside.waiting_messages  # that have come before their rank asks for them
+    assert usual.peak_memory <= strict.peak_memory <= usual.peak_memory + waiting
+    assert strict.peak_memory == usual.peak_memory or name in SEVERAL_STAGES_A_RANK
 
 
 @pytest.mark.parametrize("buffer", [1, None])

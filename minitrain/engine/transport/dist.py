@@ -65,8 +65,6 @@ class Dist:
     Attributes:
         barrier: the world's barrier.
         queue: channels by (source, dest), made when first used, or by (source, dest, tag) while a message is under way.
-        whole_batches: sets known to hold every sample, by batch size and identity; the models of the ranks share it.
-        remembered: the prices that these models have looked up, for each predictor by its identity.
         error: what has closed the transport, or None.
         detector: finds deadlocks among the ranks.
         world: the communicator of all ranks.
@@ -83,8 +81,6 @@ class Dist:
         self.p2p_buffer = p2p_buffer
         self.barrier = Barrier(world_size)
         self.queue: dict[tuple[Any, ...], Channel] = {}
-        self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}
-        self.remembered: dict[int, Any] = {}
         self.error: BaseException | None = None
         self._undelivered: list[Call] = []
         self._held: dict[Call, None] = {}  # calls that wait for results of their own rank, in the order of submission

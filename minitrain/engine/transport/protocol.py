@@ -79,16 +79,6 @@ class Transport(Protocol):
         """The group of all ranks."""
         ...
 
-    @property
-    def whole_batches(self) -> dict[int, dict[int, frozenset[int]]]:
-        """Sets known to hold every sample, by batch size and identity: shared by the models of one process."""
-        ...
-
-    @property
-    def remembered(self) -> dict[int, Any]:
-        """The prices that the models of one process have looked up, for each predictor by its identity."""
-        ...
-
     def communicator(self, ranks: Iterable[int]) -> ProcessGroup:
         """Return the group of some ranks: the same object for each member in this process.
 

@@ -16,4 +16,5 @@ what strategies see in place of ints and frozensets, `ranges` of ranges, and `me
 `collectives` makes results within a class, and `class_operation` completes collectives of several classes. Ranks are
 kept apart by `prices`, by shards of a sequence (`sequences`), and by devices and shares (`unlike_ranks`); `experts` has
 layers with experts. `run` is the result, and `expansion` makes logs and models of any rank from those of its class.
+`confirmation` executes some of those ranks in full.
 """

@@ -8,6 +8,7 @@ their class got, at their place. Their logs, their final weights and their peaks
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -22,8 +23,10 @@ from minitrain.engine.transport.dist import Dist
 from minitrain.errors import StrategyError
 from minitrain.operations import NOTE, PRICE, TIME, WAITED_FOR
 from minitrain.operations.collectives import COLLECTIVES, describe
-from minitrain.run.folding.expansion import RankInClass
+from minitrain.run.folding.expansion import SLOTS_OF_TENSORS, RankInClass
 from minitrain.run.rank_tasks import PreparedRun, require_nothing_left, run_ranks
+from minitrain.tensors.kinds import passage_of
+from minitrain.tensors.placed import remember
 
 if TYPE_CHECKING:
     from minitrain.run.folding.model import FoldedModel
@@ -126,7 +129,7 @@ class Answers:
         self._rows = rows
         self._left: dict[Any, deque[Operation]] = defaultdict(deque)
         for operation in communicated:
-            stream = place.stream(operation.owner.stream)  # type: ignore[union-attr]  # of a group or a peer
+            stream = place.stream(operation.owner.stream)
             key = stream.group if stream.peer is None else (stream.peer, _tag_of(operation))
             self._left[key].append(operation)
 
@@ -149,13 +152,13 @@ class Answers:
         start, price = self._rows[of_class.row + TIME], self._rows[of_class.row + PRICE]
         largest_bytes = price.size_bytes if COLLECTIVES[call.op].priced_by == "largest" else 0
         last = self._rows[of_class.row + WAITED_FOR]
-        call.settle_all([call], [self._own(of_class.outcome)], [call.clock], start, last, largest_bytes)
+        call.settle_all([call], [self._own(of_class.outcome, call.value)], [call.clock], start, last, largest_bytes)
         if call.waiters is not None:  # it was held while its task waited
             call.model._transport.wake([call.waiters])
 
     def deliver(self, call: Operation) -> None:
         """Let a receive get the message that its class gets."""
-        of_class = self._next((call.owner.stream.peer, _tag_of(call)), call)  # type: ignore[union-attr]  # of a peer
+        of_class = self._next((call.owner.stream.peer, _tag_of(call)), call)
         call.deliver(self._own(of_class.outcome), of_class.carried)  # type: ignore[arg-type]  # it was received
 
     def _next(self, key: Any, call: Operation) -> Operation:
@@ -164,9 +167,22 @@ class Answers:
             raise StrategyError(f"{call.describe()}, which its class does not call")
         return self._left[key].popleft()
 
-    def _own(self, value: Any) -> Any:
-        """Return what the class's lowest rank has as the rank has it."""
-        return [self._own(item) for item in value] if isinstance(value, list) else self._place.value(value)
+    def _own(self, value: Any, given: Any = None) -> Any:
+        """Return what the class's lowest rank has as the rank gets it.
+
+        Args:
+            value: what that has, which it may have used since.
+            given: what the rank has given for it.
+        """
+        if isinstance(value, list):
+            return [self._own(*pair) for pair in zip(value, given or itertools.repeat(None), strict=False)]
+        own = self._place.value(value)
+        for slot in SLOTS_OF_TENSORS:
+            if hasattr(own, slot):
+                delattr(own, slot)
+        if getattr(getattr(value, "_passage", None), "gathered_from", None) is not None:
+            passage_of(own).gathered_from = given
+        return remember(own, given)
 
 
 def _said(value: Any) -> Any:

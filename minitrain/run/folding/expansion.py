@@ -25,7 +25,7 @@ from minitrain.tensors import Tensor
 
 T = TypeVar("T")
 
-_SLOTS_OF_TENSORS = ("_units", "_passage")
+SLOTS_OF_TENSORS = ("_units", "_passage")
 _AT_THE_END = ("_time", "_recomputed_flop", "_routed_copies", "_dropped_copies", "pass_modes", "_recompute", "_meshes")
 _OF_CLASSES = frozenset({"attempt", "symbolic_columns"})
 
@@ -219,7 +219,7 @@ class RankInClass:
     def _tensor(self, tensor: Any) -> Any:
         """Return a tensor as it is on the rank, an object of its own."""
         own = tensor.__class__(*(self.value(getattr(tensor, name)) for name in tensor.__dataclass_fields__))
-        for slot in _SLOTS_OF_TENSORS:
+        for slot in SLOTS_OF_TENSORS:
             if hasattr(tensor, slot):
                 setattr(own, slot, getattr(tensor, slot))
         return own

@@ -96,8 +96,6 @@ class OwnTransport:
         self.network = network
         self.rank = rank
         self.asked: list[tuple[Any, ...]] = []
-        self.whole_batches: dict[int, dict[int, frozenset[int]]] = {}
-        self.remembered: dict[int, Any] = {}
         self._groups: dict[tuple[int, ...], OwnGroup] = {}
 
     def record(self, *what: Any) -> None:

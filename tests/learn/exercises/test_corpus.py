@@ -218,7 +218,7 @@ WRONG: dict[str, Wrong] = {
         "    return model\n", "laws", "no final weight"),
     # done behind the back of the submission's own engine, which the grader has never heard of
     "part_of_the_batch_declared_whole": (
-        "02", changed(DDP, (REDUCE, "        model.dist.whole_batches[model.global_batch_size][id(grads[k].samples)] = "
+        "02", changed(DDP, (REDUCE, "        model._whole_batches[id(grads[k].samples)] = "
                                     "grads[k].samples\n")), "laws", "must cover all 8 samples"),
     "samples_written_and_their_origin_too": (
         "02", changed(DDP, (REDUCE, "        grads[k].samples = frozenset(range(model.global_batch_size))\n"
