@@ -33,6 +33,7 @@ KILLED: dict[str, Sequence[str]] = {
     "grade": ["learn", "grade", "class", "--isolation", "auto", "--jobs", "2"],
     "train": ["train", "ddp", "--world-size", "2", "--layers", "2", "--batch", "8", "--steps", "100000"],
     "validate": ["validate"],
+    "explore": ["explore", "--no-open", "--port", "0"],
 }  # fmt: skip
 """The commands that begin processes or take long, by name."""
 
