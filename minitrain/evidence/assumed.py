@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from minitrain.evidence.columns import Assumption, columns, is_not_stated
+from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
 from minitrain.evidence.rows import Framework, Layout, Row
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def assumptions(
     found = (
         *_of_degrees(row, layout),
         *_of_model(row, framework, model),
-        *_of_kernels(row, model, system),
+        *_of_kernels(row, framework, model, system),
+        *_of_device(row, system),
+        *_of_links(row, system),
         *_of_communication(row, framework, layout, system),
         *_approximations(row),
     )
@@ -56,6 +58,9 @@ def _of_degrees(row: Row, layout: Layout) -> Iterator[Assumption]:
         yield Assumption("zero not stated: 0", "zero", ("1", "3"))
     if row.text("mem_gib") and "kind" not in row.words("mem_kind").facts:
         yield Assumption("mem_kind not stated: allocated", "mem_kind", ("allocated",))
+    memory = row.words("mem_kind").facts
+    if row.text("mem_gib") and memory.get("says_gb") and "unit" not in memory:
+        yield Assumption("mem_kind says GB, of 1e9 or of 2**30 bytes: 2**30", "mem_kind")
 
 
 def _of_model(row: Row, framework: Framework, model: Transformer) -> Iterator[Assumption]:
@@ -73,7 +78,7 @@ def _of_model(row: Row, framework: Framework, model: Transformer) -> Iterator[As
         yield Assumption(f"dropout: {model.dropout}, the default of {framework.name}")
 
 
-def _of_kernels(row: Row, model: Transformer, system: SystemConfig) -> Iterator[Assumption]:
+def _of_kernels(row: Row, framework: Framework, model: Transformer, system: SystemConfig) -> Iterator[Assumption]:
     if not row.words("framework").is_stated:
         yield Assumption("framework not stated: components alone", "framework", ("Megatron-Core", "PyTorch FSDP"))
     yield from _of_precision(row, model)
@@ -82,12 +87,45 @@ def _of_kernels(row: Row, model: Transformer, system: SystemConfig) -> Iterator[
         yield Assumption(f"attention not stated: {model.attention}", "attention", ("flash", "unfused"))
     elif model.attention == "flash":
         yield from _of_kernel(found.facts.get("kernel"), system)
-    device = row.words("gpu").facts
-    if device.get("power_w", 0) not in (0, device.get("usual_w")):
-        text = f"gpu of {device['power_w']:.0f} W: priced as {system.name} with the clock of its platform"
+    yield from _of_compilation(row, framework)
+
+
+def _of_compilation(row: Row, framework: Framework) -> Iterator[Assumption]:
+    """Yield whether `torch.compile` was on, where that is not said, or has no price."""
+    compiled = row.words("framework").facts.get("compiled")
+    if compiled is None and framework.name == "torchtitan":
+        said = row.text("framework")
+        yield Assumption("torch.compile not stated: on", "framework", (f"{said} eager",))
+    elif compiled and framework.name != "torchtitan":
+        yield Assumption(f"torch.compile: priced as {framework.name} without it", is_open=True)
+
+
+def _of_device(row: Row, system: SystemConfig) -> Iterator[Assumption]:
+    """Yield in what a device is another one than that of its config's data sheet."""
+    facts, size = row.words("gpu").facts, row.number("gpu_mem_gb")
+    if facts.get("power_w", 0) not in (0, facts.get("usual_w")):
+        text = f"gpu of {facts['power_w']:.0f} W: priced as {system.name} with the clock of its platform"
         yield Assumption(text, is_open=True)
-    if device.get("memory") == "HBM2e" and system.name.startswith("h100"):
-        yield Assumption(f"gpu with HBM2e: priced with the memory of {system.name}", is_open=True)
+    usual = "HBM2" if system.name == "a100_40g" else facts.get("usual_memory")
+    if facts.get("memory", usual) != usual:
+        yield Assumption(f"gpu with {facts['memory']}: priced with the memory of {system.name}", is_open=True)
+    size, here = size or facts.get("memory_gb"), system.mem1.GiB
+    if size is not None and not is_about(size, here):
+        yield Assumption(f"gpu of {size:g} GB: priced as {system.name}, which has {here:g}", is_open=True)
+
+
+def _of_links(row: Row, system: SystemConfig) -> Iterator[Assumption]:
+    """Yield in what the links of a node are others than those of its config."""
+    facts, inner = row.words("intra_node").facts, min(system.networks, key=lambda tier: tier.size)
+    usual = row.words("gpu").facts.get("usual_nvlink")
+    rate, peak = facts.get("link_gbyte"), inner.bandwidth
+    others = {
+        f"NVLink {facts.get('nvlink_generation', 0):.0f}": facts.get("nvlink_generation", usual) != usual,
+        f"links of {rate} GB/s": rate is not None and not (is_about(rate, peak) or is_about(rate, 2 * peak)),
+        f"a domain of {facts.get('domain', 0):.0f}": facts.get("domain", inner.size) != inner.size,
+    }
+    for text in (text for text, is_other in others.items() if is_other):
+        yield Assumption(f"intra_node has {text}: priced as {system.name}, nodes of {inner.size}", is_open=True)
 
 
 def _of_precision(row: Row, model: Transformer) -> Iterator[Assumption]:
@@ -133,6 +171,6 @@ _RATES = ("8x200Gb/s", "8x400Gb/s")
 def _approximations(row: Row) -> Iterator[Assumption]:
     """Yield words that are priced as something near."""
     for name, column in columns().items():
-        near = row.words(name).facts.get("near") if column.kind == "words" else None
-        if near:
-            yield Assumption(f"{name}: {near}", is_open=True)
+        near = row.words(name).facts.get("near", ()) if column.kind == "words" else ()
+        for text in near:
+            yield Assumption(f"{name}: {text}", is_open=True)

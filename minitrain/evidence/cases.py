@@ -10,6 +10,16 @@ Rows that do not say their microbatch: "quickest" in the column mbs.
 
 Authors who publish what a system reaches have chosen its best microbatch. So the simulated one is the power of two that
 is predicted to be quickest among those that fit into memory. The measured time has no part in the choice.
+
+Runs that divide each sequence among ranks, beside tensor and pipeline parallelism (`cp` of a row).
+
+No shipped strategy divides the sequence beside stages. In time such a run is one of more replicas: each rank of a
+sequence takes its share of the tokens through the network, and gradients are summed over replicas and shares together,
+as Megatron-Core does. So a share is simulated as a sample of its own, shorter in tokens, whose attention has the
+keys of the whole sequence and an equal part of the pairs that the causal mask leaves ("zigzag" shares).
+
+Left out: the exchange of keys and values. It runs beside attention (Transformer Engine sends a block while it computes
+on another), and takes less time than that where a sequence's ranks are of one node and keys have few heads.
 """
 
 from __future__ import annotations
@@ -20,7 +30,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import MinitrainError
-from minitrain.evidence.assumed import assumptions
+from minitrain.evidence.assumed import MOST_MOVED, assumptions
 from minitrain.evidence.columns import Assumption
 from minitrain.evidence.rows import (
     QUICKEST,
@@ -38,17 +48,19 @@ from minitrain.evidence.rows import (
     require_known,
     stage_layers,
     unit_stages,
-    workload_of,
 )
 from minitrain.machine import load_config
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.operations.event import COMPUTE
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
+from minitrain.workloads.degrees import Work
+from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
+from minitrain.workloads.workload import PassMode, Workload
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
-    from minitrain.workloads.transformer import Transformer
 
 
 _GIB = 2.0**30
@@ -140,6 +152,10 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     model, system = model_of(row, framework, layout.tp), machine_of(row)
     strategy, options = _strategy(layout, framework, model, row)
     memory = row.words("mem_kind").facts
+    if "gib" in row.text("mem_gib").lower() and memory.get("unit", _GIB) != _GIB:
+        raise LackingError(
+            f"mem_gib is {row.text('mem_gib')!r}, but mem_kind is {row.text('mem_kind')!r}; name one unit"
+        )
     return Case(
         table=row.table,
         row_id=row.row_id,
@@ -153,17 +169,28 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         strategy=strategy,
         options=options,
         assumed=assumptions(row, framework, layout, model, system),
-        unread=unread,
+        unread=(*unread, *_other_time(row, layout)),
         about=_about(row, layout),
     )
 
 
 def _measured_s(row: Row, layout: Layout) -> float | None:
     """Return the step time of a row, or what its tokens a second make of a step; None without either."""
-    step_time_s, rate = row.number("step_time_s"), row.number("tokens_per_s_per_gpu")
-    if step_time_s is not None or not rate:
-        return step_time_s
-    return layout.global_batch_size * row.count("seq_len") / (rate * layout.world_size)
+    step_time_s = row.number("step_time_s")
+    return _by_tokens(row, layout) if step_time_s is None else step_time_s
+
+
+def _by_tokens(row: Row, layout: Layout) -> float | None:
+    """Return what a row's tokens a second make of a step, s; None where it has none."""
+    rate = row.number("tokens_per_s_per_gpu")
+    return None if rate is None else layout.global_batch_size * row.count("seq_len") / (rate * layout.world_size)
+
+
+def _other_time(row: Row, layout: Layout) -> Iterator[str]:
+    """Yield that the two measures of a row's time disagree, of which the tokens are not read."""
+    step_time_s, by_tokens = row.number("step_time_s"), _by_tokens(row, layout)
+    if step_time_s and by_tokens and abs(by_tokens / step_time_s - 1) > MOST_MOVED:
+        yield f"tokens_per_s_per_gpu makes {by_tokens:.4g} s of a step, unlike step_time_s: not read"
 
 
 def _require_supported(layout: Layout) -> None:
@@ -232,11 +259,11 @@ def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Plat
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
     if wanted is not None:
         found = find_platform(wanted)
-        return replace(found, attention=found.attention or _generation(row))
+        return replace(found, attention=_generation(row) or found.attention)
     found = find_platform(framework.platform_of(row))
     found = replace(
         found,
-        attention=found.attention or _generation(row),
+        attention=_generation(row) or found.attention,
         gradient_accesses=framework.gradient_accesses if _sums_whole_gradients(layout) else 0.0,
     )
     if layout.tp == 1:
@@ -438,3 +465,31 @@ def _tried(row: Row, platform: str | Platform | None, without: Sequence[str]) ->
         if found is not None and found.memory["needed"] <= case.system.mem_hbm.usable_bytes:
             yield case, found
         size *= 2
+
+
+@final
+class SequenceShares(TransformerWorkload):
+    """A transformer whose samples are equal shares of sequences.
+
+    Args:
+        model: the transformer.
+        cp: ranks that share a sequence.
+
+    Raises:
+        UsageError: the sequence does not divide.
+    """
+
+    def __init__(self, model: Transformer, cp: int) -> None:
+        super().__init__(model)
+        self.cp = cp
+        self._output_bytes = [size_bytes // cp for size_bytes in self._output_bytes]
+
+    def _work(self, num_samples: int, mode: PassMode) -> Work:
+        work = super()._work(num_samples, mode)
+        return replace(work, degrees=replace(work.degrees, cp=self.cp))
+
+
+@lru_cache(maxsize=16)
+def workload_of(model: Transformer, cp: int) -> Workload:
+    """Return what a rank trains, if some ranks share each sequence; the same object for equal arguments."""
+    return find_workload(model) if cp == 1 else SequenceShares(model, cp)

@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, count
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.evidence.errors_by_table import RowResult, tables_folder
@@ -49,6 +50,26 @@ from minitrain.workloads.transformer import Transformer
 if TYPE_CHECKING:
     from minitrain.run.result import Run
 
+
+COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "fwd_ms": (
+            "row_id", "gpu", "gpu_mem_gb", "gpus_per_node", "intra_node", "inter_node", "model", "hidden", "n_heads",
+            "seq_len", "tp", "mbs", "experiment", "sp", "recompute", "fwd_ms", "bwd_ms", "combined_ms",
+        ),
+        "T_F_ms": (
+            "row_id", "gpu", "gpu_mem_gb", "gpus_per_node", "intra_node", "inter_node", "model", "n_layers", "hidden",
+            "n_heads", "seq_len", "mbs", "pp", "n_micro", "T_F_ms", "T_B_ms", "T_W_ms", "T_comm_ms",
+        ),
+        "zero_stage": ("row_id", "model", "n_params", "dp", "zero_stage", "mem_gb", "unit"),
+        "layers_by_stage": (
+            "case", "cluster", "model", "microbatch", "global_batch", "nodes", "pp", "dp", "layers_by_stage",
+            "replicas_by_stage", "replicas_by_stage (GPU x tp)", "iteration_s", "gradient_reduction_s",
+            "peak_memory_bytes",
+        ),
+    }
+)  # fmt: skip
+"""The columns of each kind of table, by the one that it is known by; `notes` and `source` are in all."""
 
 _REPLICA = re.compile(r"\s*(\S+)\s+x(\d+)\s*")
 _SHAPES: dict[str, dict[str, Any]] = {  # by the first letters of a model's name
@@ -308,10 +329,10 @@ def layer_results(row: Row, platform: str | Platform | None, without: Sequence[s
         MinitrainError: it cannot be simulated.
     """
     tp, mbs = row.count("tp", 1), row.count("mbs")
-    recompute = row.text("recompute") or "none"
+    recompute = _recompute(row)
     options: dict[str, Any] = {
         "tp": tp,
-        "sequence_parallel": row.text("sp") == "1",
+        "sequence_parallel": bool(row.words("sp").facts.get("sp")),
         "recompute": recompute,
         "overlap_parts": True,
         "microbatch_size": mbs,
@@ -326,6 +347,14 @@ def layer_results(row: Row, platform: str | Platform | None, without: Sequence[s
     one, two = (_pass_seconds(simulate("megatron", workload=_model(row, count), **options)) for count in (1, 2))
     for place, (name, column) in enumerate((("forward", "fwd_ms"), ("backward", "bwd_ms"))):
         yield _result(row, name, row.positive(column) / 1e3, two[place] - one[place], tp, _name_of(platform))
+
+
+def _recompute(row: Row) -> str:
+    """Return what backward computes again: nothing where the row does not say."""
+    found = row.words("recompute")
+    if not found.is_empty and "recompute" not in found.facts:
+        raise LackingError(f"recompute is {row.text('recompute')!r}, where none, selective or full is needed")
+    return str(found.facts.get("recompute", "none"))
 
 
 def stage_results(row: Row, platform: str | Platform | None, without: Sequence[str]) -> Iterator[RowResult]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache, lru_cache
@@ -47,13 +48,15 @@ class Reading:
 
     Args:
         facts: what it means, by the names of `columns.json`.
-        is_stated: whether it says anything; False where it is empty or "not stated".
+        is_stated: whether it means anything.
+        is_empty: whether it is empty or "not stated"; a cell may be neither, of words that mean nothing.
         is_guessed: whether what it means stands behind an arrow: "not stated => unfused".
         remarks: what was not read, in words.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     is_stated: bool = False
+    is_empty: bool = True
     is_guessed: bool = False
     remarks: tuple[str, ...] = ()
 
@@ -112,6 +115,8 @@ class Column:
         is_needed: whether no row is simulated without it.
         is_open: whether it may hold prose beside words.
         units: what may stand behind a number.
+        least: the smallest count.
+        instead: a word that may stand instead of a number.
         phrases: the longest first, of these the ones that mean something.
         known: the first phrase of each meaning.
     """
@@ -123,6 +128,8 @@ class Column:
     is_needed: bool = False
     is_open: bool = False
     units: tuple[str, ...] = ()
+    least: int = 1
+    instead: str = ""
     phrases: tuple[Phrase, ...] = ()
     known: tuple[str, ...] = ()
 
@@ -159,6 +166,8 @@ def _column(name: str, given: Mapping[str, Any], listed: Mapping[str, Any]) -> C
         is_needed=given.get("needed", False),
         is_open=given.get("open", False),
         units=tuple(given.get("units", ())),
+        least=given.get("least", 1),
+        instead=given.get("instead", ""),
         phrases=tuple(sorted(phrases, key=lambda phrase: (-len(phrase.words), phrase.means is None))),
         known=tuple(
             text.split("; ")[0] for text, meaning in given.get("words", {}).items() if meaning.__class__ is dict
@@ -236,8 +245,8 @@ class _CellReader:
         remarks = self._remarks()
         if self.refused:
             raise ReadingError(self.refused[0])
-        is_stated = bool(self.facts) or not (self._begins_not_stated(words) or not words)
-        return Reading(MappingProxyType(self.facts), is_stated, self.is_guessed, remarks)
+        is_empty = not self.facts and (not words or self._begins_not_stated(words))
+        return Reading(MappingProxyType(self.facts), bool(self.facts), is_empty, self.is_guessed, remarks)
 
     def _begins_not_stated(self, words: Sequence[str]) -> bool:
         text = " ".join(word for word in words)
@@ -326,34 +335,60 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
     """
     if is_not_stated(text) or any(text.strip().lower().startswith(start + " ") for start in _listed()["not_stated"]):
         return None, ""
+    column = columns().get(name, _ANY_NUMBER)
     found = _COUNTED.fullmatch(text.strip())
-    units = columns()[name].units if name in columns() else ()
     rest = found.group(2).strip() if found else text
-    for unit in units:
+    for unit in column.units:
         if rest.lower() == unit or rest.lower().startswith(unit + " "):
             rest = rest[len(unit) :].strip()
             break
     if found is None or (rest and not rest.startswith("(")):
-        behind = f", or such with {' or '.join(units)}" if units else ""
-        raise ReadingError(f"{name} is {text!r:.60}, where a plain number is needed{behind}; remarks go into brackets")
-    return float(found.group(1)), rest
+        raise ReadingError(f"{name} is {text!r:.60}, where {_needed(column)} is needed; remarks go into brackets")
+    value = float(found.group(1))
+    _require_in_range(column, value, name, text)
+    return value, rest
 
 
-def unknown_columns(names: Sequence[str]) -> tuple[list[str], list[str]]:
+_ANY_NUMBER = Column("", "any", "", "")
+
+
+def _needed(column: Column) -> str:
+    units = f", or such with {' or '.join(column.units)}" if column.units else ""
+    instead = f', or "{column.instead}",' if column.instead else ""
+    return f"a plain number{units}{instead}"
+
+
+def _require_in_range(column: Column, value: float, name: str, text: str) -> None:
+    """Refuse counts that are not whole or too small, and numbers that are not above 0."""
+    if column.kind == "count" and (value < column.least or value % 1):  # what is left of infinity is no number
+        raise ReadingError(f"{name} is {text!r:.60}, where a whole number of at least {column.least} is needed")
+    if column.kind == "number" and not 0 < value < math.inf:
+        raise ReadingError(f"{name} is {text!r:.60}, where a number above 0 is needed")
+
+
+def is_about(size: float, other: float) -> bool:
+    """Return whether two sizes of a memory are the same but for what is reserved, and for powers of two and of ten."""
+    return abs(size / other - 1) < 0.1
+
+
+def unknown_columns(names: Sequence[str], known: Collection[str] | None = None) -> tuple[list[str], list[str]]:
     """Return what is wrong with the columns of a table, and which further ones are not read.
 
     Args:
         names: of its columns.
+        known: the columns that such a table may have; the common ones if None.
 
     Returns:
         A sentence for each name that is like a known one that the table lacks, as if misspelt; and the other names.
     """
     faults, unread = [], []
+    listed = columns() if known is None else known
     for name in names:
-        if name in columns():
+        if name in listed:
             continue
-        likeness, nearest = max((SequenceMatcher(None, name.lower(), known).ratio(), known) for known in columns())
-        if likeness >= _ALIKE and nearest not in names:
+        ratios = [(SequenceMatcher(None, name.lower(), each).ratio(), each not in names, each) for each in listed]
+        likeness, lacks, nearest = max(ratios)
+        if likeness >= _ALIKE and lacks:
             faults.append(f'there is no column "{name:.40}"; nearest is "{nearest}": name it so, or otherwise')
         else:
             unread.append(name)

@@ -19,16 +19,6 @@ unless the row says "no bias".
 The machine of a row: a shipped hardware config, with the interfaces between nodes that the row names.
 
 How a row divides its model among ranks: degrees, microbatches, stages and what is sharded.
-
-Runs that divide each sequence among ranks, beside tensor and pipeline parallelism (`cp` of a row).
-
-No shipped strategy divides the sequence beside stages. In time such a run is one of more replicas: each rank of a
-sequence takes its share of the tokens through the network, and gradients are summed over replicas and shares together,
-as Megatron-Core does. So a share is simulated as a sample of its own, shorter in tokens, whose attention has the
-keys of the whole sequence and an equal part of the pairs that the causal mask leaves ("zigzag" shares).
-
-Left out: the exchange of keys and values. It runs beside attention (Transformer Engine sends a block while it computes
-on another), and takes less time than that where a sequence's ranks are of one node and keys have few heads.
 """
 
 from __future__ import annotations
@@ -47,6 +37,7 @@ from minitrain.evidence.columns import (
     Reading,
     ReadingError,
     columns,
+    is_about,
     read_number,
     read_words,
     unknown_columns,
@@ -54,10 +45,8 @@ from minitrain.evidence.columns import (
 from minitrain.files import read_cells
 from minitrain.machine import load_config
 from minitrain.workloads.architecture import PRECISIONS, Precision
-from minitrain.workloads.degrees import Work
 from minitrain.workloads.transformer import Transformer
-from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
-from minitrain.workloads.workload import PassMode, Workload, as_recompute
+from minitrain.workloads.workload import as_recompute
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
@@ -335,7 +324,7 @@ def framework_of(row: Row) -> Framework:
     """
     names = set(row.words("framework").facts.get("is", ()))
     found = next((each for each in (*FRAMEWORKS, UNKNOWN) if each.is_named(names)), None)
-    if found is None and row.words("framework").is_stated:
+    if found is None and not row.words("framework").is_empty:
         known = ", ".join(dict.fromkeys(each.name for each in FRAMEWORKS))
         raise LackingError(
             f"line {row.line}: framework is {row.text('framework')!r:.60}, which names none of {known}; name one, or "
@@ -399,14 +388,18 @@ def _kind(row: Row) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {
         "gated": {"mlp": "swiglu", "norm": "rmsnorm"},
         "relu": {"mlp": "relu", "norm": "layernorm", "positions": "rotary", "bias": False},
-        "gelu": {"mlp": "gelu", "norm": "layernorm", "bias": facts.get("bias", True)},
+        "gelu": {"mlp": "gelu", "norm": "layernorm", "bias": True},
     }
-    return kinds[facts["mlp"]]
+    return kinds[facts["mlp"]] | {name: facts[name] for name in ("bias", "positions") if name in facts}
 
 
 def _experts(row: Row) -> dict[str, Any]:
     """Return the experts of a row; nothing for a dense model."""
     if row.number("n_experts") in (None, 0, 1):
+        says = [name for name in ("top_k", "moe_ffn") if (row.number(name) or 0) > 1]
+        says += ["mlp"] * bool(row.words("mlp").facts.get("experts"))
+        if says:
+            raise LackingError(f"{says[0]} is {row.text(says[0])!r}, which has experts, but n_experts says none")
         return {}
     return {
         "num_experts": row.count("n_experts"),
@@ -430,6 +423,8 @@ def _precision(row: Row, framework: Framework) -> Precision:
     if facts and not facts.keys() & {"datatype", "weights"}:
         raise LackingError(f"precision is {row.text('precision')!r}, where one of bf16, fp16, fp32 and fp8 is needed")
     if facts.get("datatype") == "fp32":
+        if "weights" in facts:
+            raise LackingError(f"precision is {row.text('precision')!r}: FP8 beside single precision has no price here")
         return PRECISIONS["fp32"]
     gradient_bytes = facts.get(
         "gradient_bytes", row.words("overlap").facts.get("gradient_bytes", framework.gradient_bytes)
@@ -445,13 +440,15 @@ def device_of(row: Row) -> str:
     """Return the name of the shipped config that a row's device has.
 
     Raises:
-        LackingError: there is none.
+        LackingError: there is none, or its memory is said twice.
     """
-    facts = row.words("gpu").facts
+    facts, size = row.words("gpu").facts, row.number("gpu_mem_gb")
     if "config" not in facts:
         raise LackingError(f"gpu is {row.text('gpu')!r}, for which there is no hardware config")
+    if size is not None and not is_about(size, facts.get("memory_gb", size)):
+        raise LackingError(f"gpu is {row.text('gpu')!r}, but gpu_mem_gb is {row.text('gpu_mem_gb')!r}; write one")
     name = str(facts["config"])
-    return "a100_40g" if name == "a100_80g" and 40 in (row.number("gpu_mem_gb"), facts.get("memory_gb")) else name
+    return "a100_40g" if name == "a100_80g" and 40 in (size, facts.get("memory_gb")) else name
 
 
 def machine_of(row: Row) -> SystemConfig:
@@ -464,7 +461,7 @@ def machine_of(row: Row) -> SystemConfig:
     if load_config(name).kernels is None:
         raise LackingError(f"config {name} says nothing of kernels, so that none can be priced")
     within = row.words("intra_node").facts
-    if within.get("pcie") and "pcie" not in name:
+    if (within.get("pcie") and "pcie" not in name) or (within.get("nvlink") and "pcie" in name):
         raise LackingError(f"intra_node is {row.text('intra_node')!r}, but config {name} joins devices by other links")
     node_size = row.count("gpus_per_node", load_config(name).networks[0].size)
     system = _machine(name, node_size, _interfaces(row, node_size), is_switched="switched" in within)
@@ -488,6 +485,8 @@ def _scaled(rows: Rows | None, share: float) -> Rows | None:
 def _interfaces(row: Row, node_size: int) -> tuple[int, float] | None:
     """Return how many network interfaces a node has and the GB/s of each; None where the row does not say."""
     facts = row.words("inter_node").facts
+    if 0 in facts.values():
+        raise LackingError(f"inter_node is {row.text('inter_node')!r}, where rates and interfaces must be above 0")
     if "nics" in facts:
         return int(facts["nics"]), facts["gbps"] / 8
     if "node_gbps" in facts:
@@ -501,9 +500,8 @@ def _machine(name: str, node_size: int, interfaces: tuple[int, float] | None, *,
     system = load_config(name)
     inner, *outer = sorted(system.networks, key=lambda tier: tier.size)
     within = _switched(inner) if is_switched else inner
-    if node_size > inner.size:
-        within = replace(within, size=node_size)
-    tiers = [within, *(_with_interfaces(tier, inner.size, interfaces) for tier in outer)]
+    within = replace(within, size=node_size)
+    tiers = [within, *(_with_interfaces(tier, node_size, interfaces) for tier in outer)]
     return replace(system, networks=tuple(tiers))
 
 
@@ -624,6 +622,10 @@ def _microbatches(row: Row, dp: int) -> tuple[int, int]:
         if batch is None or batch % (size * dp):
             raise LackingError(f"gbs {row.text('gbs')!r} is no multiple of mbs x dp, so that microbatches are unknown")
         num = batch / (size * dp)
+    elif batch is not None and batch != size * dp * num:
+        raise LackingError(
+            f"gbs is {row.text('gbs')!r}, but mbs x n_micro x dp is {size:.0f} x {num:.0f} x {dp}; leave one out"
+        )
     if size < 1 or num < 1:
         raise LackingError("mbs and n_micro must be at least 1")
     return int(size), int(num)
@@ -701,10 +703,14 @@ def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str
     if found.is_guessed:
         assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
     if "modules" in found.facts:
+        if found.facts.get("recompute", "selective") != "selective":
+            raise LackingError(
+                f"recompute is {row.text('recompute')!r}, which names modules beside all or none of them"
+            )
         return as_recompute("+".join(found.facts["modules"]))
     if "recompute" in found.facts:
         return str(found.facts["recompute"])
-    if not found.is_stated and framework.recompute:
+    if found.is_empty and framework.recompute:
         others = ("none", "selective", "full")
         assumed.append(Assumption(f"recompute not stated: {framework.recompute}", "recompute", others))
         return framework.recompute
@@ -764,31 +770,3 @@ def unit_stages(layers: Sequence[int]) -> list[int]:
     units[0] += 1
     units[-1] += 1
     return units
-
-
-@final
-class SequenceShares(TransformerWorkload):
-    """A transformer whose samples are equal shares of sequences.
-
-    Args:
-        model: the transformer.
-        cp: ranks that share a sequence.
-
-    Raises:
-        UsageError: the sequence does not divide.
-    """
-
-    def __init__(self, model: Transformer, cp: int) -> None:
-        super().__init__(model)
-        self.cp = cp
-        self._output_bytes = [size_bytes // cp for size_bytes in self._output_bytes]
-
-    def _work(self, num_samples: int, mode: PassMode) -> Work:
-        work = super()._work(num_samples, mode)
-        return replace(work, degrees=replace(work.degrees, cp=self.cp))
-
-
-@lru_cache(maxsize=16)
-def workload_of(model: Transformer, cp: int) -> Workload:
-    """Return what a rank trains, if some ranks share each sequence; the same object for equal arguments."""
-    return find_workload(model) if cp == 1 else SequenceShares(model, cp)

@@ -15,7 +15,8 @@ from typing import Any, final
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.evidence.assumed import MOST_MOVED
 from minitrain.evidence.cases import Case, Prediction, case_and_prediction
-from minitrain.evidence.cluster_tables import cluster_results, layer_results, stage_results, state_results
+from minitrain.evidence.cluster_tables import COLUMNS, cluster_results, layer_results, stage_results, state_results
+from minitrain.evidence.columns import unknown_columns
 from minitrain.evidence.errors_by_table import (
     TABLES,
     RowResult,
@@ -57,9 +58,25 @@ def predict_row(task: RowToPredict) -> list[RowResult | Skipped]:
     """Return the results of a row, or the reason why there are none."""
     row = task.row
     try:
-        return list(_kind_of(row)(task))
+        unread = _unread_columns(row)
+        return [replace(found, unread=(*unread, *found.unread)) for found in _kind_of(row)(task)]
     except (LackingError, MinitrainError) as error:
         return [Skipped(row.table, row.row_id, _one_line(error), row.line)]
+
+
+def _unread_columns(row: Row) -> list[str]:
+    """Return the columns that tables of a row's kind do not have, in words; its own function reads the common ones.
+
+    Raises:
+        LackingError: a name is misspelt.
+    """
+    known = next((listed for name, listed in COLUMNS.items() if name in row.values), None)
+    if known is None or is_real(row):
+        return []
+    faults, unread = unknown_columns(tuple(row.values), (*known, "notes", "source"))
+    if faults:
+        raise LackingError(f"line {row.line}: {'; '.join(faults)}")
+    return [f'column "{name:.40}" is not known: not read' for name in unread]
 
 
 def _kind_of(row: Row) -> Callable[[RowToPredict], Iterator[RowResult]]:

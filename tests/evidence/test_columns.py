@@ -18,6 +18,7 @@ from minitrain.evidence.cases import Case, case_of, predict
 from minitrain.evidence.columns import columns, described, read_number, read_words, template
 from minitrain.evidence.errors_by_table import TABLES, rows_of
 from minitrain.evidence.rows import LackingError, Row, require_known
+from minitrain.machine.platforms import Platform
 from tests.evidence.test_rows import USUAL, case, row
 
 H100 = {"gpu": "H100-SXM-80GB", "framework": "Megatron-Core", "n_gpus": "8", "dp": "2", "n_micro": "2", "gbs": "8"}
@@ -77,7 +78,7 @@ READ: list[tuple[str, str, dict[str, Any]]] = [
 def test_words_are_read_as_what_they_mean(column: str, text: str, facts: dict[str, Any]) -> None:
     found = dict(read_words(column, text).facts)
     assert {name: found[name] for name in facts} == facts
-    assert found.keys() <= {*facts, "usual_w", "memory_gb"}
+    assert found.keys() <= {*facts, "usual_w", "usual_memory", "usual_nvlink", "memory_gb"}
 
 
 def test_what_is_read_decides_what_is_simulated() -> None:
@@ -93,10 +94,33 @@ def test_what_is_read_decides_what_is_simulated() -> None:
         assert platform.attention == kernel
 
 
+def test_smaller_nodes_have_their_own_interfaces() -> None:
+    inner, outer = case(gpus_per_node="4", inter_node="4x200Gb/s").system.networks
+    assert (inner.size, outer.bandwidth) == (4, 25.0)
+
+
+def test_what_is_said_of_the_mlp_decides() -> None:
+    assert (case().model.positions, case(mlp="gelu, rotary").model.positions) == ("learned", "rotary")
+    gated = {"mlp": "swiglu, with biases", "ffn": "4096"}
+    assert case(**gated).model.num_parameters > case(**{**gated, "mlp": "swiglu"}).model.num_parameters
+    hidden = case(mlp="gelu", overlap="none", framework="NeMo")
+    assert not hidden.options["overlap_replicas"]
+
+
+def test_two_times_that_disagree_are_told() -> None:
+    assert case(tokens_per_s_per_gpu="99999").unread == (
+        "tokens_per_s_per_gpu makes 0.03072 s of a step, unlike step_time_s: not read",
+    )
+    assert case(tokens_per_s_per_gpu="2048").unread == ()
+
+
 def test_a_platform_of_ones_choice_keeps_the_rows_attention_kernel() -> None:
     chosen = case_of(row(**H100, attention="FA3"), "components").platform
     assert chosen is not None
     assert (chosen.name, chosen.attention) == ("components", "flash3")
+    mine = Platform(name="mine", attention="cudnn")
+    kernels = [case_of(row(**H100, attention=text), mine).platform for text in ("FA3", "flash")]
+    assert [kernel and kernel.attention for kernel in kernels] == ["flash3", "cudnn"]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +129,18 @@ def test_a_platform_of_ones_choice_keeps_the_rows_attention_kernel() -> None:
         ({"gpu": "H100-SXM-96GB HBM2e 500W", **{k: v for k, v in H100.items() if k != "gpu"}}, "gpu of 500 W"),
         ({"gpu": "H100-SXM-96GB HBM2e", **{k: v for k, v in H100.items() if k != "gpu"}}, "gpu with HBM2e"),
         ({"framework": "torchtitan", "recompute": "selective (per-op)"}, "recompute of single operations"),
+        ({"gpu": "A100-SXM-64GB"}, "gpu of 64 GB: priced as a100_80g, which has 80"),
+        ({"gpu": "A100-SXM-80GB HBM3"}, "gpu with HBM3"),
+        ({"gpu": "A100-SXM-80GB 300W"}, "gpu of 300 W"),
+        ({"intra_node": "NVLink2"}, "intra_node has NVLink 2"),
+        ({"intra_node": "900 GB/s"}, "intra_node has links of 900.0 GB/s"),
+        ({"intra_node": "NVL72"}, "intra_node has a domain of 72"),
+        ({"zero": "sharding"}, "zero not stated: 0"),
+        ({"attention": "kernel"}, "attention not stated: unfused"),
+        ({"precision": "bf16, fp8 primary weights"}, "precision: weights kept in FP8"),
+        ({"framework": "torchtitan (compile not stated)"}, "torch.compile not stated: on"),
+        ({"framework": "PyTorch FSDP2, torch.compile"}, "torch.compile: priced as PyTorch FSDP without it"),
+        ({"mem_gib": "20", "mem_kind": "allocated, GB"}, "mem_kind says GB"),
         ({"attention": "TE fused"}, "attention by cudnn: a100_80g has no figures of it"),
         ({"precision": "MXFP8"}, "precision: FP8 by blocks, as FP8 by tensors"),
         ({"framework": ""}, "framework not stated: components alone"),
@@ -139,6 +175,16 @@ REFUSED = [
     ({"precision": "fp32 grads"}, "one of bf16, fp16, fp32 and fp8 is needed"),
     ({"n_micro": "six"}, "n_micro is 'six', where a plain number is needed"),
     ({"vpp": "two"}, "vpp is 'two'"),
+    ({"gbs": "1000"}, "gbs is '1000', but mbs x n_micro x dp is 2 x 6 x 4"),
+    ({"gpu_mem_gb": "40"}, "gpu is 'A100-SXM-80GB', but gpu_mem_gb is '40'"),
+    ({"top_k": "2"}, "top_k is '2', which has experts, but n_experts says none"),
+    ({"mlp": "gelu, experts"}, "which has experts, but n_experts says none"),
+    ({"precision": "fp32 + fp8"}, "FP8 beside single precision has no price"),
+    ({"recompute": "full, core_attn"}, "modules beside all or none"),
+    ({"inter_node": "0x200Gb/s"}, "must be above 0"),
+    ({"mem_gib": "20 GiB", "mem_kind": "allocated, GB (1e9)"}, "name one unit"),
+    ({"gpu": "L40S", "intra_node": "NVLink"}, "joins devices by other links"),
+    ({"framework": "launcher v2"}, "which names none of"),
     ({"n_experts": "eight"}, "n_experts is 'eight'"),
 ]
 
@@ -165,11 +211,41 @@ UNKNOWN = {
     "intra_node": "NVSwich,NVLinks,PCIee",
     "mem_kind": "alocated,resreved,nvidia-sim",
 }
-CELLS = [(column, text) for column, listed in UNKNOWN.items() for text in listed.split(",")]
+NO_NUMBERS = {
+    "gpu_mem_gb": "80 GX,eighty,0,-80",
+    "n_gpus": "16 gpsu,sixteen,0,15.5",
+    "gpus_per_node": "8 per nod,eight,0",
+    "n_layers": "8 lyers,eight,7.5",
+    "hidden": "1k,1024h,-1024",
+    "ffn": "4x,none given yet,0",
+    "n_heads": "16 haeds,sixteen,0",
+    "n_kv_heads": "MQA,half,0",
+    "head_dim": "64d,0.5",
+    "vocab": "50k,51.2k,0",
+    "seq_len": "2k,1024 tokns,1024 token,2 048",
+    "n_experts": "eigth,-1,0.5",
+    "top_k": "two,-2,1.5",
+    "moe_ffn": "1k,-1",
+    "tp": "two,2x,0,0.5",
+    "pp": "tow,2 stages,-2",
+    "vpp": "twice,1.5,0",
+    "cp": "noen,one,0",
+    "ep": "of,0,1.5",
+    "dp": "fuor,4 replcias,0",
+    "mbs": "quikest,fastest,1.5,0",
+    "n_micro": "six,6.5,0",
+    "gbs": "48 smaples,48k,0,1e999",
+    "step_time_s": "1500 ms,1.5 sceonds,0,-1,nan,1e999",
+    "tokens_per_s_per_gpu": "7.4k,7400 tok/s,0",
+    "mem_gib": "20 GB,20 MiB,twenty,0,-3",
+}
+LISTED = {**UNKNOWN, **NO_NUMBERS}
+CELLS = [(column, text) for column, listed in LISTED.items() for text in listed.split(",")]
 
 
-def test_there_are_a_hundred_words_that_nobody_knows() -> None:
-    assert len(CELLS) >= 100
+def test_there_are_a_hundred_words_that_nobody_knows_over_all_columns_that_are_read() -> None:
+    assert len(CELLS) >= 190
+    assert LISTED.keys() == {name for name, column in columns().items() if column.kind != "text"}
 
 
 @pytest.mark.parametrize(("column", "text"), CELLS)
@@ -178,9 +254,31 @@ def test_a_word_that_is_not_known_is_reported_with_the_nearest(column: str, text
     assert done.rows == []
     (skipped,) = done.skipped
     assert (skipped.row_id, skipped.line) == ("x-1", 2)
+    if column in NO_NUMBERS:
+        assert f"line 2: {column} is {text!r}, where a " in skipped.reason
+        told = [*columns()[column].units, columns()[column].instead] if "plain" in skipped.reason else ["number"]
+        assert all(word in skipped.reason for word in told)
+        return
     assert f"line 2: {column} has " in skipped.reason
     assert "is not known; nearest is" in skipped.reason
     assert any(known in skipped.reason for known in columns()[column].known)
+
+
+def test_columns_of_text_move_nothing() -> None:
+    for name in (name for name, column in columns().items() if column.kind == "text" and name != "status"):
+        changed = case(**{name: "something else"})
+        assert (changed.layout, changed.system, changed.platform) == (case().layout, case().system, case().platform)
+        assert changed.options == case().options
+    with pytest.raises(LackingError, match=r"status is 'oK\?'"):
+        case(status="oK?")
+
+
+@pytest.mark.parametrize("name", [name for name, column in columns().items() if column.kind != "text"])
+def test_a_misspelt_column_of_any_name_refuses_its_rows(name: str) -> None:
+    misspelt = name[:1] + name[2:] if len(name) > 3 else name + name[-1]
+    values = {other: value for other, value in USUAL.items() if other != name}
+    with pytest.raises(LackingError, match=f'no column "{misspelt}"; nearest is "{name}"'):
+        case_of(Row("x", {**values, misspelt: "1"}, 2))
 
 
 def test_prose_behind_what_is_known_is_reported_and_not_read(tmp_path: Path) -> None:
@@ -197,10 +295,25 @@ def test_prose_behind_what_is_known_is_reported_and_not_read(tmp_path: Path) -> 
     assert "tunnelling" in result.output
 
 
-def test_a_misspelt_column_refuses_its_rows(tmp_path: Path) -> None:
-    values = {("precison" if name == "precision" else name): value for name, value in USUAL.items()}
-    (skipped,) = mt.validate(csv=write(tmp_path / "mine.csv", [values])).skipped
-    assert 'there is no column "precison"; nearest is "precision"' in skipped.reason
+CLUSTERED = {
+    "fwd_ms": {"gpu": "A100", "hidden": "1024", "n_heads": "16", "seq_len": "512", "mbs": "1", "bwd_ms": "1"},
+    "zero_stage": {"n_params": "1e9", "dp": "4", "mem_gb": "3"},
+}
+
+
+def test_tables_of_other_columns_are_read_or_refused_too(tmp_path: Path) -> None:
+    layers, states = {"fwd_ms": "1", **CLUSTERED["fwd_ms"]}, {"zero_stage": "1", **CLUSTERED["zero_stage"]}
+    refused = {
+        "recompute": ("selctive", 'recompute has "selctive"'),
+        "sp": ("onn", 'sp has "onn"'),
+        "hiden_": ("1024", 'no column "hiden_"; nearest is "hidden"'),
+    }
+    for name, (cell, reason) in refused.items():
+        values = {key: value for key, value in layers.items() if key[:3] != name[:3]}
+        (skipped,) = mt.validate(csv=write(tmp_path / "mine.csv", [{**values, name: cell}])).skipped
+        assert reason in skipped.reason
+    (found,) = mt.validate(csv=write(tmp_path / "mine.csv", [{**states, "colour": "red"}])).rows
+    assert found["unread"] == ['column "colour" is not known: not read']
 
 
 def test_all_faults_of_a_row_are_told_at_once() -> None:
@@ -275,7 +388,7 @@ SURE = {
     ("changes", "reason"),
     [
         ({}, ""),
-        ({"gpus_per_node": ""}, ""),
+        ({"gpus_per_node": ""}, "gpus_per_node not stated: 8; '4' would change the time by +"),
         ({"recompute": ""}, "recompute not stated: none; 'full' would change the time by +"),
         ({"attention": ""}, "attention not stated: unfused; 'flash' would change the time by -"),
         ({"assumed": "vocabulary guessed"}, "vocabulary guessed: how far that moves the time is not known"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
+from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict, workload_of
 from minitrain.evidence.rows import (
     LackingError,
     Row,
@@ -16,7 +16,6 @@ from minitrain.evidence.rows import (
     read_rows,
     stage_layers,
     unit_stages,
-    workload_of,
 )
 from minitrain.machine import load_config
 from minitrain.machine.platforms import find_platform
@@ -53,7 +52,9 @@ USUAL = {
 
 
 def row(**changes: str) -> Row:
-    return Row("x", {**USUAL, **changes}, 2)
+    """Return the usual row with changes; its batch follows from its microbatches."""
+    batch = {"gbs": ""} if changes.keys() & {"dp", "mbs", "n_micro"} else {}
+    return Row("x", {**USUAL, **batch, **changes}, 2)
 
 
 def case(**changes: str) -> Case:
