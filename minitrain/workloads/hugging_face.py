@@ -47,7 +47,10 @@ _ABSENT = object()
 # fmt: off
 _NO_BEARING = frozenset(
     [
-        "architectures", "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens",
+        "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
+        "_diffusers_version", "_experts_implementation", "_flash_attn_2_enabled", "_from_model_config",
+        "_name_or_path", "_sliding_window_pattern", "architectures", "attn_implementation",
+        "auto_map", "bad_words_ids", "begin_suppress_tokens",
         "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "cross_attention_hidden_size",
         "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
         "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task",
@@ -164,7 +167,7 @@ class ConfigReader:
         """Note a fault for every key that was not read."""
         known = self._read | _NO_BEARING | set(ignore)
         for key in self._config:
-            if key not in known and not key.startswith("_"):
+            if key not in known:
                 self.faults[key] = (
                     f"{key:.60} is not known for {family}: if it changes no shape, pass ignore=({key!r:.60},)"
                 )
@@ -195,6 +198,10 @@ def rotary(config: ConfigReader, theta: float = 10000.0, share_key: str = "parti
     """Read rotary positions, with what scales their frequencies."""
     newer = config.object("rope_parameters")
     scaling = {**newer, **config.object("rope_scaling")}
+    for key in sorted(scaling.keys() - _OF_SCALING):
+        config.faults["rope_scaling"] = (
+            f"rope_scaling.{key:.60} is not known; {closest(key, _OF_SCALING) or 'leave it out'}"
+        )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     is_of_llama = kind == "llama3" and all(scaling.get(key, value) == value for key, value in _LLAMA_SCALING.items())
     return {
@@ -205,6 +212,15 @@ def rotary(config: ConfigReader, theta: float = 10000.0, share_key: str = "parti
         "taken_as": () if is_of_llama or kind in (None, "default") else (f"rope_scaling {kind}",),
     }
 
+
+_OF_SCALING = frozenset(
+    [
+        "type", "rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+        "attention_factor", "beta_fast", "beta_slow", "short_factor", "long_factor", "short_mscale", "long_mscale",
+        "mscale", "mscale_all_dim", "truncate", "finetuned", "mrope_section", "rope_theta", "partial_rotary_factor",
+        "full_attention", "sliding_attention",
+    ]
+)  # fmt: skip
 
 _LLAMA_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -633,12 +649,22 @@ def fields_of(source: str | os.PathLike[str] | Mapping[str, Any], ignore: Sequen
         raise refuse(label, [f"model_type must be one of {known}, got {shown(family)}; {hint}"], keys=("model_type",))
     for key, default in (("is_encoder_decoder", False), ("add_cross_attention", False), ("pruned_heads", {})):
         reader.only(key, default, default, None)
+    _require_trainable(reader)
     fields = FAMILIES[family](reader)
     reader.refuse_the_rest(family, ignore)
     if reader.faults:
         raise refuse(label, list(reader.faults.values()), keys=tuple(reader.faults))
     names = {"name": _name(config, family), "source": f"Hugging Face config {label}"}
     return {"attention": "flash", **fields, **_lengths(fields["seq_len"]), **names}
+
+
+def _require_trainable(config: ConfigReader) -> None:
+    """Note a fault for weights that are stored in integers; those in FP8 and MXFP4 were trained in more bits."""
+    method = config.object("quantization_config").get("quant_method")
+    if method not in (None, "fp8", "mxfp4"):
+        config.faults["quantization_config"] = (
+            f"quantization_config.quant_method must be fp8 or mxfp4, got {shown(method)}: others have no training here"
+        )
 
 
 def _lengths(longest: int) -> Fields:

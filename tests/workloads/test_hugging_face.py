@@ -162,6 +162,27 @@ def test_what_cannot_be_modelled_is_refused(family: str, key: str, value: Any) -
     assert keys_of({**config, key: value}) == (key,)
 
 
+def misspelt(key: str) -> str:
+    """Return a key without its second letter."""
+    return key[:1] + key[2:]
+
+
+@pytest.mark.parametrize("row", CONFIGS, ids=lambda row: f"{row['config']['model_type']}-{row['parameters']}")
+def test_every_key_of_a_family_is_refused_where_it_is_misspelt(row: dict[str, Any]) -> None:
+    config = row["config"]
+    for key in config.keys() - {"model_type", "text_config"}:
+        changed = {misspelt(other) if other == key else other: value for other, value in config.items()}
+        assert misspelt(key) in keys_of(changed)
+
+
+def test_scaled_positions_and_stored_weights_are_known_or_refused() -> None:
+    with pytest.raises(mt.UsageError, match=r"rope_scaling.rop_type is not known; did you mean .*rope_type"):
+        mt.Transformer.from_hf({**LLAMA, "rope_scaling": {"rop_type": "yarn", "factor": 4.0}})
+    assert keys_of({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}) == ("quantization_config",)
+    stored = {**LLAMA, "quantization_config": {"quant_method": "fp8"}}
+    assert mt.Transformer.from_hf(stored) == mt.Transformer.from_hf(LLAMA)
+
+
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
     with pytest.raises(mt.UsageError, match=r'model_type must be one of llama, .*, got "lama"; did you mean "llama"'):
         mt.Transformer.from_hf({"model_type": "lama"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from minitrain.workloads.exchange.recipe import Recipe
@@ -124,9 +125,12 @@ def _cp_comm_type(given: Mapping[str, Any]) -> str:
 def notes_on(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what of a layout is read as something else."""
     tp, ep = given.get(DEGREES["tp"], 1), given.get(DEGREES["ep"], 1)
-    if ep > 1 and given.get("expert_tensor_parallel_size", tp) > 1:
-        return ("experts are taken whole on their ranks, not divided by tensor parallelism",)
-    return ()
+    divides = ep > 1 and given.get("expert_tensor_parallel_size", tp) > 1
+    notes = ["experts are taken whole on their ranks, not divided by tensor parallelism"] * divides
+    dispatcher = given.get("moe_token_dispatcher_type", "alltoall")
+    if given.get("num_moe_experts") and ep > 1 and not str(dispatcher).startswith("alltoall"):
+        notes.append(f"tokens travel to experts by all_to_all, not by the dispatcher {dispatcher}")
+    return tuple(notes)
 
 
 def _num_chunks(given: Mapping[str, Any], faults: list[str]) -> int:
@@ -141,8 +145,38 @@ def _num_chunks(given: Mapping[str, Any], faults: list[str]) -> int:
     return int(num_layers // (pp * layers))
 
 
+_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "recompute_granularity": ("full", "selective"),
+        "recompute_method": ("uniform", "block"),
+        "cp_comm_type": ("p2p", "all_gather", "allgather", "a2a", "a2a+p2p"),
+        "data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", _SHARDS_ALL),
+        "moe_token_dispatcher_type": ("alltoall", "alltoall_seq", "allgather", "flex"),
+        "moe_router_score_function": ("softmax", "sigmoid"),
+        "fp8": ("e4m3", "hybrid"),
+    }
+)
+"""What Megatron Core knows of fields whose other values would change nothing here."""
+
+
+def _not_known(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield values that Megatron Core does not know."""
+    for field, known in _CHOICES.items():
+        if given.get(field) not in (None, "", False) and str(given[field]) not in known:
+            yield f"{field} must be one of {', '.join(known)}, got {given[field]!r}"
+    for field in DEGREES.values():
+        if not given.get(field, 1) >= 1:
+            yield f"{field} must be at least 1, got {given[field]}"
+    if not (given.get("moe_expert_capacity_factor") or 1) > 0:
+        yield f"moe_expert_capacity_factor must be above 0, got {given['moe_expert_capacity_factor']}"
+    for one, other in (("bf16", "fp16"), ("gated_linear_unit", "squared_relu")):
+        if given.get(one) and given.get(other):
+            yield f"{one} and {other} exclude each other; leave one out"
+
+
 def _not_modelled(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what no strategy does."""
+    """Yield what no strategy does, and what Megatron Core does not know."""
+    yield from _not_known(given)
     granularity = given.get("recompute_granularity")
     if granularity == "full" and (given.get("recompute_method"), given.get("recompute_num_layers")) != ("uniform", 1):
         yield "full recomputation must be uniform, of one layer each; that of several layers or some is not modelled"

@@ -145,6 +145,10 @@ def read(words: Words, name: str) -> Recipe:
     given = dict(_fields(words, faults))
     if given.pop("use_flash_attn", False):
         given.setdefault("attention_backend", "flash")
+    if "--use-rotary-position-embeddings" in words.options:
+        given["position_embedding_type"] = "rope"
+    if "--no-position-embedding" in words.options and given.get("position_embedding_type") is None:
+        faults.append("--no-position-embedding is not modelled, unless --position-embedding-type is given")
     if not given.pop("group_query_attention", False):
         given.pop("num_query_groups", None)
     if given.pop("tokenizer_type", None) == _NULL and "vocab_size" in given:
@@ -154,8 +158,43 @@ def read(words: Words, name: str) -> Recipe:
     if faults:
         raise refuse(f"the arguments of {TOOL}", faults)
     return Recipe(
-        strategy, options, model, words.world_size, given.get("global_batch_size"), layout.notes_on(given), TOOL
+        strategy,
+        options,
+        model,
+        words.world_size,
+        given.get("global_batch_size"),
+        (*layout.notes_on(given), *_notes_on(words)),
+        TOOL,
     )
+
+
+_ONLY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "--optimizer": ("adam",),
+        "--fp8-recipe": ("delayed", "tensorwise", "blockwise", "mxfp8"),
+        "--transformer-impl": ("local", "transformer_engine"),
+        "--moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"),
+    }
+)
+"""Values that have no bearing here; others have, or are none."""
+
+_BY_BLOCKS = ("blockwise", "mxfp8")
+_NEAR: Mapping[str, str] = MappingProxyType(
+    {
+        "--first-last-layers-bf16": "the first and the last layers are in FP8 as the others",
+        "--num-layers-at-start-in-bf16": "the first layers are in FP8 as the others",
+        "--num-layers-at-end-in-bf16": "the last layers are in FP8 as the others",
+        "--rampup-batch-size": "the batch is that after --rampup-batch-size",
+        "--spec": "the layers are those of the options; what --spec names is not read",
+    }
+)
+
+
+def _notes_on(words: Words) -> Iterator[str]:
+    """Yield what of a command line is read as something near."""
+    yield from (note for flag, note in _NEAR.items() if flag in words.options)
+    if words.options.get("--fp8-recipe", [""])[:1] in ([recipe] for recipe in _BY_BLOCKS):
+        yield "FP8 by blocks is priced as FP8 by tensors"
 
 
 def _fields(words: Words, faults: list[str]) -> Iterator[tuple[str, Any]]:
@@ -164,6 +203,8 @@ def _fields(words: Words, faults: list[str]) -> Iterator[tuple[str, Any]]:
         option = _BY_FLAG.get(_OTHER_NAMES.get(flag, flag))
         if option is not None:
             yield from _field(option, values, faults)
+        elif flag in _ONLY and values[:1] and values[0] not in _ONLY[flag]:
+            faults.append(f"{flag} must be one of {', '.join(_ONLY[flag])}, got {values[0]!r:.40}")
         elif flag not in OF_MEGATRON_LM and flag not in OF_LAUNCHERS:
             hint = closest(flag, _BY_FLAG)
             faults.append(
@@ -175,6 +216,8 @@ def _fields(words: Words, faults: list[str]) -> Iterator[tuple[str, Any]]:
 def _field(option: Option, values: Sequence[str], faults: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield a field with its value, or note a fault."""
     if option.kind in ("on", "off"):
+        if values and values[0].lower() in _TRUTHS:
+            faults.append(f"{option.flag} stands alone, got {values[0]!r}; leave the value out, or both")
         yield option.field, option.kind == "on"
         return
     if not values or "$" in values[0]:
@@ -183,7 +226,16 @@ def _field(option: Option, values: Sequence[str], faults: list[str]) -> Iterator
     if option.kind == "words":
         yield option.field, list(values)
         return
+    if option.kind == "count" and values[1:] and values[1].isdigit():
+        faults.append(f"{option.flag} must have one value, got {' '.join(values[:2])}")
     try:
-        yield option.field, _READ[option.kind](values[0])
+        value = _READ[option.kind](values[0])
     except ValueError:
         faults.append(f"{option.flag} must be a {option.kind}, got {values[0]!r}")
+        return
+    if option.kind == "count" and value < ("moe" not in option.field):  # no experts are 0 of them
+        faults.append(f"{option.flag} must be at least {int('moe' not in option.field)}, got {values[0]}")
+    yield option.field, value
+
+
+_TRUTHS = ("true", "false", "0", "1", "yes", "no", "on", "off", "none")

@@ -12,7 +12,9 @@ import pytest
 import minitrain as mt
 from minitrain.workloads.architecture import Precision
 from minitrain.workloads.exchange.launch_script import words_of
+from minitrain.workloads.exchange.megatron_lm import OPTIONS
 from minitrain.workloads.exchange.megatron_model import evaluated
+from minitrain.workloads.exchange.recipe import OF_MEGATRON_LM
 from minitrain.workloads.exchange.writing import TOOLS, require_words
 
 SCRIPT = Path(__file__).parent / "pretrain_llama3_8b.sh"
@@ -278,6 +280,63 @@ def test_words_that_are_not_known_are_refused(text: str, faults: list[str]) -> N
     for fault in faults:
         with pytest.raises(mt.UsageError, match=fault):
             mt.read_recipe(text)
+
+
+SMALL = (
+    "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 --seq-length 128 "
+    "--micro-batch-size 1 --global-batch-size 8"
+)
+
+
+@pytest.mark.parametrize("flag", sorted({option.flag for option in OPTIONS} | OF_MEGATRON_LM))
+def test_a_misspelt_option_is_refused(flag: str) -> None:
+    misspelt = flag[:3] + flag[4:]
+    with pytest.raises(mt.UsageError, match=f"{misspelt} is not known"):
+        mt.read_recipe(f"{SMALL} {misspelt} 1")
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("--fp8-format e4m4", "fp8 must be one of e4m3, hybrid, got 'e4m4'"),
+        ("--fp8-recipe mxfp9", "--fp8-recipe must be one of delayed"),
+        ("--optimizer sgd", "--optimizer must be one of adam"),
+        ("--recompute-granularity ful", "recompute_granularity must be one of full, selective"),
+        ("--recompute-method blok", "recompute_method must be one of uniform, block"),
+        ("--cp-comm-type ring", "cp_comm_type must be one of p2p"),
+        ("--data-parallel-sharding-strategy all", "data_parallel_sharding_strategy must be one of"),
+        ("--moe-token-dispatcher-type a2a", "moe_token_dispatcher_type must be one of"),
+        ("--moe-router-score-function relu", "moe_router_score_function must be one of"),
+        ("--moe-router-load-balancing-type loss", "--moe-router-load-balancing-type must be one of"),
+        ("--moe-expert-capacity-factor -1", "moe_expert_capacity_factor must be above 0"),
+        ("--transformer-impl te", "--transformer-impl must be one of local"),
+        ("--sequence-parallel false", "--sequence-parallel stands alone, got 'false'"),
+        ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size must be at least 1"),
+        ("--tensor-model-parallel-size 2 4", "--tensor-model-parallel-size must have one value, got 2 4"),
+        ("--bf16 --fp16", "bf16 and fp16 exclude each other"),
+        ("--swiglu --squared-relu", "gated_linear_unit and squared_relu exclude each other"),
+        ("--no-position-embedding", "--no-position-embedding is not modelled"),
+    ],
+)
+def test_values_that_megatron_does_not_know_are_refused(words: str, fault: str) -> None:
+    with pytest.raises(mt.UsageError, match=fault):
+        mt.read_recipe(f"{SMALL} {words}")
+
+
+def test_what_is_read_as_something_near_is_noted() -> None:
+    text = "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8 --first-last-layers-bf16 --rampup-batch-size 2 2 8"
+    assert mt.read_recipe(f"{SMALL} {text}").notes == (
+        "the first and the last layers are in FP8 as the others",
+        "the batch is that after --rampup-batch-size",
+        "FP8 by blocks is priced as FP8 by tensors",
+    )
+    experts = "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex"
+    assert mt.read_recipe(f"{SMALL} {experts}").notes == (
+        "tokens travel to experts by all_to_all, not by the dispatcher flex",
+    )
+    rotary = mt.read_recipe(f"{SMALL} --use-rotary-position-embeddings").model
+    assert rotary is not None
+    assert rotary.positions == "rotary"
 
 
 def test_words_without_bearing_can_be_passed_over() -> None:
