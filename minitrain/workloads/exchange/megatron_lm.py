@@ -178,7 +178,7 @@ _ONLY: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Values that have no bearing here; others have, or are none."""
 
-_BY_BLOCKS = ("blockwise", "mxfp8")
+_BY_BLOCKS = frozenset({"blockwise", "mxfp8"})
 _NEAR: Mapping[str, str] = MappingProxyType(
     {
         "--first-last-layers-bf16": "the first and the last layers are in FP8 as the others",
@@ -193,7 +193,7 @@ _NEAR: Mapping[str, str] = MappingProxyType(
 def _notes_on(words: Words) -> Iterator[str]:
     """Yield what of a command line is read as something near."""
     yield from (note for flag, note in _NEAR.items() if flag in words.options)
-    if words.options.get("--fp8-recipe", [""])[:1] in ([recipe] for recipe in _BY_BLOCKS):
+    if _BY_BLOCKS & {*words.options.get("--fp8-recipe", ())}:
         yield "FP8 by blocks is priced as FP8 by tensors"
 
 
