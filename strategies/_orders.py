@@ -17,11 +17,16 @@ ORDERS: Mapping[str, tuple[Generator, Generator | None, int]] = MappingProxyType
         "gpipe": (schedules.gpipe, schedules.looped_bfs, 1),
         "zb_h1": (schedules.zb_h1, schedules.interleaved_zero_bubble, 1),
         "zb_h2": (schedules.zb_h2, None, 1),
+        "zb_1p": (schedules.zb_1p, None, 1),
+        "zb_2p": (schedules.zb_2p, None, 1),
         "zbv": (schedules.zbv, schedules.zbv, 2),
         "dualpipe_v": (schedules.dualpipe_v, schedules.dualpipe_v, 2),
     }
 )
 """By word: the schedule of one stage a rank, that of several, and the fewest stages a rank."""
+
+AUTOMATIC = MappingProxyType({"zb_1p": schedules.zb_1p, "zb_2p": schedules.zb_2p})
+"""The orders that are made for given costs."""
 
 
 def chunks_of(order: str, num_chunks: int, strategy: str) -> int:
@@ -37,15 +42,30 @@ def chunks_of(order: str, num_chunks: int, strategy: str) -> int:
 
 
 @lru_cache(maxsize=8)
-def schedule_of(order: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
+def schedule_of(
+    order: str, num_ranks: int, num_microbatches: int, num_chunks: int, costs: tuple[float, ...] | None = None
+) -> Schedule:
     """Return the schedule of an order, the same for all ranks of a run.
+
+    Args:
+        order: its word.
+        num_ranks: of a pipeline.
+        num_microbatches: of a replica.
+        num_chunks: stages a rank.
+        costs: what automatic orders are made for; equal ones if None.
 
     Raises:
         StrategyError: it does not run with these numbers.
     """
+    if costs is not None and order not in AUTOMATIC:
+        raise StrategyError(
+            f"pass_costs make orders of {' or '.join(AUTOMATIC)} alone, got schedule={order!r}; leave them out"
+        )
     plain, of_chunks, _ = ORDERS[order]
     generator = of_chunks if num_chunks > 1 and of_chunks else plain
     try:
+        if costs is not None:
+            return AUTOMATIC[order](num_ranks, num_microbatches, num_chunks, costs)
         return generator(num_ranks, num_microbatches, num_chunks)
     except UsageError as error:
         raise StrategyError(str(error)) from error

@@ -34,6 +34,7 @@ async def megatron(
     cp: int = 1,
     ep: int = 1,
     schedule: str = "1f1b",
+    pass_costs: Sequence[float] | None = None,
     shard_size: int | None = None,
     cp_comm_type: str = "p2p",
     imbalance: float | Sequence[float] = 1,
@@ -73,8 +74,10 @@ async def megatron(
             batched messages do; one after the other if False. Of no effect where messages are hidden.
         cp: ranks that share a sequence, each with a shard from its beginning and one from its end.
         ep: parts that experts are divided into; 1 to take them as other layers. Beside tp it needs sequence_parallel.
-        schedule: the order: "1f1b" (interleaved where num_chunks is above 1), "gpipe", "zb_h1", "zb_h2", "zbv" or
-            "dualpipe_v".
+        schedule: the order: "1f1b" (interleaved where num_chunks is above 1), "gpipe", "zb_h1", "zb_h2", "zb_1p",
+            "zb_2p", "zbv" or "dualpipe_v".
+        pass_costs: what "zb_1p" and "zb_2p" are made for: the times of a forward, an input gradient, a weight gradient
+            and a message, and the share of activations that a weight gradient keeps; passes alike if None.
         shard_size: ranks that share what `zero` shards, the sums over the others being all_reduces; all if None.
         cp_comm_type: how keys and values come to the queries: "p2p", round a ring, or "all_gather".
         imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens are
@@ -102,7 +105,8 @@ async def megatron(
         stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "pp x num_chunks", "megatron")
         for stage in range(num_stages)
     ]
-    order = schedule_of(schedule, pp, len(batches), num_chunks)
+    costs = None if pass_costs is None else tuple(pass_costs)
+    order = schedule_of(schedule, pp, len(batches), num_chunks, costs)
     held = HeldLayers(model, division, zero, len(batches), "megatron", overlap_replicas=overlap_replicas)
     in_pairs = overlap_experts and ep > 1
     routing = Routing(imbalance, capacity_factor)

@@ -59,6 +59,7 @@ class StepKeywords(RunParameters):
     overlap_messages: bool = _STRATEGYS
     overlap_parts: bool = _STRATEGYS
     overlap_replicas: bool = _STRATEGYS
+    pass_costs: Sequence[float] | None = _STRATEGYS
     pp: int | None = _STRATEGYS
     recompute: str = _STRATEGYS
     replicas: int | None = _STRATEGYS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import minitrain as mt
-from minitrain.evidence.cases import Case, _step, case_of, predict
+from minitrain.evidence.cases import Case, _pass_costs, _step, case_of, predict
 from minitrain.evidence.rows import LackingError, Row, stage_layers
 from tests.evidence.test_rows import USUAL
 
@@ -108,6 +108,8 @@ READ = [
     ("AFAB", "", "gpipe", 1),
     ("zero bubble h1", "", "zb_h1", 1),
     ("ZBH2", "", "zb_h2", 1),
+    ("ZB-1p", "", "zb_1p", 1),
+    ("zero bubble 2p", "", "zb_2p", 1),
     ("ZB-V", "", "zbv", 2),
     ("zb-v", "2", "zbv", 2),
     ("DualPipe", "", "dualpipe_v", 2),
@@ -123,9 +125,20 @@ def test_the_column_is_read(text: str, vpp: str, order: str, num_chunks: int) ->
     assert lacks == (text == "none")
 
 
-@pytest.mark.parametrize(("text", "near"), [("ZB-2p", "as ZB-H2"), ("ZB-1p", "as ZB-H1"), ("DualPipe", "as DualPipeV")])
-def test_what_runs_in_a_near_order_says_so(text: str, near: str) -> None:
-    assert any(each.text.startswith("schedule: ") and near in each.text for each in run_of(text).assumed)
+def test_what_runs_in_a_near_order_says_so() -> None:
+    assert any(
+        each.text.startswith("schedule: ") and "as DualPipeV" in each.text for each in run_of("DualPipe").assumed
+    )
+
+
+def test_automatic_orders_are_made_for_the_rows_own_times() -> None:
+    names = ("ZB-H1", "ZB-1p", "ZB-2p", "1F1B")
+    found = {text: predict(run_of(text, n_micro="24", gbs="96")) for text in names}
+    assert not any(each.text.startswith("schedule: ") for each in run_of("ZB-2p").assumed)
+    assert found["ZB-2p"].seconds < found["ZB-1p"].seconds <= 1.002 * found["ZB-H1"].seconds < found["1F1B"].seconds
+    forward, inputs, weights, message, share = _pass_costs(run_of("ZB-2p").bare(), ())
+    assert inputs > forward > weights > 10 * message > 0
+    assert share == 32 / (34 + 5 * 16 * 1024 / 2048)
 
 
 def test_stages_that_nobody_published_are_assumed_and_named() -> None:

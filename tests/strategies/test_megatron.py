@@ -221,7 +221,7 @@ def test_every_combination_trains_every_sample_and_every_part(options: dict[str,
     assert run.step_time > 0  # the laws and the check of the final weights have held
 
 
-ORDERS = ["1f1b", "gpipe", "zb_h1", "zb_h2", "zbv", "dualpipe_v"]
+ORDERS = ["1f1b", "gpipe", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "zbv", "dualpipe_v"]
 
 
 @pytest.mark.parametrize("order", ORDERS)

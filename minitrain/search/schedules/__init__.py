@@ -5,10 +5,10 @@ backward. It contains no seconds, bytes or messages: those follow from the order
 Generators make the schedules of the literature for any legal size, `validate` says why an order cannot run,
 and `Schedule.to_csv` and `Schedule.from_csv` write and read the CSV form of PyTorch's pipelining.
 
-Open `schedule` first, which has `validate` and the CSV too; `generators` makes
-schedules. `pipeline` runs one on ranks: it does what its actions say by the passes of `layer_passes`, for ranks that
-are divided and hold layers as `held_layers` says. A new schedule is a generator. A file in `strategies/` gives it a
-name for the command line.
+Open `schedule` first, which has `validate` and the CSV too; `generators` makes schedules, `automatic` those that
+follow times and memory. `pipeline` runs one on ranks: it does what its actions say by the passes of `layer_passes`, for
+ranks that are divided and hold layers as `held_layers` says. A new schedule is a generator. A file in `strategies/`
+gives it a name for the command line.
 
 Every generator is called as `generator(num_ranks, num_microbatches, num_chunks)`. In the closed forms of
 their docstrings p, m and v are these three numbers, and tf, ti, tw are the seconds that forward, input
@@ -19,6 +19,7 @@ backward is split (a weight gradient still needs the activations), in units of a
 counts 1/v.
 """
 
+from minitrain.search.schedules.automatic import zb_1p, zb_2p
 from minitrain.search.schedules.generators import (
     dualpipe_v,
     gpipe,
@@ -44,6 +45,8 @@ __all__ = [
     "looped_bfs",
     "one_f_one_b",
     "validate",
+    "zb_1p",
+    "zb_2p",
     "zb_h1",
     "zb_h2",
     "zbv",
