@@ -78,6 +78,7 @@ async def megatron(
             "zb_2p", "zbv" or "dualpipe_v".
         pass_costs: what "zb_1p" and "zb_2p" are made for: the times of a forward, an input gradient, a weight gradient
             and a message, and the share of activations that a weight gradient keeps; passes alike if None.
+            A run's memory counts activations whole until the weight gradient, whatever the share.
         shard_size: ranks that share what `zero` shards, the sums over the others being all_reduces; all if None.
         cp_comm_type: how keys and values come to the queries: "p2p", round a ring, or "all_gather".
         imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens are

@@ -374,7 +374,18 @@ def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Predic
     """Simulate a step of a case with some microbatches; rows that differ in their number alone share steps."""
     if not _is_automatic(case):
         return _predicted(_run(case, num_microbatches, without))
-    options = {**case.options, "pass_costs": _pass_costs(case, without)}
+    costs = _pass_costs(case, without)
+    timed, held = (_made_for(case, each, num_microbatches, without) for each in (costs, (*costs[:4], 1.0)))
+    return replace(timed, memory=held.memory)
+
+
+def _made_for(case: Case, costs: tuple[float, ...], num_microbatches: int, without: tuple[str, ...]) -> Prediction:
+    """Return the figures of an automatic order for some costs.
+
+    A run counts activations whole until the weight gradient, so that its memory keeps to the limit of the order only
+    where the order was made so too.
+    """
+    options = {**case.options, "pass_costs": costs}
     return _predicted(_run(replace(case, options=options), num_microbatches, without))
 
 

@@ -136,6 +136,8 @@ def test_automatic_orders_are_made_for_the_rows_own_times() -> None:
     found = {text: predict(run_of(text, n_micro="24", gbs="96")) for text in names}
     assert not any(each.text.startswith("schedule: ") for each in run_of("ZB-2p").assumed)
     assert found["ZB-2p"].seconds < found["ZB-1p"].seconds <= 1.002 * found["ZB-H1"].seconds < found["1F1B"].seconds
+    assert found["ZB-1p"].memory["allocated"] < 1.05 * found["ZB-H1"].memory["allocated"]
+    assert found["ZB-2p"].memory["allocated"] < 2 * found["ZB-H1"].memory["allocated"]
     forward, inputs, weights, message, share = _pass_costs(run_of("ZB-2p").bare(), ())
     assert inputs > forward > weights > 10 * message > 0
     assert share == 32 / (34 + 5 * 16 * 1024 / 2048)
