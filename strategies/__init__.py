@@ -11,6 +11,7 @@ from types import ModuleType
 
 from minitrain.lib import Model
 
+from .chimera import chimera
 from .ddp import ddp
 from .ddp_overlap import ddp_overlap
 from .deepseek_like import deepseek_like
@@ -43,6 +44,7 @@ from .zero3 import zero3
 from .zero3_prefetch import zero3_prefetch
 
 __all__ = [
+    "chimera",
     "ddp",
     "ddp_overlap",
     "deepseek_like",

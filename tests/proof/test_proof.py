@@ -20,7 +20,7 @@ from minitrain.proof.reference import reference
 DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "hsdp", "fsdp"]
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
-SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
+SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v", "chimera"]
 IN_CONTEXT = ["ring_attention", "gathered_context"]
 WITH_WHOLE_LAYERS = ["megatron", "moe", "deepseek_like"]  # tp=1, ep=1: dense layers have no parts
 DIVIDED = [*WITH_WHOLE_LAYERS, *IN_CONTEXT]  # and whole sequences, cp=1
@@ -134,6 +134,7 @@ def test_the_proof_holds_for_other_widths_seeds_and_optimizers(name: str, proble
 )
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_every_schedule_trains_as_one_device_does(name: str, ranks: int, microbatches: int, zero: int) -> None:
+    ranks *= 2 if name == "chimera" else 1
     chunks = 1 if name in ("gpipe", "one_f_one_b", "zb_h1", "zb_h2") else 2
     schedule = getattr(schedules, name)(ranks, microbatches, chunks)
     strategy = mt.from_schedule(schedule)

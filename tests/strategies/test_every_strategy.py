@@ -29,7 +29,7 @@ WEIGHT = HIDDEN_SIZE**2  # elements
 DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "hsdp", "fsdp"]
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
-SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v"]
+SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v", "chimera"]
 DIVIDED = ["megatron", "moe", "deepseek_like"]
 IN_CONTEXT = ["ring_attention", "gathered_context"]
 LOCAL = ["local_sgd", "diloco"]
@@ -157,6 +157,7 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
         dp, shards = draw(st.integers(1, 3)), draw(st.integers(1, 2)) if within else 1
         options = {within: shards} if within else {}
         options |= {"zero": draw(st.integers(0, 3))} if name in SCHEDULED else {}
+        pp *= 2 if name == "chimera" else 1
         options["pp"] = pp
         world, num_layers, batch = pp * dp * shards, pp * 2 * layers, 2 * pp * dp * shards * per_rank
         size = draw(st.sampled_from([1, per_rank])) if name in (*SCHEDULED, "deepseek_like") else size

@@ -126,10 +126,10 @@ def test_1f1b_holds_activations_of_one_microbatch_for_every_stage_to_come(overla
 
 def ways() -> Sequence[tuple[str, dict[str, Any]]]:
     """Return pipelines to train in every way that checks them."""
-    return [(name, {}) for name in SHIPPED] + [("pp_dp", {}), ("pp_zero1", {}), ("pp_zero3", {}), ("pp_hsdp", {})]
+    return [(name, {}) for name in (*SHIPPED, "chimera", "pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp")]
 
 
-SEVERAL_STAGES_A_RANK = {"interleaved_1f1b", "interleaved_zero_bubble", "dualpipe_v", "looped_bfs", "zbv"}
+SEVERAL_STAGES_A_RANK = {"chimera", "interleaved_1f1b", "interleaved_zero_bubble", "dualpipe_v", "looped_bfs", "zbv"}
 """Schedules in which a message may come while its rank works for another of its stages."""
 
 

@@ -99,6 +99,12 @@ _FORMS: Mapping[str, _Form] = {
     "pp_zero1": _FILL,
     "interleaved_1f1b": _LOOPED,
     "looped_bfs": _LOOPED,
+    "chimera": (
+        "(p - 2) tb",
+        lambda s: (s.p - 2) * (s.ti + s.tw),
+        "m = p and tb >= tf, or m a multiple of p and tb = tf",
+        lambda s: (s.m == s.p and s.ti + s.tw >= s.tf) or (s.m % s.p == 0 and _near(s.tf, s.ti + s.tw)),
+    ),
     "zb_h1": (
         "(p - 1)(tf + ti - tw)",
         lambda s: (s.p - 1) * (s.tf + s.ti - s.tw),

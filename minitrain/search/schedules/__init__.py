@@ -21,6 +21,7 @@ counts 1/v.
 
 from minitrain.search.schedules.automatic import zb_1p, zb_2p
 from minitrain.search.schedules.generators import (
+    chimera,
     dualpipe_v,
     gpipe,
     interleaved_1f1b,
@@ -38,6 +39,7 @@ __all__ = [
     "Cell",
     "Kind",
     "Schedule",
+    "chimera",
     "dualpipe_v",
     "gpipe",
     "interleaved_1f1b",

@@ -489,3 +489,50 @@ def _dualpipe_v_row(rank: int, num_ranks: int, num_microbatches: int) -> tuple[C
 def _stages(rank: int, num_ranks: int) -> tuple[int, int]:
     """Return the two stages of a rank: one on the way down, one on the way back."""
     return rank, 2 * num_ranks - 1 - rank
+
+
+def chimera(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+    """Send half of the microbatches down the ranks and half of them up, through two copies of the weights.
+
+    Where a unit of p microbatches follows another, its forwards fill the other's end (direct concatenation). Time of a
+    unit of m = p, for tb >= tf: p tf + (2p - 2) tb. Bubble of any multiple of p for tf = tb: (p - 2) tf. Live
+    activations of m = p: from p / 2 + 1 on the first and the last rank to p in the middle. Each rank holds two stages,
+    whose gradients are summed with the rank that has the same two.
+
+    Args:
+        num_ranks: p, an even number; ranks r and p - 1 - r hold stages r and p - 1 - r.
+        num_microbatches: m, an even number.
+        num_chunks: 2.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        UsageError: for sizes outside these rules.
+
+    Source: Li and Hoefler 2021, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional
+        Pipelines" (SC'21), Figures 3 and 7, Table 2. Left out: more than two pipelines, forward doubling.
+    """
+    check_sizes("chimera", num_ranks, num_microbatches, num_chunks)
+    check_chunks("chimera", num_chunks, 2, "use one_f_one_b for one copy of the weights")
+    for count, value in {"num_ranks": num_ranks, "num_microbatches": num_microbatches}.items():
+        if value % 2:
+            raise UsageError(
+                f"{count} ({value}) must be even for chimera, which goes both ways; use {value + 1}", **{count: value}
+            )
+    orders = (_both_ways(rank, num_ranks, num_microbatches) for rank in range(num_ranks))
+    return Schedule.from_orders(orders, "chimera", copies=2)
+
+
+def _both_ways(rank: int, num_ranks: int, num_microbatches: int) -> list[Action]:
+    """Return one rank's order: by the slots of passes that are alike, no two of which coincide."""
+    slots: dict[int, Action] = {}
+    for microbatch in range(num_microbatches):
+        unit, place = divmod(microbatch, num_ranks)
+        # a unit goes down with its first half and up with its second; what is left is halved too
+        half = min(num_ranks, num_microbatches - unit * num_ranks) // 2
+        stage = rank if place < half else num_ranks - 1 - rank
+        start = 2 * (unit * num_ranks + place % half)
+        slots[start + stage] = Action("F", stage, microbatch)
+        slots[start + 2 * num_ranks - 1 - stage] = Action("B", stage, microbatch)
+    return [slots[slot] for slot in sorted(slots)]

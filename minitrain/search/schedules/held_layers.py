@@ -40,6 +40,7 @@ class Degrees:
         shard_size: ranks that share optimizer states (and, at higher stages of ZeRO, gradients and weights); all that
             hold the same if None.
         cp_comm_type: how keys and values come to queries: "p2p", round a ring, or "all_gather".
+        copies: 2 where each stage lives on two ranks of a pipeline, as far from its one end as from its other.
     """
 
     pp: int = 1
@@ -49,6 +50,7 @@ class Degrees:
     sequence_parallel: bool = False
     shard_size: int | None = None
     cp_comm_type: str = "p2p"
+    copies: int = 1
 
 
 def require_degrees(model: Model, degrees: Degrees, strategy: str) -> None:
@@ -104,7 +106,8 @@ class Division:
         of_stage = model.world_size // degrees.pp
         self._axes = _axes(of_stage, degrees, strategy)
         sizes = {axis.name: axis.size for axis in reversed(self._axes)}
-        self.mesh: Mesh = model.mesh(pp=degrees.pp, **sizes)
+        pipeline = {"pp": degrees.pp} if degrees.copies == 1 else {"copy": 2, "pp": degrees.pp // 2}
+        self.mesh: Mesh = model.mesh(**pipeline, **sizes)
         tp, shared = degrees.tp, degrees.tp * degrees.cp
         self.parts = self._group(1, tp)
         self.sequence = self._group(tp, shared) if degrees.cp > 1 else None
@@ -114,12 +117,21 @@ class Division:
 
     @property
     def place(self) -> int:
-        """The rank's place in its pipeline."""
-        return self.mesh.coord("pp")
+        """The rank's place in its pipeline; the second half of one with copies begins at its end."""
+        place = self.mesh.coord("pp")
+        return self.degrees.pp - 1 - place if self._has_copies and self.mesh.coord("copy") else place
+
+    @property
+    def _has_copies(self) -> bool:
+        return self.degrees.copies > 1
 
     def peer(self, place: int) -> int:
         """Return the rank at another place of the pipeline."""
-        return self.mesh.peer("pp", place - self.place, wrap=True)
+        if not self._has_copies:
+            return self.mesh.peer("pp", place - self.place, wrap=True)
+        along = min(place, self.degrees.pp - 1 - place) - self.mesh.coord("pp")
+        across = int(place >= self.degrees.pp // 2) - self.mesh.coord("copy")
+        return self.mesh.peer("pp", along, wrap=True) + self.mesh.peer("copy", across, wrap=True) - self.mesh.rank
 
     def neighbour(self, offset: int) -> int:
         """Return another rank of those that share a sequence, so many places further round."""
@@ -140,9 +152,10 @@ class Division:
         of_stage = self._model.world_size // self.degrees.pp
         border = of_stage if self.degrees.shard_size is None else self.degrees.tp * self.degrees.shard_size
         border = max(border, first)
+        copies = ("copy",) if self._has_copies else ()
         return (
             self._group(first, border) if border > first else None,
-            self._group(border, of_stage) if of_stage > border else None,
+            self._group(border, of_stage, *copies) if of_stage > border or copies else None,
         )
 
     def input_of(self, samples: Sequence[int]) -> Any:
@@ -153,9 +166,10 @@ class Division:
         # one shard from the beginning and one from the end: the causal mask leaves all ranks the same work
         return self._model.get_input_shard(samples, [place, 2 * cp - 1 - place], 2 * cp)
 
-    def _group(self, first: int, last: int) -> Group:
-        """Return the ranks along the axes between two borders."""
-        return self.mesh.group(*(axis.name for axis in self._axes if first <= axis.first and axis.last <= last))
+    def _group(self, first: int, last: int, *others: str) -> Group:
+        """Return the ranks along the axes between two borders, and along others of the mesh."""
+        axes = (axis.name for axis in self._axes if first <= axis.first and axis.last <= last)
+        return self.mesh.group(*axes, *others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,10 +161,7 @@ class PipelineRank:
 
     async def run(self) -> None:
         """Train one step."""
-        placement = self._schedule.placement
-        self._held.load(
-            layer for stage, place in placement.items() if place == self._here for layer in self._stages[stage]
-        )
+        self._held.load(layer for stage in self._schedule.stages_of(self._here) for layer in self._stages[stage])
         cells = self._cells()
         if self._way == HIDDEN:
             self._expect(cells[0])
@@ -217,12 +214,12 @@ class PipelineRank:
         if action.kind == "F":
             if first == 0:
                 model.activations[0, i] = self._division.input_of(self._batches[i])
-            elif self._elsewhere(stage - 1) is not None:
+            elif self._elsewhere(stage - 1, i) is not None:
                 model.activations[first, i] = await self._received(action, first)
             return self._passes.forward(layers, i)
         if last == model.num_layers - 1:
             model.grad_activations[last, i] = model.loss(model.activations.pop((last + 1, i)))
-        elif self._elsewhere(stage + 1) is not None:
+        elif self._elsewhere(stage + 1, i) is not None:
             model.grad_activations[last, i] = await self._received(action, last + 1)
         return self._passes.backward(layers, i, action.kind)
 
@@ -231,25 +228,25 @@ class PipelineRank:
         stage, i = action.stage, action.microbatch
         layers, grads = self._stages[stage], self._model.grad_activations
         if action.kind == "F":
-            dest = self._elsewhere(stage + 1)
+            dest = self._elsewhere(stage + 1, i)
             if dest is not None:
                 await self._send(dest, self._model.activations.pop((layers[-1] + 1, i)), ("F", stage + 1, i))
         elif action.kind != "W":
-            dest = self._elsewhere(stage - 1)
+            dest = self._elsewhere(stage - 1, i)
             if dest is not None:
                 await self._send(dest, grads.pop((layers[0] - 1, i)), ("B", stage - 1, i))
             elif stage == 0:
                 del grads[-1, i]
 
-    def _elsewhere(self, stage: int) -> int | None:
-        """Return the place of a stage in the pipeline, or None where there is no such stage or it is on this rank."""
-        place = self._schedule.placement.get(stage, self._here)
+    def _elsewhere(self, stage: int, microbatch: int) -> int | None:
+        """Return the place of a stage, or None where there is no such stage or this rank has the microbatch there."""
+        place = self._schedule.homes.get((stage, microbatch), self._here)
         return None if place == self._here else place
 
     def _incoming(self, action: Action) -> Coroutine[Any, Any, Any] | None:
         """Return the receive of what an action needs from another rank."""
         direction, before = ("F", -1) if action.kind == "F" else ("B", 1)
-        source = self._elsewhere(action.stage + before)
+        source = self._elsewhere(action.stage + before, action.microbatch)
         if action.kind == "W" or source is None:
             return None
         return self._model.receive(self._division.peer(source), tag=(direction, action.stage, action.microbatch))
@@ -345,7 +342,7 @@ def from_schedule(schedule: Schedule) -> ShippedStrategy:
         if recompute is not None:
             model.recompute = recompute
         require_multiple("world_size", model.world_size, "the schedule's ranks", schedule.num_ranks, name)
-        degrees = Degrees(schedule.num_ranks, tp, cp, ep, sequence_parallel, shard_size, cp_comm_type)
+        degrees = Degrees(schedule.num_ranks, tp, cp, ep, sequence_parallel, shard_size, cp_comm_type, schedule.copies)
         division = Division(model, degrees, name)
         if layers_per_stage is None and model.layers_are_alike:
             require_multiple("num_layers", model.num_layers, "num_stages", schedule.num_stages, name)

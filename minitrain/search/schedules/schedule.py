@@ -18,7 +18,8 @@ Source: torch 2.13, torch/distributed/pipelining/schedules.py, `_Action.from_str
 What makes a schedule legal, and which action breaks it first.
 
 On its rank, every stage sees each microbatch once forward and once backward: forward first, then either a
-full backward (B) or an input gradient (I) followed by a weight gradient (W). A stage lives on one rank.
+full backward (B) or an input gradient (I) followed by a weight gradient (W). A stage lives on one rank, or on as many
+as the schedule has copies of the weights; a microbatch then goes through one of them, forward and backward.
 Between ranks, a forward waits for the stage before it and a backward for the stage after it; an order in
 which ranks wait in a circle can never run.
 """
@@ -28,7 +29,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -170,6 +170,7 @@ class Schedule:
     Args:
         rows: for each rank its cells from left to right: idle, an action, or actions fused to overlap.
         name: what the schedule is called in tables and drawings.
+        copies: on how many ranks each stage lives.
 
     >>> schedule = Schedule.from_csv("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n")
     >>> schedule.num_microbatches, schedule.placement
@@ -180,30 +181,36 @@ class Schedule:
 
     rows: tuple[Row, ...]
     name: str = field(default="schedule", compare=False)
+    copies: int = 1
     orders: tuple[tuple[Action, ...], ...] = field(init=False, compare=False)
     """For each rank its actions in the order to run them: the rows without idle cells, fused cells in their
     order."""
     placement: dict[int, int] = field(init=False, compare=False)
-    """Stage -> rank, by stage."""
+    """Stage -> rank, by stage; of several copies the lowest rank."""
+    homes: dict[tuple[int, int], int] = field(init=False, compare=False)
+    """(stage, microbatch) -> the lowest rank that has an action of both."""
     num_microbatches: int = field(init=False, compare=False)
     """Number of microbatches, the highest named one being the last."""
 
     def __post_init__(self) -> None:
         """Read orders, placement and microbatches off the rows."""
         orders = tuple(tuple(action for cell in row for action in cell) for row in self.rows)
-        homes: dict[int, int] = {}
+        placement: dict[int, int] = {}
+        homes: dict[tuple[int, int], int] = {}
         for rank, order in enumerate(orders):
             for action in order:
-                homes.setdefault(action.stage, rank)
+                placement.setdefault(action.stage, rank)
+                homes.setdefault((action.stage, action.microbatch), rank)
         object.__setattr__(self, "orders", orders)
-        object.__setattr__(self, "placement", dict(sorted(homes.items())))
+        object.__setattr__(self, "placement", dict(sorted(placement.items())))
+        object.__setattr__(self, "homes", homes)
         highest = max((action.microbatch for order in orders for action in order), default=-1)
         object.__setattr__(self, "num_microbatches", highest + 1)
 
     @classmethod
-    def from_orders(cls, orders: Iterable[Iterable[Action]], name: str = "schedule") -> Schedule:
+    def from_orders(cls, orders: Iterable[Iterable[Action]], name: str = "schedule", copies: int = 1) -> Schedule:
         """Make a schedule of each rank's actions alone: one action a cell, nothing idle, nothing fused."""
-        return cls(tuple(tuple((action,) for action in order) for order in orders), name)
+        return cls(tuple(tuple((action,) for action in order) for order in orders), name, copies)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "schedule") -> Schedule:
@@ -238,7 +245,11 @@ class Schedule:
     @property
     def num_chunks(self) -> int:
         """Count the stages of the rank that holds most of them."""
-        return max(Counter(self.placement.values()).values(), default=0)
+        return max((len(self.stages_of(rank)) for rank in range(self.num_ranks)), default=0)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Return the stages that live on a rank, ascending."""
+        return sorted({action.stage for action in self.orders[rank]})
 
     def __repr__(self) -> str:
         """Return the name and the sizes; the actions themselves are in `to_csv`."""
@@ -278,6 +289,7 @@ def validate(schedule: Schedule) -> None:
     for rank, order in enumerate(schedule.orders):
         _check_order(schedule, rank, order)
     _check_complete(schedule)
+    _check_copies(schedule)
     _check_progress(schedule)
 
 
@@ -297,8 +309,11 @@ def _check_order(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> No
 def _fault(schedule: Schedule, rank: int, action: Action, done: set[Action]) -> str | None:
     """Return why an action may not follow those done on its rank, or None."""
     home = schedule.placement[action.stage]
-    if home != rank:
+    if home != rank and schedule.copies == 1:
         return f"works on a stage of rank {home}; a stage lives on one rank"
+    home = schedule.homes[action.stage, action.microbatch]
+    if home != rank:
+        return f"works on a microbatch that rank {home} has of this stage; it goes through one copy of the weights"
     if action in done:
         return "comes a second time; each action runs once"
     for kind in _EXCLUDES[action.kind]:
@@ -324,6 +339,18 @@ def _check_complete(schedule: Schedule) -> None:
                     rank=schedule.placement.get(stage),
                     action=missing,
                 )
+
+
+def _check_copies(schedule: Schedule) -> None:
+    """Check that each stage lives on as many ranks as the schedule has copies of the weights."""
+    for stage in range(schedule.num_stages):
+        ranks = [rank for rank in range(schedule.num_ranks) if stage in schedule.stages_of(rank)]
+        if len(ranks) != schedule.copies:
+            raise StrategyError(
+                f"stage {stage} lives on {len(ranks)} ranks ({', '.join(map(str, ranks))}), and must on each of "
+                f"{schedule.copies} that have a copy of its weights; give every copy a microbatch",
+                stage=stage,
+            )
 
 
 def _missing(stage: int, microbatch: int, present: set[Action]) -> Action | None:

@@ -34,6 +34,7 @@ GENERATORS = {
         "looped_bfs": (4, 4, 2),
         "zbv": (4, 8),
         "dualpipe_v": (4, 8),
+        "chimera": (4, 8),
     }.items()
     if hasattr(schedules, name)
 }

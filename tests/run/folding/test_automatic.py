@@ -27,6 +27,7 @@ from tests.small_transformers import LLAMA_LIKE
 SIZES: dict[str, Any] = {"world_size": 8, "num_layers": 16, "global_batch_size": 16}
 SHIPPED = [name for name in mt.strategies() if name != "single"]
 PIPELINES = {
+    "chimera",
     *("1f1b", "deepseek_like", "dualpipe_v", "gpipe", "interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs"),
     "pipedream_2bw",
     *("zb_h1", "zb_h2", "zbv"),

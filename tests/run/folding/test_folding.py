@@ -24,7 +24,7 @@ from minitrain.run.folding.run import FoldedRun
 from tests.folded_runs import require_identical
 
 MESHED = ("pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp")
-SCHEDULED = ("dualpipe_v", "interleaved_zero_bubble", "looped_bfs", "zb_h2", "zbv")
+SCHEDULED = ("chimera", "dualpipe_v", "interleaved_zero_bubble", "looped_bfs", "zb_h2", "zbv")
 
 
 def _folded(strategy: Any, **parameters: Any) -> FoldedRun:

@@ -18,7 +18,7 @@ from tests.folded_runs import require_identical
 
 H100 = load_config("h100_80g_nvl8")
 SHIPPED = [name for name in mt.strategies() if name != "single"]
-PIPELINES = ("1f1b", "gpipe", "looped_bfs", "pipedream_2bw", "zb_h1", "zb_h2")  # of all ranks
+PIPELINES = ("1f1b", "chimera", "gpipe", "looped_bfs", "pipedream_2bw", "zb_h1", "zb_h2")  # of all ranks
 LAYOUTS: dict[str, list[dict[str, Any]]] = {
     **{name: [{}, {"cp": 4}, {"cp": 2, "tp": 2}] for name in ("ring_attention", "gathered_context")},
     "deepseek_like": [{"pp": 2}, {"pp": 4}],
@@ -26,7 +26,7 @@ LAYOUTS: dict[str, list[dict[str, Any]]] = {
     "hsdp": [{}, {"shard_size": 4}, {"shard_size": 2}],
     "pp_hsdp": [{"pp": 2, "shard_size": 2}, {"pp": 4, "shard_size": 4}],
     **{name: [{"pp": 2}, {"pp": 4}] for name in ("pp_dp", "pp_zero1", "pp_zero3", "interleaved_1f1b")},
-    **{name: [{"pp": 4}, {"pp": 8, "zero": 2}] for name in ("dualpipe_v", "interleaved_zero_bubble", "zbv")},
+    **{name: [{"pp": 4}, {"pp": 8, "zero": 2}] for name in ("chimera", "dualpipe_v", "interleaved_zero_bubble", "zbv")},
 }
 SIZES: dict[int, Any] = {16: (), 64: pytest.mark.no_cover}  # the larger one goes through the same lines
 CASES = [

@@ -111,6 +111,20 @@ def test_more_chunks_divide_the_bubble(generator: Generator, times: tuple[int, i
         assert bubble == Fraction((p - 1) * sum(times), v)
 
 
+@pytest.mark.parametrize(("tf", "tb"), [(1, 1), (1, 2), (2, 3)])
+def test_chimera_has_its_papers_time_and_memory(tf: int, tb: int) -> None:
+    for p, k in product((2, 4, 6, 8, 16), (1, 2, 3)):
+        schedule = schedules.chimera(p, p * k)
+        timed = run(schedule, 2 * tf, 2 * tb, 0).makespan  # a stage is no half of a rank's share, as chunks are
+        if k == 1:  # Li and Hoefler 2021, section 3.4: C_f = p forwards and C_b = 2p - 2 backwards are critical
+            assert timed == p * tf + (2 * p - 2) * tb
+        if tf == tb:  # Table 2: a share (p - 2) / (2m + p - 2) of the step is bubble
+            assert timed == (2 * p * k + p - 2) * tf
+        kept = [2 * alive for alive in live(schedule)]  # microbatches on stages, of which a rank holds two
+        assert k > 1 or kept == [p // 2 + 1 + min(r, p - 1 - r) for r in range(p)]  # Table 2: from p / 2 + 1 to p
+        assert max(kept) == p
+
+
 @pytest.mark.parametrize("times", TIMES)
 def test_looped_bfs_has_its_bubble_for_any_m_from_p(times: tuple[int, int, int]) -> None:
     for p, extra, v in product(range(1, 6), range(5), range(1, 4)):

@@ -99,6 +99,24 @@ def test_zb_h1_is_the_interleaved_zero_bubble_schedule_of_one_chunk() -> None:
     assert schedules.zb_h1(4, 8) == schedules.interleaved_zero_bubble(4, 8, 1)
 
 
+@settings(max_examples=30)
+@given(p=st.integers(1, 5), m=st.integers(1, 20))
+def test_chimera_is_legal_for_even_numbers(p: int, m: int) -> None:
+    schedule = schedules.chimera(2 * p, 2 * m)
+    validate(schedule)
+    assert (schedule.num_stages, schedule.num_chunks, schedule.copies) == (2 * p, 2, 2)
+    with pytest.raises(UsageError, match=rf"num_ranks \({2 * p + 1}\) must be even for chimera.*use {2 * p + 2}"):
+        schedules.chimera(2 * p + 1, 2 * m)
+    with pytest.raises(UsageError, match=r"num_microbatches .* must be even for chimera"):
+        schedules.chimera(2 * p, 2 * m - 1)
+
+
+def test_chimera_draws_the_papers_figure() -> None:
+    down = ["0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1", "1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1"]
+    up = ["1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3", "0F2 0F3 3F0 3B0 3F1 3B1 0B2 0B3"]
+    assert text(schedules.chimera(4, 4)) == [*down, *up]
+
+
 def test_dualpipe_v_fuses_forwards_with_backwards() -> None:
     fused = [cell for cell in schedules.dualpipe_v(4, 8).rows[1] if len(cell) > 1]
     assert len(fused) == 6

@@ -65,6 +65,21 @@ def test_a_rank_without_actions_is_refused() -> None:
         validate(Schedule.from_csv("0F0,0B0\n\n1F0,1B0"))
 
 
+@pytest.mark.parametrize(
+    ("orders", "message"),
+    [
+        (("0F0 1F1 1B1", "1F0 0F1 1B0 0B1 0B0"), "rank 1, position 4: 0B0 works on a microbatch that rank 0 has of"),
+        (("0F0 1F1 1B1 0B0", "1F0 0F1 0B1 0F0 1B0"), "rank 1, position 3: 0F0 works on a microbatch that rank 0 has"),
+        (("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), r"stage 0 lives on 1 ranks \(0\), and must on each of 2 that have"),
+    ],
+)
+def test_a_microbatch_goes_through_one_of_two_copies(orders: Sequence[str], message: str) -> None:
+    validate(schedules.chimera(2, 2))
+    schedule = Schedule.from_orders([map(Action.from_text, order.split()) for order in orders], copies=2)
+    with pytest.raises(StrategyError, match=message):
+        validate(schedule)
+
+
 def test_a_schedule_without_ranks_is_refused() -> None:
     with pytest.raises(StrategyError, match="has no rank"):
         validate(Schedule(()))
@@ -125,6 +140,7 @@ BASES = [
     schedules.zb_h2(3, 5),
     schedules.zbv(3, 5),
     schedules.dualpipe_v(2, 4),
+    schedules.chimera(4, 6),
 ]
 
 
@@ -136,7 +152,7 @@ def test_validate_accepts_exactly_the_shuffles_that_can_run(base: Schedule, data
         order = data.draw(st.sampled_from(orders))
         a, b = data.draw(st.tuples(*2 * [st.integers(0, len(order) - 1)]))
         order.insert(b, order.pop(a))
-    shuffled = Schedule.from_orders(orders)
+    shuffled = Schedule.from_orders(orders, copies=base.copies)
     if can_run(orders, base.num_stages):
         validate(shuffled)
     else:
