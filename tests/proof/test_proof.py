@@ -135,7 +135,7 @@ def test_the_proof_holds_for_other_widths_seeds_and_optimizers(name: str, proble
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_every_schedule_trains_as_one_device_does(name: str, ranks: int, microbatches: int, zero: int) -> None:
     ranks *= 2 if name == "chimera" else 1
-    chunks = 1 if name in ("gpipe", "one_f_one_b", "zb_h1", "zb_h2") else 2
+    chunks = 1 if name in ("gpipe", "one_f_one_b", "zb_1p", "zb_2p", "zb_h1", "zb_h2") else 2
     schedule = getattr(schedules, name)(ranks, microbatches, chunks)
     strategy = mt.from_schedule(schedule)
     sizes = {"world_size": 2 * ranks, "num_layers": 2 * schedule.num_stages, "global_batch_size": 4 * microbatches}
