@@ -16,6 +16,7 @@ May import: the rooms up to `proof`. Open `grader` first. The exercises that are
 | `recorder` | an observer that writes a program down |
 | `error_reports`, `wire`, `replay` | errors as plain data, what is sent to the grader, and running a program again |
 | `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
+| `causes` | says where a deadlock, or a run beyond its budget, comes from |
 | `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |
 | `submissions`, `classes`, `report`, `roster` | find what was handed in, grade it, and write the grades down |
 | `picture`, `unfinished`, `solution` | are for learners: the run that failed, drawn; a reference as one file |

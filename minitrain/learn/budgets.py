@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from minitrain.errors import UsageError
+from minitrain.learn.causes import calls_by_layer, ordered, path_of
 from minitrain.learn.exercise import Amount, Case, Exercise, load_exercise, read_part
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
@@ -45,6 +46,10 @@ class Budget:
         activation_bytes: the most activations that a rank may hold, by rank; empty if the exercise does not limit them.
         reference_memory_bytes: the peak of the reference, which is less than the budget.
         handed_in: elements of the final weights that all ranks hand in together, by layer; no less is right.
+        most_calls: communications of all ranks together, a message once; None if the exercise does not limit them.
+        calls: how often the reference communicates, by operation and layer.
+        path: what the reference's longest chain of operations is made of, s by type.
+        order: those operations of each rank whose order the exercise asks for, in words; empty if it asks for none.
     """
 
     communication_bytes: Amount
@@ -55,6 +60,10 @@ class Budget:
     activation_bytes: Sequence[Amount] = ()
     reference_memory_bytes: Amount = 0.0
     handed_in: Sequence[Amount] = ()
+    most_calls: Annotated[int, Ge(0)] | None = None
+    calls: Mapping[str, Annotated[int, Ge(0)]] = field(default_factory=dict)
+    path: Mapping[str, Amount] = field(default_factory=dict)
+    order: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +73,46 @@ class Measured:
     Args:
         run: the run.
         activation_bytes: the most activations that each rank held.
+        programs: the steps of the ranks.
     """
 
     run: Run
     activation_bytes: Sequence[float]
+    programs: Sequence[Sequence[Any]] = ()
 
 
 def budget_of(measured: Measured, exercise: Exercise) -> Budget:
     """Return the budget that a reference's run sets."""
-    run = measured.run
+    run, bounds = measured.run, exercise.bounds
     by_kind = communication_by_kind(run)
-    total, time_s = sum(by_kind.values()), run.last_clock * TIME_MARGIN
-    if exercise.memory_limit_bytes:
-        limit = exercise.memory_limit_bytes
-        return Budget(
-            total, by_kind, time_s, limit, reference_memory_bytes=run.peak_memory_bytes, handed_in=handed_in(run)
-        )
-    slack = _layer_bytes(run, exercise.memory_slack)
-    activation = _activation_bytes(run)
-    return Budget(
-        total,
-        by_kind,
-        time_s,
-        run.peak_memory_bytes + slack,
-        [kept.most for kept in kept_by_rank(run)],
-        [held + activation for held in measured.activation_bytes],
-        run.peak_memory_bytes,
-        handed_in(run),
+    calls = calls_by_layer(run)
+    budget = Budget(
+        communication_bytes=sum(by_kind.values()) * bounds.get("communication", 1.0),
+        communication_by_kind=by_kind,
+        step_time_s=run.last_clock * bounds.get("time", TIME_MARGIN),
+        memory_bytes=exercise.memory_limit_bytes or _memory_bytes(run, exercise),
+        reference_memory_bytes=run.peak_memory_bytes,
+        handed_in=handed_in(run),
+        most_calls=int(sum(calls.values()) * bounds["messages"]) if "messages" in bounds else None,
+        calls=calls,
+        path=path_of(run),
+        order=[ordered(steps, exercise.ordered_operations) for steps in measured.programs],
     )
+    if exercise.memory_limit_bytes:
+        return budget
+    activation = _activation_bytes(run)
+    return replace(
+        budget,
+        kept=[kept.most for kept in kept_by_rank(run)],
+        activation_bytes=[held + activation for held in measured.activation_bytes],
+    )
+
+
+def _memory_bytes(run: Run, exercise: Exercise) -> float:
+    """Return what a rank may hold: the reference's peak, times the exercise's bound or with room for temporaries."""
+    if "memory" in exercise.bounds:
+        return run.peak_memory_bytes * exercise.bounds["memory"]
+    return run.peak_memory_bytes + _layer_bytes(run, exercise.memory_slack)
 
 
 def _layer_bytes(run: Run, times: Mapping[str, float]) -> float:
@@ -169,7 +190,7 @@ def measure_reference(exercise: Exercise, case: Case) -> Measured:
     meter = ActivationMeter()
     strategy = replayed(recorder.programs, exercise.function, watch=meter)
     run = simulate(strategy, strict=True, hardware=exercise.hardware, **case.sizes)
-    return Measured(run, meter.most_bytes(run))
+    return Measured(run, meter.most_bytes(run), recorder.programs)
 
 
 def run_reference(exercise: Exercise, case: Case, **more: Any) -> Run:

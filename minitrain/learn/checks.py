@@ -11,7 +11,8 @@ from typing import Any
 
 from minitrain import errors
 from minitrain.errors import LawError, MinitrainError, ProofError
-from minitrain.learn.budgets import budget_for
+from minitrain.learn.budgets import Budget, budget_for
+from minitrain.learn.causes import calls_by_layer, longer_parts, more_calls, next_step, ordered_places, why_all_wait
 from minitrain.learn.exercise import Case, Exercise
 from minitrain.learn.hints import hint_for
 from minitrain.learn.memory import Excess, Moment, excess_of
@@ -74,7 +75,7 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
     """
     try:
         if "error" in found:
-            return _ended_early(exercise, case, found["error"])
+            return _ended_early(exercise, case, found["error"], found)
         programs, lines = _programs_of(found, case)
     except (LookupError, TypeError, ValueError, AttributeError):
         return _up_to("runs", failed(exercise, case, "runs", "what came back from its process makes no sense"))
@@ -88,10 +89,14 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
         if case.is_proven:
             compare_with_reference(replay.run, problem)
     except MinitrainError as error:
-        judged = _broken(exercise, case, error, lines)
+        judged = _broken(exercise, case, error, programs, lines)
         judged.run = replay.run  # which came to its end if only its numbers are wrong
         return judged
-    lacking = _other_operations(exercise, case, programs, lines) or _handed_in_less(exercise, case, replay.run)
+    lacking = (
+        _other_operations(exercise, case, programs, lines)
+        or _in_another_order(exercise, case, programs, lines)
+        or _handed_in_less(exercise, case, replay.run)
+    )
     if lacking is not None:
         return Judged({**judged, "laws": lacking})
     if case.is_proven:
@@ -174,6 +179,7 @@ def failed(
     if case is None or not case.hidden:
         hint = hint_for(exercise, name, message, case=case, never_awaited=never_awaited)
         shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
+        shown["cause"] = tuple(map(_shown, shown.get("cause", ())))
         size = "" if case is None else str(case)
         return CheckResult(name, "failed", printable(message), size=size, hint=hint, **shown)
     if kind:
@@ -195,7 +201,7 @@ def _up_to(name: str, result: CheckResult) -> Judged:
     return judged
 
 
-def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any]) -> Judged:
+def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any], found: Mapping[str, Any]) -> Judged:
     """Judge an error in the submission's process, which may say anything."""
     kinds = [str(kind) for kind in error.get("kinds", [])]
     name = "laws" if "LawError" in kinds else "runs"
@@ -207,6 +213,7 @@ def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any]) -> Ju
     facts["line"] = line if isinstance(line, str) else None
     forgotten = error.get("never_awaited")
     facts["never_awaited"] = _shown(forgotten) if isinstance(forgotten, str) else ""
+    message, facts["cause"] = _with_cause(message, found.get("programs", ()), found.get("lines", ()))
     return _up_to(name, failed(exercise, case, name, message, kind=kinds[0] if kinds else "Exception", **facts))
 
 
@@ -215,7 +222,29 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and 0 <= value < 10**9 else None
 
 
-def _broken(exercise: Exercise, case: Case, error: MinitrainError, lines: Sequence[Sequence[Any]]) -> Judged:
+def _with_cause(
+    message: str, programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]
+) -> tuple[str, Sequence[str]]:
+    """Return what an error says, and where it comes from, as far as what the ranks did tells it.
+
+    Of a step that has only begun, the first thing that it lacks is said, not the last. What ranks did may be anything.
+    """
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+        if message.startswith("deadlock"):
+            return message, why_all_wait(programs, lines)
+        begun = next_step(programs) if "has no final weight" in message else ""
+        if begun:
+            return f"{begun} ({message.partition(';')[0]})", ()
+    return message, ()
+
+
+def _broken(
+    exercise: Exercise,
+    case: Case,
+    error: MinitrainError,
+    programs: Sequence[Sequence[Any]],
+    lines: Sequence[Sequence[Any]],
+) -> Judged:
     """Judge an error of the run on this side."""
     name = "numerics" if isinstance(error, ProofError) else "laws" if isinstance(error, LawError) else "runs"
     facts: dict[str, Any] = {"rank": _count(error.rank), "layer": _count(error.layer)}
@@ -225,6 +254,7 @@ def _broken(exercise: Exercise, case: Case, error: MinitrainError, lines: Sequen
     if name == "numerics":
         facts.update(expected="the numbers of a single device", got=_difference(error))
     message = str(error).split("\n")[0]
+    message, facts["cause"] = _with_cause(message, programs, lines)
     return _up_to(name, failed(exercise, case, name, message, kind=type(error).__name__, **facts))
 
 
@@ -269,6 +299,31 @@ def _other_operations(
     return failed(exercise, case, "laws", message, **facts)
 
 
+def _in_another_order(
+    exercise: Exercise, case: Case, programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]
+) -> CheckResult | None:
+    """Return that a rank does what the statement orders in another order, from where on; None if none does."""
+    if not exercise.ordered_operations:
+        return None
+    for rank, wanted in enumerate(budget_for(exercise, case).order):
+        done = ordered_places(programs[rank], exercise.ordered_operations)
+        for place, words in enumerate(wanted):
+            if place < len(done) and done[place][1] == words:
+                continue
+            number, got = done[place] if place < len(done) else (None, "nothing more")
+            names = " and ".join(exercise.ordered_operations)
+            return failed(
+                exercise,
+                case,
+                "laws",
+                f"the statement asks for an order of {names}: number {place + 1} of these must be {words} on rank "
+                f"{rank}, got {got}",
+                rank=rank,
+                line=None if number is None else _line(lines, rank, number),
+            )
+    return None
+
+
 def _handed_in_less(exercise: Exercise, case: Case, run: Run) -> CheckResult | None:
     """Return that the ranks hand in less of a layer's final weight than the reference does; None if they do not."""
     for layer, (least, found) in enumerate(zip(budget_for(exercise, case).handed_in, handed_in(run), strict=False)):
@@ -291,14 +346,27 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
     budget = budget_for(exercise, case)
     moved = communication_by_kind(run)
     results: Results = dict(_passed("communication", "time", "memory"))
-    if sum(moved.values()) > budget.communication_bytes * (1 + 1e-9):
+    causes = [] if case.hidden else more_calls(run, budget.calls, replay.programs, replay.lines)
+    num_calls = sum(calls_by_layer(run).values())
+    if budget.most_calls is not None and num_calls > budget.most_calls:
+        results["communication"] = failed(
+            exercise,
+            case,
+            "communication",
+            "the ranks communicate more often than the budget",
+            expected=f"at most {budget.most_calls} messages and calls of collectives, over all ranks",
+            got=str(num_calls),
+            cause=causes,
+        )
+    elif sum(moved.values()) > budget.communication_bytes * (1 + 1e-9):
         results["communication"] = failed(
             exercise,
             case,
             "communication",
             "the ranks communicate more than the budget",
-            expected=f"at most {_by_kind(budget.communication_by_kind)}",
+            expected=f"at most {_by_kind(_scaled(budget))}",
             got=_by_kind(moved),
+            cause=causes,
         )
     if run.last_clock > budget.step_time_s:
         results["time"] = failed(
@@ -308,6 +376,7 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
             "the step takes longer than the budget",
             expected=f"at most {budget.step_time_s * 1e3:.3f} ms",
             got=f"{run.last_clock * 1e3:.3f} ms",
+            cause=[] if case.hidden else longer_parts(run, budget.path),
         )
     excess = excess_of(run, replay.meter.most_bytes(run), budget)
     if excess is not None:
@@ -324,6 +393,13 @@ def _too_much(exercise: Exercise, case: Case, replay: _Replay, excess: Excess) -
             replay.again(moment)
         facts["held"] = tuple(map(_shown, moment.text))
     return failed(exercise, case, "memory", excess.message, **facts)
+
+
+def _scaled(budget: Budget) -> Mapping[str, float]:
+    """Return what ranks may communicate, by kind, as the reference does."""
+    known = budget.communication_by_kind
+    total = sum(known.values())
+    return {kind: size / total * budget.communication_bytes for kind, size in known.items()}
 
 
 def _by_kind(moved: Mapping[str, float]) -> str:

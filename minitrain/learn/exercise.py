@@ -118,6 +118,9 @@ class Exercise:
         reference_options: options that budgets give to the reference beside those of the sizes.
         required_operations: that some rank must do where there are several, by the names of the calls.
         forbidden_operations: that no rank may do.
+        ordered_operations: that each rank must do in the reference's order, by kind and layer.
+        bounds: what a run may need, as a multiple of what the reference does, by its name: "messages" (calls of all
+            ranks, a message once), "communication" (bytes), "time", "memory".
     """
 
     folder: Path
@@ -133,6 +136,8 @@ class Exercise:
     reference_options: Mapping[str, Any] = field(default_factory=dict)
     required_operations: Sequence[str] = ()
     forbidden_operations: Sequence[str] = ()
+    ordered_operations: Sequence[str] = ()
+    bounds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -213,6 +218,8 @@ class _ExerciseFile(TypedDict):
     reference_options: NotRequired[dict[str, Any]]
     required_operations: NotRequired[list[str]]
     forbidden_operations: NotRequired[list[str]]
+    ordered_operations: NotRequired[list[str]]
+    bounds: NotRequired[dict[Literal["messages", "communication", "time", "memory"], Annotated[float, Ge(1)]]]
 
 
 def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
@@ -229,6 +236,8 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
     if not (path / "exercise.json").is_file():
         path = _find(str(name), folder or SHIPPED)
     data = read_part(path / "exercise.json", _ExerciseFile)
+    if "memory" in data.get("bounds", {}) and {"memory_slack", "memory_limit_gib"} & {*data}:
+        raise UsageError(f"{path / 'exercise.json'}: bounds of memory go without memory_slack and memory_limit_gib")
     hidden = read_part(path / "hidden.json", list[_CaseFile]) if (path / "hidden.json").is_file() else []
     workload = data.get("workload")
     return Exercise(
@@ -245,6 +254,8 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
         reference_options=data.get("reference_options", {}),
         required_operations=_calls(path / "exercise.json", data.get("required_operations", ())),
         forbidden_operations=_calls(path / "exercise.json", data.get("forbidden_operations", ())),
+        ordered_operations=_calls(path / "exercise.json", data.get("ordered_operations", ())),
+        bounds=data.get("bounds", {}),
     )
 
 

@@ -52,6 +52,10 @@ class _Mistake:
 
 _MISTAKES = (
     _Mistake(
+        "begun", r"no rank has called \w+ yet",
+        "write the step in the order of the statement's picture; a check after each line says what comes next",
+    ),
+    _Mistake(
         "await", rf"got {_PENDING}\b|'{_PENDING}' (?:object|and)|and '{_PENDING}'|<coroutine object",
         "a communication gives its result when it is awaited: write `await` before the call, as in "
         "`grad = await model.all_reduce(grad, layer)`",
@@ -91,6 +95,24 @@ _MISTAKES = (
     _Mistake(
         "final", r"has no final weight|final weight of layer \d+ is incomplete|final weights .* cut alike",
         "after the last update of a layer, `model.set_final_weight(layer, weights[layer])`, on every rank that has it",
+    ),
+    _Mistake(
+        "whole", r"final weight must lie on the ranks",
+        "after the update each rank has its shard of the new weight: `weights[layer] = await model.all_gather("
+        "weights[layer], layer)` makes it whole where the statement wants it so, and every rank hands in what it has",
+    ),
+    _Mistake(
+        "loaded", r"were loaded before",
+        "weights are loaded once, before the step; what was freed comes back by `await model.all_gather(shard, layer)`",
+    ),
+    _Mistake(
+        "launched", r"launched \w+ and never awaited it",
+        "each `work = model.launch(...)` needs its `await work` on every path; launch nothing behind the last use",
+    ),
+    _Mistake(
+        "group", r"must bring the same kind of tensor with the same",
+        "the ranks of this collective bring unlike tensors: is it the right group (`group=`), and do all ranks go "
+        "through the layers in one order?",
     ),
     _Mistake(
         "operations", r"the statement (?:asks for|forbids) \w+",

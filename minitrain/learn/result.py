@@ -41,6 +41,7 @@ class CheckResult:
         got: what was found.
         hint: how to go on.
         held: what the rank held at the moment in question, a line each, the largest first.
+        cause: where it comes from, as far as that is known, a line each.
     """
 
     name: str
@@ -55,6 +56,7 @@ class CheckResult:
     got: str | None = None
     hint: str = ""
     held: Sequence[str] = ()
+    cause: Sequence[str] = ()
 
     @property
     def passed(self) -> bool:
@@ -80,6 +82,7 @@ class CheckResult:
             found.append(f"where: {self.where()}")
         if self.expected is not None:
             found.append(f"expected {self.expected}, got {self.got}")
+        found += [f"because {line}" for line in self.cause]
         if self.held:
             found += [f"held by {self.held[0]}:", *(f"  {line}" for line in self.held[1:])]
         if self.hint:

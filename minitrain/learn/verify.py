@@ -1,15 +1,30 @@
-"""Is an exercise sound? Its reference passes, its starter fails, and each wrong solution fails as it says."""
+"""Is an exercise sound? Its reference passes, its starter fails, and each wrong solution fails as it says.
+
+What an exercise asks for beside the laws (operations, an order, bounds) must be told by one of its wrong solutions.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from minitrain.errors import MinitrainError
 from minitrain.learn.budgets import budget_for, reference_budget, run_reference
 from minitrain.learn.checks import operations_fault
 from minitrain.learn.exercise import Exercise
 from minitrain.learn.grader import grade
+from minitrain.learn.hints import NAMES
 from minitrain.learn.recorder import Recorder
+from minitrain.learn.result import CHECKS
 from minitrain.proof.problem import Problem
 from minitrain.proof.proof import compare_with_reference
+
+_OF_BOUNDS = {
+    "messages": "communicate more often than the budget",
+    "communication": "communicate more than the budget",
+    "time": "takes longer than the budget",
+    "memory": "holds more than the budget",
+}
+"""What a submission is told that needs more."""
 
 
 def faults_of(exercise: Exercise) -> list[str]:
@@ -17,20 +32,41 @@ def faults_of(exercise: Exercise) -> list[str]:
     if not exercise.has_reference:
         return ["its reference.py is not there"]
     faults = [f"it has {len(exercise.hints)} hints; give three"] if len(exercise.hints) != 3 else []
+    faults += [
+        f"hints_by_check has {name!r}, which is neither a check nor a mistake; use some of {', '.join(sorted(known))}"
+        for known in [NAMES | set(CHECKS)]
+        for name in exercise.hints_by_check
+        if name not in known
+    ]
     faults += _faults_of_reference(exercise)
     if faults:
         return faults
     starter = grade(exercise.folder / "starter.py", exercise)
     if starter.score:
         faults.append(f"the starter has {starter.score} points; it must have none")
+    told: list[str] = []
     for path, check, words in exercise.wrong:
         failures = {result.name: result.message for result in grade(path, exercise).failures}
+        told += failures.values()
         if check not in failures:
             wanted = check or "(say: # fails: CHECK)"
             faults.append(f"wrong/{path.name} must fail for {wanted}, it fails for {[*failures]}")
         elif words not in failures[check]:
             faults.append(f"wrong/{path.name} must fail for {check} with {words!r}, its message is {failures[check]!r}")
-    return faults
+    return faults + [
+        f"no solution in wrong/ fails because {rule}; add one, or nobody knows whether the exercise can tell"
+        for rule in _rules(exercise)
+        if not any(rule in message for message in told)
+    ]
+
+
+def _rules(exercise: Exercise) -> Iterator[str]:
+    """Yield what an exercise asks for beside the laws, as a submission is told."""
+    yield from (f"the statement forbids {name}" for name in exercise.forbidden_operations)
+    yield from (f"the statement asks for {name}" for name in exercise.required_operations)
+    if exercise.ordered_operations:
+        yield f"the statement asks for an order of {' and '.join(exercise.ordered_operations)}"
+    yield from (_OF_BOUNDS[name] for name in exercise.bounds)
 
 
 def _faults_of_reference(exercise: Exercise) -> list[str]:

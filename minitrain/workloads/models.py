@@ -64,7 +64,18 @@ def _is_path(text: str) -> bool:
 @lru_cache(maxsize=1)
 def _shipped() -> MappingProxyType[str, Transformer]:
     """Make the models, once."""
-    found = (*_tiny(), *_gpt2(), *_gpt3(), *_megatron(), *_llama2(), *_llama3(), *_mistral(), *_qwen(), *_deepseek())
+    found = (
+        *_tiny(),
+        *_gpt2(),
+        *_gpt3(),
+        *_megatron(),
+        *_llama2(),
+        *_llama3(),
+        *_mistral(),
+        *_olmoe(),
+        *_qwen(),
+        *_deepseek(),
+    )
     return MappingProxyType({model.name: model for model in found})
 
 
@@ -147,6 +158,13 @@ def _mistral() -> Iterator[Transformer]:
     yield _llama("mixtral-8x7b", 32, 4096, 14336, 32, 32000, 32768, source, **experts)
     source = "huggingface.co/mistralai/Mixtral-8x22B-v0.1"
     yield _llama("mixtral-8x22b", 56, 6144, 16384, 48, 32000, 65536, source, **experts)
+
+
+def _olmoe() -> Iterator[Transformer]:
+    """Yield OLMoE, whose experts are small enough for few devices to train."""
+    source = "Muennighoff et al. (2024), arXiv:2409.02060, table 10, and huggingface.co/allenai/OLMoE-1B-7B-0924"
+    experts: dict[str, Any] = {"num_experts": 64, "experts_per_token": 8, "qk_norm": "whole"}
+    yield _llama("olmoe-1b-7b", 16, 2048, 1024, 16, 50304, 4096, source, **experts)
 
 
 def _qwen() -> Iterator[Transformer]:

@@ -584,6 +584,72 @@ def test_a_required_operation_must_be_done_where_there_are_several_ranks(own: Pa
     assert grade(RIGHT, load_exercise(own), hidden=False).passed
 
 
+TWO_LEVELS = changed(
+    DDP,
+    (WITHOUT_REDUCTION, ""),
+    ("        weights[k], opt_states[k] = model.update(", "    for k in reversed(layers):\n" + WITHOUT_REDUCTION
+     + "        weights[k], opt_states[k] = model.update("),
+)  # fmt: skip
+"""Data parallelism in which all reductions come after all backwards."""
+
+
+def test_an_order_of_operations_is_that_of_the_reference(own: Path) -> None:
+    (own / "reference.py").write_text(TWO_LEVELS)
+    alter(own, ordered_operations=["backward", "all_reduce"])
+    assert grade(own / "reference.py", load_exercise(own)).passed
+    (failure,) = grade(RIGHT, load_exercise(own), hidden=False).failures
+    assert failure.message == (
+        "the statement asks for an order of backward and all_reduce: number 2 of these must be backward of layer 1 on "
+        "rank 0, got all_reduce of layer 2"
+    )
+    assert failure.line is not None
+    assert "all_reduce" in RIGHT.read_text().splitlines()[int(failure.line.split(":")[1]) - 1]
+
+
+BACK = "    for k in reversed(layers):\n"
+WASTEFUL = changed(
+    DDP,
+    (BACK, f"    kept = await model.broadcast(weights[0], 0)\n{BACK}"),
+    ("    return model\n", "    del kept\n    return model\n"),
+)
+
+
+def test_bounds_are_multiples_of_what_the_reference_needs_and_wrong_solutions_must_show_them(own: Path) -> None:
+    before = budget_for(load_exercise(own), load_exercise(own).public[0])
+    alter(own, bounds={"messages": 1, "time": 1.05, "communication": 2, "memory": 1.5})
+    budget = budget_for(load_exercise(own), load_exercise(own).public[0])
+    assert budget.most_calls == 2 * 3  # a call of all_reduce a layer on each of two ranks
+    assert budget.communication_bytes == 2 * before.communication_bytes
+    assert budget.memory_bytes == 1.5 * before.reference_memory_bytes
+    assert budget.step_time_s == pytest.approx(before.step_time_s * 1.05 / 1.02)
+    path = own / "wrong" / "wasteful.py"
+    path.write_text(f"# fails: communication: more often\n{WASTEFUL}")
+    assert grade(RIGHT, load_exercise(own), hidden=False).passed
+    failures = {failure.name: failure for failure in grade(path, load_exercise(own), hidden=False).failures}
+    assert failures["communication"].message == "the ranks communicate more often than the budget"
+    assert failures["communication"].cause == (
+        "broadcast: 2 over all ranks, the reference does none, at wasteful.py:13",
+    )
+    lacking = "no solution in wrong/ fails because {}; add one, or nobody knows whether the exercise can tell"
+    assert faults_of(load_exercise(own)) == [
+        lacking.format("communicate more than the budget"),
+        lacking.format("holds more than the budget"),
+    ]
+
+
+def test_bounds_of_memory_go_without_other_words_for_it(own: Path) -> None:
+    alter(own, bounds={"memory": 1.1}, memory_slack={"weight": 1})
+    with pytest.raises(mt.UsageError, match="bounds of memory go without memory_slack and memory_limit_gib"):
+        load_exercise(own)
+
+
+def test_a_hint_for_what_there_is_not_is_a_fault(own: Path) -> None:
+    alter(own, hints_by_check={"deadlok": "look"})
+    assert faults_of(load_exercise(own))[0].startswith(
+        "hints_by_check has 'deadlok', which is neither a check nor a mis"
+    )
+
+
 def test_an_operation_that_there_is_not_is_refused(own: Path) -> None:
     alter(own, forbidden_operations=["allgather"])
     with pytest.raises(mt.UsageError, match=r"json: there is no operation 'allgather'; did you mean 'all_gather'\?"):

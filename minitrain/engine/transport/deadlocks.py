@@ -30,6 +30,7 @@ from minitrain.engine.transport.task_ownership import Owner, RankTask, renew_own
 from minitrain.engine.transport.waiting import Waiter
 from minitrain.engine.transport.waiting_places import MOST_LINES, lines_of_calls, other_places, shortened
 from minitrain.errors import DeadlockError
+from minitrain.operations import RECV, SEND
 
 OPERATIONS_BETWEEN_HOUSEKEEPING = 2**20
 FIRST_REPORT_S = 3.0
@@ -272,13 +273,19 @@ class DeadlockDetector:
         finished = sorted(silent & self.finished_ranks if self.claimed_ranks else silent)
         others = other_places(self.unfinished_tasks(), waiting)
         return DeadlockError(
-            "deadlock: every unfinished rank waits for another one. Every receive needs a send, and all ranks of a "
-            "group must start the same collectives in the same order\n"
+            f"deadlock: every unfinished rank waits for another one. {_rules(waiting)}\n"
             + "\n".join(shortened(lines) + _not_waiting(finished, sorted(silent - set(finished)), dict(others))),
             ranks=ranks,
             waiting=tuple(line.strip() for line in lines),
             finished=tuple(finished),
         )
+
+
+def _rules(waiting: Sequence[Call]) -> str:
+    """Return what is broken where ranks wait for messages, for collectives, or for both."""
+    kinds = {call.op in (SEND, RECV) for call in waiting if call.is_awaited} or {True, False}
+    rules = {True: "every receive needs a send", False: "all ranks of a group must start the same collectives in order"}
+    return ", and ".join(rule for is_message, rule in rules.items() if is_message in kinds).capitalize()
 
 
 def _not_waiting(finished: Sequence[int], others: Sequence[int], places: Mapping[int, str]) -> list[str]:

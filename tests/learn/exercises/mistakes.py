@@ -1,0 +1,311 @@
+"""Typical mistakes of learners in exercises 00 to 12: what they wrote, and what they must be told.
+
+The sources are right submissions with a few words changed.
+"""
+
+# ruff: noqa: E501  (a mistake a line)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.learn.exercises.sources import DDP, SUBMISSIONS, changed
+
+REDUCE = "        grads[k] = await model.all_reduce(grads[k], k)\n"
+ONE = changed(DDP, ("def ddp", "def one_device"), (REDUCE, ""))
+ACCUMULATE, ZERO1, ZERO2, ZERO3, PIPELINE, PREFETCH, MESH, INTERLEAVED = (
+    (SUBMISSIONS / f"{name}.py").read_text()
+    for name in (
+        "accumulate_backwards", "zero1_at_once", "zero2", "zero3_kept_apart", "pipeline", "prefetch",
+        "two_dimensions", "interleaved",
+    )
+)  # fmt: skip
+CHALLENGE = changed(ZERO3, ("def zero3(model, microbatch_size=None)", "def challenge(model, microbatch_size=4)"))
+
+ADDED = "            grads[layer] = grads[layer] + new if layer in grads else new\n"
+UPDATED = """    for layer in range(model.num_layers):
+        weights[layer], opt_states[layer] = model.update(layer, grads.pop(layer), weights[layer], opt_states[layer])
+        model.set_final_weight(layer, weights[layer])
+"""
+GATHERED = "                weights[k] = await model.all_gather(weights[k], k)\n"
+SCATTERED = "await model.reduce_scatter(grads.pop(k), k)"
+KEPT = "            grads[k] = grads[k] + new if k in grads else new\n"
+AT_ONCE = '            shard = await model.reduce_scatter(grad_weights.pop("new"), k)\n'
+SUM_OF_SHARDS = "            grad_weights[k] = grad_weights[k] + shard if k in grad_weights else shard\n"
+NEW_WEIGHT = "        weights[k] = await model.all_gather(new, k)\n"
+BACK_OF_ZERO3 = '            grads["part"] = await model.reduce_scatter(grads.pop("whole"), k)\n'
+WARMUP = "    warmup = min(last - rank, m) if one_by_one else m\n"
+SEND_ON = "            await model.send(rank + 1, activations.pop((layers[-1] + 1, i)))\n"
+SEND_BACK = '            await model.send(rank - 1, grad_activations["out"])\n'
+RECEIVED = "            activations[layers[0], i] = await model.receive(rank - 1)\n"
+COOLDOWN = "    for i in range(m - warmup, m):\n        await backward(i)\n"
+LATER = "            if before is not None:\n                await keep_shard(*before)\n"
+LAUNCHED = '            before = k, model.launch(model.reduce_scatter(grad_weights.pop("new"), k))\n'
+OF_REPLICAS = '        grad_weights[k] = await model.all_reduce(grad_weights[k], k, group=mesh.group("dp"))\n'
+ORDER_OF_CHUNKS = "(k // p) % v * p + rank, k % p + p * (k // (p * v))"
+WARMUP_OF_CHUNKS = "    warmup = min(2 * (p - rank - 1) + (v - 1) * p, total)\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A mistake of a learner.
+
+    Args:
+        exercise: its number.
+        source: what was handed in.
+        check: that fails.
+        reason: a pattern of what the check says.
+        lead: a pattern of the hint, or of a line that says where it comes from.
+        hidden: whether it takes a hidden size to find it.
+    """
+
+    exercise: str
+    source: str
+    check: str
+    reason: str
+    lead: str
+    hidden: bool = False
+
+
+MISTAKES: dict[str, Mistake] = {
+    # 00
+    "an_input_is_freed_before_its_backward": Mistake(
+        "00", changed(ONE, ("forward(k, activations[k], weights[k])\n",
+                            "forward(k, activations[k], weights[k])\n        del activations[k]\n"),
+                      ("weights[k])\n        del activations[k]\n        weights", "weights[k])\n        weights")),
+        "runs", "KeyError", "nothing is stored under this key"),
+    "the_way_back_begins_without_the_loss": Mistake(
+        "00", changed(ONE, ("model.loss(activations.pop(model.num_layers))", "activations.pop(model.num_layers)")),
+        "laws", "grad must be a ActivationGrad, got Activation", "what each of them takes and returns"),
+    "weights_are_handed_in_untrained": Mistake(
+        "00", changed(ONE, ("        weights[k], opt_states[k] = model.update(k, grads.pop(k), weights[k], "
+                            "opt_states[k])\n", "")),
+        "laws", "exactly one update", "hand in what `update` returned"),
+    "a_layer_is_left_out": Mistake(
+        "00", changed(ONE, ("for k in reversed(layers)", "for k in reversed(layers[1:])")), "laws",
+        "layer 0 has no final weight", r"set_final_weight\(layer, weights\[layer\]\)"),
+    "activations_pile_up": Mistake(
+        "00", changed(ONE, ("        del activations[k]\n", ""), ("grads.pop(k)", "grads[k]")),
+        "memory", "holds more", "not needed any more"),
+    # 01
+    "the_batch_is_not_cut": Mistake(
+        "01", changed(ACCUMULATE, ("cut(model.global_batch_size, microbatch_size)",
+                                   "cut(model.global_batch_size, model.global_batch_size)")),
+        "memory", "too many samples forward", "held by rank 0 at .* after forward of layer 2, samples 0-7"),
+    "gradients_are_not_added": Mistake(
+        "01", changed(ACCUMULATE, (ADDED, "            grads[layer] = new\n")),
+        "laws", "must cover all 8 samples", "summed over all microbatches"),
+    "an_update_after_each_microbatch": Mistake(
+        "01", changed(ACCUMULATE, (UPDATED, UPDATED.replace("\n    ", "\n        ").replace(
+            "    for layer", "        for layer", 1))),
+        "laws", "must cover all 8 samples", "summed over all microbatches"),
+    "the_last_microbatch_reaches_beyond_the_batch": Mistake(
+        "01", changed(ACCUMULATE, ("range(max(batch - size, 0), batch)", "range(batch - size, batch)")),
+        "laws", "kept back", "the message names the law", hidden=True),
+    "gradients_are_averaged": Mistake(
+        "01", changed(ACCUMULATE, (ADDED, ADDED + "            grads[layer] = grads[layer] / microbatch_size\n")),
+        "runs", "unsupported operand", "nothing to divide"),
+    "new_gradients_pile_up": Mistake(
+        "01", changed(ACCUMULATE, ("    for samples in cut", "    kept = []\n    for samples in cut"),
+                      ("            del new\n", "            kept.append(new)\n")),
+        "memory", "holds more", "free the new gradient once it is added"),
+    # 02
+    "the_sum_comes_after_the_update": Mistake(
+        "02", changed(DDP, (REDUCE, ""), ("        model.set_final_weight",
+                                           "        await model.all_reduce(weights[k], k)\n"
+                                           "        model.set_final_weight")),
+        "laws", "must cover all 8 samples", "who has the others'"),
+    "every_rank_takes_the_whole_batch": Mistake(
+        "02", changed(DDP, ("range(model.rank, model.global_batch_size, model.world_size)",
+                            "range(model.global_batch_size)")),
+        "laws", "more than once|counted twice", "each sample belongs to one rank"),
+    "ranks_reduce_in_other_orders": Mistake(
+        "02", changed(DDP, (REDUCE, ""), ("        weights[k], opt_states[k] = model.update", "    for k in (layers if "
+            "model.rank else reversed(layers)):\n" + REDUCE + "        weights[k], opt_states[k] = model.update")),
+        "laws", "must bring the same kind of tensor with the same layer", "in one order"),
+    "one_collective_too_many": Mistake(
+        "02", changed(DDP, ("        weights[k], opt_states[k] = model.update",
+                            "        if k == 1:\n            act_grads[9] = await model.broadcast(weights[k], 0)\n"
+                            "            del act_grads[9]\n"
+                            "        weights[k], opt_states[k] = model.update")),
+        "communication", "more than the budget", r"broadcast: 2 over all ranks, the reference does none, at .*:17"),
+    # 03
+    "every_rank_keeps_the_whole_state": Mistake(
+        "03", changed(ZERO1, ("state.shard(me, n)", "state"),
+                      ("shard = await", "states[k] = states[k].shard(me, n)\n                shard = await")),
+        "memory", "holds more", "optimizer states of layers 0-2"),
+    "all_reduce_for_a_reduce_scatter": Mistake(
+        "03", changed(ZERO1, (SCATTERED, "(await model.all_reduce(grads.pop(k), k)).shard(me, n)")),
+        "communication", "more than the budget", "one reduce_scatter"),
+    "every_microbatch_is_reduced": Mistake(
+        "03", changed(ZERO1, (KEPT, KEPT.replace("            grads", "            new = await "
+                      "model.reduce_scatter(new, k)\n            grads", 1)), (SCATTERED, "grads.pop(k)")),
+        "communication", "more than the budget", "sum microbatches before"),
+    "the_whole_weight_is_updated": Mistake(
+        "03", changed(ZERO1, ("weights[k].shard(me, n), states[k]", "weights[k], states[k]")),
+        "laws", "shards", "of the same shard"),
+    "new_weights_stay_shards": Mistake(
+        "03", changed(ZERO1, (GATHERED, "")), "laws", "final weight must lie on the ranks as the statement asks", "after the update .*all_gather"),
+    # 04
+    "gradients_stay_whole_until_the_step": Mistake(
+        "04", changed(ZERO1, ("def zero1", "def zero2")), "memory", "holds more", "whole gradient"),
+    "whole_gradients_are_kept_beside_shards": Mistake(
+        "04", changed(ZERO2, (AT_ONCE, AT_ONCE.replace('grad_weights.pop("new")', 'grad_weights["new"]').replace(
+            "            shard", '            grad_weights["all", k] = grad_weights["new"]\n            shard', 1))),
+        "memory", "holds more", "whole gradient must be gone"),
+    "shards_are_not_added": Mistake(
+        "04", changed(ZERO2, (SUM_OF_SHARDS, "            grad_weights[k] = shard\n")),
+        "laws", "must cover all 16 samples", "summed over all microbatches"),
+    "shards_are_handed_in": Mistake(
+        "04", changed(ZERO2, (NEW_WEIGHT, "        weights[k] = new\n")), "laws", "final weight must lie", "after the update .*all_gather"),
+    "a_whole_weight_meets_a_shard_of_the_gradient": Mistake(
+        "04", changed(ZERO2, ("weights[k].shard(rank, n), opt_states[k]", "weights[k], opt_states[k]")),
+        "laws", "of exactly the weight's shards", "of the same shard"),
+    # 05
+    "a_shard_computes": Mistake(
+        "05", changed(ZERO3, ('model.forward(k, acts[k], await borrow(k))\n            del weights["whole", k]\n',
+                              'model.forward(k, acts[k], weights["shard", k])\n')),
+        "laws", "must be complete", "a shard cannot compute"),
+    "whole_weights_are_kept_between_the_passes": Mistake(
+        "05", changed(ZERO3, ('            del weights["whole", k]\n', ""),
+                      ('        weights["whole", k] = await', '        if ("whole", k) not in weights:\n'
+                       '            weights["whole", k] = await')),
+        "memory", "holds more", "at most one layer's weight"),
+    "weights_are_loaded_again_instead_of_gathered": Mistake(
+        "05", changed(ZERO3, ('weights["whole", k] = await model.all_gather(weights["shard", k], k)',
+                              'weights["whole", k], _ = model.load_weights(k)')),
+        "laws", "were loaded before", "comes back by `await model.all_gather"),
+    "all_reduce_where_a_shard_would_do": Mistake(
+        "05", changed(ZERO3, (BACK_OF_ZERO3, '            grads["part"] = (await model.all_reduce(grads.pop("whole"), '
+                              'k)).shard(me, n)\n')),
+        "communication", "more than the budget", "all_reduce of layers 0-2: 2 over all ranks, the reference does none"),
+    "new_weights_are_gathered_at_the_end": Mistake(
+        "05", changed(ZERO3, ('        model.set_final_weight(k, weights["shard", k])\n',
+                              '        weights["whole", k] = await model.all_gather(weights["shard", k], k)\n'
+                              '        model.set_final_weight(k, weights["whole", k])\n'
+                              '        del weights["whole", k]\n')),
+        "communication", "more than the budget", "all_gather of layers 0-2: 6 over all ranks, the reference does 4"),
+    # 06
+    "every_stage_holds_all_layers": Mistake(
+        "06", changed(PIPELINE, ("    for k in layers:\n        weights[k], opt_states[k] = model.load_weights(k)\n",
+                                 "    for k in range(model.num_layers):\n        weights[k], opt_states[k] = "
+                                 "model.load_weights(k)\n")),
+        "memory", "holds more", "weights of layers 0-3"),
+    "a_stage_takes_inputs_instead_of_receiving": Mistake(
+        "06", changed(PIPELINE, ("        if rank == 0:\n", "        if True:\n")), "runs", r"KeyError: \(2, 0\)", "nothing is stored under this key"),
+    "a_stage_takes_a_loss_of_its_own": Mistake(
+        "06", changed(PIPELINE, ("        if rank == last:\n            grad", "        if True:\n            grad"),
+                      ("        if rank < last:\n            await model.send(rank + 1, activations.pop(",
+                       "        if rank < last:\n            await model.send(rank + 1, activations.get("),
+                      ("activations.get((layers[-1] + 1, i)))", "activations[layers[-1] + 1, i])")),
+        "laws", "inp must be of layer 4, the model's output", "the last layer"),
+    "nothing_is_sent_on": Mistake(
+        "06", changed(PIPELINE, (SEND_ON, "            activations.pop((layers[-1] + 1, i))\n")),
+        "runs", r"deadlock: .* Every receive needs a send\n",
+        "rank 0 does receive from rank 1 .*, which waits; rank 1 does receive from rank 0 .*, which waits"),
+    "the_gradient_is_not_sent_back": Mistake(
+        "06", changed(PIPELINE, (SEND_BACK, "            pass\n")), "runs", "deadlock",
+        "rank 1 has sent 0 of the 1 messages that this takes; rank 1 has ended"),
+    "the_wrong_neighbour_is_asked": Mistake(
+        "06", changed(PIPELINE, (RECEIVED, RECEIVED.replace("rank - 1", "(rank + 1) % (last + 1)"))),
+        "runs", "deadlock", "rank 0 waits in receive from rank 1 .* rank 1 has sent 0 of the 1 .* rank 1 waits in receive from rank 2"),
+    # 07
+    "each_microbatch_goes_there_and_back": Mistake(
+        "07", changed(PIPELINE, (WARMUP, "    warmup = 0\n")), "time", "takes longer",
+        "forward .* 1.222 ms, not 763.5 µs"),
+    "one_large_microbatch": Mistake(
+        "07", changed(PIPELINE, ("    batch = model.global_batch_size\n",
+                                 "    batch = microbatch_size = model.global_batch_size\n")),
+        "time", "takes longer", "do you send a microbatch on"),
+    "microbatches_share_a_key": Mistake(
+        "07", changed(PIPELINE, ("activations[k + 1, i] = model.forward(k, activations[k, i], weights[k])",
+                                 "activations[k + 1, 0] = model.forward(k, activations[k, 0], weights[k])"),
+                      ("activations.pop((layers[-1] + 1, i)))\n\n    async", "activations.pop((layers[-1] + 1, 0)))\n\n"
+                       "    async"), ("activations[0, i] =", "activations[0, 0] ="),
+                      ("activations[layers[0], i] =", "activations[layers[0], 0] =")),
+        "runs", "KeyError", "under this key"),
+    "the_last_backward_is_forgotten": Mistake(
+        "07", changed(PIPELINE, (COOLDOWN, COOLDOWN.replace("m)", "m - 1)"))),
+        "laws", r"must cover all 8 samples, \[6, 7\] are missing", "summed over all microbatches"),
+    # 08
+    "gpipe_again": Mistake(
+        "08", changed(PIPELINE, (WARMUP, "    warmup = m\n")), "memory", "too many samples forward", "p - r"),
+    "no_warmup": Mistake("08", changed(PIPELINE, (WARMUP, "    warmup = 0\n")), "time", "longer", "forward .*, not"),
+    "no_cooldown": Mistake(
+        "08", changed(PIPELINE, (COOLDOWN, "")), "laws", "must cover all 8 samples", "summed over all microbatches"),
+    "all_ranks_warm_up_alike": Mistake(
+        "08", changed(PIPELINE, (WARMUP, "    warmup = min(last, m)\n")), "memory", "too many samples forward", "p - r microbatches"),
+    "backward_before_forward": Mistake(
+        "08", changed(PIPELINE, ("        await forward(i)\n        await backward(i - warmup)\n",
+                                 "        await backward(i - warmup)\n        await forward(i)\n")),
+        "runs", "KeyError", "under this key"),
+    # 09
+    "the_gather_is_awaited_at_once": Mistake(
+        "09", changed(ZERO3, ("def zero3", "def zero3_prefetch")), "time", "longer", "launched before you compute"),
+    "the_reduction_is_awaited_at_once": Mistake(
+        "09", changed(PREFETCH, (LATER, ""), (LAUNCHED, LAUNCHED + "            await keep_shard(*before)\n"),
+                      ("        await keep_shard(*before)\n        before = None\n", "        before = None\n")),
+        "time", "longer", "only after the next backward"),
+    "all_weights_are_gathered_ahead": Mistake(
+        "09", changed(ZERO3, ("def zero3", "def zero3_prefetch"),
+                      ("        for k in range(model.num_layers):\n            acts[k + 1] = model.forward(k, acts[k], "
+                       "await borrow(k))\n",
+                       "        works = [model.launch(model.all_gather(weights[\"shard\", k], k)) for k in "
+                       "range(model.num_layers)]\n        for k in range(model.num_layers):\n"
+                       "            weights[\"whole\", k] = await works[k]\n"
+                       "            acts[k + 1] = model.forward(k, acts[k], weights[\"whole\", k])\n")),
+        "memory", "holds more", "what operations under way will bring"),
+    "a_launched_operation_is_used_at_once": Mistake(
+        "09", changed(PREFETCH, ('weights["full"] = await work', 'weights["full"] = work')),
+        "laws", "only tensors can be held", "when it is awaited"),
+    "a_launched_operation_is_forgotten": Mistake(
+        "09", changed(PREFETCH, ("        if place < len(order):\n", "        if True:\n"),
+                      ("order[place]], order[place]", "order[place % len(order)]], order[place % len(order)]")),
+        "runs", "never awaited", "needs its `await work`"),
+    # 10
+    "replicas_do_not_sum": Mistake("10", changed(MESH, (OF_REPLICAS, "")), "laws", "must cover all 8", "replicas"),
+    "all_ranks_sum": Mistake(
+        "10", changed(MESH, (OF_REPLICAS, OF_REPLICAS.replace(', group=mesh.group("dp")', ""))),
+        "laws", "must bring the same kind of tensor with the same layer", r"right group \(`group=`\)"),
+    "replicas_take_the_same_samples": Mistake(
+        "10", changed(MESH, ("range(replica * share, (replica + 1) * share)", "range(share)")),
+        "laws", "counted twice", "each sample belongs to one rank"),
+    "stages_sum_over_the_pipeline": Mistake(
+        "10", changed(MESH, (OF_REPLICAS, OF_REPLICAS.replace('"dp"', '"pp"'))),
+        "laws", "must bring the same kind of tensor with the same layer", r"right group \(`group=`\)"),
+    "replicas_run_gpipe": Mistake(
+        "10", changed(MESH, ("    warmup = min(pp - 1 - stage, m)\n", "    warmup = m\n")),
+        "memory", "too many samples forward", "held by rank 0"),
+    "neighbours_by_rank": Mistake(
+        "10", changed(MESH, ('mesh.peer("pp", -1), mesh.peer("pp", +1)', "model.rank - 1 if stage else None, "
+                             "model.rank + 1 if stage < pp - 1 else None")),
+        "runs", "deadlock", "rank 0 waits in send to rank 1 .*; rank 1 waits in all_reduce of layer 0"),
+    # 11
+    "chunks_one_after_the_other": Mistake(
+        "11", changed(INTERLEAVED, (ORDER_OF_CHUNKS + ")\n\n    async def kth_backward",
+                                    "k // m * p + rank, k % m)\n\n    async def kth_backward"),
+                      ("(v - 1 - (k // p) % v) * p + rank, k % p + p * (k // (p * v))",
+                       "(v - 1 - k // m) * p + rank, k % m"), (WARMUP_OF_CHUNKS, "    warmup = total\n")),
+        "memory", "too many samples forward", "held by rank 0"),
+    "plain_1f1b": Mistake(
+        "11", changed(PIPELINE, ("async def one_f_one_b(model: Model, microbatch_size: int)",
+                                 "async def interleaved_1f1b(model: Model, microbatch_size: int, num_chunks: int)")),
+        "time", "longer", "forward .*, not"),
+    "messages_without_tags": Mistake(
+        "11", changed(INTERLEAVED, (', tag=("F", stage, i)', ""), (', tag=("F", stage + 1, i)', ""),
+                      (', tag=("B", stage, i)', ""), (', tag=("B", stage - 1, i)', "")),
+        "runs", "deadlock", "rank 0 and rank 1 wait for one another: in its order, rank 0 does"),
+    "the_warmup_is_that_of_1f1b": Mistake(
+        "11", changed(INTERLEAVED, (WARMUP_OF_CHUNKS, "    warmup = min(p - rank - 1, total)\n")),
+        "runs", r"KeyError: \(4, 0\)", "under this key"),
+    "backwards_begin_with_the_first_chunk": Mistake(
+        "11", changed(INTERLEAVED, ("(v - 1 - (k // p) % v) * p", "(k // p) % v * p")),
+        "runs", "deadlock", "with other tags|wait for one another"),
+    # 12
+    "plain_data_parallelism": Mistake(
+        "12", changed(DDP, ("def ddp", "def challenge")), "memory", "holds more", "2.0 GiB"),
+    "too_many_microbatches": Mistake(
+        "12", changed(CHALLENGE, ("microbatch_size=4", "microbatch_size=1")), "communication", "more than the budget", "all_gather of layers 0-31: 128 over all ranks, the reference does 32"),
+    "zero3_with_all_samples_at_once": Mistake(
+        "12", changed(CHALLENGE, ("microbatch_size=4", "microbatch_size=8")), "memory", "holds more", "2.0 GiB"),
+}  # fmt: skip

@@ -1,0 +1,182 @@
+"""What the statements demand, each with wrong submissions that break just that: `python -m tests.learn.exercises.statements`.
+
+It writes docs/statements.md. The submissions are those of `mistakes` and of the corpora beside it, whose tests prove that
+each fails the check for the reason that the page gives.
+"""
+
+# ruff: noqa: E501  (sentences of statements, as they stand there)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from minitrain.learn import load_exercise
+from tests.learn.exercises import (
+    test_corpus,
+    test_corpus_of_experts,
+    test_corpus_of_parts,
+    test_corpus_of_sequences,
+)
+from tests.learn.exercises.mistakes import MISTAKES
+
+PAGE = Path(__file__).parents[3] / "docs" / "statements.md"
+
+SENTENCES: Mapping[str, Mapping[str, str]] = {
+    "00": {
+        "Write the training step that every other exercise must reproduce, number by number.": "weights_are_handed_in_untrained a_layer_is_left_out the_way_back_begins_without_the_loss",
+        "A layer's input is needed again on its way back, so keep it until the layer's backward is done.": "an_input_is_freed_before_its_backward",
+        "L + 1 activations, L weights, L optimizer states; and later, when all gradients are.": "activations_pile_up",
+    },
+    "01": {
+        "Cut the batch into microbatches, take each one forward and back": "the_batch_is_not_cut",
+        "and add up the gradients": "gradients_are_not_added",
+        "update once.": "an_update_after_each_microbatch",
+        "The last microbatch is smaller where `microbatch_size` does not divide the batch.": "the_last_microbatch_reaches_beyond_the_batch",
+        "so gradients are added, not averaged.": "gradients_are_averaged",
+        "Activations shrink from B to `microbatch_size` samples": "new_gradients_pile_up",
+    },
+    "02": {
+        "Every rank holds the whole model": "one_rank_hands_in",
+        "and trains on its own part of the batch.": "every_rank_takes_the_whole_batch one_sample_missing",
+        "Before the update, all ranks sum their gradients": "the_sum_comes_after_the_update reduced_twice",
+        "all of them must call it in the same order.": "ranks_reduce_in_other_orders one_rank_stays_away",
+        "about 2 W a rank and step, whatever n is.": "one_collective_too_many",
+    },
+    "03": {
+        "Let each rank keep one n-th of the state": "every_rank_keeps_the_whole_state",
+        "update that n-th of every weight": "the_whole_weight_is_updated",
+        "gradients (whole, summed over microbatches)": "every_microbatch_is_reduced",
+        "reduce_scatter: rank r gets shard r of the sum": "all_reduce_for_a_reduce_scatter",
+        "the new weight, whole on every rank": "new_weights_stay_shards",
+    },
+    "04": {
+        "Reduce each as soon as it is there": "gradients_stay_whole_until_the_step",
+        "keep your shard and free the rest": "whole_gradients_are_kept_beside_shards",
+        "add to shard r of layer k": "shards_are_not_added a_whole_weight_meets_a_shard_of_the_gradient",
+        "Communication is W for the all_gather of the weights": "shards_are_handed_in",
+    },
+    "05": {
+        "Nobody holds a whole model any more.": "weights_are_loaded_again_instead_of_gathered",
+        "A layer's weight is gathered just before it is used, in both passes, and freed just after": "whole_weights_are_kept_between_the_passes a_shard_computes",
+        "Communication is 3 W for each microbatch: two gathers and a reduce_scatter.": "all_reduce_where_a_shard_would_do new_weights_are_gathered_at_the_end",
+    },
+    "06": {
+        "rank r holds layers r L/n to (r + 1) L/n - 1, a *stage*.": "every_stage_holds_all_layers",
+        "The whole batch goes through stage after stage, and its gradient comes back.": "the_gradient_is_not_sent_back",
+        "pass activations on and gradients back.": "nothing_is_sent_on the_wrong_neighbour_is_asked",
+        "Only the first stage gets inputs": "a_stage_takes_inputs_instead_of_receiving",
+        "only the last one computes the loss.": "a_stage_takes_a_loss_of_its_own",
+    },
+    "07": {
+        "Cut the batch into m microbatches": "one_large_microbatch microbatches_share_a_key",
+        "let them follow one another through the stages": "each_microbatch_goes_there_and_back the_last_backward_is_forgotten",
+    },
+    "08": {
+        "after a *warmup* of p - 1 - r forwards on rank r": "all_ranks_warm_up_alike no_warmup",
+        "alternate one forward and one backward": "backward_before_forward",
+        "and end with a *cooldown* of backwards": "no_cooldown",
+        "rank r keeps activations of at most p - r microbatches": "gpipe_again",
+    },
+    "09": {
+        "gather its weight while this one computes": "the_gather_is_awaited_at_once",
+        "reduce the gradient of the layer before beside the backward": "the_reduction_is_awaited_at_once",
+        "`await work` gives its result.": "a_launched_operation_is_used_at_once a_launched_operation_is_forgotten",
+        "Memory: one more whole weight, and one more whole gradient.": "all_weights_are_gathered_ahead",
+    },
+    "10": {
+        "pipelines of pp stages, and world_size / pp replicas of them.": "neighbours_by_rank",
+        "Each replica runs 1F1B": "replicas_run_gpipe",
+        "on its own part of the batch": "replicas_take_the_same_samples",
+        "at the end, the ranks of one stage sum their gradients.": "replicas_do_not_sum all_ranks_sum stages_sum_over_the_pipeline",
+    },
+    "11": {
+        "Give each rank v smaller stages instead of one": "plain_1f1b",
+        "The k-th forward of a rank is of chunk (k // p) mod v and of microbatch": "chunks_one_after_the_other",
+        "backwards go through the chunks in reverse.": "backwards_begin_with_the_first_chunk",
+        "Rank r warms up with 2 (p - r - 1) + (v - 1) p forwards.": "the_warmup_is_that_of_1f1b",
+        "Messages may cross: give them tags": "messages_without_tags",
+    },
+    "12": {
+        "devices of only 2.0 GiB.": "plain_data_parallelism zero3_with_all_samples_at_once",
+        "passes if it is as fast as plain ZeRO-3": "too_many_microbatches",
+    },
+    "13": {
+        "Divide it: each rank takes some heads of an attention": "whole_layers_on_every_rank the_same_part_on_every_rank",
+        "what it makes is a *partial sum*": "no_sum_on_the_way_back",
+        "All ranks of a replica take the same samples.": "every_part_takes_other_samples",
+        "Gradients of weights are of one part, and are summed over replicas.": "gradients_summed_over_the_parts gradients_summed_over_all_ranks replicas_forgotten",
+        "it takes four all_reduces a microbatch": "the_input_gets_a_gradient",
+    },
+    "14": {
+        "Cut it along the sequence": "tensor_parallelism_again",
+        "`all_gather` puts the shards together where the next layer takes them.": "a_shard_goes_into_a_layer a_shard_of_the_gradient_goes_back",
+        "input is gathered once more": "gathered_tensors_are_kept",
+        "before the update the gradient of every layer but the first is all_reduced over the parts": "norms_have_seen_a_shard",
+    },
+    "15": {
+        "the queries of each rank must see the keys and values of all.": "attention_as_any_layer one_block_is_never_seen",
+        "Let these travel round a ring": "the_own_block_is_sent_every_time blocks_go_the_other_way_than_they_are_awaited",
+        "while a rank's queries attend one block, the next one comes in.": "blocks_come_before_queries_attend",
+        "take the place-th from the front and from the back": "the_end_of_the_text_is_one_ranks_work every_rank_takes_the_same_shard",
+        "The gradient of a block follows it one step behind: each rank adds its own to what comes in, and sends it on.": "gradients_stay_where_they_are_made gradients_are_not_sent_home",
+        "A weight's gradient covers the rank's samples *and* its tokens: one all_reduce over all ranks adds both.": "the_sequence_is_not_summed replicas_are_forgotten",
+        "each rank takes some tokens of every sample": "ranks_take_other_samples",
+    },
+    "16": {
+        "of ep ranks, each holds 1 / ep of the experts": "experts:whole_layers_on_every_rank experts_not_divided the_same_experts_on_every_rank",
+        "the token travels there and back.": "tokens_not_sent tokens_not_returned gradients_of_tokens_not_returned",
+        "hand in both": "experts_not_handed_in",
+        "The gradient of the router piece covers your own samples.": "router_gradient_not_summed router_gradient_summed_over_the_parts_alone",
+        "That of your experts covers those of your whole group.": "experts_gradient_reduced_over_other_experts_too",
+    },
+}
+"""By exercise, sentences of its statement, each with the submissions that break it."""
+
+_HEAD = """# What the statements demand
+
+Each sentence of a statement that a submission may break, the submissions of the tests that break just that, and how they fail.
+`python -m tests.learn.exercises.statements` writes this page; `tests/learn/exercises` runs every line of it. Reasons are patterns
+of what the check says. Orders of passes are pictures, not demands: what is as quick and holds as little is as right.
+"""
+
+
+def corpus() -> dict[str, tuple[str, str, str]]:
+    """Return exercise, check and reason of all wrong submissions; of a name that two corpora have, under two names."""
+    found = {name: (one.exercise, one.check, one.reason) for name, one in MISTAKES.items()}
+    found |= {name: (number, check, reason) for name, (number, _, check, reason) in test_corpus.WRONG.items()}
+    parts = {name: (number, check, reason) for name, (number, _, check, reason) in test_corpus_of_parts.WRONG.items()}
+    ring = {name: ("15", check, reason) for name, (_, check, reason) in test_corpus_of_sequences.WRONG.items()}
+    experts = {name: ("16", check, reason) for name, (_, check, reason) in test_corpus_of_experts.WRONG.items()}
+    for prefix, wrong in (("parts", parts), ("ring", ring), ("experts", experts)):
+        found |= {f"{prefix}:{name}" if name in found else name: facts for name, facts in wrong.items()}
+    return found
+
+
+def plain(text: str) -> str:
+    """Return text with every run of blanks as one, as a sentence may stand on several lines."""
+    return " ".join(text.split())
+
+
+def page() -> str:
+    """Return the page."""
+    known = corpus()
+    lines = [_HEAD]
+    for number, sentences in SENTENCES.items():
+        lines += [
+            f"## {load_exercise(number).name}",
+            "",
+            "| the statement says | a submission that breaks it | fails | because |",
+        ]
+        lines.append("|---|---|---|---|")
+        for sentence, names in sentences.items():
+            for name in names.split():
+                _, check, reason = known[name]
+                cells = (sentence, name.partition(":")[2] or name, check, f"`{reason}`")
+                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
