@@ -58,9 +58,10 @@ class LaunchedMemory:
         stored_tensors: what it was given and a store holds; the operation counts them only while no store does.
         units: what it counts itself.
         handed_over: the result, once a strategy got it whose tensors are followed.
+        own: what of it was never in a store, with its units, for the journal.
     """
 
-    __slots__ = ("awaited", "followers", "handed_over", "stored_tensors", "units", "window")
+    __slots__ = ("awaited", "followers", "handed_over", "own", "stored_tensors", "units", "window")
 
     def __init__(self, operation: LaunchedOperation) -> None:
         account = operation.model._account
@@ -70,6 +71,7 @@ class LaunchedMemory:
         self.window: int | None = None
         self.stored_tensors: list[Any] = []
         self.units = 0
+        self.own: list[tuple[Any, int]] = []
         given = _items(operation.given) if operation.chain is None else operation.chain.own
         for value in () if operation.op == FETCH else given:  # a fetch is given what lies on the host
             if getattr(value, "_home", None) is account:
@@ -77,8 +79,8 @@ class LaunchedMemory:
                 account.launched_tensors[id(value)] = 0
             elif value is not None:
                 self.units += account.units_of(value)
+                self._own(operation, value)
         account.grow(self.units)
-        _enter(operation, self.units)
         mark_overlap(operation)
         alone = operation.settled and operation.outcome is operation.given  # a lone rank gets what it gave
         if operation.op in RESULT_IS_NEW and operation.detail != operation.rank and not alone:
@@ -103,16 +105,30 @@ class LaunchedMemory:
         account.backdate(self.window, units)  # which may report out of memory, and then reads the rows
         self.units += units
         self.window = None
-        _enter(operation, units)
+        for value in () if is_given else _items(operation.outcome):
+            self._own(operation, value)
+
+    def _own(self, operation: LaunchedOperation, value: Any) -> None:
+        """Enter a tensor that no store held in the journal, at the operation's launch."""
+        journal = operation.model._account.journal
+        if journal is not None and value is not None:
+            self.own.append((value, value._units))
+            journal.enter("in_flight", value._units, value, operation.row // STRIDE + 1)
 
     def end(self, operation: LaunchedOperation) -> None:
         """Count nothing any more: whoever awaited the operation has the result now."""
         self.awaited = True
         account = operation.model._account
+        left = [*self.own]
         for value in self.stored_tensors:
-            self.units += account.launched_tensors.pop(id(value), 0)
+            units = account.launched_tensors.pop(id(value), 0)
+            self.units += units
+            left.append((value, units))
         account.units -= self.units
-        _enter(operation, -self.units, len(operation.model._log))
+        if account.journal is not None:
+            for value, units in left:
+                account.journal.enter("in_flight", -units, value)
+        self.own.clear()
         del operation.model._in_flight[id(operation)]
         if operation.op == SEND and operation.owner.interface.last is operation:
             operation.owner.interface.last = None
@@ -130,7 +146,8 @@ class LaunchedMemory:
                 self.stored_tensors.append(value)
                 account.launched_tensors[id(value)] = units
                 account.grow(units)
-                _enter(operation, units, len(operation.model._log))
+                if account.journal is not None and units:
+                    account.journal.enter("in_flight", units, value)
 
     def hand_over(self, result: Any) -> None:
         """Keep no tensor alive any more; the result is remembered for who awaits the operation again."""
@@ -166,13 +183,6 @@ class HandedOver:
                 op=operation.op,
             )
         return results if self._is_bucket else next(iter(results), None)
-
-
-def _enter(operation: LaunchedOperation, units: int, place: int | None = None) -> None:
-    """Enter a change in the account's journal, at the operation's launch unless another place is given."""
-    journal = operation.model._account.journal
-    if journal is not None and units:
-        journal.append((operation.row // STRIDE + 1 if place is None else place, "in_flight", units))
 
 
 def _items(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from minitrain.engine.entry import Entry, note_of
 from minitrain.engine.memory_by_kind import KindAccount, KindStore
 from minitrain.engine.remembered import remembered_of, whole_batches_of
 from minitrain.engine.shares import SharesOfRun
-from minitrain.engine.stores import Account, JournalledStore, Store, logits_of
+from minitrain.engine.stores import Account, Journal, JournalledStore, Store, logits_of
 from minitrain.engine.transport.dist import Dist
 from minitrain.engine.transport.groups import Group
 from minitrain.engine.transport.protocol import Transport
@@ -180,7 +180,7 @@ class RankState:
         tells_kinds = not (self._is_uniform or memory_by_kind)  # runs of layers that are alike report no kinds
         self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
-            self._account.journal = []
+            self._account.journal = Journal(self._log)
         self._meter = self._account  # what counts as this rank's memory: the stores and operations in flight
         self.weights: Store[Weight] = self._store("weights")
         self.opt_states: Store[OptState] = self._store("opt_states")
@@ -208,7 +208,7 @@ class RankState:
     def _store(self, name: str) -> Store[Any]:
         """Make one of the five stores."""
         if self._account.journal is not None:
-            return self._make_store(JournalledStore, name, self._account, name, self._log)
+            return self._make_store(JournalledStore, name, self._account, name)
         return self._make_store(KindStore if self._account.__class__ is KindAccount else Store, name, self._account)
 
     def _make_store(self, kind: type[Store[Any]], name: str, *args: Any) -> Store[Any]:  # noqa: ARG002  (of watched ranks)
@@ -220,22 +220,23 @@ class RankState:
         change = self._account.resize(tensor, units)
         if self._account.journal is not None and change:
             stores = (name for name in STORES if any(held is tensor for held in getattr(self, name).values()))
-            self._account.journal.append((len(self._log), next(stores, "in_flight"), change))
+            self._account.journal.enter(next(stores, "in_flight"), change, tensor)
 
     def _mark_logits(self, tensor: Any, units: int) -> None:
         """Count so many units of the head's input, which stands for all that the head keeps, as logits."""
         journal, change = self._account.journal, units - logits_of(tensor)
         self._account.mark_logits(tensor, units)
         if journal is not None and change and getattr(tensor, "_home", None) is self._account:
-            place = len(self._log)
-            journal += [(place, "activations", -change), (place, "logits", change)]
+            journal.enter("logits", change, tensor)
+            journal.enter("activations", -change, tensor)
 
     def _borrow(self, units: int) -> None:
         """Hold what backward computes again until it is done."""
         self._meter.borrow(units)
         if self._account.journal is not None and units:
-            place = len(self._log)
-            self._account.journal += [(place, "activations", units), (place, "activations", -units)]
+            borrowed = object()
+            for change in (units, -units):
+                self._account.journal.enter("activations", change, borrowed)
 
     def _final_of(self, weight: Weight) -> dict[int, Weight]:
         """Return where a final weight is kept: experts apart from the rest of their layer."""
@@ -265,8 +266,12 @@ class RankState:
     @property
     def memory_journal(self) -> list[MemoryChange]:
         """Every change of every store so far, in program order; empty unless it was asked for."""
-        changes = sorted(self._account.journal or (), key=itemgetter(0))
-        return [MemoryChange(place, kind, units / UNITS_PER_ELEMENT) for place, kind, units in changes]
+        journal = self._account.journal
+        changes = [] if journal is None else sorted(journal.changes, key=itemgetter(0))
+        return [
+            MemoryChange(place, kind, units / UNITS_PER_ELEMENT, tensor, layer)
+            for place, kind, units, tensor, layer in changes
+        ]
 
     def holds(self, value: Any) -> bool:
         """Return whether a tensor, or an equal one, is in one of the stores."""

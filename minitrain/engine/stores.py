@@ -20,6 +20,48 @@ _MISSING = object()
 V = TypeVar("V")
 
 
+class Journal:
+    """Every change of what a rank holds, in program order, with the tensor that it is of.
+
+    A tensor that is held no more and comes again has another number: its memory may be elsewhere then.
+
+    Args:
+        log: the rank's log.
+
+    Attributes:
+        changes: (length of the log then, store, signed units, number of the tensor, its layer).
+    """
+
+    __slots__ = ("_held", "_log", "_number", "changes")
+
+    def __init__(self, log: Sized) -> None:
+        self._log = log
+        self.changes: list[tuple[int, str, int, int, int | None]] = []
+        self._held: dict[int, list[int]] = {}  # number and units of each tensor that is held, by identity
+        self._number = 0
+
+    def enter(self, kind: str, units: int, tensor: Any, place: int | None = None) -> None:
+        """Write down that some of a tensor entered, or left.
+
+        Args:
+            kind: the store, or "in_flight".
+            units: how much, negative for what left.
+            tensor: the tensor.
+            place: the length of the log to date it to; that of now by default.
+        """
+        if not units and kind == "in_flight":
+            return
+        held = self._held.get(id(tensor))
+        if held is None:
+            self._number += 1
+            held = self._held[id(tensor)] = [self._number, 0]
+        held[1] += units
+        if not held[1]:
+            del self._held[id(tensor)]
+        place = len(self._log) if place is None else place
+        self.changes.append((place, kind, units, held[0], getattr(tensor, "layer", None)))
+
+
 class Account:
     """The running total of one rank's memory.
 
@@ -34,7 +76,7 @@ class Account:
         launched_tensors: the tensors that were in a store when an operation that uses them was launched, by identity.
             The value is the number of units that count for the operation: 0 while a store holds the tensor, since it
             counts there; its size otherwise.
-        journal: every change as (length of the log then, store, signed units), or None if nobody asked for it.
+        journal: every change, or None if nobody asked for it.
     """
 
     __slots__ = (
@@ -58,7 +100,7 @@ class Account:
         self.measure = measure
         self.limit_units = limit_units
         self.on_overflow = on_overflow
-        self.journal: list[tuple[int, str, int]] | None = None
+        self.journal: Journal | None = None
         self.launched_tensors: dict[int, int] = {}
         self.units = 0
         self.peak_units = 0
@@ -125,6 +167,8 @@ class Account:
             wanted = 0 if stored else value._units
             self.units += wanted - counted
             self.launched_tensors[id(value)] = wanted
+            if self.journal is not None and wanted != counted:
+                self.journal.enter("in_flight", wanted - counted, value)
 
     def high_water(self) -> int:
         """Return the highest total ever."""
@@ -278,67 +322,41 @@ class JournalledStore(Store[V]):
     Args:
         account: the rank's account.
         name: which of the five stores it is.
-        log: the rank's log.
     """
 
-    __slots__ = ("log", "name")
+    __slots__ = ("name",)
 
-    def __init__(self, account: Account, name: str, log: Sized) -> None:
+    def __init__(self, account: Account, name: str) -> None:
         super().__init__(account)
         self.name = name
-        self.log = log
 
-    def _enter(self, before: int, change: int, logits: int = 0) -> None:
-        """Write down how the store changed.
-
-        The rest of the change of the total since `before` is of launched operations (see `Account.recount_launched`).
-
-        Args:
-            before: units of the account before the change.
-            change: units of the store.
-            logits: those of them that are logits.
-        """
-        journal = self._account.journal
+    def _enter(self, value: Any, sign: int) -> None:
+        """Write down that a tensor has entered (1) or left (-1), and how much of what it stands for is logits."""
+        journal, logits = self._account.journal, logits_of(value)
         if journal is not None:
-            place = len(self.log)
             if logits:
-                journal.append((place, "logits", logits))
-            journal.append((place, self.name, change - logits))
-            if self._account.units - before != change:
-                journal.append((place, "in_flight", self._account.units - before - change))
+                journal.enter("logits", sign * logits, value)
+            journal.enter(self.name, sign * (self._account.units_of(value) - logits), value)
 
     def __setitem__(self, key: Any, value: V) -> None:
-        before = self._account.units
-        replaced = self._size(self[key]) if key in self else (0, 0)
+        if key in self:
+            self._enter(self[key], -1)
         super().__setitem__(key, value)
-        units, logits = self._size(value)
-        self._enter(before, units - replaced[0], logits - replaced[1])
-
-    def _size(self, value: Any) -> tuple[int, int]:
-        """Return the size of a tensor, and how much of what it stands for is logits."""
-        return self._account.units_of(value), logits_of(value)
-
-    def _left(self, before: int, value: Any) -> None:
-        """Write down that a tensor has left."""
-        units, logits = self._size(value)
-        self._enter(before, -units, -logits)
+        self._enter(value, 1)
 
     def __delitem__(self, key: Any) -> None:
-        value, before = self[key], self._account.units
+        value = self[key]
+        self._enter(value, -1)
         super().__delitem__(key)
-        self._left(before, value)
 
     def pop(self, key: Any, *default: Any) -> Any:
         """Remove a key and return its value."""
-        held, before = key in self, self._account.units
-        value = super().pop(key, *default)
-        if held:
-            self._left(before, value)
-        return value
+        if key in self:
+            self._enter(self[key], -1)
+        return super().pop(key, *default)
 
     def popitem(self) -> tuple[Any, V]:
         """Remove and return the pair that came last."""
-        before = self._account.units
         key, value = super().popitem()
-        self._left(before, value)
+        self._enter(value, -1)
         return key, value

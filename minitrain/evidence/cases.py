@@ -525,8 +525,9 @@ class SequenceShares(TransformerWorkload):
         self.cp = cp
         self._output_bytes = [size_bytes // cp for size_bytes in self._output_bytes]
 
-    def _work(self, num_samples: int, mode: PassMode) -> Work:
-        work = super()._work(num_samples, mode)
+    def work(self, num_samples: int, mode: PassMode) -> Work:
+        """Return what one rank does in a pass."""
+        work = super().work(num_samples, mode)
         return replace(work, degrees=replace(work.degrees, cp=self.cp))
 
 

@@ -102,11 +102,15 @@ class MemoryChange(NamedTuple):
         kind: one of the stores (weights, opt_states, activations, grad_activations, grad_weights), logits for those
             among a transformer's activations, or in_flight for what launched operations hold.
         elements: what entered, negative for what left.
+        tensor: which tensor it was, a number from 1 on that no other one of the rank has; 0 in files that do not say.
+        layer: the tensor's layer, if it has one.
     """
 
     place: int
     kind: str
     elements: float
+    tensor: int = 0
+    layer: int | None = None
 
 
 class Outage(NamedTuple):

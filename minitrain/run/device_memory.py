@@ -9,7 +9,7 @@ unsharded or in flight. On a device there is more:
 | workspace | what matrix multiplications use for partial sums | 8.125 MiB |
 | rounding | every array takes a multiple of 512 bytes | 256 an array of a weight |
 | **allocated** | the sum so far | |
-| **reserved** | what the allocator holds beside, in blocks that fit nothing | 15 % more, in steps of 2 MiB |
+| **reserved** | what the allocator holds beside, in blocks that fit nothing | replayed, or 15 % more |
 | communication | what its library keeps for each group of ranks | 0.2 GiB a group |
 | context | the driver's own, and the code of kernels | 0.5 GiB |
 | **total** | what nvidia-smi shows | |
@@ -24,8 +24,9 @@ Workloads that are no transformers count their tensors alone.
 
 Sources: the loss, Megatron-LM's `vocab_parallel_cross_entropy` (logits in 16 bits, in single precision, their
 exponentials, and the gradient); 512 bytes and 2 MiB, PyTorch's `CUDACachingAllocator` (kMinBlockSize, kSmallBuffer);
-the workspace, PyTorch's default for cuBLAS (":4096:2:16:8"). Reserved memory is 10 to 20 % above allocated in published
-tables; buffers and context together are 0.2 to 1 GiB. These last three are estimates, and fitted to no table.
+the workspace, PyTorch's default for cuBLAS (":4096:2:16:8"). Reserved memory is replayed from a run's journals where it
+has them (`allocator_replay`); else it is estimated, 10 to 20 % above allocated in published tables. Buffers and context
+together are 0.2 to 1 GiB. These last three are estimates, and fitted to no table.
 
 Left out: arrays of less than a layer that live for a kernel, and how long a block stays unusable.
 
@@ -42,9 +43,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from minitrain.engine.memory_by_kind import MEMORY_KINDS
 from minitrain.engine.model import Model
@@ -91,6 +92,7 @@ class DeviceMemory:
         rounding_bytes: what arrays take for being multiples of a block.
         num_groups: groups of ranks that the rank communicates in.
         fullest_s: when the event began at which tensors took most, s.
+        replayed_bytes: what the allocator has from the driver, if it was replayed (`allocator_replay`); else None.
     """
 
     rank: int
@@ -101,6 +103,7 @@ class DeviceMemory:
     rounding_bytes: float = 0.0
     num_groups: int = 0
     fullest_s: Any = 0.0
+    replayed_bytes: float | None = None
 
     @property
     def allocated_bytes(self) -> float:
@@ -109,7 +112,9 @@ class DeviceMemory:
 
     @property
     def reserved_bytes(self) -> float:
-        """Return what the allocator has from the driver."""
+        """Return what the allocator has from the driver: replayed, or estimated."""
+        if self.replayed_bytes is not None:
+            return max(self.replayed_bytes, self.allocated_bytes)
         wanted = self.allocated_bytes * (1 + RESERVE_SHARE)
         return -(-wanted // SEGMENT_BYTES) * SEGMENT_BYTES
 
@@ -158,33 +163,6 @@ ONE_GROUP = DeviceMemory(rank=0, peak_bytes=0.0, held_bytes=0.0, num_groups=1)
 """A device that holds no tensors yet, of a rank that communicates in one group."""
 
 
-class DeviceMemoryFigures:
-    """What a run says of its devices' memories."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def class_models(self) -> Sequence[Any]:
-            """The models of the ranks, or of the classes of ranks that are alike."""
-            ...
-
-    @cached_property
-    def device_memory(self) -> DeviceMemory | None:
-        """The fullest device's memory, as allocator and driver count it; None for a run that was read from a file."""
-        found = (device_memory_of(model) for model in self.class_models)
-        return max(found, key=lambda memory: memory.needed_bytes, default=None)
-
-    @property
-    def allocated_bytes(self) -> float | None:
-        """What the fullest device's allocator has given out, bytes; None likewise."""
-        return self.device_memory and self.device_memory.allocated_bytes
-
-    @property
-    def reserved_bytes(self) -> float | None:
-        """What that allocator has from the driver, bytes; None likewise."""
-        return self.device_memory and self.device_memory.reserved_bytes
-
-
 def device_memory_of(model: Any) -> DeviceMemory:
     """Return the memory of one rank's device."""
     workload, rows = model._runtime_predictor.workload, model._log.rows_of_memory
@@ -192,7 +170,7 @@ def device_memory_of(model: Any) -> DeviceMemory:
     peak_bytes = model.peak_memory * element_bytes
     held_bytes, temporary_bytes = peak_bytes, 0.0
     for place in [place for place, typ in enumerate(rows[TYP::STRIDE]) if typ == "loss"]:
-        logits_bytes = _bytes_at_loss(workload, len(rows[place * STRIDE + SAMPLES]), model.parts_of_loss)
+        logits_bytes = bytes_at_loss(workload, len(rows[place * STRIDE + SAMPLES]), model.parts_of_loss)
         held_at_loss = noted[place] / UNITS_PER_ELEMENT * element_bytes
         if held_at_loss + logits_bytes > held_bytes + temporary_bytes:
             held_bytes, temporary_bytes = held_at_loss, logits_bytes
@@ -207,7 +185,7 @@ def device_memory_of(model: Any) -> DeviceMemory:
     )
 
 
-def _bytes_at_loss(workload: Any, num_samples: int, num_parts: int) -> float:
+def bytes_at_loss(workload: Any, num_samples: int, num_parts: int) -> float:
     """Return what a loss takes beside tensors; nothing where the workload has no vocabulary."""
     vocab_size: int = getattr(getattr(workload, "model", None), "vocab_size", 0)
     num_logits = num_samples * workload.seq_len * vocab_size / num_parts if vocab_size else 0.0

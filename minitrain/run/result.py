@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.operations import PASSES, Event, MemoryChange, Outage
 from minitrain.run.above import above
+from minitrain.run.allocator_replay import DeviceMemoryFigures
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.data_frames import columns_of, data_frame
-from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
+from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
 from minitrain.run.figures import summary_of
 from minitrain.run.ranks_once import RanksAlike
 from minitrain.run.saved_runs import read_run, save_run

@@ -423,6 +423,7 @@ _NUM_FIELDS = len(FIELDS)
 _MEMBERS, _MEMBERS_A_BYTE = 2**20, 16
 _DEEPEST_TAG = 16
 _ROUNDING = 1.0  # elements, in a sum of parts of elements
+_A_TENSOR, _A_LAYER = whole(0, 2**40), whole(-_MOST_LAYERS, _MOST_LAYERS).or_null()
 _FARTHEST_LAYER = 2**53  # of a collective, or of a type of one's own, which may name anything
 
 _Set = Collection[int]
@@ -736,13 +737,15 @@ class Reader:
         place: Any
         for index, change in enumerate(changes):
             try:
-                place, code, size = change
+                place, code, size, *of = change
+                tensor, layer = of or (0, None)
                 is_usual = (
                     place.__class__ is code.__class__ is int
                     and before <= place <= num_events
                     and 0 <= code < num_kinds
                     and size.__class__ in NUMBERS
                     and -LARGEST <= size <= LARGEST
+                    and (_A_TENSOR.accepts(tensor) and _A_LAYER.accepts(layer))
                 )
             except (TypeError, ValueError):
                 is_usual = False
@@ -751,7 +754,7 @@ class Reader:
                 if held < -_ROUNDING:
                     self.faults.add(line, "expected no more to leave than is held, found more", ("changes", index))
                     break
-                found.append(MemoryChange(place, kinds[code], float(size)))
+                found.append(MemoryChange(place, kinds[code], float(size), tensor, layer))
                 before = place
             else:
                 self._refuse_change(line, index, change, before, num_events, num_kinds)
@@ -759,11 +762,12 @@ class Reader:
 
     def _refuse_change(self, line: int, index: int, change: Any, before: int, num_events: int, num_kinds: int) -> None:
         """Keep what is wrong with a change of a journal."""
-        if change.__class__ is not list or len(change) != 3:
-            self.faults.add(line, f"expected [place, kind, elements], found {shown(change)}", ("changes", index))
+        if change.__class__ is not list or len(change) not in (3, 5):
+            expected = "[place, kind, elements, tensor, layer]"
+            self.faults.add(line, f"expected {expected}, found {shown(change)}", ("changes", index))
             return
-        rules = (whole(before, num_events), whole(0, num_kinds - 1), NUMBER)
-        for place, (value, rule) in enumerate(zip(change, rules, strict=True)):
+        rules = (whole(before, num_events), whole(0, num_kinds - 1), NUMBER, _A_TENSOR, _A_LAYER)
+        for place, (value, rule) in enumerate(zip(change, rules, strict=False)):
             self.faults.judge(line, ("changes", index, place), value, rule)
 
 

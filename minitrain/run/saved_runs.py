@@ -156,10 +156,13 @@ def _pack_repeated(repeated: Repeated, ranges: _Ranges) -> dict[str, Any]:
 
 
 def _pack_journal(rank: int, journal: Sequence[MemoryChange]) -> dict[str, Any]:
-    """Return a journal as an object: changes are [place, index of the kind, elements]."""
+    """Return a journal as an object: changes are [place, index of the kind, elements, tensor, layer]."""
     kinds = list(dict.fromkeys(change.kind for change in journal))
     codes = {kind: code for code, kind in enumerate(kinds)}
-    changes = [[place, codes[kind], int(size) if size == int(size) else size] for place, kind, size in journal]
+    changes = [
+        [place, codes[kind], int(size) if size == int(size) else size, tensor, layer]
+        for place, kind, size, tensor, layer in journal
+    ]
     return {"rank": rank, "kinds": kinds, "changes": changes}
 
 

@@ -257,6 +257,11 @@ class SavedTensor:
             return self.is_always_kept
         return modules_of(recompute).isdisjoint(self.made_again_in)
 
+    @property
+    def has_gradient(self) -> bool:
+        """Return whether backward makes a gradient of it: not of masks and statistics; the loss has the logits'."""
+        return not self.name.endswith("mask") and self.name not in ("log-sum-exp", "logits")
+
     def num_bytes(self, work: Work) -> int:
         """Return one rank's bytes.
 

@@ -112,7 +112,7 @@ class TransformerWorkload:
             return self.experts.cost(typ, num_samples, layer, mode)
         if typ in WEIGHT_PASSES:
             return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
-        work = self._work(num_samples, mode)
+        work = self.work(num_samples, mode)
         if typ == "loss":
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
         if typ in attention_steps.STEPS:
@@ -136,7 +136,7 @@ class TransformerWorkload:
             return self.experts.kernels(typ, num_samples, layer, mode, style)
         if typ in WEIGHT_PASSES:
             return KernelList((MemoryPass(typ, bytes_of_weight_pass(self, typ, layer, mode), 1),), 1)
-        work = self._work(num_samples, mode)
+        work = self.work(num_samples, mode)
         if typ == "loss":
             return loss_kernels(self.model, self.units[-1], work, style)
         if typ in attention_steps.STEPS:
@@ -217,7 +217,7 @@ class TransformerWorkload:
         """Return the bytes that a unit keeps for its backward: see `Unit.saved_bytes`."""
         found = self._kept.get((layer, mode))
         if found is None:
-            unit, work = self.units[layer], self._work(1, mode)
+            unit, work = self.units[layer], self.work(1, mode)
             in_steps = unit.core is not None and mode.context is not None
             found = attention_steps.kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
             self._kept[layer, mode] = found
@@ -225,7 +225,7 @@ class TransformerWorkload:
 
     def logits_elements(self, num_samples: int, mode: PassMode) -> int:
         """Return the bytes of the logits among what the head keeps."""
-        work = self._work(num_samples, mode)
+        work = self.work(num_samples, mode)
         return sum(tensor.num_bytes(work) for tensor in self.units[-1].saved if tensor.name == "logits")
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:  # noqa: ARG002  (those of the model)
@@ -244,7 +244,7 @@ class TransformerWorkload:
         unit, ranks = self.units[layer], mode.num_parts * (mode.context.degree if mode.context else 1)
         return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / ranks
 
-    def _work(self, num_samples: int, mode: PassMode) -> Work:
+    def work(self, num_samples: int, mode: PassMode) -> Work:
         """Return what one rank does in a pass."""
         cp = 1 if mode.context is None else mode.context.degree
         degrees = Degrees(tp=mode.num_parts, cp=cp, sequence_parallel=mode.sequence_parallel)

@@ -176,7 +176,7 @@ def test_the_second_half_of_a_backward_finds_what_the_first_has_computed_again()
     model.grad_activations[1] = grad = ActivationGrad(1, LAYERS, inp.samples, B)
     others = model.memory_by_store()["activations"] - KEPT["full"]
     model.backward_input(1, inp, grad, model.weights[1])
-    attention = GPT.units()[1].saved_bytes(TransformerWorkload(GPT)._work(B, PassMode()))
+    attention = GPT.units()[1].saved_bytes(TransformerWorkload(GPT).work(B, PassMode()))
     assert model.memory_by_store()["activations"] == others + attention
     model.backward_weight(1, inp, grad)
     del model.activations[1]

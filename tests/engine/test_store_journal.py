@@ -9,6 +9,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.lib import Model, Weight
+from minitrain.operations import MemoryChange
 
 
 @pytest.mark.parametrize("name", mt.strategies())
@@ -20,12 +21,12 @@ def test_what_the_journal_sums_to_is_every_events_memory(name: str) -> None:
     assert run.peak_memory_per_rank == plain.peak_memory_per_rank
     for log, journal in zip(run.logs, run.memory_journals, strict=True):
         held: Counter[str] = Counter()
-        changes = iter([*journal, (len(log) + 1, "", 0.0)])
-        place, kind, size = next(changes)
+        changes = iter([*journal, MemoryChange(len(log) + 1, "", 0.0)])
+        place, kind, size, *_ = next(changes)
         for index, event in enumerate(log):
             while place <= index:
                 held[kind] += size  # type: ignore[assignment]  # elements, not counts
-                place, kind, size = next(changes)
+                place, kind, size, *_ = next(changes)
             assert sum(held.values()) == event.memory
             assert min(held.values(), default=0) >= 0
 
@@ -46,5 +47,5 @@ def test_every_way_to_store_and_free_is_in_the_journal() -> None:
 
     run = mt.simulate(program, world_size=1, num_layers=1, global_batch_size=1, check=False, memory_by_kind=True)
     sizes = [change.elements / 4096**2 for change in run.memory_journals[0]]
-    assert sizes == [1, 1, -0.5, 1, 1, -1, -1, -0.5, -1]
+    assert sizes == [1, 1, -1, 0.5, 1, 1, -1, -1, -0.5, -1]
     assert {change.kind for change in run.memory_journals[0]} == {"weights"}

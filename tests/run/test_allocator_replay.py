@@ -1,0 +1,72 @@
+"""The allocator of a run's fullest rank, replayed from its journal."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.machine.caching_allocator import MIN_BLOCK_BYTES, AllocatorSettings
+from minitrain.run.allocator_replay import replay
+from minitrain.workloads.workload import USUAL
+
+SIZES: dict[str, Any] = {"world_size": 4, "workload": "gpt2", "seq_len": 256, "global_batch_size": 16}
+
+
+def _run(strategy: str, **more: Any) -> mt.Run:
+    return mt.simulate(strategy, **{"memory_by_kind": True, "check": False} | SIZES | more)
+
+
+def _slack(run: mt.Run, rank: int) -> int:
+    """Return what the engine's account does not count: two gradients within a unit, and the rounding of arrays."""
+    workload: Any = run.models[0].runtime_predictor.workload
+    work = workload.work(SIZES["global_batch_size"], USUAL)
+    largest = max(saved.num_bytes(work) for unit in workload.units for saved in unit.saved if saved.has_gradient)
+    return int(2 * largest + 64 * len(run.memory_journals[rank]) * MIN_BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp", "1f1b", "zero3_prefetch"])
+def test_no_tensor_is_lost_and_none_stays(strategy: str, recompute: str) -> None:
+    """The peak is that of the engine's account, which adds up sizes and knows no blocks."""
+    run = _run(strategy, recompute=recompute)
+    replayed, memory = run.replay_allocator(expandable_segments=True), run.device_memory
+    assert replayed is not None
+    assert memory is not None
+    assert memory.held_bytes < replayed.allocated_bytes
+    counted = memory.peak_bytes + memory.temporary_bytes + memory.workspace_bytes
+    assert replayed.allocated_bytes <= counted + _slack(run, replayed.rank)
+    assert replayed.allocated_bytes <= replayed.reserved_bytes
+    assert replayed.fits
+
+
+def test_expandable_segments_leave_less_unused() -> None:
+    run = _run("fsdp", recompute="selective")
+    usual, expandable = run.replay_allocator(), run.replay_allocator(expandable_segments=True)
+    assert usual is not None
+    assert expandable is not None
+    assert 0 <= expandable.fragmentation < usual.fragmentation < 0.2
+
+
+def test_cached_segments_are_given_back_where_room_is_short() -> None:
+    run = _run("zero3")
+    model, usual = run.models[0], run.replay_allocator()
+    assert usual is not None
+    short = replay(model, usual.reserved_bytes - 2**20, AllocatorSettings())
+    assert short.num_retries > 0
+    assert short.reserved_bytes < usual.reserved_bytes or not short.fits
+    assert not replay(model, usual.allocated_bytes - 1, AllocatorSettings()).fits
+
+
+def test_a_devices_reserve_is_the_replayed_one_where_there_are_journals(tmp_path: Path) -> None:
+    run, plain = _run("fsdp"), _run("fsdp", memory_by_kind=False)
+    replayed, memory = run.replay_allocator(), run.device_memory
+    assert replayed is not None
+    assert memory is not None
+    assert run.reserved_bytes == max(replayed.reserved_bytes, memory.allocated_bytes)
+    assert sum(memory.by_kind().values()) == pytest.approx(memory.total_bytes)
+    assert plain.replay_allocator() is None
+    assert plain.fragmentation is None
+    assert plain.reserved_bytes == pytest.approx(1.15 * (plain.allocated_bytes or 0), rel=1e-2)
+    run.save(tmp_path / "run.jsonl")
+    assert mt.load_run(tmp_path / "run.jsonl").replay_allocator() is None
