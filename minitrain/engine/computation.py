@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from minitrain.engine import general_case, laws, sample_laws
 from minitrain.engine.experts import backward_experts, forward_experts, update_piece
-from minitrain.engine.local_steps import as_common, update_local
+from minitrain.engine.local_steps import as_common, require_own, update_local
 from minitrain.engine.placed_passes import (
     backward_placed,
     forward_placed,
@@ -107,7 +107,7 @@ class Computation(RankState):
             LawError: it is not a weight of that layer.
         """
         laws.final_weight(self, layer, weight)
-        if weight.__class__ is LocalWeight:
+        if self._semantics is not None and self._semantics.in_turn:
             weight = as_common(weight)
         self._final_of(weight)[layer] = weight
 
@@ -320,7 +320,8 @@ class Computation(RankState):
         if not is_legal:
             if weight.__class__ is LocalWeight:
                 return update_local(self, layer, weight_grad, weight, opt_state)  # type: ignore[no-any-return]  # as given
-            laws.update(self, layer, weight_grad, weight, opt_state)
+            is_own = self._semantics is not None and self._semantics.in_turn and isinstance(weight, Weight)
+            (require_own if is_own else laws.update)(self, layer, weight_grad, weight, opt_state)
             if weight.__class__ in PIECES or weight_grad.__class__ in PIECES or opt_state.__class__ in PIECES:
                 return update_piece(self, weight, weight_grad, opt_state)
             if weight.__class__ is WeightPart:

@@ -334,7 +334,7 @@ def final_weight(model: RankState, layer: int, weight: Any) -> None:
     require_kind(model, "set_final_weight", "weight", weight, Weight)
     require_layer(model, "set_final_weight", "weight", weight, layer, layer)
     meant = model._semantics
-    if meant is not None and meant.delay:
+    if meant is not None and meant.in_turn:
         if weight.step != meant.steps:
             rule = f"the weight must have seen all {meant.steps} steps that the strategy declares, got"
             raise broken(model, "set_final_weight", f"{rule} {describe(weight)}; update its layer", layer, value=weight)

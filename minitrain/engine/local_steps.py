@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.engine import laws
+from minitrain.engine.entry import note_of
 from minitrain.engine.laws import broken
 from minitrain.engine.state import RankState
 from minitrain.errors import StrategyError
@@ -23,7 +24,7 @@ from minitrain.workloads.workload import PassMode
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Iterator, Set
 
     from minitrain.engine.semantics import LocalSteps
 
@@ -77,7 +78,7 @@ class LocalComputation(RankState):
             StrategyError: the strategy does not declare local steps.
         """
         declared = _declared(self, "outer_gradient")
-        if declared.delay:
+        if declared.in_turn:
             raise broken(self, "outer_gradient", f"{declared} have no outer step; hand in the last weights", layer)
         laws.require_inputs(self, "outer_gradient", layer, weight, local)
         _require_common(self, "outer_gradient", layer, weight)
@@ -139,7 +140,7 @@ class LocalComputation(RankState):
 
 def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: LocalWeight, state: OptState) -> Any:
     """Take a replica's own optimizer step."""
-    laws.update(model, layer, weight_grad, weight, state, partial(_require_local_samples, step=weight.step))
+    require_own(model, layer, weight_grad, weight, state)
     if state.__class__ is not OptState:
         raise broken(model, "update", f"a replica's own step needs its own state, got {describe(state)}", layer)
     shards = weight.shards, weight.num_shards
@@ -151,9 +152,36 @@ def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: 
     return _sized(model, updated), _sized(model, moved)
 
 
-def as_common(weight: LocalWeight) -> Weight:
-    """Return the weight that a run of delayed steps ends with as the common one, which carries the same numbers."""
-    found = Weight(weight.layer, weight.layers, 1, weight.shards, weight.num_shards)
+def require_own(model: RankState, layer: int, weight_grad: Any, weight: Any, state: Any) -> None:
+    """Require what `laws.update` does, and a gradient of the samples of the step that the weight takes next."""
+    laws.update(model, layer, weight_grad, weight, state, partial(_require_local_samples, step=weight.step))
+
+
+def steps_of(model: RankState) -> Iterator[int]:
+    """Yield the steps that the strategy declares, and note when the rank begins each.
+
+    Raises:
+        StrategyError: it declares none that one replica takes in turn.
+    """
+    if model._semantics is None or not model._semantics.in_turn:
+        raise StrategyError(
+            f"model.steps on rank {model._rank}: the strategy declares no steps of its own; put "
+            '@mt.own_steps("num_steps") before it, with an option of that name',
+            rank=model._rank,
+        )
+    model._begun = begun = []
+    for step in range(model._semantics.steps):
+        begun.append(model._time)
+        yield step
+
+
+def as_common(weight: Any) -> Weight:
+    """Return the weight that steps in turn end with as the common one, which carries the same numbers."""
+    if weight.__class__ is LocalWeight:
+        found = Weight(weight.layer, weight.layers, 1, weight.shards, weight.num_shards)
+    else:
+        found = note_of(weight)
+        found.step = 1
     if hasattr(weight, "_content"):
         found._content = weight._content  # type: ignore[misc]  # a slot of tensors
     return found
@@ -166,20 +194,20 @@ def _require_local_samples(model: RankState, layer: int, weight_grad: WeightGrad
     share, samples = declared.share(model._global_batch_size), weight_grad.samples
     if step >= declared.steps:
         rule = f"a replica takes {declared.steps} steps of its own, and this is one more; let replicas meet before"
-        if declared.delay:
+        if declared.in_turn:
             rule = f"the strategy declares {declared}, and this is one more"
         raise broken(model, "update", rule, layer)
     low, high = _bounds(samples)
     if not step * batch <= low <= high < (step + 1) * batch:
         name, own = "local step", "model.samples_of_rank(steps * replicas, step * replicas + replica)"
-        if declared.delay:
+        if declared.in_turn:
             name, own = "step", "that step"
         rule = f"{name} {step} takes samples of {step * batch}..{(step + 1) * batch - 1}, got {describe(weight_grad)}"
         raise broken(model, "update", f"{rule}; take those of {own}", layer, value=weight_grad)
     if len(samples) != share:
         whose, over = "a replica's local", "the replica's own ranks and microbatches, and over no other replica's"
-        if declared.delay:
-            whose, over = "a", "all ranks of the stage and all microbatches of the step"
+        if declared.in_turn:
+            whose, over = "a", "all ranks that hold the weight and all microbatches of the step"
         rule = f"{whose} step takes {share} samples, got {describe(weight_grad)}; sum its gradients over {over}"
         raise broken(model, "update", rule, layer, value=weight_grad)
 

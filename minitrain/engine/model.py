@@ -25,7 +25,7 @@ in the place of events: they are another log (see `minitrain.run.accounting.summ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from minitrain.engine import divided_batch
 from minitrain.engine.attention import Attention
@@ -33,7 +33,7 @@ from minitrain.engine.communication import Communication
 from minitrain.engine.experts import ExpertComputation
 from minitrain.engine.final_weights import check_final_weights
 from minitrain.engine.kept_for_backward import mode_of
-from minitrain.engine.local_steps import LocalComputation
+from minitrain.engine.local_steps import LocalComputation, steps_of
 from minitrain.engine.shares import Shares
 from minitrain.engine.stages import blocks_of, stages_of
 from minitrain.engine.strategy_model import StrategyModel
@@ -155,6 +155,14 @@ class Model(Attention, ExpertComputation, LocalComputation, Communication, Strat
             UsageError: as for `samples_of_rank`, or a share has fewer samples than there are microbatches.
         """
         return divided_batch.microbatches(self, microbatch_size, num_replicas, index, in_step=in_step)
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps of a strategy that takes them in a loop of its own: 0, 1 and so on.
+
+        Raises:
+            StrategyError: it declares none; see `minitrain.own_steps`.
+        """
+        return steps_of(self)
 
     def __dir__(self) -> list[str]:
         """List what a strategy may use, and what may be read of a finished rank."""

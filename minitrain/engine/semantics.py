@@ -49,19 +49,23 @@ class LocalSteps:
         steps: how many steps each replica takes between two meetings.
         replicas: how many there are.
         outer: what takes the common weight on, by the mean of what it was moved by (the outer gradient).
-        delay: how many steps old the weights are that a gradient is of; above 0 there is one replica, and no outer
-            step: the weights of the last step are the common ones.
+        in_turn: whether one replica takes the steps one after the other, and there is no outer step: the weights of
+            the last step are the common ones.
+        delay: then how many steps old the weights are that a gradient is of.
     """
 
     steps: int
     replicas: int
     outer: Nesterov = MEAN
+    in_turn: bool = False
     delay: int = 0
 
     def __str__(self) -> str:
-        if self.delay:
-            old = f"{self.delay} step{'s' * (self.delay > 1)} old"
-            return f"{self.steps} step{'s' * (self.steps > 1)} with gradients of weights {old}"
+        if self.in_turn:
+            how = (
+                f"with gradients of weights {self.delay} step{'s' * (self.delay > 1)} old" if self.delay else "in turn"
+            )
+            return f"{self.steps} step{'s' * (self.steps > 1)} {how}"
         each, replicas = f"{self.steps} local step{'s' * (self.steps > 1)}", f"{self.replicas} replica"
         return f"{each} of {replicas}{'s' * (self.replicas > 1)}"
 
@@ -78,6 +82,7 @@ class DeclaredLocalSteps:
     steps: int | str
     replicas: int | str | None
     outer: Nesterov
+    in_turn: bool = False
     delay: int = 0
 
     def of(self, name: str, options: Mapping[str, Any], world_size: int, global_batch_size: int) -> LocalSteps:
@@ -90,12 +95,12 @@ class DeclaredLocalSteps:
         given = self._number(name, self.replicas, options)
         replicas = world_size if given is None else given
         if global_batch_size % (steps * replicas):
-            what = f"{steps} steps" if self.delay else f"{steps} local steps on {replicas} replicas"
+            what = f"{steps} steps" if self.in_turn else f"{steps} local steps on {replicas} replicas"
             raise StrategyError(
                 f"{name} takes {what}: global_batch_size must be a multiple of {steps * replicas}, the samples of all "
                 f"these steps, got {global_batch_size}"
             )
-        return LocalSteps(steps, replicas, self.outer, self.delay)
+        return LocalSteps(steps, replicas, self.outer, self.in_turn, self.delay)
 
     def num_steps(self, name: str, options: Mapping[str, Any]) -> int:
         """Return how many optimizer steps a step of the run has.
@@ -151,7 +156,20 @@ def delayed_steps(steps: int | str, delay: int = 1) -> Callable[[S], S]:
     """
     if isinstance(delay, bool) or not isinstance(delay, int) or delay < 1:
         raise UsageError(f"delay must be an integer of at least 1, got {delay!r}; a step without is a usual one")
-    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, delay))
+    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, delay=delay))
+
+
+def own_steps(steps: int | str) -> Callable[[S], S]:
+    """Declare synchronous steps that a strategy takes in a loop of its own; to be put before it.
+
+    What a step launches may end in a later one: the gather of its weights, or the sum of gradients that it applies.
+    The run's batch has the samples of all steps, one after the other: step t of `for t in model.steps()` takes
+    `model.samples_of_rank(steps * replicas, t * replicas + replica)`. The strategy hands in the weights of the last.
+
+    Args:
+        steps: how many, or the name of the option that says it.
+    """
+    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True))
 
 
 def _declaring(declared: DeclaredLocalSteps) -> Callable[[S], S]:

@@ -5,7 +5,7 @@ The operations that change this state are in `minitrain.engine.computation` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -133,6 +133,7 @@ class RankState:
     _executor: Executor | None = None  # what operations do beside what stands here
     _semantics: LocalSteps | None = None  # what its strategy declares; None: a synchronous step
     _met: frozenset[int] = frozenset()  # layers whose common weight replicas have taken on, where they go their own way
+    _begun: Sequence[float] = ()  # when it began each step that its strategy takes in a loop, s
     _entry: Entry | None = None  # how it begins, in a run of several steps
     _looked_at: Callable[[str], None] | None = None  # is told when the strategy reads a clock or a price
 

@@ -10,7 +10,7 @@ that each is one line over `_collective`, which is a model's way to submit one.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from minitrain.machine.network import require_algorithm
@@ -89,6 +89,10 @@ class StrategyModel(Protocol):
         self, num_stages: int, microbatch_size: int = 1, *, layers_per_stage: Sequence[int] | None = None
     ) -> tuple[range, ...]:
         """Return the layers of each stage of a pipeline."""
+        ...
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps of a strategy that takes them in a loop of its own."""
         ...
 
     def samples_of_rank(self, num_replicas: int | None = None, index: int | None = None) -> Sequence[int]:

@@ -44,7 +44,6 @@ from minitrain.proof.units import (
     rows_at,
     taken,
 )
-from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.transformer_workload import TransformerWorkload
 
@@ -118,12 +117,12 @@ class _Trained(ABC):
 
     def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
         """Take the optimizer's step on the elements that the weight holds."""
-        updated = done.made[0]
-        if updated.__class__ is LocalWeight:  # of a replica alone, whose mean gradient it is
+        updated, meant = done.made[0], done.model._semantics
+        if meant is not None:  # the mean gradient of the samples of one of several steps
             batch, seen = done.model.global_batch_size, len(done.given[1].samples)
             grad = Flat(grad.values * (batch / seen), grad.part)
         values, moments = self.problem.optimizer.step(weight.values, grad.values, state.values, updated.step)
-        if updated.__class__ is LocalWeight and not done.model._semantics.delay:
+        if meant is not None and not meant.in_turn:
             return Flat(values, weight.part), Flat(moments, weight.part)
         return Flat(values, weight.part), self._kept(done, updated, weight, moments)
 

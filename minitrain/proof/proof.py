@@ -188,7 +188,7 @@ class Proof:
         device = "one device does"
         if meant is not None:
             device = f"{meant.replicas} replicas with {meant.steps} steps of their own do on one device"
-            device = f"{meant} do on one device" if meant.delay else device
+            device = f"{meant} do on one device" if meant.in_turn else device
         by = "" if self.backend is None else f", computed by {self.backend}"
         return f"{run.strategy} on {run.world_size} ranks trains {what} as {device}: the largest {largest}{by}"
 
@@ -272,7 +272,7 @@ def compare_with_reference(run: Run, problem: Problem | TransformerProblem | str
     found = list(results_of(run, trained, _expected(run, trained)))
     _require_every_element(run, found)
     meant = run.models[0]._semantics
-    moments = ("outer momentum",) if meant is not None and not meant.delay else moments_of(trained)
+    moments = ("outer momentum",) if meant is not None and not meant.in_turn else moments_of(trained)
     relative = [_relative(result, moments) for result in found]
     if isinstance(trained, TransformerProblem):
         _require_close(found, relative, trained)

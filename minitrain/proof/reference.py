@@ -86,8 +86,8 @@ def local_reference(
         before = [problem.initial_weight(layer) for layer in range(num_layers)]
     else:
         before = _dense_weights(problem, num_layers)
-    if meant.delay:
-        return _delayed(problem, before, global_batch_size, meant)
+    if meant.in_turn:
+        return _in_turn(problem, before, global_batch_size, meant)
     moved, share = [np.zeros_like(weight) for weight in before], meant.share(global_batch_size)
     for replica in range(meant.replicas):
         weights, history = before, []
@@ -113,10 +113,10 @@ def _gradient_of(
     return _dense_gradient(problem, weights, global_batch_size, chosen)
 
 
-def _delayed(
+def _in_turn(
     problem: Problem | TransformerProblem, before: list[Array], global_batch_size: int, meant: LocalSteps
 ) -> Reference:
-    """Return the outcome of steps whose gradients are of older weights: W(t+1) = W(t) - step of grad f(W(t-delay))."""
+    """Return the outcome of steps one after the other: W(t+1) = W(t) - step of grad f(W(t-delay))."""
     versions, history, size = [before], list[list[Array]](), global_batch_size // meant.steps
     for step in range(meant.steps):
         old = versions[max(0, step - meant.delay)]

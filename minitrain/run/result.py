@@ -26,6 +26,7 @@ from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
 from minitrain.run.figures import summary_of
 from minitrain.run.ranks_once import RanksAlike
 from minitrain.run.saved_runs import read_run, save_run
+from minitrain.run.steps import Steps, steps_of_round
 from minitrain.run.sureness import SurenessFigures
 from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from minitrain.run.analysis.timeline import Timeline, Trace
     from minitrain.run.device_kinds import DeviceKind, KindFigures
     from minitrain.run.energy import StepEnergy
-    from minitrain.run.steps import Steps
 
 
 SECONDS_A_DAY = 86_400
@@ -316,8 +316,18 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
 
     @property
     def step_times(self) -> list[float]:
-        """The time of each step, s."""
-        return [self.step_time] if self.steps is None else self.steps.times
+        """The time of each step, s; of a round of own steps, of each of these."""
+        steps = self.steps or self.round
+        return [self.step_time] if steps is None else steps.times
+
+    @cached_property
+    def round(self) -> Steps | None:
+        """The steps that a strategy takes in a loop of its own; None without, and in a run read from a file."""
+        begun = [model._begun for model in self.class_models]
+        was_timed_again = begun and self.class_models[0]._log is not self.class_logs[0]
+        if not (begun and begun[0]) or was_timed_again:
+            return None
+        return steps_of_round(begun, [model.time for model in self.class_models])
 
     @property
     def clocks(self) -> Sequence[float]:

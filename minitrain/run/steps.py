@@ -31,7 +31,8 @@ class Steps:
         load_time: how long the first one loads the weights, s.
         ends: when the last rank ended each of those that were simulated, until clocks returned, s.
         period: how many steps it takes until they return; None where all steps were simulated and they did not.
-        first: the `Run` of the first step; None of a run that was read from a file.
+        first: the `Run` of the first step; None of a run that was read from a file, and of steps of one round.
+        returned: after how many steps clocks had returned; None for the last of `ends`.
     """
 
     num_steps: int
@@ -39,6 +40,7 @@ class Steps:
     ends: tuple[float, ...]
     period: int | None
     first: Any = field(default=None, repr=False, compare=False)
+    returned: int | None = None
 
     @property
     def _borders(self) -> tuple[float, ...]:
@@ -58,8 +60,8 @@ class Steps:
     @property
     def steady_time(self) -> float:
         """The mean time of the steps that return, or the time of the last one, s."""
-        length = self.period or 1
-        return (self._borders[-1] - self._borders[-1 - length]) / length
+        length, place = self.period or 1, len(self.ends) if self.returned is None else self.returned
+        return (self._borders[place] - self._borders[place - length]) / length
 
     @property
     def total_time(self) -> float:
@@ -76,6 +78,25 @@ class Steps:
             f"{self.num_steps:,} steps take {duration(self.total_time)}: {loading} of loading, {first} for the first, "
             f"then {duration(self.steady_time)} each"
         )
+
+
+def steps_of_round(begun: Sequence[Sequence[float]], ended: Sequence[float]) -> Steps:
+    """Return the steps of a loop that a strategy has written, all of which were simulated.
+
+    Args:
+        begun: when each rank began each of them, s.
+        ended: when each rank ended the last, s.
+    """
+    borders = [*zip(*begun, strict=True), ended]
+    latest = [max(clocks) for clocks in borders]
+    seen: list[Sequence[float]] = []
+    for place, clocks in enumerate(borders[1:-1], 1):  # what is launched for a next step is missing in the last
+        earliest = min(clocks)
+        seen.append([clock - earliest for clock in clocks])
+        period = period_of(seen, earliest)
+        if period is not None:
+            return Steps(len(latest) - 1, latest[0], tuple(latest[1:]), period, returned=place)
+    return Steps(len(latest) - 1, latest[0], tuple(latest[1:]), None)
 
 
 def require_one_step(run: Any, what: str) -> None:

@@ -367,7 +367,7 @@ class Arithmetic:
         master, moments = (values[0], values[1:]) if net.dtypes.has_masters else (own, values)
         found = grad.settled().at(trained.pieces).to(net.dtypes.master)
         count = self.step + made.step
-        if made.__class__ is LocalWeight:  # of a replica alone, whose mean gradient it is
+        if done.model._semantics is not None:  # the mean gradient of the samples of one of several steps
             found = found * (self.global_batch_size / len(done.given[1].samples))
             count = self.step * done.model._semantics.steps + made.step
         take_step(net.optimizer, master, found, moments, count)

@@ -169,8 +169,14 @@ def test_local_steps_are_those_of_their_reference(tmp_path: Path) -> None:
                 np.testing.assert_allclose(weight.numpy(), finals[layer]._content.values, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("world_size", "pp"), [(1, 1), (2, 2), (2, 1)])
-def test_steps_with_old_gradients_are_those_of_their_reference(world_size: int, pp: int, tmp_path: Path) -> None:
+LOOP = f"{Path(__file__).parents[1] / 'engine' / 'own_loop.py'}:zero3_loop"
+
+
+@pytest.mark.parametrize(
+    ("world_size", "strategy", "delay"),
+    [(1, "pipedream_2bw:pp=1", 1), (2, "pipedream_2bw:pp=2", 1), (2, "pipedream_2bw:pp=1", 1), (2, LOOP, 0)],
+)
+def test_steps_in_turn_are_those_of_their_reference(world_size: int, strategy: str, delay: int, tmp_path: Path) -> None:
     """Two rounds: the second goes on from the first one's last weights and moments."""
     problem, steps, num_layers = Problem(), 4, 4
     inputs, targets, adam, size = problem.inputs(BATCH), problem.targets(BATCH), problem.optimizer, BATCH // steps
@@ -179,7 +185,7 @@ def test_steps_with_old_gradients_are_those_of_their_reference(world_size: int, 
     for number in range(2):
         versions = [weights]
         for step in range(steps):
-            old, first = versions[max(0, step - 1)], step * size
+            old, first = versions[max(0, step - delay)], step * size
             seen = [inputs[first : first + size]]
             for weight in old:
                 seen.append(arithmetic.forward(seen[-1], weight))
@@ -192,7 +198,7 @@ def test_steps_with_old_gradients_are_those_of_their_reference(world_size: int, 
             versions.append(new)
         weights = versions[-1]
     dense: dict[str, Any] = {"num_layers": num_layers, "workload": DenseRows(problem.width, 8)}
-    strategy = f"pipedream_2bw:num_steps={steps},pp={pp}"
+    strategy += f"{',' if delay else ':'}num_steps={steps}"
     (layers,) = trained([strategy], world_size, tmp_path, steps=2, **dense).values()
     for layer, wanted in enumerate(weights):
         np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)

@@ -452,10 +452,11 @@ def _copy_on_its_way(value: Any) -> Any:
 
 def _keep_a_copy(model: Any, ledger: Ledger, layer: int, weight: Any) -> None:
     """Keep a copy of a final weight, which occupies nothing and cannot be used."""
-    kept, origin = clone(model._final_of(weight)[layer]), weight._origin
+    final, origin = model._final_of(weight)[layer], weight._origin
+    kept = clone(final)
     if hasattr(weight, "_content"):
         kept._content = weight._content
     reason = "was handed in as the final weight and is no longer held; keep it in a store"
-    fields = origin.fields if kept.__class__ is weight.__class__ else FIELDS[kept.__class__](kept)
+    fields = origin.fields if final is weight else FIELDS[kept.__class__](kept)  # steps in turn end as one
     kept._origin = Unusable(reason, ledger, origin.step, fields, origin.buffer.line)
     model._final_of(weight)[layer] = kept

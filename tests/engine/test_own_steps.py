@@ -1,0 +1,135 @@
+"""Loops of synchronous steps that a strategy writes itself: the tool's own steps, work across them, and wrong ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.errors import MinitrainError, ProofError
+
+FILE = Path(__file__).parent / "own_loop.py"
+LOOP = f"{FILE}:zero3_loop"
+SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4}
+
+
+def mine(tmp_path: Path, *changes: tuple[str, str]) -> str:
+    """Write the loop with some changes, and return how it is named."""
+    text = FILE.read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    return f"{path}:zero3_loop"
+
+
+def test_a_loop_that_does_what_the_tool_repeats_takes_the_same_time_and_memory() -> None:
+    own = mt.simulate(LOOP, num_steps=6, options={"early": False}, global_batch_size=6 * 16, strict=True, **SIZES)
+    repeated = mt.simulate("zero3", steps=6, global_batch_size=16, **SIZES)
+    assert own.step_times == pytest.approx(repeated.step_times, rel=1e-12)
+    assert own.peak_memory == repeated.peak_memory
+    assert own.round is not None
+    assert repeated.steps is not None
+    assert str(own.round) == str(repeated.steps)
+    assert own.step_time == pytest.approx(sum(own.step_times), rel=1e-12)
+
+
+def test_what_a_step_launches_for_the_next_one_runs_under_its_updates() -> None:
+    units = mt.FixedPredictor(forward=1, backward=2, update=1, all_gather=2)
+    sizes: dict[str, Any] = {**SIZES, "hardware": units, "num_steps": 5, "global_batch_size": 80}
+    early, late = (mt.simulate(LOOP, options={"early": flag}, **sizes) for flag in (True, False))
+    assert set(late.step_times) == {4 * (1 + 2 + 1) + 2 * 4 * 2}
+    # the gather of layer 0 takes 2 of the 3 that the updates of layers 1 to 3 take
+    assert early.step_times == [late.step_times[0], *[late.step_times[0] - 2] * 4]
+    assert early.round is not None
+    assert (early.round.period, early.round.steady_time) == (1, late.step_times[0] - 2)
+
+
+def test_stages_that_end_one_after_the_other_have_steps_until_the_clocks_return() -> None:
+    run = mt.simulate(LOOP, num_steps=2, global_batch_size=32, **SIZES)
+    assert run.round is not None
+    assert run.round.period is None
+    assert mt.simulate("zero3", global_batch_size=16, **SIZES).round is None
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("model", [{"num_layers": 3}, {"workload": "tiny"}])
+def test_several_steps_are_proven(early: bool, model: dict[str, Any]) -> None:
+    proof = mt.prove(LOOP, world_size=2, num_steps=3, options={"early": early}, global_batch_size=12, **model)
+    assert proof.largest_relative < 1e-9
+    assert "as 3 steps in turn do on one device" in str(proof)
+
+
+def test_loops_fold_and_are_repeated_as_rounds() -> None:
+    sizes: dict[str, Any] = {"world_size": 16, "num_layers": 4, "num_steps": 3, "global_batch_size": 96}
+    folded, each = (mt.simulate(LOOP, fold=fold, **sizes) for fold in (True, False))
+    assert folded.step_times == each.step_times
+    rounds = mt.simulate(LOOP, steps=4, fold=True, **sizes)
+    assert rounds.step_times == pytest.approx([each.step_time] * 4, rel=1e-12)
+    assert mt.simulate(LOOP, fold=True, **{**sizes, "world_size": 4096, "global_batch_size": 3 * 4096}).is_folded
+
+
+_LAUNCH = """            if early and layer == 0 and step + 1 < num_steps:
+                gathers[0] = model.launch(model.all_gather(weights[0], 0))
+"""
+_UPDATES = "        for layer in layers:\n            weights[layer], opt_states[layer] = model.update("
+_STALE = "        if step + 1 < num_steps:\n            gathers[0] = model.launch(model.all_gather(weights[0], 0))\n"
+REFUSED: dict[str, Any] = {
+    "no declaration": (('@mt.own_steps("num_steps")\n', ""), 'put @mt.own_steps("num_steps") before it'),
+    "the samples of the first step again": (
+        ("step * model.world_size + model.rank", "model.rank"),
+        "step 1 takes samples of 8..15, got",
+    ),
+    "a step too many": (
+        ("in model.steps()", "in [*model.steps(), num_steps - 1]"),
+        "the strategy declares 3 steps in turn, and this is one more",
+    ),
+    "a step is left out": (
+        ("for step in model.steps():", "for step in list(model.steps())[:-1]:"),
+        "must have seen all 3 steps that the strategy declares",
+    ),
+    "the weights of the first step": (
+        (
+            "        model.set_final_weight(layer, weights[layer])",
+            "        model.set_final_weight(layer, first[layer])",
+        ),
+        ("    for step in model.steps():", "    first = dict(weights)\n    for step in model.steps():"),
+        "was overwritten by update at mine.py",
+    ),
+    "gradients of a shard's own samples": (
+        (
+            'await model.reduce_scatter(grad_weights.pop("full"), layer)',
+            'grad_weights.pop("full").shard(model.rank, model.world_size)',
+        ),
+        "a step takes 8 samples, got",
+    ),
+    "an outer step": (
+        (
+            "    for layer in layers:\n        model.set_final",
+            "    model.outer_gradient(0, weights[0], weights[0])\n    for layer in layers:\n        model.set_final",
+        ),
+        "have no outer step; hand in the last weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_loops_are_refused_by_name(case: str, tmp_path: Path) -> None:
+    *changes, message = REFUSED[case]
+    with pytest.raises(MinitrainError, match=re.escape(message)):
+        mt.simulate(mine(tmp_path, *changes), strict=True, num_steps=3, global_batch_size=24, **SIZES)
+
+
+def test_a_gather_of_weights_before_their_update_is_refused_or_disproved(tmp_path: Path) -> None:
+    strategy = mine(tmp_path, (_LAUNCH, ""), (_UPDATES, _STALE + _UPDATES))
+    sizes: dict[str, Any] = {"num_steps": 3, "global_batch_size": 24, **SIZES}
+    with pytest.raises(
+        MinitrainError, match=r"the input stems from weights of step 0, .* cannot be used with weights of step 1"
+    ):
+        mt.simulate(strategy, strict=True, **sizes)
+    with pytest.raises(ProofError):
+        mt.prove(strategy, strict=False, **sizes)
