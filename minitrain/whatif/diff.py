@@ -468,7 +468,12 @@ def _parts(line: Timeline, shares: Iterable[_Share]) -> list[Part]:
         )
         for (cause, operation), alike in found.items()
     ]
-    return sorted(parts, key=lambda part: -abs(part.seconds))
+    least = _ROUNDING * max((abs(part.seconds) for part in parts), default=0.0)
+    return sorted((part for part in parts if abs(part.seconds) > least), key=lambda part: -abs(part.seconds))
+
+
+_ROUNDING = 1e-12
+"""Of the largest part: what is less is an error of sums."""
 
 
 def _distinct(values: Ints, but: int | None = None) -> tuple[int, ...]:

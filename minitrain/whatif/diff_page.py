@@ -51,7 +51,7 @@ def parts_table(gap: Any, most: int = 12) -> Table:
         seconds = sum(part.seconds for part in rest)
         rows.append([duration(seconds), f"{len(rest)} more", "", "", ""])
     last = "on the path (before)" if any(part.per == "on the path" for part in shown) else _COLUMNS[-1]
-    return filled_table(dict(zip([*_COLUMNS[:-1], last], (None, 13, 8, 8, None), strict=True)), rows)
+    return filled_table(dict(zip([*_COLUMNS[:-1], last], (None, 13, 14, 8, 10), strict=True)), rows)
 
 
 def write_diff_page(gap: Any, path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import minitrain as mt
@@ -277,3 +279,15 @@ def test_the_page_joins_both_runs_and_leads_from_a_part_to_its_operation(
     whole = shown.evaluate("timelines.map(one => one.svg())")
     shown.locator("a", has_text="skew between ranks").first.click()
     shown.wait_for_function("whole => timelines.every((one, place) => one.svg() !== whole[place])", arg=whole)
+
+
+def test_a_narrow_table_breaks_no_name_and_lists_no_rounding(runs: dict[str, mt.Run]) -> None:
+    slower = again(runs["zero3"], noise=0.05)
+    gap = mt.diff(runs["zero3"], slower)
+    console = Console(width=80, file=io.StringIO())
+    console.print(gap.table())
+    text = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    for part in gap.attribution[:12]:
+        assert part.operation in text
+    assert all(abs(part.seconds) > 1e-12 * abs(gap.attribution[0].seconds) for part in gap.attribution)
+    assert not mt.diff(slower, slower).attribution
