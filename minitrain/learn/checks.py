@@ -54,7 +54,7 @@ def prepare_judgement(exercise: Exercise, case: Case) -> None:
     if case.workload is not None:
         budget_for(exercise, case)
     if case.workload is not None and case.is_proven:
-        from minitrain.proof.reference import transformer_reference  # noqa: PLC0415  (it brings JAX)
+        from minitrain.proof.reference import transformer_reference  # noqa: PLC0415  (only for a proof)
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415
 
         problem: Any = problem_of(Problem(), find_workload(case.workload))

@@ -168,8 +168,6 @@ class _Grading:
         public, hidden = ([case for case in cases if case.hidden is kind] for kind in (False, True))
         with contextlib.ExitStack() as stack:
             first = stack.enter_context(self._process(path, function, public))
-            import minitrain.proof.reference  # noqa: F401, PLC0415  (it takes long, and nothing else is to be done)
-
             found = first.outcome()
             going_on = hidden and not found.failure and not any("error" in result for result in found.results)
             second = stack.enter_context(self._process(path, function, hidden)) if going_on else None

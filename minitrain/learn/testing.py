@@ -1,4 +1,4 @@
-"""Grading inside pytest: `assert_strategy(my_ddp, "02")` fails with the law, or with chex's message.
+"""Grading inside pytest: `assert_strategy(my_ddp, "02")` fails with the law, or with what differs.
 
 It is a file of its own, since it is what tests of a course import.
 """

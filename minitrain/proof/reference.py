@@ -1,14 +1,10 @@
-"""The step on one device, written a second time: `jax.grad` of the whole model, and textbook optimizers.
+"""The step on one device, written a second time: automatic gradients of the whole model, and textbook optimizers.
 
-It shares nothing with `minitrain.proof.arithmetic` but the problem's data, so that an error in either shows. Only
-proofs import it, since it imports JAX.
-
-A transformer's training step on one device, written a second time: `jax.grad` of the whole model.
-
-It shares nothing with `minitrain.proof.units` and what these are made of but the problem's data and the order of a
-unit's weights. It is written as textbooks have it, and not as parts need it: scores of whole sequences, keys repeated
-for every head of queries, rotary positions as complex numbers, every expert on every token. Only proofs import it, as
-it imports JAX.
+It shares nothing with `minitrain.proof.arithmetic` and `minitrain.proof.units` but the problem's data and the order of
+a unit's weights, so that an error in either shows. Only the forward pass is written here, as textbooks have it, and not
+as parts need it: scores of whole sequences, keys repeated for every head of queries, rotary positions as complex
+numbers, every expert on every token. Gradients are autograd's, which follows NumPy's operations back; the tests compare
+them with JAX's.
 """
 
 from __future__ import annotations
@@ -16,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import autograd.numpy as anp  # type: ignore[import-untyped]  # NumPy's functions, whose operations are followed
 import numpy as np
+from autograd import grad  # type: ignore[import-untyped]
+from autograd.tracer import getval  # type: ignore[import-untyped]
 
 from minitrain.engine.semantics import LocalSteps
 from minitrain.proof.arithmetic import Adam, Array
@@ -29,7 +26,7 @@ from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 
-_LAYERS, _SAMPLES = 16, 64  # sizes are padded to multiples of these, so that most proofs share one compilation
+_TOKENS = 4096  # how many are computed at once, which bounds the memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,16 +58,10 @@ def _dense_weights(problem: Problem, num_layers: int) -> list[Array]:
 
 def _dense_gradient(problem: Problem, before: list[Array], global_batch_size: int, chosen: range) -> list[Array]:
     """Return the mean of some samples' gradients by layer, flat."""
-    num_layers, count = len(before), len(chosen)
-    layers, samples = _round_up(num_layers, _LAYERS), _round_up(count, _SAMPLES)
-    weights = np.zeros((layers, problem.width, problem.width))
-    weights[:num_layers] = [weight.reshape(problem.width, problem.width) for weight in before]
-    inputs, targets = np.zeros((2, samples, problem.width))
-    inputs[:count] = problem.inputs(global_batch_size)[chosen.start : chosen.stop]
-    targets[:count] = problem.targets(global_batch_size)[chosen.start : chosen.stop]
-    with jax.enable_x64(True):
-        step = _gradient(weights, np.arange(layers) < num_layers, inputs, targets, np.arange(samples), count)
-        return list(np.asarray(step)[:num_layers].reshape(num_layers, -1))
+    weights = [weight.reshape(problem.width, problem.width) for weight in before]
+    here = slice(chosen.start, chosen.stop)
+    grads = _gradient(weights, problem.inputs(global_batch_size)[here], problem.targets(global_batch_size)[here])
+    return [grad.ravel() for grad in grads]
 
 
 @lru_cache(maxsize=64)
@@ -146,24 +137,15 @@ def _after_steps(optimizer: Any, weights: Array, history: Sequence[Array]) -> Ar
     return np.asarray(weights - optimizer.rate * (optimizer.decay**ago * grads).sum(0))
 
 
-def _round_up(count: int, multiple: int) -> int:
-    """Return the next multiple."""
-    return -(-count // multiple) * multiple
+def _loss(weights: list[Any], inputs: Any, targets: Any) -> Any:
+    """Return the loss of dense layers: the mean over samples of half the squared distance."""
+    x = inputs
+    for weight in weights:
+        x = anp.tanh(x) @ weight
+    return anp.sum((x - targets) ** 2) / 2 / len(inputs)
 
 
-def _loss(weights: Any, present: Any, inputs: Any, targets: Any, samples: Any, batch_size: Any) -> Any:
-    """Return the loss of a padded model on a padded batch: absent layers and samples change nothing."""
-
-    def layer(x: Any, parameters: tuple[Any, Any]) -> tuple[Any, None]:
-        weight, is_there = parameters
-        return jnp.where(is_there, jnp.tanh(x) @ weight, x), None
-
-    outputs, _ = jax.lax.scan(layer, inputs, (weights, present))
-    losses = jnp.sum((outputs - targets) ** 2, axis=1) / 2
-    return jnp.sum(jnp.where(samples < batch_size, losses, 0)) / batch_size
-
-
-_gradient = jax.jit(jax.grad(_loss))
+_gradient = grad(_loss)
 
 
 def after_step(optimizer: Any, weights: Array, grads: Array) -> tuple[Array, Array]:
@@ -193,14 +175,14 @@ def transformer_reference(problem: TransformerProblem, global_batch_size: int) -
 def _mean_gradient(
     problem: TransformerProblem, weights: list[Array], global_batch_size: int, chosen: range
 ) -> list[Array]:
-    """Return the mean of some samples' gradients by layer: one at a time, so that batches share a compilation."""
+    """Return the mean of some samples' gradients by layer: some samples at a time, so that memory is bounded."""
     inputs, targets = problem.inputs(global_batch_size), problem.targets(global_batch_size)
     sums, capacity = [np.zeros_like(weight) for weight in weights], _capacity(problem)
-    with jax.enable_x64(True):
-        for sample in chosen:
-            one = slice(sample, sample + 1)
-            grads = _gradient_of_units(weights, inputs[one], targets[one], capacity, problem.model)
-            sums = [total + np.asarray(grad) for total, grad in zip(sums, grads, strict=True)]
+    at_once = max(1, _TOKENS // problem.seq_len)
+    for first in range(chosen.start, chosen.stop, at_once):
+        here = slice(first, min(first + at_once, chosen.stop))
+        grads = _gradient_of_units(weights, inputs[here], targets[here], capacity, problem.model)
+        sums = [total + grad * len(inputs[here]) for total, grad in zip(sums, grads, strict=True)]
     return [total / len(chosen) for total in sums]
 
 
@@ -212,26 +194,28 @@ def _capacity(problem: TransformerProblem) -> int:
     return math.ceil(problem.capacity_factor * problem.seq_len * model.experts_per_token / model.num_experts)
 
 
-def _loss_of_units(flat: list[Any], inputs: Any, targets: Any, capacity: Any, model: Transformer) -> Any:
+def _loss_of_units(flat: list[Any], inputs: Any, targets: Any, capacity: int, model: Transformer) -> Any:
     """Return the mean cross-entropy of all tokens with the next ones."""
     x = inputs
     for unit, numbers in zip(model.units(), flat, strict=True):
         x = _unit(unit, _adapted(_named(unit, numbers), unit, model), x, model, capacity)
-    likelihoods = jnp.take_along_axis(jax.nn.log_softmax(x), targets[..., None], axis=-1)
-    return -likelihoods.mean()
+    wanted = np.arange(x.shape[-1]) == targets[..., None]
+    shifted = x - getval(x).max(axis=-1, keepdims=True)
+    likelihoods = shifted[wanted] - anp.log(anp.sum(anp.exp(shifted), axis=-1)).ravel()
+    return -anp.mean(likelihoods)
 
 
-# It runs rarely: compiling takes longer than the step, and less so without optimization.
-_gradient_of_units = partial(jax.jit, static_argnums=4, compiler_options={"xla_backend_optimization_level": 0})(
-    jax.grad(_loss_of_units)
-)
+_gradient_of_units = grad(_loss_of_units)
 
 
 def _named(unit: Unit, numbers: Any) -> Weights:
     """Return the weights of a unit by name, from one flat array."""
-    ends = np.cumsum([math.prod(weight.shape) for weight in unit.weights])[:-1]
-    pieces = jnp.split(numbers, ends)
-    return {weight.name: piece.reshape(weight.shape) for weight, piece in zip(unit.weights, pieces, strict=True)}
+    named, first = {}, 0
+    for weight in unit.weights:
+        size = math.prod(weight.shape)
+        named[weight.name] = numbers[first : first + size].reshape(weight.shape)
+        first += size
+    return named
 
 
 def _adapted(w: Weights, unit: Unit, model: Transformer) -> Weights:
@@ -239,16 +223,16 @@ def _adapted(w: Weights, unit: Unit, model: Transformer) -> Weights:
     lora, is_frozen = model.lora, unit.kind == "embedding" or (unit.layer or 0) < model.frozen_layers
     if lora is None:
         is_frozen = is_frozen and model.frozen_layers > 0 and unit.kind != "head"
-        return {name: jax.lax.stop_gradient(weight) for name, weight in w.items()} if is_frozen else w
+        return {name: getval(weight) for name, weight in w.items()} if is_frozen else w
     scale, whole = (lora.alpha or 2 * lora.rank) / lora.rank, dict[str, Any]()
     for name, weight in w.items():
-        own = jax.lax.stop_gradient(weight)
+        own = getval(weight)
         a, b = (w.get(f"{name}.lora_{which}") for which in "ab")
         whole[name] = own if a is None else own + scale * a @ b
     return whole
 
 
-def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity: Any) -> Any:
+def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity: int) -> Any:
     """Return the output of a unit."""
     if unit.kind == "embedding":
         found = w["tokens"][x]
@@ -270,8 +254,8 @@ def _scaled(weight: Any, x: Any, kind: str) -> Any:
     """Return tokens through a norm without a bias."""
     if kind == "layernorm":
         mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
-        return (x - mean) / jnp.sqrt(variance + 1e-5) * weight
-    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-5) * weight
+        return (x - mean) / anp.sqrt(variance + 1e-5) * weight
+    return x / anp.sqrt(anp.mean(x**2, axis=-1, keepdims=True) + 1e-5) * weight
 
 
 def _attention(w: Weights, x: Any, model: Transformer) -> Any:
@@ -282,7 +266,7 @@ def _attention(w: Weights, x: Any, model: Transformer) -> Any:
     if model.positions == "rotary":
         heads.update({name: _rotated(heads[name]) for name in ("query", "key")})
     repeats = model.num_heads // model.num_kv_heads
-    keys, values = (jnp.repeat(heads[name], repeats, axis=2) for name in ("key", "value"))
+    keys, values = (anp.repeat(heads[name], repeats, axis=2) for name in ("key", "value"))
     return _mixed(heads["query"], keys, values, model) @ w["output"] + w.get("output.bias", 0)
 
 
@@ -293,12 +277,12 @@ def _latent_attention(w: Weights, x: Any, model: Transformer) -> Any:
     latent = x if sizes.query_rank is None else _scaled(w["query_norm.weight"], x @ w["query_down"], model.norm)
     queries = (latent @ w["query" if sizes.query_rank is None else "query_up"]).reshape(shape)
     turned = _rotated(queries[..., sizes.nope_head_dim :])
-    queries = jnp.concatenate([queries[..., : sizes.nope_head_dim], turned], axis=-1)
+    queries = anp.concatenate([queries[..., : sizes.nope_head_dim], turned], axis=-1)
     down = x @ w["kv_down"]
     made = (_scaled(w["kv_norm.weight"], down[..., : sizes.kv_rank], model.norm) @ w["kv_up"]).reshape(shape)
     key = _rotated(down[..., None, sizes.kv_rank :])
-    rotary = jnp.broadcast_to(key, (*made.shape[:3], sizes.rope_head_dim))
-    keys = jnp.concatenate([made[..., : sizes.nope_head_dim], rotary], axis=-1)
+    rotary = anp.broadcast_to(key, (*made.shape[:3], sizes.rope_head_dim))
+    keys = anp.concatenate([made[..., : sizes.nope_head_dim], rotary], axis=-1)
     mixed = _mixed(queries, keys, made[..., sizes.nope_head_dim :], model)
     return mixed @ w["output"] + w.get("output.bias", 0)
 
@@ -306,46 +290,58 @@ def _latent_attention(w: Weights, x: Any, model: Transformer) -> Any:
 def _mixed(queries: Any, keys: Any, values: Any, model: Transformer) -> Any:
     """Return what all heads get from values, concatenated."""
     length = queries.shape[1]
-    scores = jnp.einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(queries.shape[-1])
+    scores = anp.einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(queries.shape[-1])
     seen = np.tril(np.ones((length, length), dtype=bool))
     if model.window is not None:
         seen &= ~np.tril(np.ones((length, length), dtype=bool), -model.window)
-    shares = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("bhqk,bkhd->bqhd", shares, values).reshape(*queries.shape[:2], -1)
+    shares = _softmax(anp.where(seen, scores, -np.inf))
+    return anp.einsum("bhqk,bkhd->bqhd", shares, values).reshape(*queries.shape[:2], -1)
+
+
+def _softmax(x: Any) -> Any:
+    """Return probabilities."""
+    weights = anp.exp(x - getval(x).max(axis=-1, keepdims=True))
+    return weights / anp.sum(weights, axis=-1, keepdims=True)
 
 
 def _rotated(heads: Any) -> Any:
     """Return queries or keys with their halves, as complex numbers, turned by their positions."""
     half = heads.shape[-1] // 2
-    rates = 10000.0 ** (-jnp.arange(half) / half)
-    turns = jnp.exp(1j * jnp.arange(heads.shape[1])[:, None] * rates)[None, :, None, :]
+    rates = 10000.0 ** (-np.arange(half) / half)
+    turns = np.exp(1j * np.arange(heads.shape[1])[:, None] * rates)[None, :, None, :]
     turned = (heads[..., :half] + 1j * heads[..., half:]) * turns
-    return jnp.concatenate([turned.real, turned.imag], axis=-1)
+    return anp.concatenate([anp.real(turned), anp.imag(turned)], axis=-1)
 
 
 def _mlp(w: Weights, x: Any, kind: str, prefix: str = "") -> Any:
     """Return the output of a dense MLP."""
     up = x @ w[f"{prefix}up"] + w.get(f"{prefix}up.bias", 0)
     if kind == "swiglu":
-        middle = jax.nn.silu(x @ w[f"{prefix}gate"] + w.get(f"{prefix}gate.bias", 0)) * up
+        gate = x @ w[f"{prefix}gate"] + w.get(f"{prefix}gate.bias", 0)
+        middle = gate / (1 + anp.exp(-gate)) * up
     else:
-        middle = jax.nn.relu(up) if kind == "relu" else jax.nn.gelu(up, approximate=True)
+        middle = anp.where(getval(up) > 0, up, 0) if kind == "relu" else _gelu(up)
     return middle @ w[f"{prefix}down"] + w.get(f"{prefix}down.bias", 0)
 
 
-def _moe(w: Weights, x: Any, model: Transformer, capacity: Any) -> Any:
+def _gelu(x: Any) -> Any:
+    """Return the tanh form of GELU (Hendrycks and Gimpel 2016, section 2)."""
+    return x / 2 * (1 + anp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _moe(w: Weights, x: Any, model: Transformer, capacity: int) -> Any:
     """Return the output of all experts, each multiplied by how much a token wants of it."""
     logits, count = x @ w["router"], model.experts_per_token
-    _, best = jax.lax.top_k(jax.lax.stop_gradient(logits + w.get("router.bias", 0)), count)
-    wanted = jax.nn.one_hot(best, model.num_experts, dtype=logits.dtype).sum(axis=-2)
-    shares = jax.nn.softmax(logits) * wanted
+    best = np.argsort(-getval(logits + w.get("router.bias", 0)), axis=-1, kind="stable")[..., :count]
+    wanted = (best[..., None] == np.arange(model.num_experts)).sum(axis=-2)
+    shares = _softmax(logits) * wanted
     if count > 1:
-        shares = shares / shares.sum(axis=-1, keepdims=True)
-    shares = jnp.where(jnp.cumsum(wanted, axis=1) <= capacity, shares, 0)
-    total = _mlp(w, x, model.mlp, "shared.") if model.num_shared_experts else jnp.zeros_like(x)
-    all_experts = {name: jnp.expand_dims(weight, _missing(name)) for name, weight in w.items() if "experts." in name}
+        shares = shares / anp.sum(shares, axis=-1, keepdims=True)
+    shares = shares * (np.cumsum(wanted, axis=1) <= capacity)
+    total = _mlp(w, x, model.mlp, "shared.") if model.num_shared_experts else 0
+    all_experts = {name: anp.expand_dims(weight, _missing(name)) for name, weight in w.items() if "experts." in name}
     outputs = _mlp(all_experts, x, model.mlp, "experts.")  # experts x samples x tokens x hidden_size
-    return total + jnp.einsum("bte,ebtd->btd", shares, outputs)
+    return total + anp.einsum("bte,ebtd->btd", shares, outputs)
 
 
 def _missing(name: str) -> tuple[int, ...]:

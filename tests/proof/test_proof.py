@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +13,6 @@ from minitrain import schedules
 from minitrain.lib import Dist
 from minitrain.proof import Adam, Momentum, Problem
 from minitrain.proof.proof import compare_with_reference
-from minitrain.proof.reference import reference
 
 DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "hsdp", "fsdp"]
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
@@ -210,9 +207,10 @@ def test_samples_counted_twice_are_found_with_layer_and_rank(strategy: Any, laye
     sizes: Sizes = {"world_size": 2, "num_layers": 3, "global_batch_size": 8}
     with pytest.raises(mt.LawError, match="counted twice"):
         mt.prove(strategy, **sizes)
-    with pytest.raises(
-        mt.ProofError, match=rf"^layer {layer} on rank 0 differs .*by up to [\d.e-]+: \[Chex\]"
-    ) as caught:
+    differs = (
+        rf"^layer {layer} on rank 0 differs .*by up to [\d.e-]+: \d+ of 64 elements of its weight differ, the first"
+    )
+    with pytest.raises(mt.ProofError, match=differs) as caught:
         mt.prove(strategy, numerics=Problem(optimizer=optimizer), strict=False, **sizes)
     assert (caught.value.layer, caught.value.rank) == (layer, 0)
     assert caught.value.difference > 1e-6
@@ -240,13 +238,6 @@ def test_a_run_without_numbers_cannot_be_compared() -> None:
     run = mt.simulate(without_numbers, world_size=2, num_layers=3, global_batch_size=8)
     with pytest.raises(mt.StrategyError, match="the run of without_numbers has no numbers; simulate it with numerics"):
         compare_with_reference(run, Problem())
-
-
-def test_the_reference_is_itself_whatever_its_padding() -> None:
-    small, large = reference(Problem(), 3, 8), reference(Problem(), 17, 8)
-    assert np.shape(small.weights) == (3, 64)
-    assert np.shape(large.states) == (17, 2, 64)
-    assert math.isclose(np.abs(small.weights).max(), np.abs(reference(Problem(), 3, 8).weights).max())
 
 
 def test_a_model_of_no_samples_on_some_rank_still_trains() -> None:
