@@ -6,6 +6,7 @@ does not apply is absent from `error.facts` and reads as None.
 """
 
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,24 @@ def require_count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}", name=name, value=value)
     return value
+
+
+def require_installed(extra: str, what: str, *modules: str) -> None:
+    """Require libraries that only an extra of minitrain's brings.
+
+    Args:
+        extra: which extra.
+        what: needs them, in words.
+        modules: their names.
+
+    Raises:
+        UsageError: one is not installed.
+    """
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{what} needs {' and '.join(missing)}, not installed here; pip install 'minitrain[{extra}]'", extra=extra
+        )
 
 
 def text_of(error: BaseException) -> str:

@@ -35,7 +35,7 @@ from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.parameters import MODEL, OF_TRANSFORMER, OUTPUT
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import ChosenStrategy, file_in, split_options
+from minitrain.run.strategy_loading import ChosenStrategy, file_in, split_options, strategies_of_folder
 from minitrain.search.tuning.findings import described
 from minitrain.view.run_folder import (
     PAGE,
@@ -145,7 +145,8 @@ def compare(strategy: list[str] | None = None, *, given: Given, shared_script: b
 
     Args:
         strategy (STRATEGY): Each a strategy's name (see `minitrain strategies`), path.py, path.py:function or the CSV
-            of a schedule, with options as in pp_dp:pp=4; ddp, zero1, zero2, zero3, gpipe and 1f1b by default.
+            of a schedule, with options as in pp_dp:pp=4; ddp, zero1, zero2, zero3, gpipe and 1f1b by default. Where
+            none are shipped, in the wheel for students, your own of this folder.
         given: The shared options.
         shared_script: No longer of use: pages of runs have no script to share, and are small.
     """
@@ -155,7 +156,7 @@ def compare(strategy: list[str] | None = None, *, given: Given, shared_script: b
         common = options.strategy_options(given)
         trained = options.trained(given)
         parameters = {**trained, **options.batch_of(given), **_followed(given, traces), **common}
-        chosen = options.choose_strategies(strategy or DEFAULT_STRATEGIES, common)
+        chosen = options.choose_strategies(strategy or _usual_strategies(), common)
 
         def compared(name: str | None) -> Comparison:
             """Simulate the strategies on one machine."""
@@ -190,6 +191,23 @@ def compare(strategy: list[str] | None = None, *, given: Given, shared_script: b
         print_error(f"{failure.strategy} failed: {message_of(failure.error)}")
     if comparison.failed or written is None:
         raise typer.Exit(FAILED)
+
+
+def _usual_strategies() -> Sequence[str]:
+    """Return what is compared where nothing is named: the shipped strategies of the card, or those of this folder.
+
+    Raises:
+        UsageError: there are neither.
+    """
+    if mt.strategies():
+        return DEFAULT_STRATEGIES
+    found = strategies_of_folder(Path())
+    if not found:
+        raise UsageError(
+            "this is the minitrain for students, which ships no strategies, and this folder has none of yours; "
+            "`minitrain learn start 02` begins one"
+        )
+    return found
 
 
 def run(

@@ -18,6 +18,7 @@ from rich.text import Text
 
 import minitrain as mt
 from minitrain.cli.output import print_json, print_lines, print_table
+from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.saved_runs import plain
 from minitrain.run.strategy_loading import (
@@ -38,6 +39,8 @@ def strategies(name: str | None = None, *, as_json: bool = False) -> None:
         as_json: Print JSON instead of a table.
     """
     if name is None or (name.endswith(".py") and len(strategies_of_file(Path(name))) > 1):
+        if name is None and not mt.strategies():
+            raise UsageError("this is the minitrain for students, which ships no strategies; name a file of yours")
         _list(mt.strategies() if name is None else strategies_of_file(Path(name)), as_json=as_json)
     else:
         _show(*load_strategy(name), as_json=as_json)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from html import escape
-from importlib.util import find_spec
 from typing import Any, final
 from urllib.parse import quote, urlencode
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, require_installed
 
 _HEIGHT = 900  # px
 
@@ -23,11 +22,7 @@ def require_server() -> None:
     Raises:
         UsageError: the extra is not installed.
     """
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"the explorer needs {' and '.join(missing)}; install the extra: pip install 'minitrain[explore]'"
-        )
+    require_installed("explore", "the explorer", "starlette", "uvicorn")
 
 
 @final

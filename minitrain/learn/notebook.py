@@ -3,8 +3,8 @@
 And back: what of a notebook is handed in as a submission (`code_of`).
 
 They run from top to bottom, in Jupyter and in Colab, also before anything is solved: a failed check is printed, not
-raised. With `--install REQUIREMENT` their first cell installs minitrain where it is missing: from a repository, such as
-`git+https://host/owner/minitrain`, or from a wheel's address. Without, it says that something is to be installed.
+raised. Where minitrain is missing, their first cell installs `--install REQUIREMENT`: a repository, such as
+`git+https://host/owner/minitrain`, or a wheel's address. Without, it is the checkout that the notebooks lie in.
 """
 
 from __future__ import annotations
@@ -28,14 +28,11 @@ _DEFINES = re.compile(
 
 _SETUP = """try:
     import minitrain as mt
-except ImportError as error:  # in Colab
-    raise ImportError("run `%pip install` with minitrain's wheel or repository in a cell above") from error"""
-
-_SETUP_FROM = """try:
-    import minitrain as mt
-except ImportError:  # in Colab
+except ImportError:  # install the checkout, the wheel or the repository
     %pip install -q "{requirement}"
     import minitrain as mt"""
+_CHECKOUT = ".."
+"""Where minitrain is, seen from the shipped notebooks."""
 
 _SEE = """# What the reference does with the first of the sizes that are graded.
 run = mt.simulate(
@@ -60,12 +57,12 @@ def _shown(exercise: Exercise) -> list[str]:
     return [SHOWN[exercise.number]] if exercise.number in SHOWN else []
 
 
-def notebook_of(exercise: Exercise, requirement: str | None = None) -> dict[str, Any]:
+def notebook_of(exercise: Exercise, requirement: str = _CHECKOUT) -> dict[str, Any]:
     """Return an exercise's notebook, as nbformat 4.5 has it.
 
     Args:
         exercise: the exercise.
-        requirement: what its first cell installs where minitrain is missing; None to install nothing.
+        requirement: what its first cell installs where minitrain is missing.
     """
     case = exercise.public[0]
     options: dict[str, Any] = dict(case.options)
@@ -74,7 +71,7 @@ def notebook_of(exercise: Exercise, requirement: str | None = None) -> dict[str,
     sizes = ", ".join(f"{name}={value!r}" for name, value in {**case.sizes, **options}.items())
     cells = [
         ("markdown", exercise.page.strip()),
-        ("code", _SETUP_FROM.format(requirement=requirement) if requirement else _SETUP),
+        ("code", _SETUP.format(requirement=requirement)),
         *(("code", _SEE.format(reference=shown, sizes=sizes)) for shown in _shown(exercise)),
         ("markdown", "## Your turn\n\nWrite it here; run the cell, and the next one, as often as you like."),
         ("code", exercise.starter.strip().replace(f"see {exercise.name}.md", "see above")),
@@ -139,7 +136,7 @@ def code_of(notebook: bytes) -> bytes:
 
 
 def write_notebooks(
-    folder: Path, exercises: Iterable[Exercise] | None = None, requirement: str | None = None
+    folder: Path, exercises: Iterable[Exercise] | None = None, requirement: str = _CHECKOUT
 ) -> list[Path]:
     """Write one notebook an exercise, and return their paths.
 
@@ -151,7 +148,7 @@ def write_notebooks(
     Raises:
         UsageError: the requirement has characters that would end the command.
     """
-    if (requirement is not None and not requirement.isprintable()) or set(requirement or "") & set("\"'`$\\"):
+    if not requirement.isprintable() or set(requirement) & set("\"'`$\\"):
         raise UsageError(f"a requirement is an address, a path or a name, got {requirement!r}")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -165,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the notebooks that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m minitrain.learn.notebook", description="Write the notebooks.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--install", metavar="REQUIREMENT", help="a repository or a wheel, for pip")
+    parser.add_argument("--install", default=_CHECKOUT, metavar="REQUIREMENT", help="a repository or a wheel, for pip")
     given = parser.parse_args(arguments)
     write_notebooks(given.folder, requirement=given.install)
 

@@ -22,11 +22,14 @@ from minitrain.learn.budgets import budgets_json
 from minitrain.learn.exercise import SHIPPED, Exercise
 
 _PACKAGE = Path(__file__).parent.parent
+_NOT_FOR_STUDENTS = re.compile(r"(?m)^Requires-Dist: (plotly|scipy|simpy)[^;\n]*$")
+"""What students may do without: figures of Plotly, fits to measurements, the virtual platform."""
+
 _NO_STRATEGIES = (
     '"""The shipped strategies, which solve the exercises, are not in this wheel."""\n\n__all__: list[str] = []\n'
 )
 _FOR_LEARNERS = ("exercise.json", "statement.md", "starter.py")
-_LIKE_SOURCES = (".py", ".pyi", ".md", ".json", ".typed")
+_LIKE_SOURCES = (".css", ".csv", ".html", ".js", ".json", ".md", ".py", ".pyi", ".typed", ".yaml")
 _BEGINNING = (2020, 1, 1, 0, 0, 0)  # the same files give the same wheel
 
 
@@ -84,7 +87,11 @@ def _metadata() -> tuple[str, str]:
     except ImportError as error:
         raise UsageError("minitrain is not installed here; `pip install -e .` in the checkout makes it so") from error
     version = f"{found.version}+students"
-    return re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1), version
+    text = re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1)
+    text = re.sub(r"(?m)^Summary: .*$", "Summary: minitrain for students: no shipped strategies, no solutions.", text)
+    return _NOT_FOR_STUDENTS.sub(r"\g<0>; extra == 'all'", text).replace(
+        "\n\n", "\nProvides-Extra: all\n\n", 1
+    ), version
 
 
 def _sources() -> dict[str, bytes]:

@@ -292,6 +292,12 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     shipped = _shipped()
     name = _SPELLED_OTHERWISE.get(text, text)
     if name not in shipped:
+        if not shipped:
+            raise StrategyError(
+                f"there is no strategy {text!r}: this is the minitrain for students, which ships none; give path.py, "
+                "path.py:function or a schedule.csv",
+                strategy=text,
+            )
         close = [f"{text}.py"] if Path(f"{text}.py").is_file() else difflib.get_close_matches(text, shipped, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise StrategyError(
@@ -338,6 +344,15 @@ def strategies_of_file(path: Path) -> dict[str, Strategy]:
         and getattr(function, "__module__", None) == module.__name__
         and _takes_a_model(function)
     }
+
+
+def strategies_of_folder(folder: Path) -> list[str]:
+    """Return the strategies of a folder's Python files as "path.py:function"; files that cannot be loaded have none."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        with contextlib.suppress(StrategyError):
+            found += [f"{path}:{name}" for name in strategies_of_file(path)]
+    return found
 
 
 def _takes_a_model(function: Strategy) -> bool:

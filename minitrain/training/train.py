@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, require_count, require_installed
 from minitrain.run.parameters import split_keywords
 from minitrain.training.measured import BACKENDS
 from minitrain.training.program import record
@@ -113,7 +112,7 @@ def train(
     if dtype == "float32" and isinstance(workload, str | Transformer) and hasattr(parameters_of_run.workload, "model"):
         given = {"precision": "fp32", **given}  # so that what is predicted has the bytes of what is trained
         parameters_of_run, options = split_keywords(given)
-    _require_torch()
+    require_installed("torch", "training on real processes", "torch", "cloudpickle")
     from minitrain.training.ranks import Training, require_room, train_ranks  # noqa: PLC0415  (torch takes seconds to import)
 
     training = Training(
@@ -152,15 +151,6 @@ def _require_of_local_steps(dtype: str, checkpoints: Any) -> None:
         raise UsageError(
             "replicas that take steps of their own are trained in float32 or float64: with bfloat16, each would keep "
             "its own copy of the common weight in float32; choose another dtype"
-        )
-
-
-def _require_torch() -> None:
-    """Require what real processes need."""
-    missing = [name for name in ("torch", "cloudpickle") if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"real processes need {' and '.join(missing)}, not installed here; pip install 'minitrain[torch]'"
         )
 
 

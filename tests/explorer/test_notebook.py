@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.explorer import notebook
 
 
 def test_a_notebook_shows_the_page_until_it_is_closed() -> None:
@@ -26,11 +25,8 @@ def test_a_notebook_shows_the_page_until_it_is_closed() -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_no_starlette(name: str) -> Any:
-        return None if name == "starlette" else object()
-
-    monkeypatch.setattr(notebook, "find_spec", find_no_starlette)
-    with pytest.raises(mt.UsageError, match=r"needs starlette; install the extra: pip install 'minitrain\[explore\]'"):
+    monkeypatch.setattr("minitrain.errors.find_spec", lambda name: None if name == "starlette" else object())
+    with pytest.raises(mt.UsageError, match=r"needs starlette, not installed here; pip install 'minitrain\[explore\]'"):
         mt.explore()
 
 

@@ -17,6 +17,9 @@ from minitrain.learn.secret_sizes import with_secret_sizes
 from minitrain.learn.wheel import students_wheel
 from tests.learn.exercises.sources import DDP
 
+NOT_NEEDED = ("chex", "jax", "plotly", "scipy", "simpy", "torch")
+"""What neither students nor graders need."""
+
 
 def empty_environment(folder: Path) -> Path:
     """Make an environment with what minitrain depends on and nothing of minitrain, and return its interpreter.
@@ -29,7 +32,8 @@ def empty_environment(folder: Path) -> Path:
     there = Path(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
     for folder_here in dict.fromkeys(path for path in sys.path if Path(path).name == "site-packages"):
         for path in Path(folder_here).iterdir():
-            if "minitrain" not in path.name and path.suffix != ".pth" and not (there / path.name).exists():
+            left_out = path.name.startswith(("minitrain", "__editable__", *NOT_NEEDED)) or path.suffix == ".pth"
+            if not left_out and not (there / path.name).exists():
                 (there / path.name).symlink_to(path)
     found = subprocess.run([python, "-c", "import minitrain"], check=False, capture_output=True, text=True, cwd=folder)
     assert "No module named 'minitrain'" in found.stderr
@@ -71,6 +75,10 @@ def test_students_check_their_work_with_a_wheel_without_references(tmp_path: Pat
     assert "02_ddp: 100 of 100 points" in learn(python, work, "check", "02")[0]
     assert "02_ddp: 100 of 100 points" in learn(python, work, "grade", "02_ddp.py")[0]  # of the public sizes
     assert "is not part of this installation; ask your teacher" in learn(python, work, "solution", "02")[1]
+    code = "import runpy, sys; sys.argv = ['minitrain', 'compare', '--world-size', '2']; runpy.run_module('minitrain')"
+    compared = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=work).stdout
+    assert "★  ddp" in compared  # what this folder has
+    assert (work / "traces" / "ddp" / "index.html").is_file()
     hoards = DDP.replace("        del activations[k]\n", "").replace("grads.pop(k)", "grads[k]")
     (work / "02_ddp.py").write_text(hoards)
     assert "failed  memory" in learn(python, work, "check", "02")[0]
@@ -94,7 +102,7 @@ def test_the_gradescope_zip_works_where_nothing_of_ours_is(tmp_path: Path) -> No
         hidden = json.loads(archive.read("exercises/02_ddp/hidden.json"))
     assert hidden == [case.as_dict() for case in exercise.hidden]
     (wheel,) = source.glob("*.whl")
-    assert f"pip install -q ./{wheel.name}\n" in (source / "setup.sh").read_text()
+    assert f"pip install -q --no-compile ./{wheel.name}\n" in (source / "setup.sh").read_text()
     subprocess.run(["bash", "-n", source / "setup.sh"], check=True)
     install(wheel, empty_environment(source / "venv"))
     script = source.parent / "run_autograder"

@@ -34,7 +34,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, Literal, final
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, require_count, require_installed
 from minitrain.files import read_json, write_text
 from minitrain.machine import config_files as files
 from minitrain.machine.devices.operations import is_number
@@ -107,6 +107,7 @@ class JaxBackend(Backend):
     name = "jax"
 
     def __init__(self) -> None:
+        require_installed("jax", 'backend="jax"', "jax")
         import jax  # noqa: PLC0415 - JAX is heavy
 
         found = jax.devices()[0]

@@ -38,7 +38,7 @@ from functools import cache
 from numbers import Integral, Number
 from typing import Any, Literal, final
 
-from minitrain.errors import MinitrainError, UsageError
+from minitrain.errors import MinitrainError, UsageError, require_installed
 from minitrain.machine.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, Program, known_datatype
 
 Role = Literal[
@@ -145,6 +145,7 @@ def program_of_hlo(text: str) -> Program:
     Raises:
         UsageError: the text is no HLO, or calls a library, which XLA does not count; or as for `program_of_stage`.
     """
+    require_installed("jax", "HLO text", "jax")
     from jax.extend.backend import get_backend  # noqa: PLC0415 - JAX is heavy
     from jaxlib import _hlo, _jax  # type: ignore[attr-defined]  # noqa: PLC0415 - no public module reads HLO; no stubs
 
@@ -194,6 +195,7 @@ def traced(fault: str, function: Callable[..., Any], *shapes: Any, dtype: str) -
     Raises:
         UsageError: as for `program_of`; the message begins with `fault`.
     """
+    require_installed("jax", "a JAX function", "jax")
     import jax  # noqa: PLC0415 - JAX is heavy
     import numpy as np  # noqa: PLC0415
 
@@ -255,6 +257,7 @@ def element_type(dtype: Any) -> Any:
     Raises:
         UsageError: the datatype is unknown.
     """
+    require_installed("jax", "a JAX function", "jax")
     import jax.numpy as jnp  # noqa: PLC0415
 
     try:
