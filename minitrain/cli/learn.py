@@ -165,8 +165,8 @@ def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exe
     return path, exercise
 
 
-def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
-    """Grade a file on the public sizes, print the grade, draw what failed, and note it."""
+def _check(path: Path, exercise: Exercise, folder: Path, *, reloads: bool = False) -> Grade:
+    """Grade a file on the public sizes, print the grade, draw what happened, and note it."""
     from minitrain.learn import grade  # noqa: PLC0415
     from minitrain.learn.picture import write_picture  # noqa: PLC0415
 
@@ -174,7 +174,7 @@ def _check(path: Path, exercise: Exercise, folder: Path) -> Grade:
     print_lines(str(found).splitlines())
     picture = path.with_suffix(".check.html")
     picture.unlink(missing_ok=True)  # that of the check before
-    if not found.passed and write_picture(found, exercise, picture):
+    if write_picture(found, exercise, picture, reloads=reloads):
         print_lines([f"what happened beside what is expected, as far as there is a picture of each: {picture}"])
     if found.output.strip():
         print_lines(["it printed:", *found.output.splitlines()[:20]])
@@ -239,14 +239,14 @@ def watch(
     exercises: Exercises = None,
     times: Annotated[int | None, typer.Option(hidden=True, help="Checks to make before leaving.")] = None,
 ) -> None:
-    """Check your work whenever you save it, until Ctrl-C."""
+    """Check your work whenever you save it, until Ctrl-C; the page of the last check reloads in a browser."""
     path, exercise = _file_of(what, dir, exercises)
     before, made = 0, 0
     while times is None or made < times:
         now = path.stat().st_mtime_ns
         if now != before:
             before, made = now, made + 1
-            _check(path, exercise, dir)
+            _check(path, exercise, dir, reloads=True)
             print_lines([f"watching {path}; Ctrl-C ends it"])
         else:
             time.sleep(0.2)
@@ -395,6 +395,19 @@ class _Countdown:
             self._said_s = seconds
             left = seconds / done * (self._total - done)
             self._progress.say(f"graded {done} of {self._total}; about {left:.0f} s left")
+
+
+@learn.define()
+def leaderboard(results: Path, *, out: Path = Path("leaderboard.html")) -> None:
+    """Write a page of who is how quick in each exercise, of those who passed every check.
+
+    Args:
+        results (PLACE): What `learn grade --results` has kept: a file, or a folder of such files.
+        out (FILE.html): The page.
+    """
+    from minitrain.learn.leaderboard import write_leaderboard  # noqa: PLC0415
+
+    print_lines([f"wrote {write_leaderboard(results, out)}"])
 
 
 @learn.define()

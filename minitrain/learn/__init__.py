@@ -18,8 +18,8 @@ May import: the rooms up to `proof`. Open `grader` first. The exercises that are
 | `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
 | `causes` | says where a deadlock, or a run beyond its budget, comes from |
 | `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |
-| `submissions`, `classes`, `report`, `roster` | find what was handed in, grade it, and write the grades down |
-| `picture`, `unfinished`, `solution` | are for learners: the run that failed, drawn; a reference as one file |
+| `submissions`, `classes`, `report`, `roster`, `leaderboard` | find what was handed in, grade it, write grades down |
+| `picture`, `unfinished`, `solution` | are for learners: a run beside the reference's, drawn; a reference as one file |
 | `verify`, `secret_sizes`, `package`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
 """
 
@@ -31,12 +31,14 @@ from minitrain.learn.result import CheckResult
 
 if TYPE_CHECKING:
     from minitrain.learn.grader import Grade, grade
+    from minitrain.learn.picture import expected_run
 
-__all__ = ["CheckResult", "Exercise", "Grade", "grade", "load_exercise", "shipped_exercises"]
+__all__ = ["CheckResult", "Exercise", "Grade", "expected_run", "grade", "load_exercise", "shipped_exercises"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the grader when it is first used, since it imports the simulator."""
-    if name not in ("Grade", "grade"):
+    """Import what imports the simulator when it is first used."""
+    files = {"Grade": "grader", "grade": "grader", "expected_run": "picture"}
+    if name not in files:
         raise AttributeError(f"module 'minitrain.learn' has no attribute {name!r}")
-    return getattr(import_module("minitrain.learn.grader"), name)
+    return getattr(import_module(f"minitrain.learn.{files[name]}"), name)

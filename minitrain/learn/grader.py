@@ -41,8 +41,9 @@ class Grade:
         output: what the submission printed with the public sizes.
         leaderboard: figures of the first size, where every check passed: MFU, step time, peak memory.
         isolation: what kept the submission's process apart from the grader.
-        failed_case: the first sizes that failed, where `keep_run` asks for them.
-        failed_run: its run likewise, an `UnfinishedRun` where an error ended it; None where nothing is known of it.
+        drawn_case: the first sizes that failed, or on a pass the first of all, where `keep_run` asks for them.
+        drawn_run: its run likewise, an `UnfinishedRun` where an error ended it; None where nothing is known of it.
+        asked: the exercise itself likewise.
     """
 
     exercise: str
@@ -51,8 +52,9 @@ class Grade:
     output: str = field(default="", repr=False)
     leaderboard: Mapping[str, float] = field(default_factory=dict)
     isolation: Isolation = HERE
-    failed_case: Case | None = field(default=None, repr=False)
-    failed_run: Run | None = field(default=None, repr=False, compare=False)
+    drawn_case: Case | None = field(default=None, repr=False)
+    drawn_run: Run | None = field(default=None, repr=False, compare=False)
+    asked: Exercise | None = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -89,8 +91,11 @@ class Grade:
         return f"<Grade {self.exercise}: {self.score} of {self.max_score} points{failed and f', failed: {failed}'}>"
 
     def _repr_html_(self) -> str:
-        """Show the points in a notebook."""
-        return f"<pre>{escape(str(self))}</pre>"
+        """Show the points in a notebook, over the picture of the run beside what is expected."""
+        from minitrain.learn.picture import notebook_picture  # noqa: PLC0415  (only where somebody looks)
+
+        drawn = notebook_picture(self, self.asked) if self.asked is not None else ""
+        return f"<pre>{escape(str(self))}</pre>{drawn}"
 
     def __str__(self) -> str:
         lines = [f"{self.exercise}: {self.score} of {self.max_score} points"]
@@ -107,7 +112,7 @@ def grade(
     hidden: bool = True,
     limits: Limits | None = None,
     beside: Sequence[Path] | None = None,
-    keep_run: bool = False,
+    keep_run: bool | None = None,
 ) -> Grade:
     """Grade a submission.
 
@@ -118,7 +123,8 @@ def grade(
         hidden: whether to use the hidden sizes too.
         limits: of the process, and how it is kept apart.
         beside: further files that it may import; those of its own folder that it does import if None.
-        keep_run: whether the grade is to hold the first run that failed, for pictures.
+        keep_run: whether the grade is to hold the first run that failed, or else the first, for pictures; None for a
+            function of one's own alone, as in a notebook.
 
     Returns:
         The grade.
@@ -140,9 +146,10 @@ def grade(
         name = str(_file_of(strategy, asked)[0])
         results = [replace(result, hint=result.hint.replace(FILE, name)) for result in results]
     seconds = time.monotonic() - began
-    failed_case, failed_run = grading.first_failed(cases) if keep_run else (None, None)
+    keeps = callable(strategy) if keep_run is None else keep_run
+    drawn = (*grading.drawn(cases), asked) if keeps else (None, None, None)
     figures = _leaderboard(judged) if all(result.passed for result in results) else {}
-    return Grade(asked.name, results, seconds, outcome.output, figures, outcome.isolation, failed_case, failed_run)
+    return Grade(asked.name, results, seconds, outcome.output, figures, outcome.isolation, *drawn)
 
 
 class _Grading:
@@ -201,12 +208,12 @@ class _Grading:
             found.isolation,
         )
 
-    def first_failed(self, cases: Sequence[Case]) -> tuple[Case | None, Run | None]:
-        """Return the first sizes that failed and their run, as far as it came; None for what there is not."""
+    def drawn(self, cases: Sequence[Case]) -> tuple[Case | None, Run | None]:
+        """Return the first sizes that failed, or else the first of all, and their run; None for what there is not."""
         for case, judged, result in zip(cases, self.judged, self.outcome.results, strict=False):
             if any(not check.passed for check in judged.values()):
                 return case, judged.run or self._up_to_error(case, result)
-        return (cases[len(self.judged)], None) if len(self.judged) < len(cases) else (None, None)
+        return (cases[len(self.judged)], None) if len(self.judged) < len(cases) else (cases[0], self.judged[0].run)
 
     def _up_to_error(self, case: Case, result: Mapping[str, Any]) -> Run | None:
         """Return the run that an error ended, as far as it came, in the time that is left."""

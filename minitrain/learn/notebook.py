@@ -35,26 +35,13 @@ _CHECKOUT = ".."
 """Where minitrain is, seen from the shipped notebooks."""
 
 _SEE = """# What the reference does with the first of the sizes that are graded.
-run = mt.simulate(
-    {reference!r},
-    {sizes},
-)
+from minitrain.learn import expected_run
+
+run = expected_run("{name}")
 print(f"{{run.step_time * 1e3:.3f}} ms, {{run.peak_memory_bytes / 2**30:.3f}} GiB, MFU {{run.mfu:.1%}}")
-run.figure()"""
+run"""
 
-_GRADE = 'print(mt.grade({function}, "{name}"))'
-
-SHOWN = {
-    "00": "single", "01": "single", "02": "ddp", "03": "zero1", "04": "zero2", "05": "zero3", "06": "gpipe",
-    "07": "gpipe", "08": "1f1b", "09": "zero3_prefetch", "10": "pp_dp", "11": "interleaved_1f1b", "12": "zero3",
-    "13": "megatron", "14": "megatron", "15": "ring_attention", "16": "moe",
-}  # fmt: skip
-"""Which shipped strategy an exercise's notebook draws, by the exercise's number; that of another draws none."""
-
-
-def _shown(exercise: Exercise) -> list[str]:
-    """Return the strategy that a notebook draws, if there is one."""
-    return [SHOWN[exercise.number]] if exercise.number in SHOWN else []
+_GRADE = 'grade = mt.grade({function}, "{name}")\ngrade'
 
 
 def notebook_of(exercise: Exercise, requirement: str = _CHECKOUT) -> dict[str, Any]:
@@ -64,15 +51,10 @@ def notebook_of(exercise: Exercise, requirement: str = _CHECKOUT) -> dict[str, A
         exercise: the exercise.
         requirement: what its first cell installs where minitrain is missing.
     """
-    case = exercise.public[0]
-    options: dict[str, Any] = dict(case.options)
-    if exercise.number == "06":
-        options["microbatch_size"] = case.global_batch_size
-    sizes = ", ".join(f"{name}={value!r}" for name, value in {**case.sizes, **options}.items())
     cells = [
         ("markdown", exercise.page.strip()),
         ("code", _SETUP.format(requirement=requirement)),
-        *(("code", _SEE.format(reference=shown, sizes=sizes)) for shown in _shown(exercise)),
+        ("code", _SEE.format(name=exercise.name)),
         ("markdown", "## Your turn\n\nWrite it here; run the cell, and the next one, as often as you like."),
         ("code", exercise.starter.strip().replace(f"see {exercise.name}.md", "see above")),
         ("code", _GRADE.format(function=exercise.function, name=exercise.name)),

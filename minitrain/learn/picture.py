@@ -1,87 +1,224 @@
-"""A page that shows a learner what the ranks did beside what they should do, for the size that failed."""
+"""What a learner's ranks did beside what the reference's do: a page, or for notebooks HTML without scripts.
+
+Both runs are drawn to one scale, as far as they came: of the reference its timing alone, never its code. The first
+operation that differs is framed in both. Bars show what the step needed beside what it may.
+"""
 
 from __future__ import annotations
 
 import html
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from minitrain.files import write_text
-from minitrain.learn.budgets import run_reference
-from minitrain.learn.exercise import Case, Exercise
+from minitrain.learn.budgets import Budget, budget_for, run_reference
+from minitrain.learn.exercise import Case, Exercise, load_exercise
 from minitrain.learn.grader import Grade
 from minitrain.learn.unfinished import UnfinishedRun
+from minitrain.learn.usage import communication_by_kind
 from minitrain.run.analysis.labels import duration
+from minitrain.run.result import load_run
 
 if TYPE_CHECKING:
+    from minitrain.operations import Event
     from minitrain.run.result import Run
 
-_WIDTH, _MARGINS, _LEAST = 1060, 70, 360
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-body {{ font: 15px system-ui, sans-serif; margin: 2em auto; max-width: 1080px; padding: 0 1em }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid #8b949e; padding-left: 1em }}
-figure {{ margin: 1.5em 0; overflow-x: auto }}
-figcaption {{ font-weight: 600 }}
-</style>
-<h1>{title}</h1>
-{parts}
-</html>
-"""
+EXPECTED = "expected"
+"""The folder of an exercise with its reference's runs of the public sizes, for where the reference is not there."""
+
+_COLOR = "#d1242f"
+_WIDTH, _MARGINS, _LEAST = 1060, 70, 360  # px
+_BAR = 'style="display:block;height:11px;width:{share:.1f}%;background:{color}"'
+_LIMIT = "position:absolute;left:{share:.1f}%;top:-3px;height:17px;border-left:2px solid currentColor"
+_RELOAD = '<meta http-equiv="refresh" content="2">'
 
 
-def write_picture(grade: Grade, exercise: Exercise, path: Path) -> Path | None:
-    """Write a page for the first size that failed, and return its path; None if there is nothing to draw.
+def write_picture(grade: Grade, exercise: Exercise, path: Path, *, reloads: bool = False) -> Path | None:
+    """Write a page for the first size that failed, or on a pass for the first; None if there is nothing to draw.
 
     Args:
-        grade: a grade with the run that failed, as far as that came.
+        grade: a grade that has kept its run, as far as that came.
         exercise: what was asked.
         path: of the page.
+        reloads: whether a browser is to load it again every two seconds.
     """
-    case = grade.failed_case
+    from minitrain.view.page import run_picture, write_timelines  # noqa: PLC0415  (only where a page is wanted)
+    from minitrain.view.run_folder import view_of  # noqa: PLC0415
+
+    runs = _runs(grade, exercise)
+    if not runs:
+        return None
+    marks = _marks(runs)
+    views = {name: replace(view_of(run), facts=[_length(run)]) for name, run in runs.items()}
+    pictures = [run_picture(name, run.step_timeline, views[name], marks.get(name, ())) for name, run in runs.items()]
+    body = (_RELOAD if reloads else "") + _body(grade, exercise, runs)
+    return write_timelines(path, pictures, exercise.title, body)
+
+
+def notebook_picture(grade: Grade, exercise: Exercise) -> str:
+    """Return the same as HTML that a notebook keeps; "" if there is nothing to draw."""
+    runs = _runs(grade, exercise)
+    longest = max((run.last_clock for run in runs.values()), default=0.0)
+    return _body(grade, exercise, runs) + "".join(_figure(*item, longest) for item in runs.items()) if runs else ""
+
+
+def _runs(grade: Grade, exercise: Exercise) -> dict[str, Run]:
+    """Return the submission's run and the reference's, as far as there are such."""
+    case = grade.drawn_case
     if case is None or case.hidden:
-        return None
-    runs = {"Yours": grade.failed_run, "Expected": _expected(exercise, case)}
-    drawn = {name: run for name, run in runs.items() if run is not None}
-    if not drawn:
-        return None
-    longest = max(run.last_clock for run in drawn.values())
-    parts = [f"<p>{html.escape(str(case))}</p>", _words(grade), *(_figure(*item, longest) for item in drawn.items())]
-    if grade.failed_run is None:
-        parts.insert(2, "<p>Nothing is known of what your step did before it ended, so there is no picture of it.</p>")
-    return write_text(path, [_PAGE.format(title=html.escape(exercise.title), parts="\n".join(parts))])
+        return {}
+    runs = {"Yours": grade.drawn_run, "Expected": expected_run(exercise, case)}
+    return {name: run for name, run in runs.items() if run is not None}
 
 
-def _expected(exercise: Exercise, case: Case) -> Run | None:
-    """Return the reference's run, None where the reference is not there."""
-    return run_reference(exercise, case) if exercise.has_reference else None
+def expected_run(exercise: str | Exercise, case: Case | None = None) -> Any:
+    """Return the reference's run, or what was kept of it; None where neither is there.
+
+    Args:
+        exercise: its name or number, or a loaded exercise.
+        case: the sizes; the first public ones if None.
+    """
+    exercise = exercise if isinstance(exercise, Exercise) else load_exercise(exercise)
+    case = case or exercise.public[0]
+    if exercise.has_reference:
+        return run_reference(exercise, case)
+    kept = exercise.folder / EXPECTED / f"{exercise.public.index(case)}.jsonl"
+    return load_run(kept) if kept.is_file() else None
 
 
-def _words(grade: Grade) -> str:
-    """Return what failed."""
+def _body(grade: Grade, exercise: Exercise, runs: Mapping[str, Run]) -> str:
+    """Return sizes, what failed, the bars, and the first operation that differs."""
+    assert grade.drawn_case is not None  # there are runs
     lines = [line for result in grade.failures for line in (f"{result.name} failed", *result.lines())]
-    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+    said = "\n".join(lines or ["passed every check"])
+    parts = [f"<p>{html.escape(str(grade.drawn_case))}</p>", f"<pre>{html.escape(said)}</pre>"]
+    if grade.drawn_run is None:
+        parts.append("<p>Nothing is known of what your step did before it ended, so there is no picture of it.</p>")
+    elif not isinstance(grade.drawn_run, UnfinishedRun):
+        parts.append(_bars(grade.drawn_run, runs.get("Expected"), budget_for(exercise, grade.drawn_case)))
+    parts.append(f"<p>{html.escape(first_difference(runs))}</p>")
+    return "\n".join(parts)
+
+
+def _bars(run: Run, expected: Run | None, budget: Budget) -> str:
+    """Return a bar for each figure of a run, with a line where its limit is."""
+    sent = sum(communication_by_kind(run).values())
+    rows = [
+        ("step with loading", run.last_clock * 1e3, budget.step_time_s * 1e3, "ms", "at most"),
+        ("peak memory", run.peak_memory_bytes / 2**30, budget.memory_bytes / 2**30, "GiB", "at most"),
+        ("communication", sent / 2**20, budget.communication_bytes / 2**20, "MiB", "at most"),
+    ]
+    if expected is not None:
+        rows.append(("bubble", run.bubble_fraction * 100, expected.bubble_fraction * 100, "%", "expected"))
+        rows.append(("MFU", (run.mfu or 0) * 100, (expected.mfu or 0) * 100, "%", "expected"))
+    return f'<table class="lines">{"".join(_bar(*row) for row in rows)}</table>'
+
+
+def _bar(name: str, value: float, limit: float, unit: str, rule: str) -> str:
+    """Return a row with a bar, and a line at the limit."""
+    scale = 100 / (max(value, limit) * 1.05 or 1.0)
+    over = rule == "at most" and value > limit * (1 + 1e-9)
+    bar = _BAR.format(share=value * scale, color=_COLOR if over else "#57a0d3")
+    inside = f'<i {bar}></i><i style="{_LIMIT.format(share=limit * scale)}"></i>'
+    said = f"{value:.3g} {unit}, {rule} {limit:.3g}"
+    return (
+        f"<tr><td>{name}</td><td class='bar'><div style='position:relative'>{inside}</div></td>"
+        f"<td style='width:15em;text-align:left'>{said}</td></tr>"
+    )
+
+
+Difference = tuple[int, "Event | None", "Event | None"]
+"""A rank, its operation, and the reference's in the same place; None where one of them has no more."""
+
+
+def _first_difference(yours: Run, expected: Run) -> Difference | None:
+    """Return the earliest place where a rank does something else than the reference's; None if there is none."""
+    found = []
+    for rank, logs in enumerate(zip(yours.logs, expected.logs, strict=False)):
+        for mine, its in zip_longest(*logs):
+            if _what(mine) != _what(its):
+                found.append((min(event.time for event in (mine, its) if event is not None), rank, mine, its))
+                break
+    return min(found, key=lambda each: each[:2])[1:] if found else None
+
+
+def _what(event: Event | None) -> tuple[Any, ...] | None:
+    """Return what an operation does, whenever and with whichever samples it does it."""
+    return None if event is None else (event.typ, event.layer, len(event.samples))
+
+
+def first_difference(runs: Mapping[str, Run]) -> str:
+    """Say where the first operation is that differs from the reference's.
+
+    Args:
+        runs: "Yours" and "Expected".
+    """
+    if len(runs) < 2:
+        return ""
+    found = _first_difference(runs["Yours"], runs["Expected"])
+    if found is None:
+        return "Every rank does the same operations in the same order as expected."
+    rank, mine, its = found
+    return f"The first operation that differs is on rank {rank}: {_named(mine)}, where {_named(its)} is expected."
+
+
+def _named(event: Event | None) -> str:
+    """Return an operation in words."""
+    if event is None:
+        return "nothing more"
+    layer = "" if event.layer is None else f" of layer {event.layer}"
+    return f"{event.typ}{layer} at {duration(event.time)}"
+
+
+def _marks(runs: Mapping[str, Run]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """Return frames around the first operation that differs, in each run that has one."""
+    found = _first_difference(*runs.values()) if len(runs) > 1 else None
+    if found is None:
+        return {}
+    rank, *events = found
+    pairs = zip(runs, events, strict=True)
+    return {name: [_frame(rank, event, name)] for name, event in pairs if event is not None}
+
+
+def _frame(rank: int, event: Event, name: str) -> Mapping[str, Any]:
+    """Return a frame around an operation."""
+    text = f"the first operation that differs; {name.lower()}: {_named(event)}"
+    return {
+        "name": "1",
+        "rank": rank,
+        "start": event.time,
+        "end": event.time + event.duration,
+        "color": _COLOR,
+        "text": text,
+    }
 
 
 def _length(run: Run) -> str:
     """Return how long a run is, in words."""
     if isinstance(run, UnfinishedRun):
-        return f", up to the error: {duration(run.step_time)}"
-    return f": step {duration(run.step_time)}"
+        return f"up to the error: {duration(run.step_time)}"
+    return f"step {duration(run.step_time)}"
 
 
 def _figure(name: str, run: Run, longest: float) -> str:
     """Return the picture of a run, drawn to the scale of the longest one."""
-    from minitrain.view.layout import View  # noqa: PLC0415  (only when something failed)
+    from minitrain.view.layout import View  # noqa: PLC0415  (only when somebody looks)
     from minitrain.view.svg import svg  # noqa: PLC0415
 
-    title = f"{name}{_length(run)}, peak memory {run.peak_memory_bytes / 2**30:.3f} GiB"
+    title = f"{name}: {_length(run)}, peak memory {run.peak_memory_bytes / 2**30:.3f} GiB"
     width = _MARGINS + (_WIDTH - _MARGINS) * (run.last_clock / longest if longest else 1.0)
     view = View("", (), run.step_end, None, run.bytes_per_element)
     drawing = svg(run.step_timeline, view, max(round(width), _LEAST))
     return f"<figure><figcaption>{html.escape(title)}</figcaption>{drawing}</figure>"
+
+
+def kept_runs(exercise: Exercise) -> Iterator[tuple[str, bytes]]:
+    """Yield the reference's runs of the public sizes: the names of their files in the exercise's folder, and these."""
+    with tempfile.TemporaryDirectory() as folder:
+        for place, case in enumerate(exercise.public):
+            path = Path(folder, f"{place}.jsonl")
+            run_reference(exercise, case).save(path)
+            yield f"{EXPECTED}/{path.name}", path.read_bytes()

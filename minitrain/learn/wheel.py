@@ -20,6 +20,7 @@ from minitrain.errors import UsageError
 from minitrain.files import replacing
 from minitrain.learn.budgets import budgets_json
 from minitrain.learn.exercise import SHIPPED, Exercise
+from minitrain.learn.picture import kept_runs
 
 _PACKAGE = Path(__file__).parent.parent
 _NOT_FOR_STUDENTS = re.compile(r"(?m)^Requires-Dist: (plotly|scipy|simpy)[^;\n]*$")
@@ -127,6 +128,7 @@ def _exercise_files(exercises: Sequence[Exercise]) -> dict[str, bytes]:
         for name in _FOR_LEARNERS:
             files[f"{folder}/{name}"] = (exercise.folder / name).read_bytes()
         files[f"{folder}/budgets.json"] = budgets_json(exercise, exercise.public).encode()
+        files |= {f"{folder}/{name}": text for name, text in kept_runs(exercise)}
     return files
 
 

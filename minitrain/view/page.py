@@ -170,8 +170,19 @@ def write_timelines(
         facts: short texts below the title.
         below: HTML below them.
     """
-    shown = f"{_head(title, facts)}{body}{timeline_section(pictures)}{below}"
-    return write_text(path, [*_beginning(title), f"{shown}{_NO_SCRIPT}</body></html>\n"])
+    return write_words(path, title, f"{body}{timeline_section(pictures)}{below}{_NO_SCRIPT}", facts)
+
+
+def write_words(path: str | Path, title: str, body: str, facts: Sequence[str] = ()) -> Path:
+    """Write an HTML page that needs no other file.
+
+    Args:
+        path: where to.
+        title: the page's title.
+        body: its HTML.
+        facts: short texts below the title.
+    """
+    return write_text(path, [*_beginning(title), f"{_head(title, facts)}{body}</body></html>\n"])
 
 
 def timeline_section(pictures: Sequence[Mapping[str, Any]]) -> str:

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.learn import load_exercise
 from minitrain.learn.notebook import as_text, main, notebook_of, write_notebooks
@@ -24,11 +26,16 @@ def test_a_notebook_installs_minitrain_from_where_it_is_told(tmp_path: Path) -> 
         write_notebooks(tmp_path, requirement='x" && rm -r "y')
 
 
-def test_a_notebook_without_an_address_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = "".join(notebook_of(load_exercise("02"))["cells"][1]["source"])
-    monkeypatch.setitem(sys.modules, "minitrain", None)
-    with pytest.raises(ImportError, match="with minitrain's wheel or repository in a cell above"):
-        exec(cell, {})
+def test_a_grade_shows_itself_beside_what_is_expected_without_scripts() -> None:
+    async def ddp(model: Any) -> Any:
+        return await mt.strategies()["ddp"](model)
+
+    shown = mt.grade(ddp, "02")._repr_html_()
+    assert "02_ddp: 100 of 100 points" in shown
+    assert shown.count("<svg") == 2
+    assert "Every rank does the same operations in the same order as expected." in shown
+    assert "<script" not in shown
+    assert mt.grade(ddp, "05", keep_run=False)._repr_html_().count("<svg") == 0
 
 
 def test_pytest_grades_exercises_by_marker(tmp_path: Path) -> None:
