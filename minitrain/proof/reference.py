@@ -17,7 +17,7 @@ from typing import Any
 
 import autograd.numpy as anp  # type: ignore[import-untyped]  # NumPy's functions, whose operations are followed
 import numpy as np
-from autograd import grad  # type: ignore[import-untyped]
+from autograd import grad
 from autograd.tracer import getval  # type: ignore[import-untyped]
 
 from minitrain.engine.semantics import LocalSteps
