@@ -273,7 +273,8 @@ def calibrate(
 ) -> None:
     """Measure this machine and write a hardware config with what it reached.
 
-    What was measured is kept beside the config until it is complete: after Ctrl-C, the same command goes on.
+    What was measured is kept beside the config until it is complete: after Ctrl-C, the same command goes on. On one core
+    (taskset -c 0 minitrain hw calibrate), times are the processor's, so that a busy machine matters less.
 
     With --strategy, real processes take steps of it; --hardware FILE then prices other sizes and strategies, with an
     interval (docs/train.md).
@@ -342,17 +343,23 @@ def _noise(noises: Sequence[tuple[str, float]]) -> str:
 def validate(config: str, *, phase: str = "all", rounds: Count = 7, as_json: bool = False) -> None:
     """Compare predictions for a config with this machine, and judge them: pass, fail or inconclusive.
 
+    A config that was measured with torch is compared with torch's ResNet-50, BERT-base and GPT-2 small; others with JAX.
+
     Args:
-        config (CONFIG): What `minitrain hw calibrate` wrote.
+        config (CONFIG): What `minitrain hw calibrate` wrote, on as many cores as now.
         phase (NAME): synthetic, models or all.
         rounds (N): Samples of each case.
         as_json: Print JSON instead of a table.
     """
+    from minitrain.machine.devices.calibration import num_cpus  # noqa: PLC0415 - only for what calibrate wrote
     from minitrain.machine.devices.validation import validate as validated  # noqa: PLC0415 - JAX is heavy
 
     load_config(config)  # before anything is measured
-    if "measured" not in _raw(config):
+    raw = _raw(config)
+    if "measured" not in raw:
         print_error(f"{config} was not measured here: errors tell how far this machine is from it; see hw calibrate")
+    elif raw.get("class") == "cpu" and raw.get("units") != num_cpus():
+        print_error(f"{config} was measured on {raw.get('units')} cores, and this process may use {num_cpus()}")
     with Progress() as progress:
         report = validated(config, phase=phase, num_rounds=rounds, progress=_teller(progress, "comparing"))
     if as_json:

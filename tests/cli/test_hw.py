@@ -41,12 +41,15 @@ def test_calibrate_writes_a_config_that_validate_takes(monkeypatch: pytest.Monke
     assert "noise, interquartile range over median" in said.stdout
     assert not Path("mine.measurements.json").exists()
     assert hw("check", "mine.json").stdout == "mine.json: ok\n"
-    monkeypatch.setattr(validation, "cases_of", lambda phase: [validation.Case("small", horner(2), ((1024,),))])
+    monkeypatch.setattr(validation, "cases_of", lambda *phase: [validation.Case("small", horner(2), ((1024,),))])
     report = hw("validate", "mine.json", "--rounds", "1", "--json")
     assert json.loads(report.stdout)["rows"][0]["name"] == "small"
     shown = hw("validate", "mine.json", "--rounds", "1")
     assert "measured ms" in shown.stdout
     assert shown.exit_code == ("mine: fail" in shown.stdout)
+    config = json.loads(Path("mine.json").read_text())
+    Path("mine.json").write_text(json.dumps({**config, "units": 99}))
+    assert "mine.json was measured on 99 cores, and" in hw("validate", "mine.json", "--rounds", "1").stderr
 
 
 @pytest.mark.usefixtures("_short_ladders")
@@ -61,7 +64,7 @@ def test_calibrate_keeps_what_it_measured_when_it_is_stopped(monkeypatch: pytest
 
 
 def test_validate_says_that_a_config_is_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "cases_of", lambda phase: [validation.Case("small", horner(2), ((1024,),))])
+    monkeypatch.setattr(validation, "cases_of", lambda *phase: [validation.Case("small", horner(2), ((1024,),))])
     said = hw("validate", "a100_80g", "--rounds", "1")
     assert "a100_80g was not measured here: errors tell how far this machine is from it" in said.stderr.replace(
         "\n", " "

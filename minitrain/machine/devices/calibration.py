@@ -7,6 +7,9 @@ config's peak, and each rung a row of efficiency, from halfway to the rung below
 config predicts the rungs, and everything between them as the nearest one. What small sizes lose to caches and starts is
 in the rows too.
 
+A CPU of which this process may use one core (`taskset -c 0`) is timed by the processor's time of the process, so that
+what else runs on the machine counts only as far as caches and memory are shared; anything else by the wall's clock.
+
 A busy machine is slow for moments. So rungs are sampled in rounds, each round in another order and each sample between
 two probes, small kernels that are limited by the same. A sample is the time of a call, or the mean of as many calls as
 take a millisecond. A rung's time is the median of its ratio to its probes, times the median of all probes: a moment
@@ -30,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -44,14 +47,16 @@ SCHEMA = 2
 BACKENDS = ("jax", "numpy", "torch")
 MATMUL_SIZES = (64, 90, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048)
 STREAM_BYTES = tuple(2**power for power in range(14, 29))
-POLYNOMIAL_BYTES = tuple(2**power for power in range(14, 25, 2))
+POLYNOMIAL_BYTES = tuple(2**power for power in range(16, 25, 2))
 POLYNOMIAL_DEGREE = 64
 PROBE_MATMUL, PROBE_STREAM_BYTES = 512, 2**24
 _FLOAT_BYTES = 4
 _BLOCK = 2048  # elements that stay in the first cache
+_SHORT = 1024  # elements of an array that takes no time
 _SHORTEST_SAMPLE_S = 1e-3
 _ASSUMED_MEMORY_GIB = 8.0
 _SMALLEST_SHARE = 1e-4
+_LOWER_RUNGS, _CACHED_BYTES, _REPEATS = 0.6, 2**26, 10  # of what is measured in seconds
 _MANY_DISPATCHES = 10  # of a call whose rate may be a ladder's best
 
 Clock = Callable[[], float]
@@ -75,6 +80,15 @@ class Backend(ABC):
     device: str
     is_cpu: bool
 
+    def clock(self, limit: Limit = "compute") -> Clock:  # noqa: ARG002 - NumPy looks at it
+        """Return what kernels of a limit are timed by, s: of a CPU with one core, this process's processor time."""
+        return time.process_time if self.is_cpu and num_cpus() == 1 else time.perf_counter
+
+    @property
+    def fuses(self) -> bool:
+        """Whether arithmetic on an element that was read costs no traffic: operations are fused, or done in blocks."""
+        return True
+
     @abstractmethod
     def ones(self, *shape: int) -> Any:
         """Return an array of ones."""
@@ -96,8 +110,8 @@ class Backend(ABC):
         return self.compiled(horner(degree), self.ones(_num_elements(num_bytes)) / 2)
 
     def nothing(self) -> Kernel:
-        """Return a program that does next to nothing: an addition of two numbers."""
-        return self.compiled(lambda x: x + 1, self.ones())
+        """Return a program that does next to nothing: it adds to a short array, since numbers may take another way."""
+        return self.compiled(lambda x: x + 1, self.ones(_SHORT))
 
 
 @final
@@ -130,6 +144,10 @@ class NumpyBackend(Backend):
 
     name = "numpy"
     is_cpu = True
+
+    def clock(self, limit: Limit = "compute") -> Clock:
+        """Return the same; of passes over memory, which NumPy makes with one thread, the processor's time."""
+        return time.process_time if limit == "memory" else super().clock(limit)
 
     def __init__(self) -> None:
         import numpy as np  # noqa: PLC0415
@@ -173,9 +191,10 @@ class NumpyBackend(Backend):
 
 @final
 class TorchBackend(NumpyBackend):
-    """torch, eagerly, on a GPU if there is one, which is waited for."""
+    """torch, eagerly, on a GPU if there is one, which is waited for; results are new arrays, as in programs."""
 
     name = "torch"
+    fuses = False
 
     def __init__(self) -> None:
         import torch  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - an extra
@@ -187,6 +206,18 @@ class TorchBackend(NumpyBackend):
     def ones(self, *shape: int) -> Any:
         """Return an array of ones."""
         return self._library.ones(shape, device="cpu" if self.is_cpu else "cuda")
+
+    def clock(self, limit: Limit = "compute") -> Clock:
+        """Return the same for all kernels, which torch computes with all threads."""
+        return Backend.clock(self, limit)
+
+    def matmul(self, size: int) -> Kernel:
+        """Return a multiplication of two square matrices."""
+        return Backend.matmul(self, size)
+
+    def stream(self, num_bytes: int) -> Kernel:
+        """Return a scaling."""
+        return self.compiled(lambda x: x * 2, self.ones(_num_elements(num_bytes)))
 
     def compiled(self, function: Callable[..., Any], *arguments: Any) -> Kernel:
         """Return the function, waited for."""
@@ -239,6 +270,11 @@ def num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def clock_name(backend: Backend) -> str:
+    """Return what a backend's kernels are timed by, in words."""
+    return "wall" if backend.clock() is time.perf_counter else "processor time of one core"
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -254,6 +290,11 @@ class Measured:
     def median_s(self) -> float:
         """The median, s."""
         return statistics.median(self.samples_s)
+
+    @property
+    def least_s(self) -> float:
+        """The least, s."""
+        return min(self.samples_s)
 
     @property
     def noise(self) -> float:
@@ -273,14 +314,14 @@ def relative_iqr(values: Sequence[float]) -> float:
     return (high - low) / median if median else 0.0
 
 
-def calls_a_sample(kernel: Kernel, clock: Clock = time.perf_counter) -> int:
+def calls_a_sample(kernel: Kernel, clock: Clock) -> int:
     """Return how many calls make a sample long enough, after one call that warms up."""
     kernel()
     took = sample(kernel, 1, clock)
     return max(1, int(_SHORTEST_SAMPLE_S / took)) if took > 0 else 1000
 
 
-def sample(kernel: Kernel, calls: int, clock: Clock = time.perf_counter) -> float:
+def sample(kernel: Kernel, calls: int, clock: Clock) -> float:
     """Return the mean time of some calls, s."""
     start = clock()
     for _ in range(calls):
@@ -288,9 +329,7 @@ def sample(kernel: Kernel, calls: int, clock: Clock = time.perf_counter) -> floa
     return (clock() - start) / calls
 
 
-def sample_between(
-    kernel: Kernel, calls: int, probe: Kernel, probe_calls: int, clock: Clock = time.perf_counter
-) -> tuple[float, float]:
+def sample_between(kernel: Kernel, calls: int, probe: Kernel, probe_calls: int, clock: Clock) -> tuple[float, float]:
     """Return the mean time of some calls, and that of a probe before and after them, s."""
     before = sample(probe, probe_calls, clock)
     taken = sample(kernel, calls, clock)
@@ -356,8 +395,8 @@ def sample_rounds(
         "compute": backend.matmul(PROBE_MATMUL),
         "memory": backend.stream(PROBE_STREAM_BYTES),
     }
-    probe_calls = {limit: calls_a_sample(probe) for limit, probe in probes.items()}
-    calls = {name: calls_a_sample(kernel) for name, (kernel, _) in kernels.items()}
+    probe_calls = {limit: calls_a_sample(probe, backend.clock(limit)) for limit, probe in probes.items()}
+    calls = {name: calls_a_sample(kernel, backend.clock(limit)) for name, (kernel, limit) in kernels.items()}
     order, names = random.Random(0), list(kernels)
     for round_ in range(num_rounds):
         order.shuffle(names)
@@ -368,7 +407,7 @@ def sample_rounds(
             if progress is not None:
                 progress(round_ * len(names) + place, num_rounds * len(names), name)
             kernel, limit = kernels[name]
-            taken = sample_between(kernel, calls[name], probes[limit], probe_calls[limit])
+            taken = sample_between(kernel, calls[name], probes[limit], probe_calls[limit], backend.clock(limit))
             notebook.note(name, [*before, list(taken)])
 
 
@@ -444,8 +483,14 @@ def calibrate(
     if not is_number(largest) or not 0 < largest <= 1:
         raise UsageError(f"largest is a share of the ladders in (0, 1], got {largest!r}", largest=largest)
     found = find_backend(backend) if isinstance(backend, str | None) else backend
-    ladder = rungs(largest)
-    about = {"schema": SCHEMA, "backend": found.name, "device": found.device, "rungs": [rung.name for rung in ladder]}
+    ladder = [rung for rung in rungs(largest) if found.fuses or not rung.name.startswith("polynomial ")]
+    about = {
+        "schema": SCHEMA,
+        "backend": found.name,
+        "device": found.device,
+        "clock": clock_name(found),
+        "rungs": [rung.name for rung in ladder],
+    }
     notebook = Notebook(None if notes is None else Path(notes), about)
     kernels = {rung.name: (rung.make(found), limit_of(rung.name)) for rung in ladder}
     sample_rounds(found, kernels, notebook, num_samples, progress)
@@ -459,45 +504,83 @@ def steadied(name: str, samples: Mapping[str, Sequence[tuple[float, float]]]) ->
     return Measured(tuple(taken / probe * usual for taken, probe in samples[name]))
 
 
-def config_of(backend: Backend, ladder: Sequence[Rung], measured: Mapping[str, Measured]) -> dict[str, Any]:
-    """Return the hardware config that measurements make."""
-    dispatch = measured["nothing"].median_s
+def _told(measured: Measured) -> dict[str, float]:
+    """Return what a config says of a rung."""
+    return {"median_s": measured.median_s, "least_s": measured.least_s, "noise": measured.noise}
 
-    def rates(kind: str, amount: str, unit: float) -> tuple[float, list[list[float]]]:
-        """Return the best rate of a ladder, and the share of it that each rung reached, from the largest rung down.
 
-        A rung's row begins halfway, in ratio, to the rung below it, and the last row at 0.
-        """
-        points: list[tuple[float, float]] = []
-        certain: list[float] = []  # rates that the dispatch hardly changes: a short call is all dispatch, and noise
-        for rung in ladder:
-            if rung.name.startswith(f"{kind} ") and rung.name in measured:
-                took, work = measured[rung.name].median_s, getattr(rung, amount)
-                rate = work / max(took - dispatch, took / 10)  # predictions have a dispatch of their own
-                points.append((work, rate))
-                certain += [rate] if took >= _MANY_DISPATCHES * dispatch else []
-        best = max(certain or [points[-1][1]])
-        bounds = [0.0, *(sqrt(low * high) for (low, _), (high, _) in pairwise(points))]
-        rows = [
-            [bound / unit, min(max(rate / best, _SMALLEST_SHARE), 1.0)]
-            for bound, (_, rate) in zip(bounds, points, strict=True)
-        ]
-        return best, rows[::-1]
+Points = list[tuple[float, float]]
+"""Work or traffic and seconds of the rungs of one ladder, from the smallest up."""
 
-    matmul, matmul_rows = rates("matmul", "flops", 1e9)
-    polynomial, polynomial_rows = rates("polynomial", "flops", 1e9)
-    stream, stream_rows = rates("stream", "bytes", 1e6)
+
+def _points(ladder: Sequence[Rung], took: Mapping[str, float], kind: str, amount: str) -> Points:
+    """Return how much the rungs of one kind do, in FLOPs or bytes, and how long they took, s."""
+    names = [rung for rung in ladder if rung.name.startswith(f"{kind} ") and rung.name in took]
+    return [(getattr(rung, amount), took[rung.name]) for rung in names]
+
+
+def _rates(points: Points, dispatch: float, unit: float, *, by_last: bool = False) -> tuple[float, list[list[float]]]:
+    """Return the best rate of a ladder, and the share of it that each rung reached, from the largest rung down.
+
+    A rung's row begins halfway, in ratio, to the rung below it, and the last row at 0. Predictions have a dispatch of
+    their own. A call that is hardly longer is all dispatch, and noise: its rate is not the best.
+
+    Args:
+        points: of the ladder.
+        dispatch: s.
+        unit: of the rows' bounds.
+        by_last: whether the largest rung's rate counts as the best.
+    """
+    rates = [(work, work / max(took - dispatch, took / 10), took) for work, took in points]
+    certain = [rate for _, rate, took in rates if took >= _MANY_DISPATCHES * dispatch and not by_last]
+    best = max(certain or [rates[-1][1]])
+    bounds = [0.0, *(sqrt(low * high) for (low, *_), (high, *_) in pairwise(rates))]
+    rows = [
+        [bound / unit, min(max(rate / best, _SMALLEST_SHARE), 1.0)]
+        for bound, (_, rate, _) in zip(bounds, rates, strict=True)
+    ]
+    return best, rows[::-1]
+
+
+def config_of(
+    backend: Backend,
+    ladder: Sequence[Rung],
+    measured: Mapping[str, Measured],
+    time_of: Callable[[Measured], float] = attrgetter("median_s"),
+    *,
+    is_beyond_caches: bool = False,
+) -> dict[str, Any]:
+    """Return the hardware config that measurements make.
+
+    Args:
+        backend: what was measured.
+        ladder: the rungs.
+        measured: their samples.
+        time_of: what counts of a rung's samples, s.
+        is_beyond_caches: whether the largest pass over memory is one that no cache holds, whose rate is the memory's;
+            the quickest is otherwise.
+    """
+    took = {rung.name: time_of(measured[rung.name]) for rung in ladder if rung.name in measured}
+    dispatch = took["nothing"]
+    matmul, matmul_rows = _rates(_points(ladder, took, "matmul", "flops"), dispatch, 1e9)
+    streams = _points(ladder, took, "stream", "bytes")
+    stream, stream_rows = _rates(streams, dispatch, 1e6, by_last=is_beyond_caches)
+    polynomial, polynomial_rows = (
+        _rates(_points(ladder, took, "polynomial", "flops"), dispatch, 1e9)
+        if backend.fuses
+        else (_rates(_points(ladder, took, "stream", "flops"), dispatch, 1e9)[0], [[0.0, 1.0]])
+    )
     gigabytes = _memory_gib()
     capacity = gigabytes if gigabytes and backend.is_cpu else _ASSUMED_MEMORY_GIB
-    memory = {"GiB": capacity, "GBps": stream / 1e9, "MB_efficiency": stream_rows}
+    described = {"GiB": capacity, "GBps": stream / 1e9, "MB_efficiency": stream_rows}
     ops = {name: list(row) for name, row in RING_ROWS.items()}
     tier = {"bandwidth": stream / 1e9, "efficiency": 1.0, "size": 1, "latency": 0.0, "ops": ops}
     return {
         "name": f"{backend.name}_{'cpu' if backend.is_cpu else 'gpu'}",
         "matrix": {"float32": {"tflops": matmul / 1e12, "gflops_efficiency": matmul_rows}},
         "vector": {"float32": {"tflops": polynomial / 1e12, "gflops_efficiency": polynomial_rows}},
-        "mem1": memory,
-        "mem2": memory,
+        "mem1": described,
+        "mem2": described,
         "processing_mode": "roofline",
         "networks": [tier | {"must_be_filled": False, "processor_usage": 0.0}],
         "class": "cpu" if backend.is_cpu else "asic",
@@ -506,10 +589,38 @@ def config_of(backend: Backend, ladder: Sequence[Rung], measured: Mapping[str, M
         "measured": {
             "backend": backend.name,
             "device": backend.device,
+            "clock": clock_name(backend),
             "assumed": ["mem2", "networks", *([] if capacity == gigabytes else ["mem1.GiB"])],
-            "rungs": {name: {"median_s": each.median_s, "noise": each.noise} for name, each in measured.items()},
+            "rungs": {name: _told(each) for name, each in measured.items()},
         },
     }
+
+
+def measure_rates(backend: Backend, memory_bytes: int) -> dict[str, Any]:
+    """Return a hardware config of what a device reaches at best, and its memory with arrays that no cache holds.
+
+    The least of ten samples counts, since what else runs on a machine only slows a kernel down (as McCalpin's STREAM
+    counts: "Memory bandwidth and machine balance in current high performance computers", 1995).
+
+    Args:
+        backend: makes the kernels.
+        memory_bytes: what a pass over memory reads and writes.
+
+    Returns:
+        The config as data; its key `measured` has the spread of each rung's samples as `noise`.
+    """
+    streams = [
+        Rung(f"stream {size}", size / 8, size, methodcaller("stream", size)) for size in (_CACHED_BYTES, memory_bytes)
+    ]
+    ladder = [rung for rung in (*rungs(_LOWER_RUNGS), *streams) if rung.bytes < memory_bytes or rung is streams[-1]]
+    kernels = [(rung.make(backend), backend.clock(limit_of(rung.name))) for rung in ladder]
+    calls = [calls_a_sample(*each) for each in kernels]
+    rounds = [
+        [sample(kernel, count, clock) for (kernel, clock), count in zip(kernels, calls, strict=True)]
+        for _ in range(_REPEATS)
+    ]
+    measured = {rung.name: Measured(samples) for rung, samples in zip(ladder, zip(*rounds, strict=True), strict=True)}
+    return config_of(backend, ladder, measured, attrgetter("least_s"), is_beyond_caches=True)
 
 
 def _memory_gib() -> float | None:
@@ -520,8 +631,8 @@ def _memory_gib() -> float | None:
         return None
 
 
-def noise_of(config: Any) -> float:
-    """Return the median noise of a calibrated config's measurements; 0 for any other config.
+def measured_of(config: Any) -> Mapping[str, Any]:
+    """Return what a calibrated config says of its measurements; nothing of any other config.
 
     Args:
         config: its data, or the path of its file.
@@ -532,7 +643,13 @@ def noise_of(config: Any) -> float:
     if isinstance(config, str | os.PathLike) and not files.is_shipped(config):
         path = os.fspath(config)
         config = files.parse(files.read_file(str(path)), str(path))
-    found = [noise for _, noise in noisiest(config)] if isinstance(config, Mapping) else []
+    found = config.get("measured") if isinstance(config, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def noise_of(config: Any) -> float:
+    """Return the median noise of the measurements that `measured_of` finds; 0 where there are none."""
+    found = [noise for _, noise in noisiest({"measured": measured_of(config)})]
     return statistics.median(found) if found else 0.0
 
 

@@ -2,15 +2,17 @@
 
 Each node of the graph is a kernel, as torch runs it eagerly: nothing is fused. Matrix multiplications, convolutions
 and attention count two FLOPs for a multiplication and its addition; anything else counts one an element of its result.
-Views cost nothing. Sums by Einstein's convention and recurrent layers are taken apart by torch first. A conditional
-costs what its most expensive branch does, and a loop counts once and is reported. Left out: what `torch.compile` would
-fuse, and operations written by hand.
+Views cost nothing, and neither does dropout outside of training. Attention is one kernel on the units that multiply
+matrices, which reads queries, keys and values once. Sums by Einstein's convention and recurrent layers are taken apart
+by torch first. A conditional costs what its most expensive branch does, and a loop counts once and is reported. Left
+out: what `torch.compile` would fuse, and operations written by hand.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -30,9 +32,25 @@ _COMPOSITES = frozenset({
     "einsum", "tensordot", "inner", "outer", "chain_matmul", "gru", "lstm", "rnn_tanh", "rnn_relu", "baddbmm",
     "multi_head_attention_forward"
 })  # fmt: skip
+_DROPOUTS = frozenset(("dropout", "feature_dropout", "alpha_dropout", "native_dropout"))
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "matmul", "mv", "addmv", "dot", "vdot"))
 _CONVOLUTIONS = frozenset(("convolution", "conv1d", "conv2d", "conv3d"))
 _TRANSPOSED = 6  # which argument of aten.convolution says so
+_TRAINS = 2  # which argument of a dropout does
+
+
+def exported(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Return a function of tensors, or a module, as `torch.export.export` takes it apart; a module is to evaluate."""
+    import torch  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - an extra
+
+    class Calls(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+        def forward(self, *given: Any) -> Any:
+            return function(*given)
+
+    module = function.eval().requires_grad_(False) if isinstance(function, torch.nn.Module) else Calls()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what it calls itself
+        return torch.export.export(module, inputs, strict=False)
 
 
 def program_of_export(exported: Any) -> Program:
@@ -66,7 +84,7 @@ def _program(module: Any) -> Program:
     """Return a graph as a program, with the graphs that it holds."""
     programs: list[Program] = []
     for node in module.graph.nodes:
-        if node.op != "call_function" or _name(node) in _VIEWS:
+        if node.op != "call_function" or _does_nothing(node):
             continue
         held = (getattr(module, str(other.target), None) for other in node.all_input_nodes if other.op == "get_attr")
         graphs = [_program(graph) for graph in held if hasattr(graph, "graph")]
@@ -76,6 +94,12 @@ def _program(module: Any) -> Program:
         elif results:
             programs.append(Program((_operation(node, results),)))
     return _joined(programs)
+
+
+def _does_nothing(node: Any) -> bool:
+    """Return whether a node is a view, or dropout that drops nothing."""
+    name = _name(node)
+    return name in _VIEWS or (name in _DROPOUTS and not node.args[_TRAINS])
 
 
 def _joined(programs: list[Program], *loops: str) -> Program:
@@ -133,6 +157,10 @@ def _operation(node: Any, results: list[Any]) -> Operation:
     )
 
 
+def _is_attention(name: str) -> bool:
+    return name.lstrip("_").startswith("scaled_dot_product")
+
+
 def _datatype(tensor: Any) -> str:
     return known_datatype(str(tensor.dtype).removeprefix("torch."))
 
@@ -157,7 +185,7 @@ def _bytes(tensor: Any) -> int:
 
 def _flops(name: str, shape: MatmulShape | None, operands: list[Any], results: list[Any]) -> float:
     """Return a node's floating-point operations."""
-    if name.lstrip("_").startswith("scaled_dot_product"):
+    if _is_attention(name):
         query, key, value = operands[:3]
         pairs = math.prod(query.shape[:-1]) * key.shape[-2]
         return float(2 * pairs * (query.shape[-1] + value.shape[-1]))
@@ -171,9 +199,12 @@ def _shape(node: Any, name: str, operands: list[Any], result: Any) -> MatmulShap
 
     A convolution multiplies places of its result by channels, summed over the kernel. A transposed one multiplies
     places of its image by what each spreads to. Of a product count the last two operands: vectors are rows or columns,
-    and batches broadcast.
+    and batches broadcast. Of attention it is the product of queries and keys.
     """
     shapes = [tuple(operand.shape) for operand in operands]
+    if _is_attention(name):
+        query, key = shapes[:2]
+        return MatmulShape(query[-2], key[-2], query[-1], math.prod(query[:-2]))
     if name.startswith("conv_transpose") or (name == "convolution" and node.args[_TRANSPOSED]):
         image, kernel = shapes[:2]
         groups = result.shape[1] // kernel[1]

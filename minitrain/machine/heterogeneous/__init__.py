@@ -27,6 +27,7 @@ from minitrain.machine.heterogeneous.abstraction_layer import (
     place_of,
     standard_layer,
 )
+from minitrain.machine.heterogeneous.limited import LimitedBackend
 from minitrain.machine.heterogeneous.operations import OPERATIONS
 from minitrain.machine.heterogeneous.orchestrator import (
     DeviceCoordinator,
@@ -97,6 +98,7 @@ __all__ = [
     "HeterogeneousScheduler",
     "HostBackend",
     "LayerCoordinator",
+    "LimitedBackend",
     "MemoryPlan",
     "Move",
     "MultiDeviceOrchestrator",

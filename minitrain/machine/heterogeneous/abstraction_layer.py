@@ -4,8 +4,8 @@ A backend is registered for a class of hardware or under the name of one device.
 hardware that is preferred. Where that is not there, or cannot do it, or has died, the next of its fallback chain is
 tried; if none can, one error lists what was tried and why it could not. A user's mistake (operands whose shapes do not
 fit) is raised at once, without a fallback. What drivers, runtimes and workers raise is a device's failure: RuntimeError
-(those of CUDA and XLA are), MemoryError, OSError (a broken connection, a TimeoutError), EOFError. A backend whose
-device may hang has to limit its own waiting, and raise TimeoutError.
+(those of CUDA and XLA are), MemoryError, OSError (a broken connection, a TimeoutError), EOFError. A `LimitedBackend`
+makes a TimeoutError of a hang.
 
 Operands may be NumPy's arrays or `Placed` ones, which lie on a backend. They are moved where they are needed, and the
 layer counts every byte that moves between backends.

@@ -38,7 +38,7 @@ from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.clusters.cluster import Cluster
 from minitrain.machine.clusters.cluster_network import system_of
 from minitrain.machine.data_sheet import Cache
-from minitrain.machine.devices.calibration import calibrate, cpu_name, num_cpus
+from minitrain.machine.devices.calibration import NumpyBackend, cpu_name, measure_rates, num_cpus
 from minitrain.machine.devices.operations import ELEMENT_BYTES
 from minitrain.machine.devices.simulator import DeviceSimulator, make_simulator
 from minitrain.workloads.field_faults import closest
@@ -50,7 +50,8 @@ _PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x1ae0"
 _PCI_ACCELERATORS = {"0x0302": "gpu", "0x1200": "asic"}
 _PCI_DISPLAY = "0x0300"
 _CLASS_OF_VENDOR = {"NVIDIA": "gpu", "AMD": "gpu", "Google": "tpu"}
-_QUICK = {"largest": 0.7, "num_samples": 3}
+_BEYOND_CACHES, _OF_MEMORY = 2, 4  # a pass touches twice the caches, and no more than a quarter of the memory
+_SMALLEST_PASS_BYTES = 2**27
 
 
 class HardwareClass(Enum):
@@ -121,11 +122,14 @@ class HardwareCapabilityProfile:
         name: what it is called among others: "a100-0".
         device: its config.
         detected: what the system says of it, where it is a device of this machine.
+        spread: of rates that were measured here, by datatype and "memory": the interquartile range of ten samples over
+            their median.
     """
 
     name: str
     device: SystemConfig
     detected: DetectedDevice | None = field(default=None, repr=False, compare=False)
+    spread: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_device(cls, system: Any, name: str | None = None) -> HardwareCapabilityProfile:
@@ -572,6 +576,7 @@ class EnhancedHardwareDetector:
         self, host: Any = None, *, modules: Callable[[str], Any] | None = None, system: Path = Path("/sys")
     ) -> None:
         self._host = None if host is None else load_config(host)
+        self._spread: dict[str, float] = {}
         self._system = system
         self._module = _imported if modules is None else modules
 
@@ -588,7 +593,7 @@ class EnhancedHardwareDetector:
         The processor is called "host"; others by their config and a number. Measuring takes some seconds, once.
         """
         processor, *others = self.detect()
-        found = [HardwareCapabilityProfile(_HOST, self.host_config(processor), processor)]
+        found = [HardwareCapabilityProfile(_HOST, self.host_config(processor), processor, self._spread)]
         for place, device in enumerate(others):
             config = config_named_as(device)
             if config is not None:
@@ -598,11 +603,13 @@ class EnhancedHardwareDetector:
     def host_config(self, processor: DetectedDevice | None = None) -> SystemConfig:
         """Return the hardware config of the processor: the given one, or one that is measured with NumPy now."""
         if self._host is None:
-            measured = load_config(calibrate("numpy", **_QUICK))  # type: ignore[arg-type]  # mypy joins the types
             known = self._processor() if processor is None else processor
-            caches = tuple(Cache(level, size, "unit" if level < _LAST else "device") for level, size in known.caches)
+            found = measure_rates(NumpyBackend(), _pass_bytes(known))
+            measured = load_config(found)
+            caches = tuple(_cache(*each, known.num_units or 1, found) for each in known.caches)
             sheet = replace(measured.sheet, num_units=known.num_units, features=known.features, caches=caches)
             self._host = replace(measured, name=_HOST, sheet=sheet)
+            self._spread = _spread_of(found["measured"])
         return self._host
 
     def _processor(self) -> DetectedDevice:
@@ -648,6 +655,29 @@ class EnhancedHardwareDetector:
             return
         for index in range(nvml.nvmlDeviceGetCount()):
             yield _gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+
+
+def _pass_bytes(processor: DetectedDevice) -> int:
+    """Return how many bytes a pass over memory touches, so that no cache holds them."""
+    wanted = max(_SMALLEST_PASS_BYTES, _BEYOND_CACHES * sum(size for _, size in processor.caches))
+    return min(wanted, (processor.memory_bytes or wanted * _OF_MEMORY) // _OF_MEMORY)
+
+
+def _cache(level: int, size_bytes: int, num_units: int, config: Mapping[str, Any]) -> Cache:
+    """Return a level of caches with what the largest pass reached that it holds; None where none was measured."""
+    took = {name: each["least_s"] for name, each in config["measured"]["rungs"].items() if name.startswith("stream ")}
+    held = {int(name.split()[1]): seconds for name, seconds in took.items() if int(name.split()[1]) <= size_bytes}
+    largest = max(held, default=0)
+    rate = largest / max(held[largest] - config["dispatch_s"], held[largest] / 10) if held else None
+    if level >= _LAST:
+        return Cache(level, size_bytes, "device", rate)
+    return Cache(level, size_bytes, "unit", rate and rate / num_units)
+
+
+def _spread_of(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Return how far the samples of the rates of a config scattered that was measured here."""
+    noise = {name.partition(" ")[0]: rung["noise"] for name, rung in measured["rungs"].items()}  # of the largest
+    return {"float32": noise["matmul"], "memory": noise["stream"]}
 
 
 def _gpu(nvml: Any, handle: Any) -> DetectedDevice:

@@ -1,5 +1,6 @@
 """torch.export graphs as programs, against torch's own count and against the same function in JAX."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -122,6 +123,24 @@ def test_attention_costs_two_products_an_element() -> None:
     attention = Calls(torch.nn.functional.scaled_dot_product_attention)
     program = as_program(exported(attention, *[(2, 4, 32, 16)] * 3))
     assert program.flops == 2 * 2 * 2 * 4 * 32 * 32 * 16
+
+
+def test_attention_is_computed_by_the_units_that_multiply_matrices() -> None:
+    attention = Calls(torch.nn.functional.scaled_dot_product_attention)
+    graph = exported(attention, *[(8, 16, 1024, 64)] * 3)
+    assert matmul_flops(graph) == 2 * counted_by_torch(Calls(torch.matmul), (128, 1024, 64), (128, 64, 1024))
+    vector = mt.hw.make_simulator("a100_80g").spec.processor.vector["float32"].peak_flop_per_s
+    fast = torch.export.export(attention, (torch.zeros(8, 16, 1024, 64, dtype=torch.bfloat16),) * 3)
+    assert mt.hw.simulate(fast, device="a100_80g").time_seconds < 0.2 * matmul_flops(graph) / vector
+
+
+def test_dropout_costs_something_where_it_drops() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+    names = [
+        [each.name.split()[0] for each in as_program(torch.export.export(form, (torch.zeros(4, 8),))).operations]
+        for form in (copy.deepcopy(module).train(), module.eval())
+    ]
+    assert names == [["linear", "dropout"], ["linear"]]
 
 
 def test_an_exported_program_is_simulated_like_any_other() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from operator import matmul as product
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.machine.devices import DeviceSpec
-from minitrain.machine.devices.calibration import Backend, Kernel, horner, noise_of
+from minitrain.machine.devices import DeviceSpec, matmul
+from minitrain.machine.devices.calibration import Backend, Kernel, calibrate, horner, noise_of
 from minitrain.machine.devices.jax_programs import program_of
 from minitrain.machine.devices.validation import (
     Case,
@@ -27,7 +28,7 @@ from minitrain.machine.devices.validation import (
     validate,
 )
 
-ROW = CaseResult("x", "compute", 1.0, 1.1, 0.01, False, 0.1)
+ROW = CaseResult("x", "compute", 1.0, 1.1, 0.01, 0.1)
 TINY = [Case("small", jnp.matmul, ((32, 32), (32, 32))), Case("pass", horner(1), ((1024,),))]
 
 
@@ -100,23 +101,69 @@ def test_the_noise_of_a_config_is_the_median_of_its_measurements(tmp_path: Path)
     assert [noise_of(each) for each in (config, path, str(path), "a100_80g", None)] == [0.3, 0.3, 0.3, 0.0, 0.0]
 
 
-def polynomials(times: dict[int, float], bound: str, noise: float = 0.0) -> Criterion:
-    cases = [Case(f"p{degree}", horner(degree), ((8,),), degree) for degree in times]
-    rows = [
-        replace(ROW, name=f"p{degree}", bottleneck=bound, measured_s=took, noise=noise)
-        for degree, took in times.items()
-    ]
-    return _bottlenecks(cases, rows)
+def polynomials(times: dict[int, list[float]], bound: str, noise: float = 0.0) -> Criterion:
+    cases = [Case(f"p{degree}", horner(degree), ((8,),), degree, "p") for degree in times]
+    rows = [replace(ROW, name=f"p{degree}", bottleneck=bound, noise=noise) for degree in times]
+    return _bottlenecks(cases, rows, {f"p{degree}": [(took, 1.0) for took in each] for degree, each in times.items()})
 
 
 def test_the_true_bottleneck_is_what_twice_the_arithmetic_costs() -> None:
-    assert polynomials({1: 1.0, 2: 2.0, 4: 4.0}, "compute").verdict == "pass"
-    assert polynomials({1: 1.0, 2: 1.1, 4: 1.2}, "memory").verdict == "pass"
-    assert polynomials({1: 1.0, 2: 1.1, 4: 2.2}, "memory") == Criterion(
+    assert polynomials({1: [1.0], 2: [2.0], 4: [4.0]}, "compute").verdict == "pass"
+    assert polynomials({1: [1.0], 2: [1.1], 4: [1.2]}, "memory").verdict == "pass"
+    assert polynomials({1: [1.0], 2: [1.1], 4: [2.2]}, "memory") == Criterion(
         "bottleneck named rightly", 0.5, 0.9, "fail", "1 of 2, more than 90% asked, noise 0.0%"
     )
-    assert polynomials({1: 1.0, 2: 1.1, 4: 2.2}, "memory", noise=0.3).verdict == "inconclusive"
-    assert polynomials({1: 1.0, 3: 1.1}, "memory").verdict == "inconclusive"
+    assert polynomials({1: [1.0], 2: [1.1], 4: [2.2]}, "memory", noise=0.3).verdict == "inconclusive"
+    assert polynomials({1: [1.0], 3: [1.1]}, "memory").verdict == "inconclusive"
+
+
+def test_bottlenecks_are_compared_within_each_round() -> None:
+    drifting = {1: [1.0, 2.0, 9.0], 2: [1.1, 2.2, 9.9]}  # medians of all rounds would say the same
+    assert polynomials(drifting, "memory").value == 1
+    spiky = {1: [1.0, 1.0, 5.0, 5.0, 1.0], 2: [1.1, 5.0, 5.5, 5.5, 1.1]}  # and of these another thing
+    assert polynomials(spiky, "memory").value == 1
+
+
+def test_a_limit_between_the_quartiles_of_the_rounds_is_open() -> None:
+    rows = [replace(ROW, error=0.14, errors=errors) for errors in ((0.1, 0.2, 0.14, 0.19, 0.11),)]
+    assert _errors(rows, "compute").verdict == "inconclusive"
+    rows = [replace(ROW, error=0.12, errors=errors) for errors in ((0.1, 0.2, 0.12, 0.13, 0.11),)]
+    criterion = _errors(rows, "compute")
+    assert (criterion.verdict, "10.0% to 20.0% in 5 rounds" in criterion.reason) == ("pass", True)
+
+
+class Scripted(Backend):
+    """A backend whose kernels take what they are told, by a clock of its own: twice as long from the start on."""
+
+    name, device, is_cpu = "scripted", "none", True
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def clock(self, limit: Any = "compute") -> Any:
+        return lambda: self.now
+
+    def ones(self, *shape: int) -> float:
+        return 1.0
+
+    def compiled(self, function: Any, *arguments: Any) -> Kernel:
+        seconds = self.seconds.get(function.__name__, self.seconds["probe"])
+
+        def run() -> None:
+            self.now += seconds
+
+        return run
+
+
+def test_a_machine_that_is_slower_than_it_was_calibrated_changes_no_error() -> None:
+    simulator = mt.hw.make_simulator("xeon_8480plus")
+    probe = simulator.predict(matmul(512, 512, 512))
+    expected = simulator.predict(matmul(2048, 2048, 2048))
+    for slower in (1.0, 3.0):
+        backend = Scripted({"probe": probe * slower, "matmul": 1.1 * expected * slower})
+        report = validate(simulator, cases=[Case("one", product, ((2048, 2048), (2048, 2048)))], backend=backend)
+        assert report.rows[0].error == pytest.approx(1 / 1.1 - 1)
+        assert report.rows[0].measured_s == pytest.approx(1.1 * expected * slower)
 
 
 def test_a_report_fails_if_any_criterion_does() -> None:
@@ -152,6 +199,40 @@ def test_networks_do_the_work_of_those_that_they_are_like(network: Any, gflop: f
     assert program.flops / 1e9 == pytest.approx(gflop, rel=0.06)
     sizes = jax.tree.leaves(weights, is_leaf=lambda leaf: isinstance(leaf, tuple))
     assert sum(int(jnp.prod(jnp.array(size))) for size in sizes) == pytest.approx(parameters, rel=0.04)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_torch_s_networks_are_those_of_their_papers() -> None:
+    pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from minitrain.machine.devices.torch_programs import exported, program_of_export
+
+    cases = cases_of("models", "torch")
+    assert [case.name for case in cases] == ["resnet50", "bert_base", "gpt2_small"]
+    sizes = [sum(weight.numel() for weight in case.function.parameters()) for case in cases]
+    assert sizes == [25_557_032, 109_482_240, 124_439_808]
+    program = program_of_export(exported(cases[0].function, torch.zeros(1, 3, 224, 224)))
+    assert program.flops == pytest.approx(2 * 4.1e9, rel=0.01)  # He et al. count multiplications
+
+
+def test_torch_has_cases_of_its_own_whose_bytes_are_nearly_the_same() -> None:
+    cases = cases_of("synthetic", "torch")
+    thin = [case for case in cases if case.degree]
+    assert {case.family for case in thin} == {"square 1024", "square 2048", "square 4096"}
+    for one in thin:
+        same = [program_of(product, *each.shapes).bytes for each in thin if each.family == one.family]
+        assert max(same) < 1.13 * min(same)
+
+
+def test_a_config_measured_with_torch_is_compared_with_torch() -> None:
+    pytest.importorskip("torch")
+    config = calibrate("torch", largest=0.3, num_samples=1)
+    assert not any(name.startswith("polynomial") for name in config["measured"]["rungs"])
+    cases = [Case("product", product, ((64, 64), (64, 64))), Case("pass", horner(1), ((2**16,),))]
+    report = validate(config, cases=cases, num_rounds=1)
+    assert [row.bottleneck for row in report.rows] == ["compute", "memory"]
+    assert all(row.measured_s > 0 for row in report.rows)
 
 
 def test_validations_that_cannot_be_are_refused() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from minitrain.machine.heterogeneous import (
     DeviceFailure,
     HardwareAbstractionLayer,
     HostBackend,
+    LimitedBackend,
     NoBackendError,
+    SimulatedBackend,
 )
 from tests.machine.heterogeneous.test_orchestrator import ROUND_ROBIN, WORKLOAD, by_numpy, layer, orchestrator
 
@@ -152,6 +155,60 @@ def test_the_orchestrator_moves_the_work_of_a_worker_that_fails(breaks: Any) -> 
     (recovery,) = run.recoveries
     assert recovery.device == "a100_80g"
     assert recovery.found_by in {name for names in recovery.moved_to.values() for name in names}
+
+
+class Hangs:
+    """A backend as another, whose calls never return from some operation on."""
+
+    def __init__(self, inner: Any, after: int) -> None:
+        self.inner, self.after, self.asked = inner, after, 0
+        self.name, self.is_priced, self.put = inner.name, inner.is_priced, inner.put
+        self.reason_unavailable, self.reason_unsupported = inner.reason_unavailable, inner.reason_unsupported
+        self.get = inner.get
+
+    def execute(self, *given: Any) -> Any:
+        self.asked += 1
+        if self.asked > self.after:
+            Event().wait()
+        return self.inner.execute(*given)
+
+
+@pytest.mark.parametrize("library", ["numpy", "jax"])
+def test_a_shipped_backend_that_hangs_is_left_in_time(library: str) -> None:
+    hal, hangs = HardwareAbstractionLayer(), Hangs(HostBackend(library), after=1)
+    limited = LimitedBackend(hangs, limit_s=30)
+    hal.register_backend("device", limited)
+    hal.register_backend("numpy", HostBackend("numpy"))
+    hal.define_fallback_chain("device", ["numpy"])
+    x = np.ones((2, 2), np.float32)
+    assert hal.execute("matmul", {"x": x, "y": x}, "device").refused == ()
+    limited.limit_s = 0.05
+    for reason in ("no answer in 0.05 s", "it has not answered before"):
+        failed = hal.execute("matmul", {"x": x, "y": x}, "device")
+        assert failed.backend == "numpy"
+        assert reason in failed.refused[0][1]
+        np.testing.assert_array_equal(failed.result.numpy(), x @ x)
+    assert hangs.asked == 2  # and never again
+
+
+def test_the_orchestrator_moves_the_work_of_a_device_that_hangs() -> None:
+    hal = layer()
+    limited = LimitedBackend(Hangs(SimulatedBackend("a100_80g"), after=1), limit_s=1)
+    hal.register_backend("a100_80g", limited)
+    run = orchestrator(hal).execute_multi_device_workload(WORKLOAD, ROUND_ROBIN)
+    np.testing.assert_allclose(run.outputs["sum3"], by_numpy(WORKLOAD)["sum3"], rtol=2e-4, atol=2e-5)
+    assert [recovery.device for recovery in run.recoveries] == ["a100_80g"]
+
+
+def test_a_limited_backend_hands_on_what_its_device_says() -> None:
+    def late() -> None:
+        raise TimeoutError("the device's own")
+
+    limited = LimitedBackend(HostBackend("numpy"), limit_s=30)
+    with pytest.raises(TimeoutError, match="the device's own"):
+        limited._in_time(late)
+    with pytest.raises(MinitrainError, match="limit_s is how many seconds a call may take, above 0, got 0"):
+        LimitedBackend(HostBackend("numpy"), limit_s=0)
 
 
 def test_an_array_that_a_device_cannot_take_is_its_failure_too() -> None:

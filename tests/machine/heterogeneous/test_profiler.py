@@ -296,15 +296,47 @@ def test_a_device_is_known_by_its_name_and_memory(name: str, gib: int, config: s
     assert (None if found is None else found.name) == config
 
 
-def test_the_processor_is_measured_when_its_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.machine.heterogeneous.taxonomy._QUICK", {"largest": 0.3, "num_samples": 1})
-    detector = EnhancedHardwareDetector(modules=lambda name: None, system=Path("nowhere"))
+def test_the_processor_is_measured_when_its_profile_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minitrain.machine.devices.calibration._LOWER_RUNGS", 0.3)
+    monkeypatch.setattr("minitrain.machine.devices.calibration._REPEATS", 3)
+    detector = machine(tmp_path, {})
     taxonomy = EnhancedHardwareTaxonomy()
     (host,) = taxonomy.discover(detector)
     assert host.peak_flop_per_s["float32"] > 1e8
     assert host.device.sheet.num_units == detector.detect()[0].num_units
     assert taxonomy.profiles["host"] is host
     assert detector.detect_hardware()[0] == host  # measured once
+    assert set(host.spread) == {"float32", "memory"}
+    nearest, last = host.device.sheet.caches
+    assert nearest.bytes_per_s
+    assert last.bytes_per_s
+    assert host.memory_bytes_per_s < 5 * last.bytes_per_s
+
+
+def test_rates_of_memory_are_measured_with_arrays_that_no_cache_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def noted(backend: Any, memory_bytes: int) -> Any:
+        asked.append(memory_bytes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minitrain.machine.heterogeneous.taxonomy.measure_rates", noted)
+    small = machine(tmp_path, {})
+    folder = tmp_path / "large" / "devices/system/cpu/cpu0/cache/index3"
+    folder.mkdir(parents=True)
+    for name, text in (("type", "Unified"), ("level", "3"), ("size", "307200K")):
+        (folder / name).write_text(text)
+    large = EnhancedHardwareDetector(modules={}.get, system=tmp_path / "large")
+    for detector in (small, large):
+        with pytest.raises(KeyboardInterrupt):
+            detector.host_config(replace(detector.detect()[0], memory_bytes=64 * 2**30))
+    with pytest.raises(KeyboardInterrupt):
+        large.host_config(replace(large.detect()[0], memory_bytes=2**30))
+    assert asked == [2**27, 2 * 300 * 2**20, 2**28]  # no more than a quarter of the memory
 
 
 def test_the_devices_of_a_machine_are_profiled_together() -> None:

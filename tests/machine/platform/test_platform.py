@@ -204,6 +204,20 @@ def took(level: LevelOfDetail, links: list[dict[str, Any]], *tasks: tuple[Any, .
     return ours.run()
 
 
+def test_a_link_s_utilization_is_what_it_carried_of_what_it_could() -> None:
+    link = {"link_id": "wire", "source_id": "a", "dest_id": "b", "bandwidth_bps": 80e9, "latency_s": 0.25}
+    ours = VirtualHardwarePlatform().initialize({"network_links": [link]})
+    ours.submit_network_transfer_task("a", "b", 5e9)
+    ours.submit_network_transfer_task("a", "b", 10e9)
+    ours.submit_network_transfer_task("b", "a", 2.5e9)
+    ours.run(until=4.0)
+    there, back = (ours.utilization()[f"wire: {way}"] for way in ("a to b", "b to a"))
+    assert there == pytest.approx(15e9 / (10e9 * 4))  # a rate of 10 GB/s, for 4 s
+    assert back == pytest.approx(2.5e9 / (10e9 * 4))
+    ours.run(until=8.0)
+    assert ours.utilization()["wire: a to b"] == pytest.approx(15e9 / (10e9 * 8))
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_collectives_take_what_rings_and_trees_take(level: LevelOfDetail) -> None:
     names = [f"n{i}" for i in range(8)]
