@@ -273,8 +273,9 @@ def calibrate(
 ) -> None:
     """Measure this machine and write a hardware config with what it reached.
 
-    What was measured is kept beside the config until it is complete: after Ctrl-C, the same command goes on. On one core
-    (taskset -c 0 minitrain hw calibrate), times are the processor's, so that a busy machine matters less.
+    What was measured is kept beside the config until it is complete: after Ctrl-C, the same command goes on.
+
+    On one core (taskset -c 0 minitrain hw calibrate), times are the processor's, so that a busy machine matters less.
 
     With --strategy, real processes take steps of it; --hardware FILE then prices other sizes and strategies, with an
     interval (docs/train.md).
@@ -343,7 +344,7 @@ def _noise(noises: Sequence[tuple[str, float]]) -> str:
 def validate(config: str, *, phase: str = "all", rounds: Count = 7, as_json: bool = False) -> None:
     """Compare predictions for a config with this machine, and judge them: pass, fail or inconclusive.
 
-    A config that was measured with torch is compared with torch's ResNet-50, BERT-base and GPT-2 small; others with JAX.
+    A config that was measured with torch is compared with torch's ResNet-50, BERT-base and GPT-2 small, others by JAX.
 
     Args:
         config (CONFIG): What `minitrain hw calibrate` wrote, on as many cores as now.

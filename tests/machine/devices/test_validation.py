@@ -210,7 +210,8 @@ def test_torch_s_networks_are_those_of_their_papers() -> None:
 
     cases = cases_of("models", "torch")
     assert [case.name for case in cases] == ["resnet50", "bert_base", "gpt2_small"]
-    sizes = [sum(weight.numel() for weight in case.function.parameters()) for case in cases]
+    modules: list[Any] = [case.function for case in cases]
+    sizes = [sum(weight.numel() for weight in module.parameters()) for module in modules]
     assert sizes == [25_557_032, 109_482_240, 124_439_808]
     program = program_of_export(exported(cases[0].function, torch.zeros(1, 3, 224, 224)))
     assert program.flops == pytest.approx(2 * 4.1e9, rel=0.01)  # He et al. count multiplications

@@ -34,7 +34,7 @@ from minitrain.machine.heterogeneous import (
     profiles_of,
     split_by_samples,
 )
-from minitrain.machine.heterogeneous.workload_manager import ListScheduler
+from minitrain.machine.heterogeneous.workload_manager import HOST, DataMovementOptimizer, ListScheduler
 from minitrain.machine.heterogeneous.workloads import dependencies
 from tests.machine.heterogeneous.workload_examples import branches, priced_branches
 
@@ -91,6 +91,17 @@ def test_what_moves_is_what_was_planned_to_the_byte() -> None:
     alone = orchestrator(hal).optimize_data_movement(WORKLOAD, dict.fromkeys(WORKLOAD.by_name, H100))
     assert alone.total_bytes == WORKLOAD.num_bytes(*WORKLOAD.inputs, "sum3") < alone.bytes_without_plan
     assert {move.source for move in alone.to("h100_80g_nvl8")} == {"host"}
+
+
+@given(places=st.lists(st.integers(0, 2), min_size=len(WORKLOAD.by_name), max_size=len(WORKLOAD.by_name)))
+def test_each_array_moves_once_to_each_device_that_lacks_it_and_no_more(places: list[int]) -> None:
+    mapping = {name: DEVICES[place] for name, place in zip(WORKLOAD.by_name, places, strict=True)}
+    plan = DataMovementOptimizer().plan(WORKLOAD, mapping)
+    home = {name: mapping[name].name if name in mapping else HOST for name in (*WORKLOAD.inputs, *WORKLOAD.by_name)}
+    needed = {(name, mapping[one.name].name) for one in WORKLOAD.operations for name in one.reads()}
+    needed |= {(name, HOST) for name in WORKLOAD.wanted}
+    least = [WORKLOAD.num_bytes(name) for name, dest in needed if home[name] != dest]
+    assert plan.total_bytes == sum(least)
 
 
 def test_an_array_comes_from_the_device_that_sends_it_soonest() -> None:

@@ -238,3 +238,29 @@ def test_shares_beat_equal_ones_and_those_by_peak_on_a_mixed_cluster(manager: Ha
     assert slowest(shares) < slowest([round(1024 * peak / sum(peaks)) for peak in peaks])
     alone = sum(1024 / seconds(device, 1024) for device in devices)
     assert 1024 / slowest(shares) > 0.95 * alone
+
+    def idle(shares: list[int]) -> float:
+        busy = sum(seconds(device, share) for device, share in zip(devices, shares, strict=True))
+        return 1 - busy / slowest(shares) / len(devices)
+
+    assert idle(shares) < 0.75 * idle(equal)
+
+
+def test_each_kind_of_device_that_joins_adds_its_speed(manager: HardwareAwareWorkloadManager) -> None:
+    kinds = profiles_of(["t4", "a100_80g", "tpu_v5p", "l40s_48g_pcie8", "mi300x_192g_8", "h100_80g_nvl8"])
+    inputs = {"x": ArraySpec((2048, 512, 2048), "float16"), "w": ArraySpec((2048, 2048), "float16")}
+    product = (WorkloadOperation("y", "matmul", {"x": "x", "y": "w"}),)
+    workload = WorkloadProfile("layer", product, inputs, batch_inputs=("x",))
+
+    def rate(device: HardwareCapabilityProfile, samples: int) -> float:
+        return samples / device.simulator.predict(workload.at_batch(samples).costs["y"])
+
+    before = 0.0
+    for count in range(1, len(kinds) + 1):
+        shares = {name: share for name, share in manager.share_samples(workload, kinds[:count]).items() if share}
+        speed = 2048 / max(
+            share / rate(next(k for k in kinds if k.name == name), share) for name, share in shares.items()
+        )
+        assert speed > 0.9 * sum(rate(device, 2048) for device in kinds[:count])
+        assert speed > before
+        before = speed

@@ -60,6 +60,16 @@ def test_energy_is_0_where_no_power_is_given() -> None:
     assert solved("MobileNetV2", "JetsonOrinNX", 4, "fp16").energy > 0 * ureg.joule
 
 
+def test_flop_of_an_inference_are_given_or_two_a_parameter_and_energy_is_power_by_latency() -> None:
+    system, found = SYSTEMS["JetsonOrinNX"], []
+    for given in (Q_(9, "gigaflop"), None):
+        profile = Engine.solve(ModelSpec("own", Q_(3e9, "count"), given), system, 7, "fp16", efficiency=0.25)
+        found.append(profile.latency_compute.to("s").magnitude)
+        assert profile.energy.to("joule").magnitude == pytest.approx(25 * profile.latency.to("s").magnitude)
+    rate = system.hardware.peak_flops.to("flop/s").magnitude * 0.25
+    assert found == pytest.approx([7 * 9e9 / rate, 7 * 2 * 3e9 / rate])
+
+
 def test_flops_bytes_and_counts_do_not_mix() -> None:
     for left, right in ((ureg.flop, ureg.byte), (ureg.byte, ureg.count), (ureg.count, ureg.flop)):
         with pytest.raises(pint.DimensionalityError):
