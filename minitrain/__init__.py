@@ -21,7 +21,7 @@ from minitrain.run.above import hand_in
 if TYPE_CHECKING:
     from minitrain import hw
     from minitrain.engine.model import Model
-    from minitrain.engine.semantics import Nesterov, delayed_steps, local_steps, own_steps
+    from minitrain.engine.semantics import Nesterov, approximate_steps, delayed_steps, local_steps, own_steps
     from minitrain.engine.shares import Shares
     from minitrain.engine.strategy_model import StrategyModel
     from minitrain.errors import (
@@ -113,7 +113,7 @@ _HOMES = {
     "search.planning.result": ("Plan",),
     "whatif.replayed_runs": ("Replayed", "replay"),
     "engine.model": ("Model",),
-    "engine.semantics": ("Nesterov", "delayed_steps", "local_steps", "own_steps"),
+    "engine.semantics": ("Nesterov", "approximate_steps", "delayed_steps", "local_steps", "own_steps"),
     "engine.strategy_model": ("StrategyModel",),
     "engine.shares": ("Shares",),
     "run.comparison": ("Comparison", "FailedRun", "compare"),
@@ -223,6 +223,7 @@ __all__ = [
     "Tuning",
     "UsageError",
     "Validation",
+    "approximate_steps",
     "calibrate",
     "compare",
     "delayed_steps",

@@ -29,6 +29,7 @@ from .megatron import megatron
 from .moe import moe
 from .one_f_one_b import one_f_one_b
 from .pipedream_2bw import pipedream_2bw
+from .powersgd_ddp import powersgd_ddp
 from .pp_dp import pp_dp
 from .pp_hsdp import pp_hsdp
 from .pp_zero1 import pp_zero1
@@ -62,6 +63,7 @@ __all__ = [
     "moe",
     "one_f_one_b",
     "pipedream_2bw",
+    "powersgd_ddp",
     "pp_dp",
     "pp_hsdp",
     "pp_zero1",

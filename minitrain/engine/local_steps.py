@@ -17,6 +17,7 @@ from minitrain.errors import StrategyError
 from minitrain.operations import NO_SAMPLES
 from minitrain.operations.collectives import describe
 from minitrain.tensors import OptState, Weight, WeightGrad
+from minitrain.tensors.compressed import ApproximateGrad
 from minitrain.tensors.index_sets import union
 from minitrain.tensors.local import LocalWeight, OuterState
 from minitrain.workloads.workload import PassMode
@@ -44,7 +45,7 @@ class LocalComputation(RankState):
         _require_common(self, "local_copy", layer, weight)
         _record(self, "local_copy", layer, weight, NO_SAMPLES)
         shards = weight.shards, weight.num_shards
-        return _sized(self, LocalWeight(layer, self._num_layers, 0, *shards, NO_SAMPLES, self._global_batch_size))
+        return sized(self, LocalWeight(layer, self._num_layers, 0, *shards, NO_SAMPLES, self._global_batch_size))
 
     def load_outer_state(self, layer: int, weight: Weight) -> OuterState:
         """Return the momentum of the common weight, for the shards of it that this rank holds; it begins at zero.
@@ -60,7 +61,7 @@ class LocalComputation(RankState):
             )
         laws.require_inputs(self, "load_outer_state", layer, weight)
         _require_common(self, "load_outer_state", layer, weight)
-        return _sized(self, OuterState(layer, self._num_layers, 0, weight.shards, weight.num_shards))
+        return sized(self, OuterState(layer, self._num_layers, 0, weight.shards, weight.num_shards))
 
     def outer_gradient(self, layer: int, weight: Weight, local: Weight) -> WeightGrad:
         """Return by how much this replica has moved the common weight: its share of the outer gradient.
@@ -94,7 +95,7 @@ class LocalComputation(RankState):
         seen: frozenset[int] = local.samples  # type: ignore[attr-defined]  # the record requires a `LocalWeight`
         _record(self, "outer_gradient", layer, weight, seen)
         shards = weight.shards, weight.num_shards
-        return _sized(self, WeightGrad(layer, self._num_layers, seen, self._global_batch_size, *shards))
+        return sized(self, WeightGrad(layer, self._num_layers, seen, self._global_batch_size, *shards))
 
     def outer_update(
         self, layer: int, weight_grad: WeightGrad, weight: Weight, outer_state: OptState | None = None
@@ -115,18 +116,18 @@ class LocalComputation(RankState):
             StrategyError: the strategy does not declare local steps.
         """
         declared = _declared(self, "outer_update")
+        outer = declared.outer
         laws.require_inputs(self, "outer_update", layer, weight_grad, weight, outer_state)
         laws.require_all_samples(self, layer, weight_grad)
         _require_common(self, "outer_update", layer, weight)
-        if (outer_state is not None) != bool(declared.outer.decay):
-            needs = (
-                "needs its momentum; give what load_outer_state returned" if declared.outer.decay else "has no state"
-            )
-            raise broken(self, "outer_update", f"the declared outer optimizer {declared.outer} {needs}", layer)
+        require_as_declared(self, "outer_update", layer, weight_grad, is_shared=True)
+        if (outer_state is not None) != bool(outer.decay):
+            needs = "needs its momentum; give what load_outer_state returned" if outer.decay else "has no state"
+            raise broken(self, "outer_update", f"the declared outer optimizer {outer} {needs}", layer)
         _require_shards(self, "outer_update", layer, weight_grad, weight)
         _record(self, "outer_update", layer, weight, weight_grad.samples)
         fields = layer, self._num_layers, 1, weight.shards, weight.num_shards
-        updated = _sized(self, Weight(*fields))
+        updated = sized(self, Weight(*fields))
         self._met |= {layer}
         if outer_state is None:
             return updated
@@ -135,7 +136,7 @@ class LocalComputation(RankState):
             raise broken(
                 self, "outer_update", f"the momentum has seen another step, got {describe(outer_state)}", layer
             )
-        return updated, _sized(self, OuterState(*fields))
+        return updated, sized(self, OuterState(*fields))
 
 
 def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: LocalWeight, state: OptState) -> Any:
@@ -149,11 +150,12 @@ def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: 
     seen = union(weight.samples, weight_grad.samples)
     updated = LocalWeight(layer, model._num_layers, weight.step + 1, *shards, seen, model._global_batch_size)
     moved = OptState(layer, model._num_layers, state.step + 1, state.shards, state.num_shards)
-    return _sized(model, updated), _sized(model, moved)
+    return sized(model, updated), sized(model, moved)
 
 
 def require_own(model: RankState, layer: int, weight_grad: Any, weight: Any, state: Any) -> None:
     """Require what `laws.update` does, and a gradient of the samples of the step that the weight takes next."""
+    require_as_declared(model, "update", layer, weight_grad, is_shared=_declared(model, "update").in_turn)
     laws.update(model, layer, weight_grad, weight, state, partial(_require_local_samples, step=weight.step))
 
 
@@ -197,7 +199,7 @@ def _require_local_samples(model: RankState, layer: int, weight_grad: WeightGrad
         if declared.in_turn:
             rule = f"the strategy declares {declared}, and this is one more"
         raise broken(model, "update", rule, layer)
-    low, high = _bounds(samples)
+    low, high = bounds_of(samples)
     if not step * batch <= low <= high < (step + 1) * batch:
         name, own = "local step", "model.samples_of_rank(steps * replicas, step * replicas + replica)"
         if declared.in_turn:
@@ -212,7 +214,27 @@ def _require_local_samples(model: RankState, layer: int, weight_grad: WeightGrad
         raise broken(model, "update", rule, layer, value=weight_grad)
 
 
-def _bounds(samples: Set[int]) -> tuple[int, int]:
+def require_as_declared(model: RankState, op: str, layer: int, grad: WeightGrad, *, is_shared: bool) -> None:
+    """Require an exact gradient, or one of messages where the strategy declares that such are applied.
+
+    Args:
+        model: the rank.
+        op: the operation that applies it.
+        layer: of which layer.
+        grad: the gradient.
+        is_shared: whether it is what workers exchange.
+    """
+    meant = _declared(model, op)
+    how = meant.compression if is_shared else None
+    if how is not None and grad.__class__ is not ApproximateGrad and isinstance(grad, WeightGrad):
+        rule = f"the strategy declares gradients by {how}, got an exact {describe(grad)}; compress and decompress it"
+        raise broken(model, op, rule, layer, value=grad)
+    if how is None and grad.__class__ is ApproximateGrad:
+        rule = f"a compressed gradient is no exact one, which {meant} apply here, got {describe(grad)}"
+        raise broken(model, op, rule, layer, value=grad)
+
+
+def bounds_of(samples: Set[int]) -> tuple[int, int]:
     """Return the least and the greatest sample; where ranks fold, of any rank."""
     known = getattr(samples, "bounds", None)
     return (min(samples), max(samples)) if known is None else known()
@@ -223,7 +245,7 @@ def _declared(model: RankState, op: str) -> LocalSteps:
     if model._semantics is None:
         raise StrategyError(
             f"{op} on rank {model._rank}: the strategy means one synchronous step, in which replicas have no weights "
-            "of their own; declare @mt.local_steps(...) or @mt.delayed_steps(...) before it",
+            "of their own; declare @mt.local_steps, @mt.delayed_steps or @mt.approximate_steps before it",
             op=op,
             rank=model._rank,
         )
@@ -250,7 +272,7 @@ def _record(model: RankState, typ: str, layer: int, weight: Weight, samples: Any
     model._record(typ, layer, price, samples)
 
 
-def _sized(model: RankState, tensor: T) -> T:
+def sized(model: RankState, tensor: T) -> T:
     """Return a tensor with its size."""
     model._account.size(tensor)
     return tensor

@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from minitrain.engine import divided_batch
 from minitrain.engine.attention import Attention
 from minitrain.engine.communication import Communication
+from minitrain.engine.compression import Compression
 from minitrain.engine.experts import ExpertComputation
 from minitrain.engine.final_weights import check_final_weights
 from minitrain.engine.kept_for_backward import mode_of
@@ -56,7 +57,7 @@ _OF_THE_ENGINE = frozenset(
 """Names that kinds of model override or that the engine uses, and that no strategy needs: `dir` leaves them out."""
 
 
-class Model(Attention, ExpertComputation, LocalComputation, Communication, StrategyModel):
+class Model(Attention, ExpertComputation, LocalComputation, Compression, Communication, StrategyModel):
     """One rank of a training run.
 
     Args:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from minitrain.errors import StrategyError, UsageError
+from minitrain.tensors.compressed import Compressor, compressor_of
 
 S = TypeVar("S", bound=Callable[..., Any])
 
@@ -40,10 +41,10 @@ MEAN = Nesterov(rate=1.0, decay=0.0)
 @final
 @dataclass(frozen=True, slots=True)
 class LocalSteps:
-    """Replicas take steps of their own, each on its own samples, and then go on from what their mean gives.
+    """Several optimizer steps in a step of the run, as replicas or all ranks take them.
 
-    The batch of a step of the run is that of all steps between two meetings: local step h of replica r has the share
-    h x replicas + r of steps x replicas equal, contiguous ones.
+    The batch of a step of the run is that of all its steps: step h of replica r has the share h x replicas + r of
+    steps x replicas equal, contiguous ones.
 
     Args:
         steps: how many steps each replica takes between two meetings.
@@ -52,6 +53,9 @@ class LocalSteps:
         in_turn: whether one replica takes the steps one after the other, and there is no outer step: the weights of
             the last step are the common ones.
         delay: then how many steps old the weights are that a gradient is of.
+        compression: how the gradients are sent that workers exchange: of each step or, where replicas meet, the outer
+            ones; None for exact ones.
+        workers: how many send one each; in each step, worker w has the w-th of equal, contiguous parts of its samples.
     """
 
     steps: int
@@ -59,19 +63,25 @@ class LocalSteps:
     outer: Nesterov = MEAN
     in_turn: bool = False
     delay: int = 0
+    compression: Compressor | None = None
+    workers: int = 1
 
     def __str__(self) -> str:
+        sent = f" by {self.compression} of {self.workers} workers" if self.compression else ""
         if self.in_turn:
-            how = (
-                f"with gradients of weights {self.delay} step{'s' * (self.delay > 1)} old" if self.delay else "in turn"
-            )
+            old = f" of weights {self.delay} step{'s' * (self.delay > 1)} old" if self.delay else ""
+            how = f"with gradients{old}{sent}" if old or sent else "in turn"
             return f"{self.steps} step{'s' * (self.steps > 1)} {how}"
-        each, replicas = f"{self.steps} local step{'s' * (self.steps > 1)}", f"{self.replicas} replica"
-        return f"{each} of {replicas}{'s' * (self.replicas > 1)}"
+        each, of = f"{self.steps} local step{'s' * (self.steps > 1)}", f"replica{'s' * (self.replicas > 1)}"
+        return f"{each} of {self.replicas} {of}{f', outer gradients{sent}' if sent else ''}"
 
     def share(self, global_batch_size: int) -> int:
         """Return the samples of one replica's local step."""
         return global_batch_size // (self.steps * self.replicas)
+
+    def compressed_samples(self, global_batch_size: int) -> int:
+        """Return the samples of the gradient that a worker compresses."""
+        return global_batch_size // (self.workers * (self.steps if self.in_turn else 1))
 
 
 @final
@@ -84,23 +94,30 @@ class DeclaredLocalSteps:
     outer: Nesterov
     in_turn: bool = False
     delay: int = 0
+    compression: Any = None
 
     def of(self, name: str, options: Mapping[str, Any], world_size: int, global_batch_size: int) -> LocalSteps:
         """Return what a run of the strategy means to compute.
 
         Raises:
             StrategyError: the batch does not divide by local steps and replicas, or they are no numbers.
+            UsageError: there is no such compression.
         """
         steps = self.num_steps(name, options)
         given = self._number(name, self.replicas, options)
         replicas = world_size if given is None else given
-        if global_batch_size % (steps * replicas):
-            what = f"{steps} steps" if self.in_turn else f"{steps} local steps on {replicas} replicas"
+        is_named = isinstance(self.compression, str) and self.compression in options
+        how = compressor_of(options[self.compression] if is_named else self.compression)
+        workers = 1 if how is None else world_size if self.in_turn else replicas
+        divisor = steps * (workers if self.in_turn else replicas)
+        if global_batch_size % divisor:
+            what = f"{steps} local steps on {replicas} replicas"
+            what = f"{steps} steps{f' of {workers} workers' if how else ''}" if self.in_turn else what
             raise StrategyError(
-                f"{name} takes {what}: global_batch_size must be a multiple of {steps * replicas}, the samples of all "
+                f"{name} takes {what}: global_batch_size must be a multiple of {divisor}, the samples of all "
                 f"these steps, got {global_batch_size}"
             )
-        return LocalSteps(steps, replicas, self.outer, self.in_turn, self.delay)
+        return LocalSteps(steps, replicas, self.outer, self.in_turn, self.delay, how, workers)
 
     def num_steps(self, name: str, options: Mapping[str, Any]) -> int:
         """Return how many optimizer steps a step of the run has.
@@ -121,7 +138,9 @@ class DeclaredLocalSteps:
         return number
 
 
-def local_steps(steps: int | str, replicas: int | str | None = None, outer: Nesterov = MEAN) -> Callable[[S], S]:
+def local_steps(
+    steps: int | str, replicas: int | str | None = None, outer: Nesterov = MEAN, compression: Any = None
+) -> Callable[[S], S]:
     """Declare that replicas take steps of their own between two meetings; to be put before a strategy.
 
     The strategy makes each replica's weights by `model.local_copy`, and takes `model.update` with them on the samples
@@ -133,8 +152,9 @@ def local_steps(steps: int | str, replicas: int | str | None = None, outer: Nest
         replicas: likewise how many; each rank is one if None.
         outer: the optimizer of the common weight; the replicas' mean by default (local SGD, Stich 2019).
             `Nesterov(0.7, 0.9)` is DiLoCo's (Douillard et al. 2023, section 3).
+        compression: how outer gradients are sent, as for `approximate_steps`; exact if None.
     """
-    return _declaring(DeclaredLocalSteps(steps, replicas, outer))
+    return _declaring(DeclaredLocalSteps(steps, replicas, outer, compression=compression))
 
 
 def delayed_steps(steps: int | str, delay: int = 1) -> Callable[[S], S]:
@@ -170,6 +190,23 @@ def own_steps(steps: int | str) -> Callable[[S], S]:
         steps: how many, or the name of the option that says it.
     """
     return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True))
+
+
+def approximate_steps(steps: int | str, compression: Any) -> Callable[[S], S]:
+    """Declare steps whose gradients are sent in fewer bytes than they have; to be put before a strategy.
+
+    The run's batch has the samples of all steps, one after the other, and of a step each rank has an equal, contiguous
+    part: `model.samples_of_rank(steps * world_size, step * world_size + rank)`. The strategy makes the weights of the
+    first step by `model.local_copy`, and for each layer a state by `model.load_compression`. In each step every rank
+    takes its gradient through `model.compress`, a collective and `model.decompress` (PowerSGD: `model.second_factor`
+    and another all_reduce between), and updates with what comes of that.
+
+    Args:
+        steps: how many, or the name of the option that says it.
+        compression: "powersgd:4" (rank), "topk:0.01" (share), "int8", "fp8" or "int4" ("int4:32+feedback" in blocks of
+            32, with the error fed back), or the name of the option that says it.
+    """
+    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, compression=compression))
 
 
 def _declaring(declared: DeclaredLocalSteps) -> Callable[[S], S]:

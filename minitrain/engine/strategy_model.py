@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from minitrain.engine.stores import Store
     from minitrain.engine.transport.groups import Group, Mesh
     from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+    from minitrain.tensors.compressed import ApproximateGrad, CompressedGrad, CompressionState
     from minitrain.tensors.local import LocalWeight, OuterState
     from minitrain.tensors.on_host import OnHost
     from minitrain.tensors.placed import (
@@ -180,6 +181,26 @@ class StrategyModel(Protocol):
         self, layer: int, weight_grad: WeightGrad, weight: Weight, outer_state: OptState | None = None
     ) -> Any:
         """Take the common weight on by the mean of what all replicas have moved it by."""
+        ...
+
+    def load_compression(self, layer: int, weight: Weight) -> CompressionState:
+        """Return what a worker keeps to compress a layer's gradients."""
+        ...
+
+    def compress(self, layer: int, grad: WeightGrad, state: OptState) -> tuple[CompressedGrad, CompressionState]:
+        """Return the message in which this worker sends its gradient, and its state."""
+        ...
+
+    def second_factor(
+        self, layer: int, packed: CompressedGrad, state: OptState
+    ) -> tuple[CompressedGrad, CompressionState]:
+        """Return PowerSGD's second message, and the state."""
+        ...
+
+    def decompress(
+        self, layer: int, packed: CompressedGrad, state: OptState
+    ) -> tuple[ApproximateGrad, CompressionState]:
+        """Return the gradient that all messages stand for, and the state for the next step."""
         ...
 
     def has_attention(self, layer: int) -> bool:

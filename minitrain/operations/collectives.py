@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol, final
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, Sharded, Tensor, WeightGrad, clone
+from minitrain.tensors.compressed import CompressedGrad
 from minitrain.tensors.fields import fields_of
 from minitrain.tensors.index_sets import ranges, singleton
 from minitrain.tensors.kinds import altered, fields_beside
@@ -204,6 +205,8 @@ def all_reduce(brought: Brought) -> ResultOf:
     if isinstance(first, PARTIAL):
         sum_of_parts = _sum_of_parts(brought)
         return lambda value, _: remember(clone(sum_of_parts), value)
+    if isinstance(first, CompressedGrad):
+        return _copies_of(_messages_of_all(brought, is_sum=True))
     if isinstance(first, KeysValuesGrad):
         sum_of_queries = _sum_over_queries(brought)
         return lambda *_: clone(sum_of_queries)
@@ -253,6 +256,8 @@ def all_gather(brought: Brought) -> ResultOf:
     if isinstance(first, KeysValues):
         brought.agree("layer", "samples", "sequence.cut", "parts", "num_parts")
         both: Any = altered(first, sequence=first.sequence.with_shards(brought.union("sequence.shards")))
+    elif isinstance(first, CompressedGrad):
+        both = _messages_of_all(brought, is_sum=False)
     elif isinstance(first, Sharded):
         brought.agree(*fields_beside(first.__class__, "shards"))
         both = altered(first, shards=brought.union("shards"))
@@ -358,6 +363,18 @@ def _sum_of_gradients(brought: Brought) -> Any:
         "is added once in each shard",
     )
     return altered(first, samples=samples, sequence=sequence)
+
+
+def _messages_of_all(brought: Brought, *, is_sum: bool) -> Any:
+    """Return the messages of all workers, summed or side by side, each worker's once."""
+    brought.agree("layer", "shards", "num_shards", "how", "phase")
+    first, samples = brought.first, brought.union("samples")
+    if first.how.sums is not is_sum:
+        rule = "gather them" if is_sum else "all_reduce them"
+        raise brought.mismatch(f"must bring what it can put together, and messages of {first.how} are not that; {rule}")
+    if len(samples) != brought.total(lambda value: len(value.samples)):
+        raise brought.mismatch("must bring messages of different samples, so that each is counted once")
+    return altered(first, samples=samples, members=1 if is_sum else brought.total(lambda value: value.members))
 
 
 def _covered(brought: Brought, what: str) -> tuple[Any, SequencePart]:
@@ -529,7 +546,7 @@ class Collective:
         return "hierarchical" in self.algorithms or self.gives == "exchange"
 
 
-_SUMMANDS = (WeightGrad, *PARTIAL, KeysValuesGrad)
+_SUMMANDS = (WeightGrad, *PARTIAL, KeysValuesGrad, CompressedGrad)
 _RING = ("ring", "hierarchical")
 _IN_ORDER = (
     Collective(

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal, final
 
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.compressed import CompressedGrad, CompressionState
 from minitrain.tensors.local import LocalWeight, OuterState
 from minitrain.tensors.placed import (
     ActivationGradShard,
@@ -50,7 +51,7 @@ class Input:
     optional: bool = False
 
 
-Family = Literal["load", "input", "pass", "attention", "experts", "local", "update", "final"]
+Family = Literal["load", "input", "pass", "attention", "experts", "compression", "local", "update", "final"]
 
 
 @final
@@ -61,8 +62,8 @@ class ComputeOperation:
     Args:
         name: of the method of a rank.
         family: what it belongs to: loading, the model's inputs, passes through whole layers or parts of them, steps of
-            an attention, passes around experts, what replicas do alone, the optimizer's step, or handing in a final
-            weight.
+            an attention, passes around experts, compression of gradients, what replicas do alone, the optimizer's step,
+            or handing in a final weight.
         inputs: tensors in the order of the method's parameters, all of one layer.
         color: of its bars, where events have its name.
         inputs_of_experts: what it is given instead where it works on copies of tokens, by a part of the experts.
@@ -93,8 +94,8 @@ class ComputeOperation:
 
     @property
     def makes_new(self) -> bool:
-        """Whether its results are tensors with memory of their own; an update's take the place of what it is given."""
-        return self.family not in ("update", "final")
+        """Whether all its results have memory of their own; updates and states of compression take given places."""
+        return self.family not in ("compression", "update", "final")
 
 
 _INP, _KEPT = Input("inp", Activation), Input("inp", Activation, stored=True)
@@ -106,6 +107,7 @@ _GRADS_WITHIN = (Input("grad_queries", QueriesGrad), Input("grad_keys_values", K
 _OUTPUTS = Input("outputs", ExpertOutputs, stored=True)
 _COPIES = Input("inp", RoutedTokens, stored=True), Input("grad", ExpertOutputsGrad, stored=True)
 _EXPERTS = Input("weight", ExpertWeight, stored=True)
+_MESSAGES = Input("packed", CompressedGrad), Input("state", CompressionState)
 _TOKENS_GRAD = Input("tokens_grad", RoutedTokensGrad, stored=True)
 
 _IN_ORDER = (
@@ -140,6 +142,10 @@ _IN_ORDER = (
     ComputeOperation("backward_keys_values", "attention", (_SHARD, _WEIGHT, *_GRADS_WITHIN), "#F7D08A"),
     ComputeOperation("backward_combine", "experts", (_KEPT, _OUTPUTS, _GRAD), "#F3C16B"),
     ComputeOperation("backward_route", "experts", (_KEPT, _GRAD, _TOKENS_GRAD, _ROUTER), "#F3C16B"),
+    ComputeOperation("load_compression", "load", (_UPDATED[1],)),
+    ComputeOperation("compress", "compression", (Input("grad", WeightGrad), _MESSAGES[1]), "#B3B84D"),
+    ComputeOperation("second_factor", "compression", _MESSAGES, "#B3B84D"),
+    ComputeOperation("decompress", "compression", _MESSAGES, "#8F9433"),
     ComputeOperation("update", "update", _UPDATED, "#009E73", ink="#ffffff"),
     ComputeOperation("load_outer_state", "load", (_UPDATED[1],)),
     ComputeOperation("local_copy", "local", (_UPDATED[1],), "#7FD1B9"),

@@ -25,13 +25,19 @@ ROUTING = names_of("experts")
 _PASSES_IN_ORDER = (*names_of("pass", "attention"), *ROUTING)
 PASSES = frozenset(_PASSES_IN_ORDER)
 UPDATE = "update"
-COMPUTING = frozenset((*PASSES, *names_of("local", "update")))
+COMPUTING = frozenset((*PASSES, *names_of("compression", "local", "update")))
 """What takes longer on a slower device: loading weights is no computing."""
 COLLECTIVES = tuple(operations.COLLECTIVES)
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
 OFFLOAD, FETCH = "offload", "fetch"
 HOST_MOVES = tuple(record.name for record in TRANSFERS.values() if record.of_host)
-EVENT_TYPES = (LOAD_WEIGHTS, *_PASSES_IN_ORDER, *names_of("local", "update"), *COMMUNICATIONS, *HOST_MOVES)
+EVENT_TYPES = (
+    LOAD_WEIGHTS,
+    *_PASSES_IN_ORDER,
+    *names_of("compression", "local", "update"),
+    *COMMUNICATIONS,
+    *HOST_MOVES,
+)
 """Every type of event: what a rank computes, in the order of a step, its collectives and messages, then host memory."""
 
 STORES = ("weights", "opt_states", "activations", "grad_activations", "grad_weights")

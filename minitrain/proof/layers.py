@@ -24,6 +24,7 @@ from minitrain.proof.arithmetic import Array
 from minitrain.proof.arrays import Flat, Rows, held, on_place, placed
 from minitrain.proof.attention import Attention, AttentionSteps, Heads, LatentAttention
 from minitrain.proof.attention_core import KeysValues, Positions, Tokens, positions_of_shard
+from minitrain.proof.compression import Compressing
 from minitrain.proof.experts import Moe
 from minitrain.proof.partial_gradients import Border, Copies, DividedExperts, PartGrad, PartialGrad, PendingHalves
 from minitrain.proof.problem import Problem, TransformerProblem
@@ -64,7 +65,7 @@ class _Halfway:
         return PartGrad(own, border.unit, border.weights.part, (border,))
 
 
-class _Trained(ABC):
+class _Trained(Compressing, ABC):
     """What all layers of a rank have in common: their initial weights, their inputs, and the optimizer.
 
     Args:
@@ -75,8 +76,6 @@ class _Trained(ABC):
         final_expert_states: likewise, of its part of the experts.
         copies_by_expert: how many copies of tokens each expert was sent by the rank's router, by layer.
     """
-
-    problem: Problem | TransformerProblem
 
     def __init__(self) -> None:
         self.final_states: dict[int, Flat] = {}

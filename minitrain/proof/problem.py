@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from minitrain.errors import UsageError
 from minitrain.proof.arithmetic import Adam, Array, Momentum
+from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.shapes import WeightShape
 from minitrain.workloads.transformer import Transformer
@@ -54,6 +55,10 @@ class Problem:
     def targets(self, global_batch_size: int) -> Array:
         """Return the targets of the global batch, one row a sample."""
         return _normal(self.seed, _TARGETS, 0, global_batch_size, self.width)
+
+    def trained(self, layer: int) -> tuple[NDArray[np.bool_], Shapes]:  # noqa: ARG002  (all layers are alike)
+        """Return which elements of a layer train, and the shapes of the weights that they are."""
+        return np.ones(self.width**2, dtype=np.bool_), ((self.width, self.width),)
 
     def initial_weight(self, layer: int) -> Array:
         """Return the weight of a layer before the step, width x width, at a scale where tanh does not saturate."""
@@ -142,6 +147,12 @@ class TransformerProblem:
     def targets(self, global_batch_size: int) -> NDArray[np.int64]:
         """Return the token that follows each of the inputs."""
         return _tokens(self, global_batch_size)[:, 1:]
+
+    def trained(self, layer: int) -> tuple[NDArray[np.bool_], Shapes]:
+        """Return which elements of a unit train, and the shapes of the weights that they are."""
+        weights = self.units[layer].weights
+        mask = np.repeat([weight.is_trained for weight in weights], [weight.num_parameters for weight in weights])
+        return mask, tuple(weight.shape for weight in weights if weight.is_trained)
 
     def initial_weight(self, layer: int) -> Array:
         """Return the weights of a unit before the step, as one flat array."""

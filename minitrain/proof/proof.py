@@ -187,8 +187,9 @@ class Proof:
         meant = run.models[0]._semantics
         device = "one device does"
         if meant is not None:
-            device = f"{meant.replicas} replicas with {meant.steps} steps of their own do on one device"
-            device = f"{meant} do on one device" if meant.in_turn else device
+            of_replicas = f"{meant.replicas} replicas with {meant.steps} steps of their own"
+            of_replicas += f" and outer gradients by {meant.compression}" if meant.compression else ""
+            device = f"{meant if meant.in_turn else of_replicas} do on one device"
         by = "" if self.backend is None else f", computed by {self.backend}"
         return f"{run.strategy} on {run.world_size} ranks trains {what} as {device}: the largest {largest}{by}"
 

@@ -22,6 +22,7 @@ from autograd.tracer import getval  # type: ignore[import-untyped]
 
 from minitrain.engine.semantics import LocalSteps
 from minitrain.proof.arithmetic import Adam, Array
+from minitrain.proof.declared_compression import Exchange
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
@@ -79,7 +80,7 @@ def local_reference(
         before = _dense_weights(problem, num_layers)
     if meant.in_turn:
         return _in_turn(problem, before, global_batch_size, meant)
-    moved, share = [np.zeros_like(weight) for weight in before], meant.share(global_batch_size)
+    moved, share = list[list[Array]](), meant.share(global_batch_size)
     for replica in range(meant.replicas):
         weights, history = before, []
         for step in range(meant.steps):
@@ -88,9 +89,8 @@ def local_reference(
             history.append(_gradient_of(problem, weights, global_batch_size, chosen))
             grads = [[of_step[layer] for of_step in history] for layer in range(num_layers)]
             weights = [_after_steps(problem.optimizer, *pair) for pair in zip(weights, grads, strict=True)]
-        moved = [total + own - weight for total, own, weight in zip(moved, before, weights, strict=True)]
-    mean = [total / meant.replicas for total in moved]
-    outer = meant.outer
+        moved.append([(own - weight) / meant.replicas for own, weight in zip(before, weights, strict=True)])
+    mean, outer = _exchanged(_exchanges(problem, num_layers, meant), moved), meant.outer
     after = [weight - outer.rate * (1 + outer.decay) * grad for weight, grad in zip(before, mean, strict=True)]
     return Reference(after, [grad[None] for grad in mean])  # the momentum was zero before
 
@@ -104,14 +104,42 @@ def _gradient_of(
     return _dense_gradient(problem, weights, global_batch_size, chosen)
 
 
+def _exchanges(problem: Problem | TransformerProblem, num_layers: int, meant: LocalSteps) -> list[Any]:
+    """Return how each layer's gradients are exchanged: the elements that train and their messages; None if exactly."""
+    if meant.compression is None:
+        return [None] * num_layers
+    trained = map(problem.trained, range(num_layers))
+    return [(mask, Exchange(meant.compression, layer, shapes)) for layer, (mask, shapes) in enumerate(trained)]
+
+
+def _exchanged(exchanges: list[Any], by_worker: list[list[Array]]) -> list[Array]:
+    """Return the sum of the workers' gradients by layer, as their messages give it."""
+    totals = []
+    for exchange, grads in zip(exchanges, zip(*by_worker, strict=True), strict=True):
+        total = np.sum(grads, axis=0)
+        if exchange is not None:
+            mask, messages = exchange
+            total = np.zeros_like(total)
+            total[mask] = messages.of([grad[mask] for grad in grads])
+        totals.append(total)
+    return totals
+
+
 def _in_turn(
     problem: Problem | TransformerProblem, before: list[Array], global_batch_size: int, meant: LocalSteps
 ) -> Reference:
-    """Return the outcome of steps one after the other: W(t+1) = W(t) - step of grad f(W(t-delay))."""
-    versions, history, size = [before], list[list[Array]](), global_batch_size // meant.steps
+    """Return the outcome of steps one after the other, whose gradients may be of older weights, or come of messages.
+
+    W(t+1) = W(t) - step of grad f(W(t-delay)), the mean of the workers' gradients as they are exchanged.
+    """
+    versions, history, exchanges = [before], list[list[Array]](), _exchanges(problem, len(before), meant)
+    size = global_batch_size // (meant.steps * meant.workers)
     for step in range(meant.steps):
-        old = versions[max(0, step - meant.delay)]
-        history.append(_gradient_of(problem, old, global_batch_size, range(step * size, (step + 1) * size)))
+        old, by_worker = versions[max(0, step - meant.delay)], []
+        for share in range(step * meant.workers, (step + 1) * meant.workers):
+            grads = _gradient_of(problem, old, global_batch_size, range(share * size, (share + 1) * size))
+            by_worker.append([grad / meant.workers for grad in grads])
+        history.append(_exchanged(exchanges, by_worker))
         of_layers = [list(grads) for grads in zip(*history, strict=True)]
         versions.append([_after_steps(problem.optimizer, *pair) for pair in zip(versions[-1], of_layers, strict=True)])
     return Reference(versions[-1], [_moments(problem.optimizer, np.stack(grads)) for grads in of_layers])

@@ -51,6 +51,7 @@ class StepKeywords(RunParameters):
     layers_per_stage: Sequence[int] | None = _STRATEGYS
     local_steps: int = _STRATEGYS
     num_steps: int = _STRATEGYS
+    compression: str = _STRATEGYS
     lookahead: int = _STRATEGYS
     microbatch_size: int | None = _STRATEGYS
     num_chunks: int = _STRATEGYS

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from minitrain.tensors.compressed import COMPRESSED_KINDS
 from minitrain.tensors.kinds import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
 from minitrain.tensors.local import LOCAL_KINDS
 from minitrain.tensors.placed import PLACED_KINDS
@@ -49,7 +50,7 @@ FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
     Activation: fields_of_activation,
     ActivationGrad: fields_of_activation_grad,
     WeightGrad: fields_of_weight_grad,
-    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in (*PLACED_KINDS, *LOCAL_KINDS)},
+    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in (*PLACED_KINDS, *LOCAL_KINDS, *COMPRESSED_KINDS)},
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 

@@ -25,6 +25,7 @@ from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
 from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
+from minitrain.training.compression import Compressing
 from minitrain.training.contents import Flat, Interval, Positions, Rows, key_of, part_of, pieces_of
 
 Carried = Mapping[int | str, tuple[Flat, Flat]]
@@ -237,7 +238,7 @@ def _edge_of(tensor: torch.Tensor | None) -> Any:
     return None if tensor is None or not tensor.requires_grad else get_gradient_edge(tensor)
 
 
-class Arithmetic:
+class Arithmetic(Compressing):
     """What one rank computes: a method for each operation, from the contents of its tensors to those of its results.
 
     Args:
@@ -250,11 +251,13 @@ class Arithmetic:
         carried: weight and optimizer state by layer, of the step before; the initial ones where there is none.
         states: optimizer state after the update of each layer.
         momenta: of the outer optimizer, by layer, where replicas take steps of their own.
+        memories: what is kept to compress gradients, by layer.
     """
 
     def __init__(self, net: Net, global_batch_size: int) -> None:
         self.net, self.global_batch_size = net, global_batch_size
         self.momenta: dict[int, Flat] = {}
+        self.memories, self.shapes = {}, {}
         self.begin(0, {})
 
     def begin(self, step: int, carried: Carried) -> None:
@@ -348,6 +351,14 @@ class Arithmetic:
         if values is None:  # nothing has reached it
             values = torch.zeros(sum(last - first for first, last in regions), device=net.device)
         return Flat.whole(values.to(net.dtypes.gradients), regions)
+
+    def _gradient_at(self, done: Computed) -> Flat:
+        """Return a gradient of zero for the shards that are held."""
+        made, net = done.made[0], self.net
+        regions = regions_of(net, made, trained=True)
+        pieces = pieces_of(made.shards, made.num_shards, regions)
+        size = sum(last - first for first, last in pieces)
+        return Flat(torch.zeros(size, dtype=net.dtypes.gradients, device=net.device), pieces, regions)
 
     def _kept(self, done: Computed, x: Any, weight: Flat | None) -> Any:
         """Return what was kept for a backward; computed again from the input where nothing was."""

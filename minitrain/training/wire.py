@@ -25,8 +25,10 @@ from minitrain.operations import COMM, STRIDE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightGrad, placed
+from minitrain.tensors.compressed import CompressedGrad
 from minitrain.tensors.placed import COPIES
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE
+from minitrain.training.compression import Messages
 from minitrain.training.contents import (
     Copies,
     Flat,
@@ -718,6 +720,10 @@ def _summed(content: Any, total: Any, brought: Sequence[Any]) -> Any:
 def room_for(symbol: Any, arithmetic: Arithmetic) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
     """Return room for what a tensor of another rank carries, and what makes its content of that."""
     net: Any = arithmetic.net
+    if isinstance(symbol, CompressedGrad):
+        shapes, share = arithmetic.shapes[symbol.layer], len(symbol.shards) / symbol.num_shards
+        num_bytes = symbol.how.message_bytes(shapes, share, net.dtypes.gradients.itemsize)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=net.device), lambda values: Messages([values])
     if isinstance(symbol, Sharded):
         regions = regions_of(net, symbol, trained=not isinstance(symbol, Weight))
         pieces = pieces_of(symbol.shards, symbol.num_shards, regions)

@@ -11,9 +11,11 @@ from typing import Any, final
 
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.placed import PLACED_KINDS
+from minitrain.workloads import compression
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, bytes_of_weight_pass
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, cost_of_weight_pass
 
 _MATMULS = {"forward": 1, "backward": 2, "backward_input": 1, "backward_weight": 1}
 _ROWS = "rows"
@@ -63,6 +65,15 @@ class DenseRows:
         """Return the rows of a matrix."""
         return self.width
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of a gradient."""
+        return self.bytes_per_element
+
+    def matrices(self, layer: int) -> Shapes:  # noqa: ARG002
+        """Return the shapes of a layer's weights that train: one matrix."""
+        return ((self.width, self.width),)
+
     def has_attention(self, layer: int) -> bool:  # noqa: ARG002
         """Return False: rows do not depend on one another."""
         return False
@@ -76,7 +87,7 @@ class DenseRows:
         if typ == "loss":
             return Cost(0, 0)
         if typ in WEIGHT_PASSES:
-            return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
+            return cost_of_weight_pass(self, typ, layer, mode)
         elements = self.width * (self.width + 2 * num_samples)
         work_flop = 2 * self.width * self.width * num_samples
         return Cost(work_flop, self.bytes_per_element * elements, _MATMULS[typ])
@@ -100,6 +111,8 @@ class DenseRows:
             return self.bytes_per_element * self.width * self.width
         if tensor.__class__ in (OptState, Activation, ActivationGrad):
             return self.bytes_per_element * int(self.memory_elements(tensor))
+        if tensor.__class__ in COMPRESSED_KINDS:
+            return compression.message_bytes(self, tensor)
         raise TensorTypeError(
             "dense rows are sent as a Weight, WeightGrad, OptState, Activation or ActivationGrad, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -119,6 +132,8 @@ class DenseRows:
             )
         if tensor.__class__ in (Activation, ActivationGrad):
             return len(tensor.samples) * self.width
+        if tensor.__class__ in COMPRESSED_KINDS:
+            return compression.held_bytes(self, tensor) / self.bytes_per_element
         moments = _MOMENTS if tensor.__class__ is OptState else 1
         return moments * self.width * self.width * len(tensor.shards) / tensor.num_shards  # type: ignore[no-any-return]
 

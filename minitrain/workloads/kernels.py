@@ -9,9 +9,11 @@ Left out: caches (operands are counted as read once), and kernels that are fused
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
+from minitrain.workloads.compression import multiplications, traffic_of
 from minitrain.workloads.shapes import Gemm
+from minitrain.workloads.workload import PassMode, cost_of_weight_pass
 
 Operand = Literal["forward", "input_gradient", "weight_gradient"]
 """What a matrix multiplication makes."""
@@ -217,3 +219,16 @@ def backward_matmuls(
     adds_up = gemm.has_weight and gradient_bytes > 2
     result_bytes = 2 * gradient_bytes if adds_up else 2
     return left, Matmul(gemm.n, gemm.k, gemm.m, gemm.batch, kind, datatype, element_bytes, result_bytes)
+
+
+def kernels_of_weight_pass(workload: Any, typ: str, layer: int, mode: PassMode, datatype: str) -> KernelList:
+    """Return the kernels of the same: a pass through memory, and multiplications by factors before it."""
+    if mode.packing is None:
+        return KernelList((MemoryPass(typ, int(cost_of_weight_pass(workload, typ, layer, mode).traffic_bytes), 1),), 1)
+    element_bytes: int = workload.gradient_bytes
+    products = [
+        Matmul(m, n, k, batch, datatype=datatype, element_bytes=element_bytes, result_bytes=element_bytes)
+        for m, n, k, batch in multiplications(workload, typ, layer, mode.packing)
+    ]
+    rest = MemoryPass(typ, traffic_of(workload, typ, layer, mode.packing), 1)
+    return KernelList((*products, rest), len(products) + 1)

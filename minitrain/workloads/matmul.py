@@ -27,9 +27,17 @@ from minitrain.tensors import (
     Weight,
     WeightGrad,
 )
+from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import PLACED_KINDS
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, bytes_of_weight_pass
+from minitrain.workloads import compression
+from minitrain.workloads.workload import (
+    USUAL,
+    WEIGHT_PASSES,
+    Cost,
+    PassMode,
+    cost_of_weight_pass,
+)
 
 if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
@@ -58,13 +66,17 @@ class MatmulLayer:
     )
     flop_per_weight = 4
     datatype = DATATYPE
-    bytes_per_element = BYTES_PER_ELEMENT
+    bytes_per_element = gradient_bytes = BYTES_PER_ELEMENT
     is_uniform = True
     tokens_per_sample = BLOCK_SIZE
 
     def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike)
         """Return the rows of a matrix."""
         return HIDDEN_SIZE
+
+    def matrices(self, layer: int) -> Shapes:  # noqa: ARG002
+        """Return the shapes of a layer's weights that train: one matrix."""
+        return ((HIDDEN_SIZE, HIDDEN_SIZE),)
 
     def has_attention(self, layer: int) -> bool:  # noqa: ARG002
         """Return False: tokens do not depend on one another."""
@@ -75,7 +87,7 @@ class MatmulLayer:
         if typ == "loss":
             return Cost(0, 0)
         if typ in WEIGHT_PASSES:
-            return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
+            return cost_of_weight_pass(self, typ, layer, mode)
         tokens = num_samples * BLOCK_SIZE // (mode.context.degree if mode.context else 1)
         rows = HIDDEN_SIZE // mode.num_parts  # a part takes some columns of the input and makes a sum of all outputs
         return Cost(
@@ -95,12 +107,12 @@ class MatmulLayer:
 
     def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
         """Return the matrix multiplications of a pass; half of one makes half of the columns. The loss is free."""
-        from minitrain.workloads.kernels import KernelList, Matmul, MemoryPass  # noqa: PLC0415  (only where it is priced)
+        from minitrain.workloads.kernels import KernelList, Matmul, kernels_of_weight_pass  # noqa: PLC0415  (only where it is priced)
 
         if typ == "loss":
             return KernelList()
         if typ in WEIGHT_PASSES:
-            return KernelList((MemoryPass(typ, bytes_of_weight_pass(self, typ, layer, mode), 1),), 1)
+            return kernels_of_weight_pass(self, typ, layer, mode, style.datatype or DATATYPE)
         share, datatype = self.compute_shares[typ], style.datatype or DATATYPE
         columns = int(HIDDEN_SIZE // mode.num_parts * min(share, 1))
         one = KernelList((Matmul(num_samples * BLOCK_SIZE, columns, HIDDEN_SIZE, datatype=datatype),), 1)
@@ -141,6 +153,8 @@ class MatmulLayer:
             return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
         if kind in PLACED_KINDS:
             return _parted_bytes(tensor)
+        if kind in COMPRESSED_KINDS:
+            return compression.message_bytes(self, tensor)
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -149,6 +163,8 @@ class MatmulLayer:
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the tensor's own `memory()`."""
+        if tensor.__class__ in COMPRESSED_KINDS:
+            return compression.held_bytes(self, tensor) / BYTES_PER_ELEMENT
         return tensor.memory()  # type: ignore[no-any-return]  # anything with a memory() may be stored
 
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002

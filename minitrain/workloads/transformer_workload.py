@@ -19,23 +19,31 @@ from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.local import OUTER_MOMENTUM_BYTES, OuterState
 from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
-from minitrain.workloads import attention_steps
+from minitrain.workloads import attention_steps, compression
 from minitrain.workloads.architecture import STATISTIC_BYTES
 from minitrain.workloads.attention_steps import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.field_faults import count_fault, refuse
-from minitrain.workloads.kernels import KernelList, MemoryPass
+from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER
 from minitrain.workloads.models import find_model
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
 from minitrain.workloads.unit_kernels import Style, loss_kernels, pass_kernels, update_kernels
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, Workload, bytes_of_weight_pass
+from minitrain.workloads.workload import (
+    USUAL,
+    WEIGHT_PASSES,
+    Cost,
+    PassMode,
+    Workload,
+    cost_of_weight_pass,
+)
 
 _SAMPLED = (Activation, ActivationGrad)
 
@@ -102,6 +110,15 @@ class TransformerWorkload:
         found = (list(together) for _, together in by_layer)
         return tuple(range(together[0].start, together[-1].stop) for together in found)
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of a gradient, as it is kept or, where none is kept, sent."""
+        return self.model.precision.gradient_bytes or self.model.precision.parameter_bytes
+
+    def matrices(self, layer: int) -> Shapes:
+        """Return the shapes of a unit's weights that train."""
+        return tuple(weight.shape for weight in self.units[layer].weights if weight.is_trained and not weight.is_shared)
+
     def max_shards(self, layer: int) -> int:
         """Return the parameters of a layer: a unit's weights are cut as one flat array (Rajbhandari et al. 2020)."""
         return self._parameters(layer)
@@ -111,7 +128,7 @@ class TransformerWorkload:
         if is_of_experts(typ, mode):
             return self.experts.cost(typ, num_samples, layer, mode)
         if typ in WEIGHT_PASSES:
-            return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
+            return cost_of_weight_pass(self, typ, layer, mode)
         work = self.work(num_samples, mode)
         if typ == "loss":
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
@@ -135,7 +152,7 @@ class TransformerWorkload:
         if is_of_experts(typ, mode):
             return self.experts.kernels(typ, num_samples, layer, mode, style)
         if typ in WEIGHT_PASSES:
-            return KernelList((MemoryPass(typ, bytes_of_weight_pass(self, typ, layer, mode), 1),), 1)
+            return kernels_of_weight_pass(self, typ, layer, mode, style.datatype or self.datatype)
         work = self.work(num_samples, mode)
         if typ == "loss":
             return loss_kernels(self.model, self.units[-1], work, style)
@@ -190,6 +207,8 @@ class TransformerWorkload:
             return self.experts.exchanged_bytes(tensor)
         if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
+        if tensor.__class__ in COMPRESSED_KINDS:
+            return compression.message_bytes(self, tensor)
         sizes, num_parts = self.model.precision, division_of(tensor)
         if isinstance(tensor, Weight):
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
@@ -208,6 +227,8 @@ class TransformerWorkload:
         """Return the bytes that a tensor holds, before a layer has kept more beside its input."""
         if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
+        if tensor.__class__ in COMPRESSED_KINDS:
+            return compression.held_bytes(self, tensor)
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
         size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, division_of(tensor))
         num_held: int = len(tensor.shards)

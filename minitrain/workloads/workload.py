@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, final
 
 from minitrain.errors import UsageError
+from minitrain.workloads.compression import COMPRESSING, Packing, flop_of, multiplications, traffic_of
 from minitrain.workloads.field_faults import choice_fault
 
 NONE: frozenset[int] = frozenset()
@@ -187,27 +188,35 @@ class PassMode:
         num_parts: the parts that the layer is divided into, of which the rank computes one.
         sequence_parallel: whether what parts do not divide is divided along the sequence.
         context: the shards of the sequence that the rank takes through the whole network; None for all of it.
+        packing: what is compressed, or made of messages, where the pass is one of compression.
     """
 
     recompute: Recompute = "none"
     num_parts: int = 1
     sequence_parallel: bool = False
     context: Context | None = None
+    packing: Packing | None = None
 
 
 USUAL = PassMode()
 """The whole layer, everything kept for backward."""
 
 
-WEIGHT_PASSES: Mapping[str, int] = MappingProxyType({"local_copy": 2, "outer_gradient": 3, "outer_update": 5})
+_ARRAYS: Mapping[str, int] = MappingProxyType({"local_copy": 2, "outer_gradient": 3, "outer_update": 5})
 """How often an element's bytes are read or written by what goes through weights and no samples: a copy reads one array
 and writes one, a difference reads two, and Nesterov's step reads weight, momentum and gradient and writes two."""
 
+WEIGHT_PASSES = frozenset((*_ARRAYS, *COMPRESSING))
+"""The passes through a weight or its gradient, and no samples."""
 
-def bytes_of_weight_pass(workload: Any, typ: str, layer: int, mode: PassMode) -> int:
-    """Return the bytes that one of `WEIGHT_PASSES` moves for 1 / `mode.num_parts` of a layer's weight."""
-    num_bytes: int = WEIGHT_PASSES[typ] * workload.load_bytes(1, mode.num_parts, layer)
-    return num_bytes
+
+def cost_of_weight_pass(workload: Any, typ: str, layer: int, mode: PassMode) -> Cost:
+    """Return the cost of one of `WEIGHT_PASSES` for 1 / `mode.num_parts` of a layer's weight."""
+    if mode.packing is not None:
+        products = multiplications(workload, typ, layer, mode.packing)
+        traffic = workload.gradient_bytes * sum((m * k + k * n + m * n) * batch for m, n, k, batch in products)
+        return Cost(flop_of(typ, products), traffic + traffic_of(workload, typ, layer, mode.packing))
+    return Cost(0, _ARRAYS[typ] * workload.load_bytes(1, mode.num_parts, layer))
 
 
 class Workload(Protocol):

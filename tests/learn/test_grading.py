@@ -62,7 +62,7 @@ def events_of(run: mt.Run) -> list[Any]:
 # ---- a program is the run --------------------------------------------------------------------------------------------
 
 
-LOCAL = ("diloco", "local_sgd", "pipedream_2bw")
+LOCAL = ("diloco", "local_sgd", "pipedream_2bw", "powersgd_ddp")
 
 
 @pytest.mark.parametrize("name", LOCAL)

@@ -27,7 +27,7 @@ from minitrain.workloads.transformer_workload import find_workload
 from minitrain.workloads.unit_kernels import Style
 from minitrain.workloads.workload import Context, PassMode
 
-OF_DENSE = ("load_weights", "load_outer_state")
+OF_DENSE = ("load_weights", "load_outer_state", "load_compression")
 RECORDS: dict[str, Any] = {**COMPUTATIONS, **COLLECTIVES, **TRANSFERS}
 
 
@@ -73,7 +73,7 @@ def has_arithmetic(record: Any) -> None:
     """Require an arithmetic, and of dense layers for what they can do."""
     if record.name in COMPUTATIONS and record.family != "final":
         assert callable(getattr(TransformerLayers(TransformerProblem(mt.models()["tiny"])), record.name))
-        is_of_dense = record.family in ("input", "pass", "update", "local") or record.name in OF_DENSE
+        is_of_dense = record.family in ("input", "pass", "update", "local", "compression") or record.name in OF_DENSE
         assert hasattr(DenseLayers(Problem()), record.name) is is_of_dense
 
 
@@ -121,6 +121,7 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "split": ("zbv", {"num_layers": 4}),
     "host": ("fsdp", {"workload": "tiny", "offload": "activations"}),
     "local": ("diloco", {"num_layers": 2, "local_steps": 1}),
+    "compressed": ("powersgd_ddp", {"num_layers": 2, "num_steps": 1}),
     "meetings": (meets, {"num_layers": 1}),
 }
 

@@ -22,7 +22,7 @@ IN_CONTEXT = ["ring_attention", "gathered_context"]
 WITH_WHOLE_LAYERS = ["megatron", "moe", "deepseek_like"]  # tp=1, ep=1: dense layers have no parts
 DIVIDED = [*WITH_WHOLE_LAYERS, *IN_CONTEXT]  # and whole sequences, cp=1
 LOCAL = ["local_sgd", "diloco"]
-DELAYED = ["pipedream_2bw"]
+DELAYED = ["pipedream_2bw", "powersgd_ddp"]
 ALL = ["single", *DATA_PARALLEL, *LOCAL, *DELAYED, *PIPELINES, *ON_A_MESH, *DIVIDED, *SCHEDULED]
 GENERATORS = [name for name in schedules.__all__ if name.islower() and name not in ("validate",)]
 

@@ -33,7 +33,7 @@ SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_
 DIVIDED = ["megatron", "moe", "deepseek_like"]
 IN_CONTEXT = ["ring_attention", "gathered_context"]
 LOCAL = ["local_sgd", "diloco"]
-DELAYED = ["pipedream_2bw"]
+DELAYED = ["pipedream_2bw", "powersgd_ddp"]
 ALL = ["single", *DATA_PARALLEL, *LOCAL, *DELAYED, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED, *IN_CONTEXT]
 
 EXAMPLES: dict[str, Sizes] = {

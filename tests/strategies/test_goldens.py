@@ -22,7 +22,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 AS_SPECIFIED = {"gpipe", "1f1b", "zb_h1", "interleaved_1f1b", "pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp", "megatron"}
 """Pipelines whose goldens wait for each message, as papers and the specification draw them."""
-SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16), "ring_attention": (4, 6, 2), "pipedream_2bw": (2, 4, 16)}
+SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16), "ring_attention": (4, 6, 2)}
+SIZES |= {"pipedream_2bw": (2, 4, 16), "powersgd_ddp": (2, 4, 8)}
 
 
 @pytest.mark.parametrize("name", mt.strategies())

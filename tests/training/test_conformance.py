@@ -27,9 +27,13 @@ import numpy as np  # noqa: E402
 
 import minitrain as mt  # noqa: E402
 from minitrain.proof import arithmetic  # noqa: E402
+from minitrain.proof.compression import decoded, encoded, orthonormal  # noqa: E402
+from minitrain.proof.declared_compression import Exchange  # noqa: E402
 from minitrain.proof.problem import Problem  # noqa: E402
 from minitrain.proof.units import Part, taken  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402
+from minitrain.tensors.compressed import PowerSGD, compressor_of  # noqa: E402
+from minitrain.training import compression  # noqa: E402
 from minitrain.training.checkpoints import read_checkpoint  # noqa: E402
 from minitrain.training.launcher import meeting_place  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
@@ -153,7 +157,7 @@ def require_same(found: dict[str, dict[int | str, Any]], wanted: Mapping[Any, tu
 def names_of(world_size: int) -> list[str]:
     """Return the shipped strategies, with options, that so many ranks can run."""
     divide = {name.partition(":")[0] for names in DIVIDES[world_size].values() for name in names} - {"megatron"}
-    others = {*divide, *NOT_BY[world_size], *LOCAL, "pipedream_2bw"}
+    others = {*divide, *NOT_BY[world_size], *LOCAL, "pipedream_2bw", "powersgd_ddp"}
     names = [name for name in mt.strategies() if name not in others]
     return [f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names]
 
@@ -204,6 +208,50 @@ def test_steps_in_turn_are_those_of_their_reference(world_size: int, strategy: s
         np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
         moments = states[layer].reshape(adam.num_moments, -1)
         np.testing.assert_allclose(layers[layer][1].numpy(), moments, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("how", ["powersgd:2", "topk:0.1"])
+def test_compressed_steps_are_those_of_their_papers(how: str, tmp_path: Path) -> None:
+    """Two rounds of two workers: the second goes on with the errors and the factors that the first has left."""
+    problem, steps, num_layers, width = Problem(), 4, 3, Problem().width
+    adam, size = problem.optimizer, BATCH // (steps * 2)
+    states = [np.zeros((adam.num_moments, width, width)) for _ in range(num_layers)]
+    weights = [problem.initial_weight(layer) for layer in range(num_layers)]
+    compressor: Any = compressor_of(how)
+    exchanges = [Exchange(compressor, layer, ((width, width),)) for layer in range(num_layers)]
+    for number in range(2 * steps):
+        first, sent = number % steps * 2 * size, list[list[Any]]([[] for _ in range(num_layers)])
+        for worker in range(2):
+            chosen = slice(first + worker * size, first + (worker + 1) * size)
+            seen = [problem.inputs(BATCH)[chosen]]
+            for weight in weights:
+                seen.append(arithmetic.forward(seen[-1], weight))
+            grad = (seen.pop() - problem.targets(BATCH)[chosen]) / (2 * size)
+            for layer in reversed(range(num_layers)):
+                sent[layer].append(arithmetic.backward_weight(seen[layer], grad).ravel())
+                grad = arithmetic.backward_input(seen[layer], grad, weights[layer])
+        for layer, exchange in enumerate(exchanges):
+            found = exchange.of(sent[layer]).reshape(width, width)
+            weights[layer], states[layer] = adam.step(weights[layer], found, states[layer], number + 1)
+    dense: dict[str, Any] = {"num_layers": num_layers, "workload": DenseRows(width, 8)}
+    (layers,) = trained([f"powersgd_ddp:num_steps={steps},compression={how}"], 2, tmp_path, steps=2, **dense).values()
+    for layer, wanted in enumerate(weights):
+        np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("how", ["int8:16", "fp8:16", "int4:16+feedback", "topk:0.3", "powersgd:3"])
+def test_messages_are_the_bytes_that_prices_count_and_say_what_proofs_say(how: str) -> None:
+    compressor: Any = compressor_of(how)
+    values = np.random.default_rng(5).normal(size=(7, 11)).ravel()
+    if isinstance(compressor, PowerSGD):
+        columns = np.random.default_rng(6).normal(size=(2, 7, 3))
+        np.testing.assert_allclose(compression.orthonormal(torch.tensor(columns)), orthonormal(columns), atol=1e-12)
+        return
+    message = compression.encoded(compressor, torch.tensor(values))
+    assert message.numel() == compressor.message_bytes(((7, 11),), 1.0, 8)
+    found = compression.decoded(compressor, message, torch.tensor(values)).numpy()
+    wanted = decoded(compressor, encoded(compressor, values), values.size)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)  # scales are in single precision
 
 
 def rounds_of_diloco(num_rounds: int, num_layers: int, local_steps: int) -> list[Any]:

@@ -25,7 +25,9 @@ from minitrain.machine.devices.operations import ELEMENT_BYTES, Program, known_d
 from minitrain.machine.devices.simulator import DeviceSimulator, make_simulator
 from minitrain.machine.predictor import DevicePredictor, make_topology
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, bytes_of_weight_pass
+from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
+from minitrain.workloads import compression
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, cost_of_weight_pass
 
 _OPTIMIZER_ARRAYS = 3  # a step reads and writes as the specified layer's does
 _NOTHING = Program(())
@@ -84,11 +86,21 @@ class JaxLayer:
                 f"a layer returns activations of the shape that it takes, {taken}, got {getattr(found, 'shape', found)}"
             )
         *of_weights, _ = jaxpr.in_avals
-        self.weight_elements: int = sum(math.prod(array.shape) for array in of_weights)
+        self.shapes: Shapes = tuple(tuple(array.shape) for array in of_weights)
+        self.weight_elements: int = sum(map(math.prod, self.shapes))
 
     def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike, as below)
         """Return how many elements the weights have."""
         return self.weight_elements
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of a gradient."""
+        return self.bytes_per_element
+
+    def matrices(self, layer: int) -> Shapes:  # noqa: ARG002
+        """Return the shapes of the layer's weights."""
+        return self.shapes
 
     def _program(self, typ: str, num_samples: int) -> Program:
         """Return what a pass runs."""
@@ -102,7 +114,7 @@ class JaxLayer:
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:
         """Return the cost of a pass; the loss is free."""
         if typ in WEIGHT_PASSES:
-            return Cost(0, bytes_of_weight_pass(self, typ, layer, mode))
+            return cost_of_weight_pass(self, typ, layer, mode)
         _require_whole(mode.num_parts)
         if typ not in _PASSES:
             return Cost(0, 0)
@@ -126,6 +138,8 @@ class JaxLayer:
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
+        if tensor.__class__ in COMPRESSED_KINDS:
+            return compression.message_bytes(self, tensor)
         if isinstance(tensor, Activation | ActivationGrad):
             return self.bytes_per_element * self.sample_elements * len(tensor.samples)
         if isinstance(tensor, Weight | WeightGrad):
@@ -142,6 +156,8 @@ class JaxLayer:
         """Return the elements that a tensor holds: the share of shards times the weights, or its samples."""
         if isinstance(tensor, Activation | ActivationGrad):
             return self.sample_elements * len(tensor.samples)
+        if tensor.__class__ in COMPRESSED_KINDS:
+            return compression.held_bytes(self, tensor) / self.bytes_per_element
         if isinstance(tensor, Weight | WeightGrad | OptState):
             return len(tensor.shards) / tensor.num_shards * self.weight_elements
         return float(tensor.memory())

@@ -17,6 +17,7 @@ from minitrain.errors import LawError
 from minitrain.operations.collectives import describe
 from minitrain.source_lines import present_place
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Sharded, Weight, WeightGrad
+from minitrain.tensors.compressed import CompressedGrad
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import COPIES, WeightGradPart, in_pieces, num_summed
@@ -294,7 +295,7 @@ def require_gatherable(op: str, values: Sequence[Any], result: Any, members: Mem
     else:
         held, num_shards = attrgetter("sequence.shards"), first_value.sequence.num_shards
     num_gathered = num_shards if in_pieces(first_value) and not in_pieces(result) else len(held(result))
-    if sum(map(len, map(held, values))) != num_gathered:
+    if sum(map(len, map(held, values))) != num_gathered and not isinstance(first_value, CompressedGrad):
         shard, first, second = _first_twice(list(map(held, values)), members)
         raise LawError(
             f"{op}: shard {shard} of {num_shards} of layer {result.layer} comes twice, from {first} and from "

@@ -53,6 +53,7 @@ _LAWS: dict[str, Callable[[str, Sequence[Any], Any, Members], None]] = {
 }
 _MAKING = frozenset(record.name for record in COMPUTATIONS.values() if record.makes_new)
 _UPDATES = frozenset(names_of("update"))
+_COMPRESSING = frozenset(names_of("compression"))
 _LOADS = frozenset(names_of("load"))
 _WHOLE = frozenset(KINDS)  # kinds of which all members get equal results, unless these are shards
 _UNLOGGED = frozenset(record.name for record in COMPUTATIONS.values() if record.event is None)
@@ -147,6 +148,11 @@ class StrictAccounting(Observer):
                 )
                 given, results = (*given[:2], given[3]), (state,)
             self._after_update(ledger, op, given, results)
+        elif op in _COMPRESSING:
+            first = made[0]
+            fields, line = FIELDS[first.__class__](first), ledger.lines.calling()
+            first._origin = new_origin(ledger, first._units, fields, ledger.step, line)
+            self._after_update(ledger, op, given, made[1:])
         elif op == "set_final_weight":
             _keep_a_copy(model, ledger, *given)
         else:

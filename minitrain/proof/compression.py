@@ -1,0 +1,189 @@
+"""The numbers of compressed gradients: what a worker sends, keeps, and makes of what all have sent.
+
+Elements are those of a layer that train and that the rank holds, in their order, as one vector; PowerSGD sees its
+matrices. `minitrain.proof.declared_compression` has the same once more, from the papers' equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, final
+
+import numpy as np
+
+from minitrain.engine.executors import Computed
+from minitrain.proof.arithmetic import Array
+from minitrain.proof.arrays import Flat, held, placed
+from minitrain.proof.problem import Problem, TransformerProblem
+from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """What workers have sent: a piece from each, or sums.
+
+    Args:
+        pieces: codes and scales, or places and elements, of each worker; or one list of factors, which are summed.
+    """
+
+    pieces: tuple[Any, ...]
+
+    def combine(self, other: Message) -> Message:
+        """Return the messages of both."""
+        return Message(self.pieces + other.pieces)
+
+    def add(self, other: Message) -> Message:
+        """Return the sums of factors."""
+        (mine,), (theirs,) = self.pieces, other.pieces
+        return Message(([one + another for one, another in zip(mine, theirs, strict=True)],))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """What a worker keeps.
+
+    Args:
+        error: what its messages have lacked so far; between messages, what is to be sent.
+        seconds: the second factors of the last step, by matrix.
+        firsts: the first factors of this step, orthonormal, and the sums of what is sent whole.
+    """
+
+    error: Array
+    seconds: list[Array]
+    firsts: tuple[list[Array], list[Array]] = ((), ())  # type: ignore[assignment]
+
+
+class Compressing:
+    """The operations of a rank that compresses gradients; to be extended by its layers."""
+
+    problem: Problem | TransformerProblem
+
+    def load_compression(self, done: Computed, weight: Flat) -> Memory:
+        """Return no error, and random factors."""
+        here, shapes = self._here(done.layer, _at_home(weight.values))
+        how = done.made.how
+        if not isinstance(how, PowerSGD):
+            return Memory(np.zeros(int(here.sum())), [])
+        seconds = [how.first_factor(done.layer, place, shape) for place, shape in enumerate(shapes) if how.takes(shape)]
+        return Memory(np.zeros(int(here.sum())), seconds)
+
+    def compress(self, done: Computed, grad: Flat, memory: Memory) -> tuple[Message, Memory]:
+        """Return the first message of a gradient with the error so far."""
+        values = _at_home(grad.values)
+        here, shapes = self._here(done.layer, values)
+        how, given = done.made[0].how, values[here] + memory.error
+        if isinstance(how, PowerSGD):
+            seconds = iter(memory.seconds)
+            sent = [m @ next(seconds) if how.takes(m.shape) else m for m in _matrices(given, shapes)]
+            return Message((sent,)), replace(memory, error=given)
+        piece = encoded(how, given)
+        lacks = given - decoded(how, piece, given.size) if how.feedback else memory.error
+        return Message((piece,)), replace(memory, error=lacks)
+
+    def second_factor(self, done: Computed, sums: Message, memory: Memory) -> tuple[Message, Memory]:
+        """Return what a worker's matrices give with the first factors of all, made orthonormal."""
+        how, (found,) = done.made[0].how, sums.pieces
+        _, shapes = self._here(done.layer)
+        firsts = [orthonormal(each) for each, shape in zip(found, shapes, strict=True) if how.takes(shape)]
+        whole = [each for each, shape in zip(found, shapes, strict=True) if not how.takes(shape)]
+        own = [m for m in _matrices(memory.error, shapes) if how.takes(m.shape)]
+        seconds = [m.swapaxes(-1, -2) @ first for m, first in zip(own, firsts, strict=True)]
+        return Message((seconds,)), replace(memory, firsts=(firsts, whole))
+
+    def decompress(self, done: Computed, sent: Message, memory: Memory) -> tuple[Flat, Memory]:
+        """Return the sum that messages stand for, and a worker's error for the next step."""
+        grad, how = done.made[0], done.made[1].how
+        here, shapes = self._here(done.layer)
+        if not isinstance(how, PowerSGD):
+            here = here & held(grad.shards, grad.num_shards, here.size)
+            found = sum(decoded(how, piece, int(here.sum())) for piece in sent.pieces)
+            return self._gradient(here, found, grad), memory
+        seconds, (firsts, whole) = sent.pieces[0], memory.firsts
+        factors, rest, workers = iter(zip(firsts, seconds, strict=True)), iter(whole), done.model._semantics.workers
+        made, lacks = [], []
+        for own in _matrices(memory.error, shapes):
+            if how.takes(own.shape):
+                first, second = next(factors)
+                made.append((first @ second.swapaxes(-1, -2)).ravel())
+                lacks.append(own.ravel() - made[-1] / workers)
+            else:
+                made.append(next(rest).ravel())
+                lacks.append(np.zeros(own.size))
+        memory = Memory(np.concatenate([memory.error[:0], *lacks]), list(seconds))
+        return self._gradient(here, np.concatenate([memory.error[:0], *made]), grad), memory
+
+    def _gradient(self, here: Any, found: Any, grad: Any) -> Flat:
+        """Return elements where they are in a layer: zero where nothing trains, NaN where nothing is held."""
+        values = np.full(here.size, 0.0 if grad.is_complete() else np.nan)
+        values[here] = found
+        return Flat(placed(values, self.problem))
+
+    def _here(self, layer: int, values: Array | None = None) -> tuple[Any, Shapes]:
+        """Return which elements of a layer train and are held, and the shapes of its weights."""
+        mask, shapes = self.problem.trained(layer)
+        return (mask if values is None else mask & ~np.isnan(values)), shapes
+
+
+def _at_home(values: Any) -> Array:
+    """Return numbers in NumPy's memory, where messages are made."""
+    return values.home() if hasattr(values, "home") else values  # type: ignore[no-any-return]  # an array either way
+
+
+def _matrices(values: Array, shapes: Shapes) -> Iterator[Array]:
+    """Yield the weights of a layer in their shapes."""
+    start = 0
+    for shape in shapes:
+        yield values[start : start + prod(shape)].reshape(shape)
+        start += prod(shape)
+
+
+def orthonormal(columns: Array) -> Array:
+    """Return orthonormal columns that span the same, by the Gram-Schmidt procedure; 0 for those that add nothing."""
+    found = np.zeros_like(columns)
+    for k in range(columns.shape[-1]):
+        rest = column = columns[..., k : k + 1]
+        for _ in range(2):  # what rounding has left of the columns before goes with the second time
+            rest = rest - found @ (found.swapaxes(-1, -2) @ rest)
+        length, least = (np.sqrt((each**2).sum(-2, keepdims=True)) for each in (rest, column))
+        is_new = length > 1e-10 * least
+        found[..., k : k + 1] = np.where(is_new, rest / np.where(is_new, length, 1), 0)
+    return found
+
+
+def encoded(how: Compressor, values: Array) -> tuple[Any, Array]:
+    """Return what is sent of some elements: places and elements, or codes and scales."""
+    if isinstance(how, TopK):
+        places = np.sort(np.argsort(-np.abs(values), kind="stable")[: how.kept(values.size)])
+        return places, values[places]
+    assert isinstance(how, Quantised)
+    blocks = np.pad(values, (0, -values.size % how.block)).reshape(-1, how.block)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    scales = np.where(largest > 0, largest, 1) / CODES[how.codes][1]
+    codes = e4m3(blocks / scales) if how.codes == "fp8" else np.rint(blocks / scales)
+    return codes.ravel()[: values.size], scales.ravel()
+
+
+def decoded(how: Compressor, piece: tuple[Any, Array], size: int) -> Array:
+    """Return the elements that a message stands for."""
+    first, second = piece
+    if isinstance(how, TopK):
+        values = np.zeros(size)
+        values[first] = second
+        return values
+    assert isinstance(how, Quantised)
+    return np.asarray(first * np.repeat(second, how.block)[:size])
+
+
+def e4m3(values: Array) -> Array:
+    """Return the nearest numbers of FP8 with 4 bits of exponent and 3 of mantissa (Micikevicius et al. 2022).
+
+    >>> e4m3(np.array([0.3, 17.0, -448.0, 0.001]))
+    array([   0.3125  ,   16.      , -448.      ,    0.001953125])
+    """
+    exponents = np.maximum(np.frexp(values)[1] - 1, -6)
+    steps = np.ldexp(1.0, exponents - 3)
+    return np.asarray(np.clip(np.rint(values / steps) * steps, -448, 448))
