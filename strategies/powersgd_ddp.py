@@ -51,11 +51,9 @@ async def powersgd_ddp(
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer)
-    for layer in layers:
-        weights[layer] = model.local_copy(layer, weights[layer])
         opt_states["sent", layer] = model.load_compression(layer, weights[layer])
 
-    for step in range(num_steps):
+    for step in model.steps():
         own_share = share(model.global_batch_size, shares, step * model.world_size + model.rank)
         batches = microbatches(own_share, microbatch_size, "powersgd_ddp")
         for samples in batches:

@@ -196,10 +196,10 @@ def approximate_steps(steps: int | str, compression: Any) -> Callable[[S], S]:
     """Declare steps whose gradients are sent in fewer bytes than they have; to be put before a strategy.
 
     The run's batch has the samples of all steps, one after the other, and of a step each rank has an equal, contiguous
-    part: `model.samples_of_rank(steps * world_size, step * world_size + rank)`. The strategy makes the weights of the
-    first step by `model.local_copy`, and for each layer a state by `model.load_compression`. In each step every rank
-    takes its gradient through `model.compress`, a collective and `model.decompress` (PowerSGD: `model.second_factor`
-    and another all_reduce between), and updates with what comes of that.
+    part: step t of `for t in model.steps()` takes `model.samples_of_rank(steps * world_size, t * world_size + rank)`.
+    The strategy makes for each layer a state by `model.load_compression`. In each step every rank takes its gradient
+    through `model.compress`, a collective and `model.decompress` (PowerSGD: `model.second_factor` and another
+    all_reduce between), and updates with what comes of that.
 
     Args:
         steps: how many, or the name of the option that says it.

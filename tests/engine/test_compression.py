@@ -87,8 +87,7 @@ REFUSED: dict[str, Any] = {
     ),
     "the state before the last step's error": (
         (_STATE, _STATE + '\n            opt_states["sent", layer] = old[layer]'),
-        ("    for layer in layers:\n        weights[layer] = model.local",
-         "    old = {}\n    for layer in layers:\n        weights[layer] = model.local"),
+        ("    sent: dict", "    old: dict[int, Any] = {}\n    sent: dict"),
         ('        opt_states["sent", layer] = model.load_compression(layer, weights[layer])',
          '        opt_states["sent", layer] = old[layer] = model.load_compression(layer, weights[layer])'),
         "was overwritten",
@@ -130,7 +129,7 @@ REFUSED: dict[str, Any] = {
          "            weights[layer], opt_states[layer] = model.update"),
         "takes an exact gradient of a whole layer, got ApproximateGrad",
     ),
-    "a step left out": (("step in range(num_steps):", "step in range(num_steps - 1):"), "must have seen all 3"),
+    "a step left out": (("step in model.steps():", "step in range(num_steps - 1):"), "must have seen all 3"),
     "compressed with exact ones added": (
         ("            weights[layer], opt_states[layer] = model.update",
          "            grad_weights[layer] = grad_weights[layer] + grad_weights[layer].__class__.__mro__[1](\n"

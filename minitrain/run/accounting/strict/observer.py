@@ -163,7 +163,8 @@ class StrictAccounting(Observer):
     def _after_update(ledger: Ledger, op: str, given: tuple[Any, ...], made: tuple[Any, ...]) -> None:
         """Let the buffers of a weight and its state be those of the results."""
         overwritten = [value for value in given[2:] if value is not None]
-        note_update(ledger, overwritten[0])
+        if op in _UPDATES:
+            note_update(ledger, overwritten[0])
         overwrite = Overwrite(op, ledger.lines.calling())
         for old, new in zip(overwritten, made, strict=True):
             origin = old._origin
