@@ -327,7 +327,8 @@ def grade_files(
         places (PLACE): Submissions, folders of them, or patterns such as '*.py'.
         exercise (N): Of all files; else by their names and functions.
         exercises (DIR): A folder of exercises of your own; the shipped ones by default.
-        form (FORM): text, table, csv, json, junit or gradescope; text for one submission, table for more by default.
+        form (FORM): text, table, csv, gradebook (a line a student), json, junit or gradescope; text for one submission,
+            table for more by default.
         together: Each folder is one student's; else each entry of it is a submission.
         jobs (N): Submissions at a time; one a core by default.
         seconds (S): Time that a submission may take.

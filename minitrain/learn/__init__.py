@@ -18,7 +18,8 @@ May import: the rooms up to `proof`. Open `grader` first. The exercises that are
 | `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
 | `causes` | says where a deadlock, or a run beyond its budget, comes from |
 | `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |
-| `submissions`, `classes`, `report`, `roster`, `leaderboard` | find what was handed in, grade it, write grades down |
+| `submissions`, `uploads`, `classes` | find what was handed in, and grade it |
+| `report`, `roster`, `leaderboard` | write grades down |
 | `picture`, `unfinished`, `solution` | are for learners: a run beside the reference's, drawn; a reference as one file |
 | `verify`, `secret_sizes`, `package`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
 """

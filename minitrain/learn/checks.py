@@ -47,12 +47,11 @@ class Judged(dict[str, CheckResult]):
 
 
 def prepare_judgement(exercise: Exercise, case: Case) -> None:
-    """Compute in advance what a transformer's judgement needs: its budgets and the result of a single device.
+    """Compute in advance what a judgement needs: its budgets, and a transformer's result of a single device.
 
     This takes long, and must not count as the submission's time.
     """
-    if case.workload is not None:
-        budget_for(exercise, case)
+    budget_for(exercise, case)
     if case.workload is not None and case.is_proven:
         from minitrain.proof.reference import transformer_reference  # noqa: PLC0415  (only for a proof)
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415
@@ -68,7 +67,7 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
         exercise: what was asked.
         case: the sizes.
         found: programs and lines of the ranks, or an error.
-        seconds: real time that the grader's own run of the programs may take, s.
+        seconds: processor time that the grader's own run of the programs may take, s.
 
     Returns:
         A result for each check that was made.

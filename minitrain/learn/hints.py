@@ -61,6 +61,11 @@ _MISTAKES = (
         "`grad = await model.all_reduce(grad, layer)`",
     ),
     _Mistake(
+        "module", r"No module named",
+        "a submission may import minitrain, numpy, Python's library and files that are handed in with it: put these "
+        "beside it, in one folder or zip, under the names by which they are imported, or all into one file",
+    ),
+    _Mistake(
         "no_await", r"can't be used in 'await' expression",
         "only communication is awaited (all_reduce, send, receive, ...); load_weights, forward, loss, backward and "
         "update are plain calls",

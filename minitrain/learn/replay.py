@@ -1,8 +1,8 @@
 """Replaying a recorded program on the grader's own engine, through the public operations of its models.
 
 A program comes from a submission's process and may hold anything. A step of another form, or one that names a tensor
-that does not exist, is an error of the submission. Laws, numbers, clocks and memory are those of the replay. Its real
-time and the number of its tensors are limited.
+that does not exist, is an error of the submission. Laws, numbers, clocks and memory are those of the replay. Its
+processor time and the number of its tensors are limited.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def replayed(
     Args:
         programs: steps of the ranks.
         name: of the strategy.
-        seconds: real time that all ranks together may take, s.
+        seconds: processor time that all ranks together may take, s.
         watch: called after each step with the rank's player and the number of the step.
     """
-    end = time.monotonic() + seconds
+    end = time.process_time() + seconds  # a machine that is busy must cost nobody a grade
 
     async def strategy(model: Model) -> Model:
         player = Player(model)
@@ -69,7 +69,7 @@ def replayed(
 
 def _require_within(model: Model, number: int, steps: int, end: float, seconds: float) -> None:
     """Require that the grader's run of a program has time left."""
-    if time.monotonic() > end:
+    if time.process_time() > end:
         raise StrategyError(
             f"the grader's own run of it was stopped after {seconds:.3g} s, at step {number} of {steps} of rank "
             f"{model.rank}; let it do fewer operations",

@@ -1,4 +1,4 @@
-"""Grades, written down: as text, a table, CSV, JSON, JUnit XML, or Gradescope's `results.json`."""
+"""Grades, written down: as text, a table, CSV, a gradebook, JSON, JUnit XML, or Gradescope's `results.json`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -71,6 +72,27 @@ def as_csv(rows: Sequence[Row]) -> str:
             " ".join(row.alike),
         )
         writer.writerow([_cell(fact) if isinstance(fact, str) else fact for fact in facts])
+    return written.getvalue().rstrip("\n")
+
+
+def as_gradebook(rows: Sequence[Row]) -> str:
+    """Return one line a student, with the best score of each exercise, as CSV; what was not handed in is empty."""
+    best: dict[str, dict[str, int]] = {}
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        scores = best.setdefault(row.student or row.file, {})
+        if row.grade is None:
+            reasons.setdefault(row.student or row.file, []).append(f"{Path(row.file).name}: {row.failure}")
+        else:
+            scores[row.exercise] = max(row.score, scores.get(row.exercise, 0))
+    exercises = sorted({exercise for scores in best.values() for exercise in scores})
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(["student", *exercises, "total", "not_graded"])
+    for student, scores in sorted(best.items()):
+        cells = [scores.get(exercise, "") for exercise in exercises]
+        not_graded = _cell("; ".join(reasons.get(student, ())))
+        writer.writerow([_cell(student), *cells, sum(scores.values()), not_graded])
     return written.getvalue().rstrip("\n")
 
 
@@ -179,6 +201,7 @@ FORMATS: Mapping[str, Callable[[Sequence[Row]], Any]] = {
     "text": as_text,
     "table": as_table,
     "csv": as_csv,
+    "gradebook": as_gradebook,
     "json": as_json,
     "junit": as_junit,
     "gradescope": as_gradescope,

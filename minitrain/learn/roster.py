@@ -3,7 +3,7 @@
 Columns, order and other rows stay as they are, so that the platform takes the table back. An exercise has the column
 that begins with its name, or a new one. A student is found by a cell, or by two neighbouring cells (first and last
 name), whatever the case, the order and the signs between; else by a number of at least four digits in the name, as
-platforms put into the names of files that they collect.
+platforms put into the names of files that they collect; else by the name without its numbers.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ def _spellings(text: str) -> tuple[str, str]:
 
 def _found(student: str, places: dict[str, set[int]]) -> set[int]:
     """Return the lines that may be a student's."""
-    whole = {line for key in _spellings(student) if key for line in places.get(key, ())}
-    return whole or {line for number in _NUMBER.findall(student) for line in places.get(number, ())}
+    keys = (_spellings(student), _NUMBER.findall(student), _spellings(_NUMBER.sub(" ", student)))
+    found = ({line for key in some if key for line in places.get(key, ())} for some in keys)
+    return next(filter(None, found), set())
 
 
 def _column(lines: list[list[str]], exercise: str) -> int:

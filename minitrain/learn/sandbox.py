@@ -31,6 +31,7 @@ from minitrain.learn.isolation import HERE, Isolation, command_for, from_worker,
 from minitrain.learn.notebook import code_of
 from minitrain.learn.readable import packages
 from minitrain.learn.result import printable
+from minitrain.learn.uploads import own_name
 from minitrain.learn.wire import decoded
 from minitrain.machine import load_config
 
@@ -183,7 +184,8 @@ def _stage(home: Path, file: Path, beside: Sequence[Path], *, own_copy: bool) ->
     for name, path in packages().items():
         (home / "packages" / (f"{name}{path.suffix}" if path.is_file() else name)).symlink_to(path)
     for path in (*beside, file):
-        staged = (home / SUBMISSION / path.relative_to(file.parent)).with_suffix(".py")
+        own = own_name(path.name) if path is not file else path.name  # a helper is imported by its author's name
+        staged = (home / SUBMISSION / path.relative_to(file.parent).with_name(own)).with_suffix(".py")
         staged.parent.mkdir(parents=True, exist_ok=True)
         staged.write_bytes(source_of(path))
     return staged

@@ -12,12 +12,13 @@ import hashlib
 import keyword
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minitrain.errors import UsageError
 from minitrain.learn.exercise import Exercise
 from minitrain.learn.sandbox import NOTEBOOK, source_of
+from minitrain.learn.uploads import own_name, upload_of
 
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+\.*[ \t]*(\w+)|import[ \t]+([^\n;#]+))", re.MULTILINE)
 _PATTERN = frozenset("*?[")
@@ -121,7 +122,8 @@ class _Finder:
 
     def _file(self, path: Path, name: str, folder: str) -> Submission:
         """Return the submission of a file that lies among those of others, none of which it may import."""
-        student = folder if self._is_named_by_exercise(path) else path.stem
+        upload = upload_of(path.name)
+        student = upload.student if upload else folder if self._is_named_by_exercise(path) else path.stem
         reason = _why_not(path)
         if reason:
             return Submission(name, path, reason=reason, student=student)
@@ -133,7 +135,8 @@ class _Finder:
 
     def _is_named_by_exercise(self, path: Path) -> bool:
         """Return whether a file's name says what it is for, and nothing else."""
-        return any(path.stem in (exercise.name, exercise.function) for exercise in self._exercises)
+        stem = Path(own_name(path.name)).stem
+        return any(stem in (exercise.name, exercise.function) for exercise in self._exercises)
 
     def _student(self, folder: Path, root: Path) -> Iterator[Submission]:
         """Yield the submissions of a student's folder, one for each file that is for an exercise.
@@ -141,15 +144,17 @@ class _Finder:
         A file that is named by an exercise and cannot be graded is one too, with its reason; without any other, so is
         each that cannot be graded.
         """
+        upload = upload_of(folder.name)
+        student = upload.student if upload else folder.name
         files = {path: _why_not(path) for path in sorted(folder.rglob("*")) if _is_work(path, folder)}
         graded = [path for path, reason in files.items() if not reason]
         found = [(path, exercise) for path in graded if (exercise := exercise_of(path, self._exercises)) is not None]
         if not found and self._known and len(graded) == 1:
             found = [(graded[0], self._known)]
         for path, exercise in found:
-            yield Submission(str(path.relative_to(root)), path, exercise, beside=imported(path), student=folder.name)
+            yield Submission(str(path.relative_to(root)), path, exercise, beside=imported(path), student=student)
         failed = [
-            Submission(str(path.relative_to(root)), path, reason=reason, student=folder.name)
+            Submission(str(path.relative_to(root)), path, reason=reason, student=student)
             for path, reason in files.items()
             if reason and (self._is_named_by_exercise(path) or (not found and path.suffix in _SOURCES))
         ]
@@ -157,7 +162,7 @@ class _Finder:
         if not found and not failed:
             name = folder.name if folder == root else str(folder.relative_to(root))
             others = ", ".join(path.name for path in [*files][:_MOST_NAMED]) or "nothing"
-            yield Submission(name, folder, reason=f"{self._nothing()}; it has {others}", student=folder.name)
+            yield Submission(name, folder, reason=f"{self._nothing()}; it has {others}", student=student)
 
     def _nothing(self) -> str:
         """Return that nothing is there for an exercise."""
@@ -247,9 +252,9 @@ def _is_text(source: bytes) -> bool:
 
 def exercise_of(path: Path, exercises: Sequence[Exercise]) -> Exercise | None:
     """Return the exercise that a file is for, by its name or by the function that it defines."""
-    text = source_of(path).decode(errors="replace")
+    text, stem = source_of(path).decode(errors="replace"), Path(own_name(path.name)).stem
     for exercise in exercises:
-        if path.stem in (exercise.name, exercise.function) or path.stem.startswith(f"{exercise.number}_"):
+        if stem in (exercise.name, exercise.function) or stem.startswith(f"{exercise.number}_"):
             return exercise
     for form in ("async def {}(", "\ndef {}("):
         defined = [exercise for exercise in exercises if form.format(exercise.function) in f"\n{text}"]
@@ -268,7 +273,7 @@ def imported(path: Path) -> list[Path]:
     found: dict[Path, None] = {}
     while waiting and len(found) < MOST_BESIDE:
         for name in _imported_names(waiting.pop()):
-            for file in _files_of(folder, name):
+            for file in _files_of(folder, name) or _renamed(path, name):
                 if file not in found and file.resolve() != path.resolve() and not _why_not(file):
                     found[file] = None
                     waiting.append(file)
@@ -282,6 +287,13 @@ def _imported_names(path: Path) -> set[str]:
         lists = [module or names for module, names in _IMPORT.findall(text)]
         return {name.strip().partition(".")[0].partition(" ")[0] for names in lists for name in names.split(",")}
     return set()
+
+
+def _renamed(path: Path, name: str) -> list[Path]:
+    """Return the file of a module as a learning platform has renamed it, beside a file of the same student."""
+    own = upload_of(path.name)
+    uploads = ((other, upload_of(other.name)) for other in sorted(path.parent.glob(f"*{name}*.py"))) if own else ()
+    return [other for other, upload in uploads if own and upload and upload == replace(own, name=f"{name}.py")][:1]
 
 
 def _files_of(folder: Path, name: str) -> list[Path]:

@@ -23,6 +23,7 @@ from minitrain.learn.classes import MOST_MEMORY, grade_all, grade_one, key_of
 from minitrain.learn.report import as_csv
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits
 from minitrain.learn.submissions import find_submissions, fingerprint, imported
+from minitrain.learn.uploads import own_name, upload_of
 from tests.learn.exercises.sources import DDP, changed
 
 OWN = "range(model.rank, model.global_batch_size, model.world_size)"
@@ -390,3 +391,34 @@ def test_imports_are_found_without_a_parser(tmp_path: Path) -> None:
     assert sorted(path.stem for path in imported(tmp_path / "main.py")) == sorted(names)
     (tmp_path / "main.py").write_text("import " + ".".join("a" * 330_000))  # gigabytes for Python's parser
     assert imported(tmp_path / "main.py") == []
+
+
+NAMES = {  # of a file or folder as a platform has it, what its author called it, and the student
+    "smithalice_4711_99012_02_ddp.py": ("02_ddp.py", "smithalice_4711"),
+    "smithalice_LATE_4711_99012_helper-1.py": ("helper.py", "smithalice_4711"),
+    "Alice Smith_4711_assignsubmission_file_helper.py": ("helper.py", "Alice Smith"),
+    "Alice Smith_4711_assignsubmission_file_": ("Alice Smith_4711_assignsubmission_file_", "Alice Smith"),
+    "Exercise 2_asmith_attempt_2026-11-26-10-00-00_my_ddp.py": ("my_ddp.py", "asmith"),
+    "02_ddp.py": ("02_ddp.py", ""),
+    "my_solution_3.py": ("my_solution_3.py", ""),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_platform_makes_of_a_name_is_read(name: str) -> None:
+    own, student = NAMES[name]
+    upload = upload_of(name)
+    assert (own_name(name), upload.student if upload else "") == (own, student)
+
+
+def test_a_helper_that_a_platform_has_renamed_is_found_beside_those_of_others(tmp_path: Path) -> None:
+    files = {}
+    for student in ("ann_1111", "bob_2222"):
+        files |= {f"{student}_9001_02_ddp.py": WITH_HELPER, f"{student}_9002_helper.py": HELPER}
+    write(tmp_path, {**files, "Eve_3333_assignsubmission_file_/ddp.py": DDP})
+    found = find_submissions([tmp_path], shipped_exercises())
+    assert [one.student for one in found] == ["Eve", "ann_1111", "bob_2222"]
+    assert [[path.name for path in one.beside] for one in found[1:]] == [
+        ["ann_1111_9002_helper.py"],
+        ["bob_2222_9002_helper.py"],
+    ]

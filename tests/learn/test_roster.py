@@ -50,6 +50,7 @@ def test_scores_go_into_the_exercises_column(tmp_path: Path) -> None:
         graded("Jane Doe", passes=False),  # the other attempt counts, and not the 17 of before
         graded("DOE_jane"),
         graded("roerichard_67890_5511_ddp"),
+        graded("roerichard_99999"),  # the number of another term
         graded("Tom Twin"),
         graded("nobody"),
         graded("rroe", "03_zero1"),
