@@ -51,7 +51,7 @@ Handed = tuple[dict[str, str | bytes], int | None, str]
 
 def notebook(source: str) -> str:
     """Return a notebook with a cell of a function and one that plays."""
-    cells = [
+    cells: list[dict[str, object]] = [
         {
             "cell_type": kind,
             "metadata": {},

@@ -49,6 +49,7 @@ def require(rows: Sequence[dict[str, Any]], students: dict[str, Handed]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # of a machine that others use too
 def test_sixty_are_graded_interrupted_twice_resumed_and_exported(tmp_path: Path) -> None:
     folder, results, students = tmp_path / "class", tmp_path / "rows.jsonl", in_time()
     write_class(folder, students)

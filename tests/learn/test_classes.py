@@ -412,7 +412,7 @@ def test_what_a_platform_makes_of_a_name_is_read(name: str) -> None:
 
 
 def test_a_helper_that_a_platform_has_renamed_is_found_beside_those_of_others(tmp_path: Path) -> None:
-    files = {}
+    files: dict[str, str | bytes] = {}
     for student in ("ann_1111", "bob_2222"):
         files |= {f"{student}_9001_02_ddp.py": WITH_HELPER, f"{student}_9002_helper.py": HELPER}
     write(tmp_path, {**files, "Eve_3333_assignsubmission_file_/ddp.py": DDP})
