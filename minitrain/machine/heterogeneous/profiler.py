@@ -18,7 +18,7 @@ Verification compares what was found with the claims of the device's hardware co
 
 A rate above the peak fails too, since a clock, a config or a result must be wrong. A rate is too low when even the best
 sample is too slow. If the best sample is not, but samples scatter by more than 15 % or their median is too slow, the
-machine was busy, and the claim is *inconclusive*.
+machine was busy, and the claim is *inconclusive*. So it is where the claim itself was measured with such a spread.
 
 The models (`model_resource_utilization`, `model_memory_hierarchy`) use prices, and measure nothing.
 """
@@ -29,7 +29,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, final
 
 import numpy as np
@@ -386,7 +386,10 @@ def _claims_of(profile: HardwareCapabilityProfile, datatype: str, found: Mapping
         series = [rung for rung in rungs if rung.op_type == op_type]
         if series:
             largest = max(series, key=lambda rung: rung.size)
-            yield _rate_claim(profile.simulator, f"{name} {datatype}", largest, unit)
+            claim = _rate_claim(profile.simulator, f"{name} {datatype}", largest, unit)
+            spread = profile.spread.get(datatype if op_type == "matmul" else "memory", 0.0)
+            said = f"{claim.reason}; what is claimed was measured with a spread of {spread:.0%}"
+            yield replace(claim, verdict="inconclusive", reason=said) if spread > _MOST_NOISE else claim
 
 
 def _rate_claim(simulator: DeviceSimulator, name: str, rung: Rung, unit: str) -> Claim:

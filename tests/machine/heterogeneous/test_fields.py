@@ -29,6 +29,7 @@ from minitrain.machine.heterogeneous import (
     HeterogeneousScheduler,
     MultiDeviceOrchestrator,
     PrecisionType,
+    Suite,
     WorkloadOperation,
     profiles_of,
     split_by_samples,
@@ -106,6 +107,11 @@ def shape(operation: WorkloadOperation) -> Any:
     return workload.specs, workload.costs
 
 
+def verified(device: HardwareCapabilityProfile) -> str:
+    profiler = ComprehensiveHardwareProfiler(EnhancedHardwareDetector(), layer(), Suite((256,), (2**16,), 1))
+    return profiler.verify_capabilities(device).verdict
+
+
 def lacks(workload: Any) -> str:
     with pytest.raises(mt.UsageError, match="no device has what") as caught:
         MANAGER.able(workload, [A100])
@@ -179,6 +185,7 @@ CASES: dict[tuple[type, str], Case] = {
     },
     (EnhancedTestTask, "power_budget"): (TASK, 100.0, drawn),
     (HardwareCapabilityProfile, "name"): (A100, "other", lambda each: MANAGER.decompose_workload(LARGE, [each])),
+    (HardwareCapabilityProfile, "spread"): (A100, {"memory": 0.5}, verified),
     (HardwareCapabilityProfile, "device"): (A100, T4.device, lambda each: workload_s(LARGE, each)),
     (HardwareCapabilityProfile, "detected"): (
         A100,
