@@ -58,7 +58,8 @@ FLOORS = (
         "runs again", (Room("training", "real processes, by torch"), Room("whatif", "other machines, noise, faults"))
     ),
     Floor("many runs", (Room("search", "schedules, sweeps, layouts"), Room("evidence", "measured runs, compared"))),
-    Floor("people", (Room("learn", "exercises and their grades"), Room("explorer", "a page that answers"))),
+    Floor("people", (Room("learn", "exercises and their grades"),)),
+    Floor("", (Room("explorer", "a page that answers"),)),
     Floor("the front", (Room("__init__", "import minitrain as mt"),)),
     Floor("users", (Room("cli", "the command line"), Room("strategies", "those that are shipped"))),
     Floor("", (Room("__main__", "python -m minitrain"),)),

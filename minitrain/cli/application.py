@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Run strategies on real arrays, and compare what they train with what a single device trains.",
     ),
     "explore": ("explore:explore", "Open a local page whose knobs simulate the step again while one drags them."),
+    "lab": ("lab:lab", "Write the explorer's page as files for any static host, with Python in the browser."),
     "sweep": (
         "sweep:sweep",
         "Simulate every strategy with every combination of a grid, over all cores, and print the fastest.",

@@ -1,12 +1,14 @@
 """The explorer: a local page whose knobs simulate a step again, and the small server behind it.
 
-May import: the rooms up to `search`. Open `answers` first: what the page may ask, and what it is told. Starlette and
+May import: the rooms up to `learn`. Open `answers` first: what the page may ask, and what it is told. Starlette and
 uvicorn are the extra `explore`; only `server` imports them, and `notebook` starts that in a process of its own.
 
 | module | what it does |
 |---|---|
 | `answers` | the knobs of the page, and every answer: figures, legal values, charts, searches |
 | `workers` | processes that answer, one question at a time, and can be stopped |
-| `server` | who may ask, and the files of the folder `page` |
+| `server` | who may ask, and what is sent; `page_files`: the files of the folder `page` |
+| `lab`, `in_browser` | the page as files for a static host, and what answers it there |
+| `plain_numpy`, `plain_arrays` | what NumPy does for answers, where there is none |
 | `notebook` | `mt.explore()` |
 """

@@ -11,21 +11,23 @@ the knob that they speak of.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
+import json
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
 from typing import Any, final
 
 from minitrain.engine.observers import Observer
 from minitrain.errors import MinitrainError, UsageError, message_of
+from minitrain.explorer import plain_numpy
 from minitrain.machine.config import shipped_configs
 from minitrain.machine.config_files import shipped_clusters
 from minitrain.machine.platforms import platforms
@@ -33,6 +35,7 @@ from minitrain.machine.predictor import NETWORKS
 from minitrain.machine.price import FIDELITIES
 from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import duration
+from minitrain.run.event_loops import run_to_end
 from minitrain.run.figures import TABLES, FiguresOf, Row
 from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, PRICE_ONLY, RunParameters, command_of, documented
 from minitrain.run.rank_tasks import PreparedRun, prepare
@@ -46,13 +49,10 @@ from minitrain.run.strategy_loading import (
     strategies,
 )
 from minitrain.run.variants import choose_variant
-from minitrain.search.tuning.search import options_of
-from minitrain.search.tuning.tune import tune as search_layouts
 from minitrain.view.bars import make_bars
 from minitrain.view.explanation_panel import explanation_panel
 from minitrain.view.run_folder import conditions, peak_text, view_of
 from minitrain.view.timeline import timeline_data
-from minitrain.whatif.vector.price import price
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.matmul import DENSE
 from minitrain.workloads.models import models
@@ -105,9 +105,10 @@ _MOST_FOUND, _TUNING_S = 5, 60.0
 @cache
 def _choices() -> Mapping[str, Sequence[Any]]:
     """Return the values of the parameters that have a list of them."""
+    clusters = shipped_clusters() if find_spec("yaml") is not None else ()  # a browser has no wheel of it
     return {
         "workload": [DENSE, *models()],
-        "hardware": [*shipped_configs(), *shipped_clusters()],
+        "hardware": [*shipped_configs(), *clusters],
         "precision": list(PRECISIONS),
         "lora": [2**power for power in range(2, 9)],
         "frozen_layers": [1, 2, 4, 8, 12, 16, 24, 32, 48, 64],
@@ -134,7 +135,8 @@ def page(_given: Mapping[str, Any], send: Send) -> None:
     figures = [{"head": column.head, "title": column.title or column.head} for column in TABLES["explorer"]]
     names = [*strategies(), OWN]
     knobs = list(_parameters().values())
-    more = {"figures": figures, "first": FIRST, "starter": STARTER, "of_transformer": OF_TRANSFORMER}
+    more: Message = {"figures": figures, "first": FIRST, "starter": STARTER, "of_transformer": OF_TRANSFORMER}
+    more["can_tune"] = not plain_numpy.is_installed()
     send({"knobs": knobs, "strategies": names, **more})
 
 
@@ -213,6 +215,15 @@ def answer(question: str, given: Mapping[str, Any], send: Send) -> None:
             ANSWERS.get(question, _unknown)(given, send)
         except (Exception, SystemExit) as error:
             send({"error": _words(error), "fields": _fields(error, state)})
+
+
+def line_of(message: Message) -> str:
+    """Return a message as a line of JSON; a number that JSON has no word for as null."""
+    try:
+        text = json.dumps(message, allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(message), parse_constant=lambda _: None))
+    return f"{text}\n"
 
 
 def _unknown(_given: Mapping[str, Any], _send: Send) -> None:
@@ -371,7 +382,7 @@ def _why_not(prepared: PreparedRun, changed: Mapping[str, Any]) -> str | None:
             steps.close()
 
     try:
-        asyncio.run(begin())
+        run_to_end(begin)
     except MinitrainError as error:
         return _words(error)
     except (Exception, SystemExit):
@@ -389,7 +400,11 @@ def chart(given: Mapping[str, Any], send: Send) -> None:
 
 
 def _priced(asked: Asked, name: str, values: Sequence[Any]) -> list[Message] | None:
-    """Return the points of a chart by one simulation; None where one of them fails, so that each is asked alone."""
+    """Return the points of a chart by one simulation; None where each is asked alone (no NumPy, or one fails)."""
+    if plain_numpy.is_installed():
+        return None
+    from minitrain.whatif.vector.price import price  # noqa: PLC0415  (the lab has no NumPy for it)
+
     others = {other: value for other, value in asked.keywords.items() if other != name}
     try:
         priced = price(asked.strategy, **others, vary={name: values})
@@ -417,6 +432,10 @@ def _numbers(row: Row) -> dict[str, float | None]:
 
 def tune(given: Mapping[str, Any], send: Send) -> None:
     """Search the layouts of a state's strategy; tell how far that is, and at last the best."""
+    if plain_numpy.is_installed():
+        raise UsageError("a search of layouts needs NumPy, which there is not in a browser; use `minitrain tune`")
+    from minitrain.search.tuning.search import options_of  # noqa: PLC0415  (the lab has no NumPy for it)
+    from minitrain.search.tuning.tune import tune as search_layouts  # noqa: PLC0415
 
     def progress(num_done: int, num_all: int, row: Row | None) -> None:
         best = None if row is None else row.get("step_time_s")
@@ -431,11 +450,28 @@ def tune(given: Mapping[str, Any], send: Send) -> None:
     send({"verdicts": found.verdicts(), "best": best})
 
 
+def exercises(_given: Mapping[str, Any], send: Send) -> None:
+    """Tell the exercises that can be checked here."""
+    from minitrain.explorer.exercises import described  # noqa: PLC0415  (only where somebody learns)
+
+    send({"exercises": described()})
+
+
+def check(given: Mapping[str, Any], send: Send) -> None:
+    """Tell what is said of a state's own strategy as the solution of an exercise."""
+    from minitrain.explorer.exercises import checked  # noqa: PLC0415
+
+    with _read({"strategy": OWN, "source": given["state"].get("source")}) as asked:
+        send(checked(Path(asked.strategy), str(given["exercise"])))
+
+
 ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Send], None]] = {
     "page": page,
     "evaluate": evaluate,
     "options": options,
     "chart": chart,
     "tune": tune,
+    "exercises": exercises,
+    "check": check,
 }
 """What may be asked."""

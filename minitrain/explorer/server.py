@@ -23,7 +23,6 @@ import webbrowser
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any, final
 
 import uvicorn
@@ -33,8 +32,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from minitrain.explorer.answers import line_of
+from minitrain.explorer.page_files import PAGE, media_type, text_of
 from minitrain.explorer.workers import WorkerEndedError, Workers
-from minitrain.view.timeline import timeline_script
 
 ADDRESS = "127.0.0.1"
 PATIENCE_S = 1.0
@@ -48,13 +48,6 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
 )
 _NOTEBOOKS = "http://localhost:* http://127.0.0.1:* vscode-webview:"
-_FILES: Mapping[str, str] = {
-    "index.html": "text/html",
-    "explore.js": "text/javascript",
-    "timeline.js": "text/javascript",
-    "explore.css": "text/css",
-    "style.css": "text/css",
-}
 
 
 @final
@@ -147,12 +140,8 @@ class Explorer:
 
 
 def _line(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a line of JSON; a number that JSON has no word for as null."""
-    try:
-        text = json.dumps(message, allow_nan=False)
-    except ValueError:
-        text = json.dumps(json.loads(json.dumps(message), parse_constant=lambda _: None))
-    return f"{text}\n".encode()
+    """Return a message as it is sent."""
+    return line_of(dict(message)).encode()
 
 
 def application(token: str, port: int, *, in_notebook: bool = False) -> ASGIApp:
@@ -176,9 +165,9 @@ def application(token: str, port: int, *, in_notebook: bool = False) -> ASGIApp:
 
     async def show(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
-        if name not in _FILES:
+        if name not in PAGE:
             return PlainTextResponse("there is no such file", 404)
-        return Response(_text(name), media_type=_FILES[name])
+        return Response(text_of(name), media_type=media_type(name))
 
     async def ask(request: Request) -> Response:
         asked = await _read(request)
@@ -194,17 +183,6 @@ def application(token: str, port: int, *, in_notebook: bool = False) -> ASGIApp:
     policy = _POLICY.format(frames=_NOTEBOOKS if in_notebook else "'none'")
     hosts = frozenset({f"{ADDRESS}:{port}", f"localhost:{port}"})
     return _Guard(Starlette(routes=routes, lifespan=running), token, hosts, _headers(policy))
-
-
-def _text(name: str) -> str:
-    """Return a file of the page; the style is that of all pages."""
-    if name == "style.css":
-        from minitrain.view.page import STYLE  # noqa: PLC0415  (Plotly's words, which take a moment)
-
-        return STYLE
-    if name == "timeline.js":
-        return timeline_script()
-    return resources.files("minitrain.explorer").joinpath("page", name).read_text(encoding="utf-8")
 
 
 async def _read(request: Request) -> dict[str, Any] | None:

@@ -20,9 +20,6 @@ from minitrain.learn.replay import Player, replayed
 from minitrain.learn.result import CheckResult, printable
 from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in
 from minitrain.learn.wire import MOST_STEPS
-from minitrain.proof.layers import problem_of
-from minitrain.proof.problem import Problem
-from minitrain.proof.proof import compare_with_reference
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 
@@ -53,7 +50,9 @@ def prepare_judgement(exercise: Exercise, case: Case) -> None:
     """
     budget_for(exercise, case)
     if case.workload is not None and case.is_proven:
-        from minitrain.proof.reference import transformer_reference  # noqa: PLC0415  (only for a proof)
+        from minitrain.proof.layers import problem_of  # noqa: PLC0415  (NumPy, and JAX)
+        from minitrain.proof.problem import Problem  # noqa: PLC0415
+        from minitrain.proof.reference import transformer_reference  # noqa: PLC0415
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415
 
         problem: Any = problem_of(Problem(), find_workload(case.workload))
@@ -78,30 +77,41 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
         programs, lines = _programs_of(found, case)
     except (LookupError, TypeError, ValueError, AttributeError):
         return _up_to("runs", failed(exercise, case, "runs", "what came back from its process makes no sense"))
-    problem = Problem()
     replay = _Replay(exercise, case, programs, lines, seconds)
     try:
-        arrays = {"numerics": problem} if case.is_proven else {}
-        replay.run = replay.again(replay.meter, **arrays)
-        judged = _passed("runs", "laws")
-        judged.run = replay.run
-        if case.is_proven:
-            compare_with_reference(replay.run, problem)
+        run = replay.run = _proven(replay) if case.is_proven else replay.again(replay.meter)
     except MinitrainError as error:
         judged = _broken(exercise, case, error, programs, lines)
         judged.run = replay.run  # which came to its end if only its numbers are wrong
         return judged
+    judged = _passed("runs", "laws")
+    judged.run = run
     lacking = (
         _other_operations(exercise, case, programs, lines)
         or _in_another_order(exercise, case, programs, lines)
-        or _handed_in_less(exercise, case, replay.run)
+        or _handed_in_less(exercise, case, run)
     )
     if lacking is not None:
         return Judged({**judged, "laws": lacking})
     if case.is_proven:
         judged.update(_passed("numerics"))
-    judged.update(_budgets(exercise, case, replay, replay.run))
+    judged.update(_budgets(exercise, case, replay, run))
     return judged
+
+
+def _proven(replay: _Replay) -> Run:
+    """Return the run of programs with real numbers, which are those of a single device.
+
+    Raises:
+        MinitrainError: they do not run or do not train, or compute other numbers.
+    """
+    from minitrain.proof.problem import Problem  # noqa: PLC0415  (a browser has no NumPy for it)
+    from minitrain.proof.proof import compare_with_reference  # noqa: PLC0415
+
+    problem = Problem()
+    run = replay.run = replay.again(replay.meter, numerics=problem)
+    compare_with_reference(run, problem)
+    return run
 
 
 @dataclass

@@ -98,15 +98,15 @@ def _metadata() -> tuple[str, str]:
 def _sources() -> dict[str, bytes]:
     """Return the files of minitrain but for strategies and exercises, by their names in the wheel."""
     left_out = ("strategies/", "learn/exercises/", "hw_configs/")
-    files = {f"minitrain/{name}": data for name, data in _files_below(_PACKAGE, left_out)}
+    files = {f"minitrain/{name}": data for name, data in files_below(_PACKAGE, left_out)}
     configs = Path(importlib.import_module("minitrain.hw_configs").__path__[0])
-    files |= {f"minitrain/hw_configs/{name}": data for name, data in _files_below(configs)}
+    files |= {f"minitrain/hw_configs/{name}": data for name, data in files_below(configs)}
     for name in ("__init__.py", "operations.md"):
         files[f"minitrain/learn/exercises/{name}"] = (SHIPPED / name).read_bytes()
     return files
 
 
-def _files_below(folder: Path, left_out: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
+def files_below(folder: Path, left_out: tuple[str, ...] = ()) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a folder by their paths there, but for some of its entries and what Python leaves."""
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts

@@ -175,7 +175,7 @@ class Calibration:
     def factors(self, level: float = LEVEL) -> tuple[float, float] | None:
         """Return by which factors of a prediction its measurement may lie, or None where too few steps were measured.
 
-        Of n distances |log(ratio)|, the ceil((n + 1) level)-th smallest is the bound.
+        Of n distances `|log(ratio)|`, the ceil((n + 1) level)-th smallest is the bound.
         """
         distances = sorted(abs(math.log(ratio)) for ratio in self.ratios)
         place = math.ceil((len(distances) + 1) * level)

@@ -1,6 +1,8 @@
-// The explorer's page. All that is set is in the address, and all that is shown comes from the server's answers.
+// The page of explorer and lab. All that is set is in the address, and all that is shown comes from answers, which
+// `transport.js` brings: of a server, or of Python in a worker of the browser.
 
 import { mountTimeline } from './timeline.js';
+import { ask, open as reach, RIGHTS } from './transport.js';
 
 const $ = id => document.getElementById(id);
 const COLORS = {
@@ -13,8 +15,7 @@ const COLORS = {
   tensors: '#77AADD',
 };
 const tab = Math.random().toString(36).slice(2);
-let token,
-  page,
+let page,
   state = {},
   pinned = null,
   options = [],
@@ -50,7 +51,7 @@ function stateOf(text) {
   for (const [name, value] of new URLSearchParams(text)) {
     if (name.startsWith('o.')) found.options[name.slice(2)] = plain(value);
     else if (['strategy', 'source'].includes(name)) found[name] = value;
-    else if (!['token', 'a', 'knob', 'figure'].includes(name)) found[name] = plain(value);
+    else if (!['token', 'a', 'knob', 'figure', 'exercise'].includes(name)) found[name] = plain(value);
   }
   return found;
 }
@@ -70,6 +71,8 @@ function address() {
     words.set('knob', $('knob').value);
     words.set('figure', $('figure').value);
   }
+  const exercise = exercises?.length ? $('exercise').value : inAddress();
+  if (exercise) words.set('exercise', exercise);
   return '#' + words;
 }
 
@@ -93,32 +96,8 @@ function readAddress() {
 
 // --- questions ---
 
-async function ask(question, given, take) {
-  const response = await fetch('ask/' + question, {
-    method: 'POST',
-    body: JSON.stringify({ tab, ...given }),
-    headers: { authorization: 'Bearer ' + token, 'content-type': 'application/json' },
-  });
-  if (!response.ok) {
-    take({ error: await response.text(), fields: [] });
-    return;
-  }
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ''; ;) {
-    const { value, done } = await reader.read();
-    rest += value || '';
-    const lines = rest.split('\n');
-    rest = lines.pop();
-    for (const line of lines) take(JSON.parse(line));
-    if (done) return;
-  }
-}
-
-const reached = error => ({
-  error: 'the server cannot be reached (' + error.message + '); start `minitrain explore` again',
-  fields: [],
-});
-const asking = (question, given, take) => ask(question, given, take).catch(error => take(reached(error)));
+const asking = (question, given, take) =>
+  ask(question, { tab, ...given }, take).catch(error => take({ error: error.message, fields: [] }));
 
 let number = 0,
   busySince = 0,
@@ -186,7 +165,7 @@ function askForTrust() {
     },
   });
   $('fault').replaceChildren(
-    'This link brings a strategy of its own, which would run on this machine with your rights. Read it first. ',
+    `This link brings a strategy of its own, which would run ${RIGHTS}. Read it first. `,
     run,
   );
   $('fault').hidden = false;
@@ -750,6 +729,78 @@ $('search').onclick = async () => {
   $('stop').hidden = true;
 };
 
+// --- exercises ---
+
+let exercises = null;
+
+const inAddress = () => new URLSearchParams(location.hash.slice(1)).get('exercise');
+
+// Ask for the exercises when somebody opens their part of the page.
+async function listExercises() {
+  if (exercises) return;
+  exercises = [];
+  await asking('exercises', { tab: tab + '-exercises' }, message => {
+    exercises = message.exercises || [];
+  });
+  $('exercise').replaceChildren(
+    make('option', { value: '', textContent: 'none' }),
+    ...exercises.map(one => make('option', { value: one.name, textContent: `${one.name.slice(0, 2)} ${one.title}` })),
+  );
+  showExercise(inAddress());
+}
+$('exercises').ontoggle = listExercises;
+
+const chosen = () => (exercises || []).find(one => one.name === $('exercise').value);
+
+function showExercise(name) {
+  $('exercise').value = (exercises || []).some(one => one.name === name) ? name : '';
+  const one = chosen();
+  $('starter').hidden = $('check').hidden = !one;
+  $('verdict').textContent = '';
+  $('checks').replaceChildren();
+  $('statement').replaceChildren(...(one ? marked(one.statement) : []));
+}
+
+// What statements have of Markdown: paragraphs, fenced text, `code` and **strong** words; the title is in the list.
+function marked(text) {
+  const inline = line =>
+    line.split(/(`[^`]+`|\*\*[^*]+\*\*)/).map(part => {
+      if (part.startsWith('`')) return make('code', { textContent: part.slice(1, -1) });
+      return part.startsWith('**') ? make('b', { textContent: part.slice(2, -2) }) : part;
+    });
+  return text.split(/```\w*\n([^]*?)```/).flatMap((part, place) => {
+    if (place % 2) return [make('pre', { textContent: part.trimEnd() })];
+    const paragraphs = part.split(/\n{2,}/).filter(one => one.trim() && !one.startsWith('# '));
+    return paragraphs.map(one => make('p', {}, ...inline(one.trim())));
+  });
+}
+
+$('exercise').onchange = () => {
+  showExercise($('exercise').value);
+  note(true);
+};
+$('starter').onclick = () => {
+  state = structuredClone(chosen().state);
+  trusted = true;
+  note(true);
+  build();
+  update();
+};
+$('check').onclick = async () => {
+  $('verdict').textContent = 'checking ...';
+  $('checks').replaceChildren();
+  await asking('check', { state: { source: state.source ?? page.starter }, exercise: chosen().name }, message => {
+    if (message.superseded) return;
+    $('verdict').textContent = message.error || message.verdict;
+    const lines = (message.results || []).flatMap(one => [
+      make('dt', { className: one.status, textContent: `${one.name}: ${one.status}` }),
+      ...one.lines.map(line => make('dd', { textContent: line })),
+    ]);
+    $('checks').replaceChildren(...lines);
+  });
+  document.body.dataset.checked = +(document.body.dataset.checked || 0) + 1;
+};
+
 // --- buttons ---
 
 async function copy(text, what) {
@@ -758,7 +809,7 @@ async function copy(text, what) {
     $('said').textContent = what + ' copied';
   } catch {
     $('said').textContent = 'copying is not allowed here; the text is at the end of the page';
-    document.querySelector('details').open = true;
+    $('as-python').closest('details').open = true;
   }
   setTimeout(() => {
     $('said').textContent = '';
@@ -771,14 +822,10 @@ $('stop').onclick = () => asking('stop', {}, () => {});
 $('knobs').onsubmit = event => event.preventDefault();
 
 async function begin() {
-  const given = new URLSearchParams(location.hash.slice(1)),
-    inAddress = given.get('token');
-  try {
-    token = inAddress || localStorage.getItem('token') || '';
-    localStorage.setItem('token', token);
-  } catch {
-    token = inAddress || '';
-  }
+  reach(new URLSearchParams(location.hash.slice(1)), text => {
+    $('begin').textContent = text;
+    $('begin').hidden = !text;
+  });
   await asking('page', {}, message => {
     if (message.error) {
       $('fault').textContent = message.error;
@@ -786,6 +833,7 @@ async function begin() {
     } else page = message;
   });
   if (!page) return;
+  $('tune').hidden = !page.can_tune;
   $('figure').replaceChildren(...page.figures.map(one => make('option', { value: one.head, textContent: one.title })));
   const open = () => {
     readAddress();
@@ -797,7 +845,11 @@ async function begin() {
   };
   open();
   note(false);
-  addEventListener('popstate', open);
+  if (inAddress()) $('exercises').open = true;
+  addEventListener('popstate', () => {
+    open();
+    showExercise(inAddress());
+  });
 }
 
 begin();

@@ -325,9 +325,8 @@ def retime(program: Program, durations: Floats, wanted: Ints | None = None) -> F
     """
     num_columns = durations.shape[1]
     columns = [*durations, *(np.full(num_columns, time) for time in program.release)]
-    every = np.zeros((0 if wanted is not None else len(program.code), num_columns))
-    rows: list[Any] = [np.zeros(num_columns) if wanted is not None else every[0]]
-    free = list(every[:0:-1])
+    rows: list[Any] = [np.zeros(num_columns)]
+    free: list[Any] = []
     add, larger = np.add, np.maximum
     no_longer = repeat(()) if wanted is None else program.freed_after(wanted)[1:]
     for expression, freed in zip(program.code[1:], no_longer, strict=False):
@@ -342,7 +341,8 @@ def retime(program: Program, durations: Floats, wanted: Ints | None = None) -> F
         for source in freed:
             free.append(rows[source])
             rows[source] = None
-    return every if wanted is None else np.array([rows[one] for one in wanted.tolist()]).reshape(-1, num_columns)
+    chosen = rows if wanted is None else [rows[one] for one in wanted.tolist()]
+    return np.array(chosen).reshape(-1, num_columns)
 
 
 def retimed_events(graph: Graph, durations: Floats) -> tuple[Floats, Floats]:

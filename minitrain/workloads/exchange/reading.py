@@ -22,6 +22,8 @@ _KNOWN = "Megatron-LM's options, Megatron Bridge's YAML or overrides, torchtitan
 def read_recipe(source: str | os.PathLike[str], /, *, ignore: Sequence[str] = ()) -> Recipe:
     """Read what another tool is told to train: on how many ranks, and in which layout.
 
+    What it returns has the keywords of `simulate`::
+
         recipe = mt.read_recipe("pretrain_llama3_8b.sh")
         run = mt.simulate(**recipe.keywords(hardware="h100_80g_nvl8"))
 

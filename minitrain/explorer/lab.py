@@ -1,0 +1,113 @@
+"""The lab: the explorer's page as files for any static host, with Python in the browser as its engine.
+
+All that the page loads lies in its folder: Pyodide from npm, by the lock file beside `package.json`, wheels by the
+hashes in `wheels.txt`, and the minitrain that runs here. Nothing is asked of another host, so that it works offline
+once it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+
+from minitrain.errors import UsageError
+from minitrain.explorer.page_files import PAGE, text_of
+from minitrain.files import replacing
+from minitrain.learn.copied_package import PACKAGE, folder_of
+from minitrain.learn.wheel import files_below, write_zip
+
+ARCHIVE = "minitrain.zip"
+"""The minitrain of the lab."""
+_ENGINE = ("lab_worker.js", "lab_engine.js")
+_PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
+_TAGS = (
+    "--platform",
+    "pyemscripten_2026_0_wasm32",
+    "--python-version",
+    "3.14",
+    "--implementation",
+    "cp",
+    "--abi",
+    "cp314",
+)
+_NOT_IN_BROWSERS = (
+    *("strategies/", "hw_configs/", "cli/", "training/", "explorer/page/", "explorer/lab_parts/"),
+    *("machine/devices/", "machine/solver/", "machine/heterogeneous/"),
+)
+
+
+def build_lab(folder: Path) -> list[Path]:
+    """Write the lab into a folder, which is made.
+
+    Args:
+        folder: where; files of an earlier lab are replaced.
+
+    Returns:
+        The files, in order of their names.
+
+    Raises:
+        UsageError: npm or pip is not there, or does not find what the lab is made of.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PAGE:
+        _write(folder / name, text_of("lab_transport.js" if name == "transport.js" else name))
+    for name in _ENGINE:
+        _write(folder / name, text_of(name))
+    with tempfile.TemporaryDirectory(prefix="minitrain-lab-") as temporary:
+        work = Path(temporary)
+        for part in ("package.json", "package-lock.json", "wheels.txt"):
+            text = resources.files("minitrain.explorer").joinpath("lab_parts", part).read_text(encoding="utf-8")
+            (work / part).write_text(text, encoding="utf-8")
+        _run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", where=work)
+        wheels = ("--no-deps", "--only-binary=:all:", "--require-hashes", "-r", "wheels.txt", "-d", "wheels")
+        _run(sys.executable, "-m", "pip", "download", "-q", *_TAGS, *wheels, where=work)
+        fetched = sorted((work / "wheels").glob("*.whl"))
+        for path in (*(work / "node_modules" / "pyodide" / name for name in _PYODIDE), *fetched):
+            shutil.copyfile(path, folder / path.name)
+    write_zip(folder / ARCHIVE, dict(_own_files()))
+    _write(folder / "lab.json", json.dumps([ARCHIVE, *(path.name for path in fetched)]))
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _own_files() -> Iterator[tuple[str, bytes]]:
+    """Yield the files of minitrain that a browser needs, by their names in the archive."""
+    for name, data in files_below(PACKAGE, _NOT_IN_BROWSERS):
+        yield f"minitrain/{name}", data
+    for part in ("strategies", "hw_configs"):
+        for name, data in files_below(folder_of(part)):
+            yield f"minitrain/{part}/{name}", data
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _run(*command: str, where: Path) -> None:
+    """Run a command that fetches something.
+
+    Raises:
+        UsageError: it is not there, or fails.
+    """
+    shown = " ".join(_short(command))
+    try:
+        subprocess.run(command, cwd=where, check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UsageError(f"the lab is built with {Path(command[0]).name}, which is not installed; install it") from None
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip() or error.stdout.strip()).splitlines()[-1:]
+        raise UsageError(
+            f"`{shown}` failed: {' '.join(last)}; the lab needs the registries of npm and of Python"
+        ) from None
+
+
+def _short(command: Sequence[str]) -> list[str]:
+    """Return the words of a command that tell it from others."""
+    words = command[2:] if command[0] == sys.executable else command
+    return list(words[:2])
