@@ -48,6 +48,8 @@ def prepare_judgement(exercise: Exercise, case: Case) -> None:
 
     This takes long, and must not count as the submission's time.
     """
+    if case.is_proven:
+        import minitrain.proof.proof  # noqa: F401, PLC0415  (NumPy and JAX, for `_proven`)
     budget_for(exercise, case)
     if case.workload is not None and case.is_proven:
         from minitrain.proof.layers import problem_of  # noqa: PLC0415  (NumPy, and JAX)
