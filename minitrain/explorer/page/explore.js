@@ -131,7 +131,9 @@ async function evaluate() {
     $('stop').hidden = false;
     $('result').classList.add('old');
   }, 400);
+  let isStopped = false; // nor would its legal values be found
   await asking('evaluate', { state: asked }, message => {
+    isStopped ||= !!message.stopped;
     if (mine !== number || message.superseded) return;
     show(message, asked);
     if (message.figures) document.body.dataset.figures = (performance.now() - began).toFixed(1);
@@ -151,7 +153,7 @@ async function evaluate() {
   $('stop').hidden = true;
   if (isDirty) return update();
   setTimeout(() => {
-    if (mine === number) askOptions(asked);
+    if (mine === number && !isStopped) askOptions(asked);
   }, 150); // who drags on does not wait for it
 }
 
