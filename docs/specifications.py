@@ -22,7 +22,7 @@ Contention of processing units | machine/platform/test_platform.py::test_tenants
 Contention of the memory's bandwidth | machine/platform/test_platform.py::test_memory_bandwidth_is_shared_fairly
 Contention of links | machine/platform/test_fair_sharing.py::test_rates_are_max_min_fair
 Level of detail for speed: layer by layer, or as a whole | machine/platform/test_platform.py::test_a_model_task_prices_each_layer_or_the_whole
-Collectives (AllReduce, AllGather) are modelled accurately | machine/platform/test_topologies.py::test_steps_move_what_the_closed_form_counts
+Collectives (AllReduce, AllGather) are modelled accurately | machine/platform/test_platform.py::test_collectives_take_what_rings_and_trees_take
 Many collectives at the high level of detail are quick | machine/platform/test_platform.py::test_concurrent_collectives_rate_each_message_once
 Peak rates by precision | machine/platform/test_platform.py::test_a_task_lasts_as_the_roofline_says
 Memory capacity: what does not fit is refused, or waits | machine/platform/test_platform.py::test_an_allocation_can_wait_for_its_turn
@@ -67,7 +67,7 @@ Moves over PCIe, and unlike devices together (future enhancements there) | machi
 Cycle-accurate simulation, cache coherency, TLB misses, bank conflicts, prefetching (future enhancements there) | | left out
 
 # Heterogeneous hardware
-A registry of capabilities | machine/heterogeneous/test_taxonomy.py::test_a_capability_must_be_registered_before_somebody_has_it
+A registry of capabilities | machine/heterogeneous/test_taxonomy.py::test_what_is_registered_is_told_of_every_device_that_has_it
 Relationships between hardware decide what moves cost | machine/heterogeneous/test_described.py::test_relationships_price_moves
 Capabilities are inherited in hierarchies | machine/heterogeneous/test_taxonomy.py::test_a_chain_of_any_order_hands_on_the_product_of_its_factors
 Capabilities filter devices | machine/heterogeneous/test_described.py::test_what_a_workload_requires_filters_devices

@@ -70,6 +70,20 @@ def test_a_factor_is_a_share(factor: float) -> None:
         taxonomy_with().define_hardware_hierarchy(CPU, GPU, factor)
 
 
+def test_what_is_registered_is_told_of_every_device_that_has_it() -> None:
+    taxonomy = EnhancedHardwareTaxonomy()
+    for name, cores in (("wide", 8), ("deep", 2)):
+        taxonomy.register_capability(name, {"cores": cores})
+    taxonomy.assign_capability(GPU, "wide")
+    first, second = profiles_of(["t4", "t4"])
+    taxonomy.assign_capability(second.name, "deep", strength=0.5)
+    told = [
+        {name: (each["cores"], each["strength"]) for name, each in found.items() if "cores" in each}
+        for found in map(taxonomy.get_inherited_capabilities, (first, second))
+    ]
+    assert told == [{"wide": (8, 1.0)}, {"wide": (8, 1.0), "deep": (2, 0.5)}]
+
+
 def test_a_capability_must_be_registered_before_somebody_has_it() -> None:
     with pytest.raises(mt.UsageError, match='no capability "tensor_core'.replace('"', "'")):
         taxonomy_with("tensor_cores").assign_capability(GPU, "tensor_core")
