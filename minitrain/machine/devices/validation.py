@@ -15,13 +15,14 @@ Criteria: the median error of compute-bound cases is under 15 %, that of memory-
 bottleneck is named rightly in more than 90 %. What a case is truly bound by is measured where another does twice its
 arithmetic on the same bytes: polynomials of XLA, which fuses them, and matrices times few columns in torch. If that
 takes more than 2 ** 0.5 times as long, in the middle of the rounds, it is bound by compute. What is bound by its
-dispatch is not, and counts with what memory binds. A criterion is inconclusive
-whose samples scatter more than it allows, whose limit lies between the quartiles of its rounds, or whose config's
-calibration scattered more.
+dispatch is not, and counts with what memory binds. A criterion on errors is inconclusive whose limit lies within what
+resampling the rounds gives, or whose config's calibration scattered more than it allows; that on bottlenecks, where
+cases scatter by more than 15 %.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -56,6 +57,7 @@ MOST_NOISE = 0.15
 LIMITS: dict[Limit, float] = {"compute": 0.15, "memory": 0.20}
 LEAST_RIGHT = 0.9
 _COMPUTE_ELASTICITY = 0.5
+_RESAMPLINGS = 400
 _BUSY = "the machine was too busy to tell"
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _POLYNOMIAL_BYTES = (2**18, 2**22, 2**25)
@@ -339,20 +341,33 @@ def _errors(rows: Sequence[CaseResult], bound: Limit, calibration_noise: float =
         return Criterion(name, None, limit, "inconclusive", "there are none")
     error = statistics.median(abs(row.error) for row in chosen)
     noise = statistics.median(row.noise for row in chosen)
-    rounds = [statistics.median(map(abs, errors)) for errors in zip(*(row.errors for row in chosen), strict=False)]
+    interval = _interval([row.errors for row in chosen])
+    is_unsure = noise > limit if interval is None else interval[0] < limit < interval[1]
     doubt = f"the calibration's noise was {calibration_noise:.1%}; calibrate when it is quiet"
-    doubt = _BUSY if noise > limit or _straddle(rounds, limit) else doubt if calibration_noise > limit else ""
-    by_round = f", {min(rounds):.1%} to {max(rounds):.1%} in {len(rounds)} rounds" if rounds else ""
-    said = f"median {error:.1%} of {len(chosen)}{by_round}, allowed {limit:.0%}, noise {noise:.1%}"
+    doubt = _BUSY if is_unsure else doubt if calibration_noise > limit else ""
+    sure = "" if interval is None else f", {interval[0]:.1%} to {interval[1]:.1%} by resampling rounds"
+    said = f"median {error:.1%} of {len(chosen)}{sure}, allowed {limit:.0%}, noise {noise:.1%}"
     return _judged(name, error, limit, error < limit, said, doubt)
 
 
-def _straddle(values: Sequence[float], limit: float) -> bool:
-    """Return whether a limit lies between the quartiles of some values."""
-    if len(values) < 2:
-        return False
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low < limit < high
+def _interval(errors: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Return where the median error of cases lies in 90 % of resamplings of their rounds (Efron's bootstrap, 1979).
+
+    Args:
+        errors: of each case, by round.
+
+    Returns:
+        The interval; None for fewer than two rounds.
+    """
+    num_rounds = min(map(len, errors))
+    if num_rounds < 2:
+        return None
+    chance, found = random.Random(0), []
+    for _ in range(_RESAMPLINGS):
+        picked = chance.choices(range(num_rounds), k=num_rounds)
+        found.append(statistics.median(abs(statistics.median(each[place] for place in picked)) for each in errors))
+    found.sort()
+    return found[_RESAMPLINGS // 20], found[-_RESAMPLINGS // 20 - 1]
 
 
 def _bottlenecks(
