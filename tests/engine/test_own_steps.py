@@ -133,3 +133,43 @@ def test_a_gather_of_weights_before_their_update_is_refused_or_disproved(tmp_pat
         mt.simulate(strategy, strict=True, **sizes)
     with pytest.raises(ProofError):
         mt.prove(strategy, strict=False, **sizes)
+
+
+_SAVE = (
+    (
+        "            if early and layer == 0",
+        "            if step == 1:\n"
+        "                kept = (weights[layer], opt_states[layer])\n"
+        "                copies[layer] = [model.launch(model.offload(each)) for each in kept]\n"
+        "            if early and layer == 0",
+    ),
+    ("    gathers: dict", "    copies = {}\n    gathers: dict"),
+)
+_KEEP = "for name, copy in enumerate(copies.pop(layer, [])):\n{0}    model.host[name, layer] = await copy\n{0}"
+_UPDATE = "weights[layer], opt_states[layer] = model.update("
+_FINAL = "model.set_final_weight("
+
+
+@pytest.mark.parametrize(("copy_s", "blocked_s"), [(0, 0), (1, 0), (3, 6), (4, 14)])
+def test_a_checkpoint_beside_training_costs_what_no_step_hides(copy_s: int, blocked_s: int, tmp_path: Path) -> None:
+    """Two copies of layer k begin at 13 + k of a step of 16, and end before its update, at 12 + k of the next."""
+    units = mt.FixedPredictor(forward=1, backward=2, update=1, offload=copy_s)
+    sizes: dict[str, Any] = {**SIZES, "hardware": units, "num_steps": 4, "global_batch_size": 64, "strict": True}
+    plain = mt.simulate(LOOP, **sizes)
+    saving = mt.simulate(mine(tmp_path, *_SAVE, (_UPDATE, _KEEP.format(12 * " ") + _UPDATE)), **sizes)
+    assert plain.step_times == [16] * 4
+    end, update = 0, 0
+    for layer in range(4):
+        end = max(end, 13 + layer) + 2 * copy_s
+        update = max(update, 28 + layer, end) + 1
+    assert saving.step_times[2] - 16 == update - 32 == blocked_s
+    assert (
+        saving.peak_host_memory_bytes == 4 * (2 * 4096**2) * 2 / 4
+    )  # weights and states of 2 bytes, a fourth on each rank
+
+
+def test_a_checkpoint_that_an_update_overtakes_is_refused(tmp_path: Path) -> None:
+    late = mine(tmp_path, *_SAVE, (_FINAL, _KEEP.format(8 * " ") + _FINAL))
+    sizes: dict[str, Any] = {**SIZES, "num_steps": 3, "global_batch_size": 24}
+    with pytest.raises(MinitrainError, match=r"is being copied to the host by a launched offload.*await it before"):
+        mt.simulate(late, strict=True, **sizes)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import html
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -351,6 +352,7 @@ def goodput(
     checkpoint_interval_s: float | None = None,
     checkpoint_bytes: float | None = None,
     asynchronous: bool = False,
+    checkpoint_block_s: float | None = None,
     mtbf_hours: float | Mapping[str, float] | None = None,
     samples: int = 200,
     seed: int = 0,
@@ -364,6 +366,8 @@ def goodput(
         checkpoint_interval_s: work between two checkpoints, s; the best by Daly (2006) if None.
         checkpoint_bytes: size of a checkpoint; what the ranks' weights and optimizer states take if None.
         asynchronous: write checkpoints beside the training; it waits only for the copy into host memory.
+        checkpoint_block_s: how long a checkpoint that is written beside the training stops it, s, as a simulated run
+            shows; the time of the copy into host memory if None.
         mtbf_hours: mean time between failures of a device, hours, for all or by hardware config, group of a cluster, or
             family; the published one of its family if None (see `minitrain.machine.data_sheet`).
         samples: how many runs to play.
@@ -378,6 +382,11 @@ def goodput(
         MinitrainError: of the kind that says what went wrong in the strategy.
     """
     _require(days, checkpoint_interval_s, checkpoint_bytes)
+    if checkpoint_block_s is not None and not (asynchronous and 0 <= checkpoint_block_s < math.inf):
+        raise UsageError(
+            f"checkpoint_block_s must be a time from 0, of checkpoints that are written beside the training, got "
+            f"{checkpoint_block_s!r}; give asynchronous=True too"
+        )
     require_count("samples", samples)
     require_count("seed", seed, 0)
     require_mtbf(mtbf_hours)
@@ -397,7 +406,11 @@ def goodput(
     if recovery.elastic:
         steps = run_to_end(lambda: smaller_steps(prepared, simulate_prepared, _MOST_MISSING), None)
         speeds = (1.0, *(run.step_time / step for step in steps))
-    job = _job(days, checkpoint_interval_s, written, asynchronous, mtbf_of_all_s(hours), recovery, speeds)
+    write_s = written.write_s(recovery)
+    block_s = checkpoint_block_s
+    if block_s is None:
+        block_s = min(written.snapshot_s(recovery), write_s) if asynchronous else write_s
+    job = _job(days, checkpoint_interval_s, written, block_s, mtbf_of_all_s(hours), recovery, speeds)
     played = [LongRun(job, random.Random(f"{seed} {sample}")).play() for sample in range(samples)]
     shares = np.array([[each.seconds[cause] for cause in CAUSES] for each in played]) / job.duration_s
     return Goodput(run, job, written, asynchronous, shares, np.array([each.num_failures for each in played]))
@@ -407,17 +420,16 @@ def _job(
     days: float,
     interval_s: float | None,
     written: Checkpoint,
-    asynchronous: bool,
+    block_s: float,
     mtbf_s: float,
     recovery: Recovery,
     speeds: Sequence[float],
 ) -> Job:
     """Return the parameters of the long run."""
-    write_s = written.write_s(recovery)
-    block_s = min(written.snapshot_s(recovery), write_s) if asynchronous else write_s
+    write_s = max(written.write_s(recovery), block_s)
     return Job(
         duration_s=days * _DAY_S,
-        interval_s=daly_s(block_s, mtbf_s) if interval_s is None else interval_s,
+        interval_s=(daly_s(block_s, mtbf_s) or write_s) if interval_s is None else interval_s,
         block_s=block_s,
         write_s=write_s,
         mtbf_s=mtbf_s,

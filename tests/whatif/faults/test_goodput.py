@@ -78,6 +78,21 @@ def test_a_checkpoint_beside_the_training_costs_its_copy_alone_and_helps_once_it
     assert slow[WRITING] < beside[WRITING]  # the next one waits for it
 
 
+def test_what_a_simulated_run_shows_of_a_checkpoint_takes_the_place_of_its_formula() -> None:
+    beside: dict[str, Any] = {"asynchronous": True, "days": 3, "samples": 20, "checkpoint_interval_s": 600.0}
+    formula = mt.goodput("zero3", **SIZES, **beside)
+    same, hidden = (
+        mt.goodput("zero3", **SIZES, **beside, checkpoint_block_s=seconds) for seconds in (formula.job.block_s, 0.0)
+    )
+    assert same.by_cause == formula.by_cause
+    assert hidden.by_cause[WRITING] == 0
+    assert hidden.by_cause[WORK] > formula.by_cause[WORK]
+    often = mt.goodput(
+        "zero3", **SIZES, **{**beside, "days": 1, "samples": 1, "checkpoint_interval_s": None}, checkpoint_block_s=0
+    )
+    assert often.checkpoint_interval_s == often.job.write_s
+
+
 def test_without_spares_a_fixed_job_waits_and_an_elastic_one_is_slower() -> None:
     fixed = shares_of(replace(JOB, spares=0, repair_s=HOUR))
     elastic = shares_of(replace(JOB, spares=0, repair_s=HOUR, speeds=(1.0, 0.9, 0.8)))

@@ -104,6 +104,7 @@ class Ledger(Account):
         step: the step of the weights that the present operation computes with; None where it has none.
         submitted: the lines of communications without a result yet, by row.
         holds: what launched operations hold, by row.
+        copied: the tensors that launched offloads copy, which nobody has awaited, by row.
         unawaited: the results of launched operations that nobody has awaited, by `id`.
         lines: the lines that have made something.
         num_submitted: operations that the rank has asked of the transport.
@@ -116,6 +117,7 @@ class Ledger(Account):
         "_sizes",
         "at_most",
         "at_row",
+        "copied",
         "holds",
         "is_uniform",
         "lines",
@@ -144,6 +146,7 @@ class Ledger(Account):
         self.step: int | None = None
         self.submitted: dict[int, Line] = {}
         self.holds: dict[int, LaunchHold] = {}
+        self.copied: dict[int, Any] = {}
         self.unawaited: set[int] = set()
         self._sizes: dict[tuple[type, int, int, int, int], int] = {}
         self.lines = Places(Line)

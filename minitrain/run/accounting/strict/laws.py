@@ -226,6 +226,21 @@ def require_update(ledger: Ledger, layer: int, grad: Any, weight: Any, opt_state
         )
 
 
+def require_copied(ledger: Ledger, given: Iterable[Any]) -> None:
+    """Require that no launched offload copies what an update overwrites: the copy would have numbers of two steps."""
+    copied = {id(value._origin.buffer) for value in ledger.copied.values()}
+    for value in given if copied else ():
+        if isinstance(value, Weight | OptState) and id(value._origin.buffer) in copied:
+            raise LawError(
+                f"update on rank {ledger.rank}: {describe(value)} is being copied to the host by a launched offload, "
+                "and the update works in place, so that the copy would have numbers of two steps; await it before",
+                op="update",
+                rank=ledger.rank,
+                layer=value.layer,
+                value=value,
+            )
+
+
 def note_update(ledger: Ledger, weight: Weight) -> None:
     """Remember which part of a layer was updated, of which step."""
     done = ledger.updated.setdefault((weight.layer, weight.step), {})

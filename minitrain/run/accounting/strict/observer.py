@@ -34,6 +34,7 @@ from minitrain.run.accounting.strict.laws import (
     Members,
     note_update,
     require_awaited,
+    require_copied,
     require_exchangeable,
     require_final_weights,
     require_gatherable,
@@ -86,6 +87,7 @@ class StrictAccounting(Observer):
             ledger.sample(len(model._rows))
         if op == "update" and len(given) == 4:
             require_update(ledger, *given)
+            require_copied(ledger, given)
 
     def _before_communication(self, model: Any, ledger: Ledger, op: str, given: tuple[Any, ...]) -> None:
         """Require valid tensors for a communication, and remember its line; a reduction overwrites them."""
@@ -198,6 +200,8 @@ class StrictAccounting(Observer):
             hold.add(value)
         if operation.op == SEND and not isinstance(operation.value, Launched):
             operation.value = _copy_on_its_way(operation.value)
+        if operation.op == OFFLOAD:
+            ledger.copied[operation.row] = operation.value
         outcome = operation.outcome if operation.settled else None
         if outcome is not None and outcome is not operation.value:  # which a lone rank gets again
             for result in tensors_in(outcome):
@@ -207,7 +211,9 @@ class StrictAccounting(Observer):
 
     def awaited(self, operation: Any, result: Any) -> None:  # noqa: ARG002  (as observers')
         """Release what a launched operation held: whoever awaited it has the result now."""
-        hold = operation.model._meter.holds.pop(operation.row, None)
+        ledger = operation.model._meter
+        ledger.copied.pop(operation.row, None)
+        hold = ledger.holds.pop(operation.row, None)
         if hold is not None:
             hold.release()
 
