@@ -6,7 +6,7 @@ that program itself, on its own engine, with strict accounting and real numbers,
 that a submission does to its own process (patching minitrain, leaving early, forging tensors) can earn a point: it can
 only choose which operations to ask for. The rest of the machine is protected by the kernel (`isolation`).
 
-May import: the rooms up to `proof`. Open `grader` first. The exercises that are shipped lie in `exercises`.
+May import: the rooms up to `proof`, and `search`. Open `grader` first. The shipped exercises lie in `exercises`.
 
 | module | what it does |
 |---|---|
