@@ -1,4 +1,4 @@
-"""Typical mistakes of learners in exercises 00 to 12: what they wrote, and what they must be told.
+"""Typical mistakes of learners in exercises 00 to 12, 17 and 18: what they wrote, and what they must be told.
 
 The sources are right submissions with a few words changed.
 """
@@ -13,11 +13,11 @@ from tests.learn.exercises.sources import DDP, SUBMISSIONS, changed
 
 REDUCE = "        grads[k] = await model.all_reduce(grads[k], k)\n"
 ONE = changed(DDP, ("def ddp", "def one_device"), (REDUCE, ""))
-ACCUMULATE, ZERO1, ZERO2, ZERO3, PIPELINE, PREFETCH, MESH, INTERLEAVED = (
+ACCUMULATE, ZERO1, ZERO2, ZERO3, PIPELINE, PREFETCH, MESH, INTERLEAVED, BUCKETS, ZERO_BUBBLE = (
     (SUBMISSIONS / f"{name}.py").read_text()
     for name in (
         "accumulate_backwards", "zero1_at_once", "zero2", "zero3_kept_apart", "pipeline", "prefetch",
-        "two_dimensions", "interleaved",
+        "two_dimensions", "interleaved", "buckets", "zero_bubble",
     )
 )  # fmt: skip
 CHALLENGE = changed(ZERO3, ("def zero3(model, microbatch_size=None)", "def challenge(model, microbatch_size=4)"))
@@ -44,6 +44,15 @@ LAUNCHED = '            before = k, model.launch(model.reduce_scatter(grad_weigh
 OF_REPLICAS = '        grad_weights[k] = await model.all_reduce(grad_weights[k], k, group=mesh.group("dp"))\n'
 ORDER_OF_CHUNKS = "(k // p) % v * p + rank, k % p + p * (k // (p * v))"
 WARMUP_OF_CHUNKS = "    warmup = min(2 * (p - rank - 1) + (v - 1) * p, total)\n"
+
+
+FULL = "if len(bucket) == bucket_size or layer == 0:"
+LAUNCH = "launched.append(model.launch(model.all_reduce(bucket, layer)))"
+LAST_MICROBATCH = "if samples == batches[-1]:"
+PUT_OFF = "warmup, delay = min(num_stages - 1 - stage, len(batches)), min(stage, len(batches))"
+LAST_WEIGHTS = "    for i in range(len(batches) - delay, len(batches)):\n        backward_weight(i)\n"
+SEND_GRADIENT = "        if not first:\n            await model.send(stage - 1, grad_activations[layers[0] - 1, i])\n"
+WEIGHTS_LATER = "        if i >= delay:\n            backward_weight(i - delay)\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,4 +317,33 @@ MISTAKES: dict[str, Mistake] = {
         "12", changed(CHALLENGE, ("microbatch_size=4", "microbatch_size=1")), "communication", "more than the budget", "all_gather of layers 0-31: 128 over all ranks, the reference does 32"),
     "zero3_with_all_samples_at_once": Mistake(
         "12", changed(CHALLENGE, ("microbatch_size=4", "microbatch_size=8")), "memory", "holds more", "2.0 GiB"),
+    # 17
+    "each_bucket_is_waited_for": Mistake(
+        "17", changed(BUCKETS, (LAUNCH, "launched.append(await model.all_reduce(bucket, layer))"),
+                      ("in await launched.pop(0):", "in launched.pop(0):")),
+        "time", "longer", "launched as soon as"),
+    "buckets_are_launched_after_the_backward": Mistake(
+        "17", changed(BUCKETS, (FULL, "if layer == 0:")), "time", "longer", "launched as soon as"),
+    "buckets_go_in_every_microbatch": Mistake(
+        "17", changed(BUCKETS, (LAST_MICROBATCH, "if True:")), "laws", "must cover all 8 samples", "microbatches"),
+    "a_bucket_for_each_layer": Mistake(
+        "17", changed(BUCKETS, (FULL, "if True:")), "communication", "more often than the budget", "all_reduce"),
+    "the_smaller_bucket_is_forgotten": Mistake(
+        "17", changed(BUCKETS, (FULL, "if len(bucket) == bucket_size:")), "laws", "kept back", "last bucket", hidden=True),
+    # 18
+    "weights_before_the_gradient_is_sent": Mistake(
+        "18", changed(ZERO_BUBBLE, (SEND_GRADIENT, "        backward_weight(i)\n" + SEND_GRADIENT), (WEIGHTS_LATER, ""),
+                      (LAST_WEIGHTS, "")),
+        "time", "longer", "before you compute those of weights"),
+    "no_weight_is_put_off": Mistake(
+        "18", changed(ZERO_BUBBLE, (PUT_OFF, PUT_OFF.replace("min(stage, len(batches))", "0"))),
+        "time", "longer", "before you compute those of weights"),
+    "all_weights_are_put_off": Mistake(
+        "18", changed(ZERO_BUBBLE, (PUT_OFF, PUT_OFF.replace("min(stage, len(batches))", "len(batches)"))),
+        "memory", "holds more", "not of all"),
+    "zero_bubble_without_warmup": Mistake(
+        "18", changed(ZERO_BUBBLE, (PUT_OFF, PUT_OFF.replace("min(num_stages - 1 - stage, len(batches))", "0"))),
+        "time", "longer", "forward"),
+    "the_last_weights_are_forgotten": Mistake(
+        "18", changed(ZERO_BUBBLE, (LAST_WEIGHTS, "")), "laws", "must cover all 8 samples", "summed over"),
 }  # fmt: skip

@@ -130,6 +130,19 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "The gradient of the router piece covers your own samples.": "router_gradient_not_summed router_gradient_summed_over_the_parts_alone",
         "That of your experts covers those of your whole group.": "experts_gradient_reduced_over_other_experts_too",
     },
+    "17": {
+        "sum it while the others are computed.": "each_bucket_is_waited_for",
+        "put `bucket_size` layers into one": "a_bucket_for_each_layer",
+        "Add up the gradients of all microbatches of the rank first, and sum over the ranks once a step.": "buckets_go_in_every_microbatch",
+        "launch a bucket as soon as its layers are final": "buckets_are_launched_after_the_backward",
+        "the last bucket may be smaller.": "the_smaller_bucket_is_forgotten",
+    },
+    "18": {
+        "Take it first (`I`) and send it": "weights_before_the_gradient_is_sent",
+        "Warm up with p - 1 - r forwards on rank r": "zero_bubble_without_warmup",
+        "Take each `W` r backwards after its `I`": "no_weight_is_put_off all_weights_are_put_off",
+        "and the last r of them at the end.": "the_last_weights_are_forgotten",
+    },
 }
 """By exercise, sentences of its statement, each with the submissions that break it."""
 

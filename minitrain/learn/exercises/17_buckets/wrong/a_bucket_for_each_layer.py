@@ -1,0 +1,44 @@
+# fails: communication: communicate more often than the budget
+"""One collective for each layer."""
+
+from minitrain.lib import Model
+
+
+async def ddp_overlap(model: Model, microbatch_size: int, bucket_size: int) -> Model:
+    """Sum each layer alone; `bucket_size` is not heeded."""
+    weights, opt_states, activations, grad_activations, grad_weights = model.storage()
+    share = model.global_batch_size // model.world_size
+    mine = range(model.rank * share, (model.rank + 1) * share)
+    batches = [mine[i : i + microbatch_size] for i in range(0, share, microbatch_size)]
+    layers = range(model.num_layers)
+    bucket, launched = [], []
+    for layer in layers:
+        weights[layer], opt_states[layer] = model.load_weights(layer)
+    for samples in batches:
+        activations[0] = model.get_input_activation(samples)
+        for layer in layers:
+            activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])
+        grad_activations["out"] = model.loss(activations.pop(len(layers)))
+        for layer in reversed(layers):
+            grad_weights["new"], grad_activations["out"] = model.backward(
+                layer, activations[layer], grad_activations["out"], weights[layer]
+            )
+            del activations[layer]
+            new = grad_weights.pop("new")
+            grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
+            del new
+            if samples == batches[-1]:
+                bucket.append(grad_weights.pop(layer))
+                if layer in layers:
+                    launched.append(model.launch(model.all_reduce(bucket, layer)))
+                    bucket = []
+        del grad_activations["out"]
+    while launched:
+        for grad in await launched.pop(0):
+            layer = grad.layer
+            grad_weights[layer] = grad
+            weights[layer], opt_states[layer] = model.update(layer, grad, weights[layer], opt_states[layer])
+            del grad_weights[layer]
+            model.set_final_weight(layer, weights[layer])
+        del grad
+    return model
