@@ -144,6 +144,9 @@ def _why_message(waiting: Call, calls: Sequence[Sequence[Call]]) -> Iterator[str
     wanted = sum(call.kind == waiting.kind and call.about == waiting.about for call in own)
     if alike < wanted:
         tags = "" if alike == len(begun) else f", and {len(begun) - alike} with other tags"
+        elsewhere = (call for call in calls[other] if call.kind == kind and call not in begun)
+        stray = next((call for call in elsewhere if call.about == waiting.about), None)
+        tags += "" if stray is None or alike else f", but did {stray}"
         yield (
             f"rank {rank} waits in {waiting}, and rank {other} has {done} {alike} of the {wanted} messages that this "
             f"takes{tags}; {_state_of(other, calls)}"

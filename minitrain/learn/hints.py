@@ -115,9 +115,9 @@ _MISTAKES = (
         "each `work = model.launch(...)` needs its `await work` on every path; launch nothing behind the last use",
     ),
     _Mistake(
-        "group", r"must bring the same kind of tensor with the same",
-        "the ranks of this collective bring unlike tensors: is it the right group (`group=`), and do all ranks go "
-        "through the layers in one order?",
+        "group", r"must bring (?:the same kind of tensor with|gradients of one part, or|different parts)",
+        "the ranks of this collective bring what does not go together: is it the right group (`group=`), does each "
+        "hold its own part, and do all go through the layers in one order?",
     ),
     _Mistake(
         "operations", r"the statement (?:asks for|forbids) \w+",

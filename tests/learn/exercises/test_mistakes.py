@@ -56,6 +56,16 @@ def test_a_collective_that_one_rank_makes_alone_is_named_with_its_layer() -> Non
     ]
 
 
+def test_a_message_that_went_to_another_rank_is_named() -> None:
+    sender = [["send", [0, 0], 2, 0, False], ["await", 0, []], ["receive", 2, 0, False]]
+    others = [["receive", 1, 0, False]], [["receive", 0, 0, False]]
+    found = why_all_wait([others[0], sender, others[1]], [["a.py:3"], ["a.py:1", None, "a.py:2"], ["a.py:3"]])
+    assert found[0] == (
+        "rank 0 waits in receive from rank 1 (a.py:3), and rank 1 has sent 0 of the 1 messages that this takes, but "
+        "did send to rank 2 (a.py:1); rank 1 waits in receive from rank 2 (a.py:2)"
+    )
+
+
 @pytest.mark.parametrize("number", SENTENCES)
 def test_what_a_statement_demands_stands_there_and_has_a_submission_that_breaks_it(number: str) -> None:
     exercise, known = load_exercise(number), corpus()

@@ -23,6 +23,7 @@ def require_own_reason(wrong: Wrong, folder: Path, limits: Limits = _LIMITS) -> 
     failures = [failure for failure in found.failures if re.fullmatch(check, failure.name)]
     assert len(failures) == 1, str(found)
     assert re.search(reason, failures[0].message), str(found)
+    assert failures[0].hint
     assert found.score < found.max_score
     if failures[0].name in ("runs", "laws", "numerics"):
         assert found.score == 0
