@@ -47,7 +47,7 @@ def view_of(run: Run) -> View:
         *([] if run.tokens_per_second is None else [f"{run.tokens_per_second:,.0f} tokens/s"]),
         *figures,
         *_facts_of_transformer(run),
-        *([] if run.steps is None else [str(run.steps)]),
+        *[str(steps) for steps in (run.steps, run.round) if steps is not None],
         *run.notes,
         *([] if size == 1 else [f"a row for each {size} ranks that do the same, called by the lowest"]),
     ]

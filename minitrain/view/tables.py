@@ -134,7 +134,7 @@ def run_table(run: Run, tokens: float | None = None) -> Table:
     rows = {
         "step time": f"{_number(run.step_time * scale)} {unit}",
         "loading": f"{_number(run.load_time * scale)} {unit}" if run.load_time else "",
-        "steps": str(run.steps or run.round or ""),
+        "steps": "; ".join(str(steps) for steps in (run.steps, run.round) if steps is not None),
         "peak memory": f"{peak_text(run)}, on rank {fullest}",
         **{column.title: column.words(FiguresOf(run), " ") for column in TABLES["run"]},
         "messages": MESSAGES.get(run.messages, ""),

@@ -27,7 +27,7 @@ def mine(tmp_path: Path, *changes: tuple[str, str]) -> str:
     return f"{path}:zero3_loop"
 
 
-def test_a_loop_that_does_what_the_tool_repeats_takes_the_same_time_and_memory() -> None:
+def test_a_loop_that_does_what_the_tool_repeats_takes_the_same_time_and_memory(tmp_path: Path) -> None:
     own = mt.simulate(LOOP, num_steps=6, options={"early": False}, global_batch_size=6 * 16, strict=True, **SIZES)
     repeated = mt.simulate("zero3", steps=6, global_batch_size=16, **SIZES)
     assert own.step_times == pytest.approx(repeated.step_times, rel=1e-12)
@@ -35,6 +35,7 @@ def test_a_loop_that_does_what_the_tool_repeats_takes_the_same_time_and_memory()
     assert own.round is not None
     assert repeated.steps is not None
     assert str(own.round) == str(repeated.steps)
+    assert own.write_html(tmp_path / "own.html").read_text(encoding="utf-8").count(str(own.round)) == 1
     assert own.step_time == pytest.approx(sum(own.step_times), rel=1e-12)
 
 
