@@ -185,6 +185,7 @@ def build(folder: Path, *, lab: bool) -> Path:
             "html_copy_source": False,
             "exclude_patterns": "files",
             "myst_heading_anchors": 4,
+            "default_role": "literal",
             "autodoc_member_order": "bysource",
             "python_maximum_signature_line_length": 88,
             "suppress_warnings": "myst.header,misc.highlighting_failure",

@@ -34,9 +34,12 @@ class Engine {
     if (ready) {
       this.isReady = true;
       this.since = performance.now();
-      say('');
+      if (this.begins) say('starting minitrain ...');
     }
-    if (message) this.running?.take(JSON.parse(message));
+    if (message) {
+      if (this.begins) say('');
+      this.running?.take(JSON.parse(message));
+    }
     if (isOver) this.finish();
   }
 
