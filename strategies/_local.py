@@ -1,12 +1,19 @@
 """What strategies share whose replicas take optimizer steps of their own between two meetings."""
 
-from minitrain.lib import Model
+from minitrain.engine.transport.groups import Group
+from minitrain.lib import Model, Weight, WeightGrad
 
 from ._batch import add, microbatches, require_multiple, share
 
 
 async def train_locally(
-    model: Model, local_steps: int, replicas: int | None, microbatch_size: int | None, strategy: str, momentum: bool
+    model: Model,
+    local_steps: int,
+    replicas: int | None,
+    microbatch_size: int | None,
+    strategy: str,
+    momentum: bool,
+    compression: str = "none",
 ) -> Model:
     """Take local steps, and take the common weight on by their mean.
 
@@ -17,6 +24,7 @@ async def train_locally(
         microbatch_size: samples a microbatch; the rank's whole share of a local step if None.
         strategy: name of the strategy, for errors.
         momentum: whether the outer optimizer has a state.
+        compression: how outer gradients are sent; "none" sends them exactly.
     """
     replicas = replicas or model.world_size
     require_multiple("world_size", model.world_size, "replicas", replicas, strategy)
@@ -64,7 +72,10 @@ async def train_locally(
         own = own.shard(within.index, within.size) if within.size > 1 else own
         grad_weights[layer] = model.outer_gradient(layer, weights[layer], own)
         del own
-        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=across)
+        if compression == "none":
+            grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=across)
+        else:
+            grad_weights[layer] = await _compressed(model, layer, grad_weights.pop(layer), weights[layer], across)
         if momentum:
             weights[layer], opt_states["outer", layer] = model.outer_update(
                 layer, grad_weights.pop(layer), weights[layer], opt_states["outer", layer]
@@ -75,3 +86,18 @@ async def train_locally(
             weights[layer] = await model.all_gather(weights[layer], layer, group=within)
         model.set_final_weight(layer, weights[layer])
     return model
+
+
+async def _compressed(model: Model, layer: int, grad: WeightGrad, weight: Weight, across: Group) -> WeightGrad:
+    """Return the outer gradient that the messages of all replicas stand for."""
+    state = model.load_compression(layer, weight)
+    packed, state = model.compress(layer, grad, state)
+    del grad
+    if packed.how.sums:
+        packed = await model.all_reduce(packed, layer, group=across)
+        packed, state = model.second_factor(layer, packed, state)
+        packed = await model.all_reduce(packed, layer, group=across)
+    else:
+        packed = await model.all_gather(packed, layer, group=across)
+    found, model.opt_states["sent", layer] = model.decompress(layer, packed, state)
+    return found

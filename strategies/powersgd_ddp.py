@@ -73,6 +73,7 @@ async def powersgd_ddp(
                         layer, grad_weights.pop(layer), opt_states["sent", layer]
                     )
                     launch(layer, packed)
+                    del packed
                     await second_factor(layer + 1)
             del grad_activations[-1]
         await second_factor(0)

@@ -55,6 +55,10 @@ class Compression(RankState):
         if grad.__class__ is not WeightGrad or (how.sums and grad.num_shards > 1):
             whole = " of a whole layer" if how.sums else ""
             raise broken(self, "compress", f"{how} takes an exact gradient{whole}, got {describe(grad)}", layer)
+        cut: Any = self._semantics
+        if grad.num_shards != cut.shards or len(grad.shards) != 1:
+            rule = f"each rank of a worker compresses one of {cut.shards} shards, got {describe(grad)}"
+            raise broken(self, "compress", f"{rule}; shard the gradient over the worker's ranks", layer, value=grad)
         _require_own_samples(self, layer, grad, state)
         _require_state(self, "compress", layer, state, shards, 0)
         _record(self, "compress", layer, grad.samples, Packing(how, 1, len(grad.shards) / grad.num_shards))

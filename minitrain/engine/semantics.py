@@ -56,6 +56,7 @@ class LocalSteps:
         compression: how the gradients are sent that workers exchange: of each step or, where replicas meet, the outer
             ones; None for exact ones.
         workers: how many send one each; in each step, worker w has the w-th of equal, contiguous parts of its samples.
+        shards: in how many equal parts a worker compresses a layer's: a replica's ranks have one each.
     """
 
     steps: int
@@ -65,6 +66,7 @@ class LocalSteps:
     delay: int = 0
     compression: Compressor | None = None
     workers: int = 1
+    shards: int = 1
 
     def __str__(self) -> str:
         sent = f" by {self.compression} of {self.workers} workers" if self.compression else ""
@@ -117,7 +119,8 @@ class DeclaredLocalSteps:
                 f"{name} takes {what}: global_batch_size must be a multiple of {divisor}, the samples of all "
                 f"these steps, got {global_batch_size}"
             )
-        return LocalSteps(steps, replicas, self.outer, self.in_turn, self.delay, how, workers)
+        shards = 1 if how is None else max(1, world_size // workers)
+        return LocalSteps(steps, replicas, self.outer, self.in_turn, self.delay, how, workers, shards)
 
     def num_steps(self, name: str, options: Mapping[str, Any]) -> int:
         """Return how many optimizer steps a step of the run has.

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import autograd.numpy as anp  # type: ignore[import-untyped]  # NumPy's functions, whose operations are followed
@@ -105,11 +106,15 @@ def _gradient_of(
 
 
 def _exchanges(problem: Problem | TransformerProblem, num_layers: int, meant: LocalSteps) -> list[Any]:
-    """Return how each layer's gradients are exchanged: the elements that train and their messages; None if exactly."""
-    if meant.compression is None:
-        return [None] * num_layers
-    trained = map(problem.trained, range(num_layers))
-    return [(mask, Exchange(meant.compression, layer, shapes)) for layer, (mask, shapes) in enumerate(trained)]
+    """Return how each layer's gradients are exchanged: messages of the elements that train, by shard; () if exactly."""
+    found: list[Any] = [[] for _ in range(num_layers)]
+    for layer, (mask, shapes) in enumerate(map(problem.trained, range(num_layers if meant.compression else 0))):
+        ends = [shard * mask.size // meant.shards for shard in range(meant.shards + 1)]
+        for first, last in pairwise(ends):
+            here = mask & (np.arange(mask.size) >= first) & (np.arange(mask.size) < last)
+            of_shard = shapes if meant.shards == 1 else ((int(here.sum()),),)
+            found[layer].append((here, Exchange(meant.compression, layer, of_shard)))  # type: ignore[arg-type]  # not None
+    return found
 
 
 def _exchanged(exchanges: list[Any], by_worker: list[list[Array]]) -> list[Array]:
@@ -117,10 +122,9 @@ def _exchanged(exchanges: list[Any], by_worker: list[list[Array]]) -> list[Array
     totals = []
     for exchange, grads in zip(exchanges, zip(*by_worker, strict=True), strict=True):
         total = np.sum(grads, axis=0)
-        if exchange is not None:
-            mask, messages = exchange
-            total = np.zeros_like(total)
-            total[mask] = messages.of([grad[mask] for grad in grads])
+        total = np.zeros_like(total) if exchange else total
+        for here, messages in exchange:
+            total[here] = messages.of([grad[here] for grad in grads])
         totals.append(total)
     return totals
 

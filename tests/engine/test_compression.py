@@ -271,3 +271,56 @@ def test_words_that_name_no_compression_are_refused(word: Any) -> None:
 def test_a_batch_that_workers_cannot_share_is_refused() -> None:
     with pytest.raises(mt.StrategyError, match="3 steps of 2 workers: global_batch_size must be a multiple of 6"):
         mt.simulate("powersgd_ddp", **{**SIZES, "global_batch_size": 9})
+
+
+@pytest.mark.parametrize("how", ["int4", "fp8:16", "topk:0.2", "int8:16+feedback"])
+@pytest.mark.parametrize("replicas", [4, 2])
+def test_outer_gradients_are_sent_as_declared(how: str, replicas: int) -> None:
+    """Each rank of a replica compresses its shard of the outer gradient."""
+    sizes: dict[str, Any] = {"world_size": 4, "num_layers": 2, "global_batch_size": 16, "replicas": replicas}
+    proof = mt.prove("diloco", compression=how, **sizes)
+    assert proof.largest < 1e-12
+    assert f"and outer gradients by {compressor_of(how)}" in str(proof)
+
+
+def test_outer_gradients_of_four_bits_are_gathered_from_all_replicas() -> None:
+    sizes: dict[str, Any] = {"world_size": 16, "num_layers": 2, "global_batch_size": 64, "replicas": 2}
+    exact, coded = (mt.simulate("diloco", compression=how, **sizes) for how in ("none", "int4:64"))
+    across = [event.size_bytes for event in coded.logs[0] if event.group == (0, 8)]
+    assert across == [2 * (HIDDEN_SIZE**2 / 8 / 2 + HIDDEN_SIZE**2 / 8 / 64 * 4)] * 2
+    assert coded.step_time < exact.step_time
+
+
+WRONG_OUTER: dict[str, Any] = {
+    "an exact outer gradient": (
+        ('compression == "none"', "True"),
+        "the strategy declares gradients by int4:64, got an exact WeightGrad",
+    ),
+    "whole gradients of replicas of several ranks": (
+        ("        if within.size > 1:  # the ranks", "        if False:  # the ranks"),
+        ("own.shard(within.index, within.size) if within.size > 1 else own", "own"),
+        "each rank of a worker compresses one of 2 shards, got",
+    ),
+    "a local step by messages": (
+        ("layer, grad_weights.pop(layer), weights[\"local\", layer]",
+         "layer, ApproximateGrad(layer, 2, grad_weights.pop(layer).samples, 16), weights[\"local\", layer]"),
+        ("from ._batch", "from minitrain.tensors.compressed import ApproximateGrad\n\nfrom ._batch"),
+        "a compressed gradient is no exact one, which 2 local steps of 2 replicas",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_OUTER)
+def test_wrong_outer_gradients_are_refused_by_name(case: str, tmp_path: Path) -> None:
+    *changes, message = WRONG_OUTER[case]
+    folder = Path(inspect.getfile(inspect.unwrap(mt.strategies()["diloco"]))).parent
+    text = (folder / "_local.py").read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    (tmp_path / "_local.py").write_text(text.replace("from ._batch", "from minitrain.strategies._batch"))
+    (tmp_path / "mine.py").write_text((folder / "diloco.py").read_text())
+    sizes: dict[str, Any] = {"world_size": 4, "num_layers": 2, "global_batch_size": 16, "replicas": 2}
+    with pytest.raises(MinitrainError) as told:
+        mt.simulate(f"{tmp_path / 'mine.py'}:diloco", options={"compression": "int4"}, **sizes)
+    assert message in str(told.value)
