@@ -150,6 +150,7 @@ def test_a_person_uses_the_lab(page: Any) -> None:
     assert other.locator("#exercise").input_value() in ("", "02_ddp")
 
 
+@pytest.mark.slow
 def test_the_lab_answers_in_node(lab: Path) -> None:
     node = shutil.which("node")
     if node is None:
