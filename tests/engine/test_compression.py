@@ -101,8 +101,9 @@ REFUSED: dict[str, Any] = {
         "the strategy declares gradients by powersgd:2, got an exact",
     ),
     "a message applied": (
-        ("layer, grad_weights.pop(layer), weights[layer], opt_states[layer]", "layer, packed, weights[layer], "
-         "opt_states[layer]"),
+        ("layer, grad_weights.pop(layer), weights[layer], opt_states[layer]",
+         "layer, kept, weights[layer], opt_states[layer]"),
+        ("                    del packed\n", "                    kept = packed\n"),
         "must be a WeightGrad, got CompressedGrad",
     ),
     "messages that are not exchanged": (
