@@ -25,13 +25,14 @@ STATES: list[dict[str, Any]] = [
 ]
 WITHOUT = """
 import importlib.util, json, sys
+MISSING = {"numpy", "scipy", "jax", "chex", "plotly", "yaml", "rich", "typer"}
 class Nothing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"numpy", "scipy", "jax", "chex", "plotly", "yaml", "rich", "typer"}:
+        if name.partition(".")[0] in MISSING:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Nothing())
 find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name == "numpy" else find(name, package)
+importlib.util.find_spec = lambda name, package=None: None if name in MISSING else find(name, package)
 from minitrain.explorer.in_browser import answer
 for question, given in json.loads(sys.stdin.read()):
     found = []
