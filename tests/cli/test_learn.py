@@ -173,7 +173,7 @@ def test_grade_exits_with_0_for_full_marks_alone(learn: Learn) -> None:
     assert json.loads(result.stdout)[0]["exercise"] == "05_zero3"
     result = learn("grade", "ddp.py", "--format", "xml")
     assert result.exit_code == 2
-    message = "--format must be one of text, table, csv, json, junit, gradescope, got 'xml'"
+    message = "--format must be one of text, table, csv, gradebook, json, junit, gradescope, got 'xml'"
     assert message in result.stderr.replace("\n", " ")
 
 

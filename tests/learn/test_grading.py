@@ -506,7 +506,7 @@ def test_gradescope_gets_what_its_documentation_asks_for(rows: list[Row]) -> Non
         ("02_ddp: peak_memory_gib", "asc"),
     ]
     assert results["output"].startswith("=essay.txt: it is no Python file\nprinted")
-    assert set(FORMATS) == {"text", "table", "csv", "json", "junit", "gradescope"}
+    assert set(FORMATS) == {"text", "table", "csv", "gradebook", "json", "junit", "gradescope"}
 
 
 def test_gradescope_shows_nothing_as_passed_that_gives_no_points(rows: list[Row]) -> None:
