@@ -94,7 +94,7 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 def after(page: Any, do: Any) -> None:
     """Do something, and wait until what came of it is shown."""
-    before = page.evaluate("+document.body.dataset.shown")
+    before = page.evaluate("+(document.body.dataset.shown || 0)")
     do()
     page.wait_for_function(f"+document.body.dataset.shown > {before}")
 
