@@ -6,6 +6,8 @@ expected and what was found; callers put in front of it which file it was, and b
 
 A file is written under a temporary name, then moved into place, so that no reader sees half of one. What exists and is
 no regular file (a pipe, a device such as /dev/stdout) is opened and written to: a move would replace it.
+
+A temporary folder lasts as long as its process. What one that was killed leaves, the next one of its kind removes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ import io
 import json
 import math
 import os
+import re
+import shutil
+import sys
+import tempfile
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +33,7 @@ from gzip import GzipFile
 from itertools import zip_longest
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any
+from typing import Any, final
 
 MOST_BYTES = 64 * 2**20
 """Of a file that is read whole, where its reader names no other limit."""
@@ -401,3 +408,73 @@ def replacing(target: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # it was moved, or was never there
             temporary.unlink()
+
+
+_TEMPORARY = ".tmp"
+
+
+@final
+class TemporaryFolder:
+    """A folder that lasts as long as this object, or its context; where the process is killed, the next one removes it.
+
+    Who has a folder holds a lock on it, which the system releases however the process ends.
+
+    Args:
+        kind: what its name begins with.
+        parent: where it is made; where the system keeps temporary files if None.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, kind: str, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        _remove_leftovers(kind, parent)
+        while True:
+            self.path = Path(tempfile.mkdtemp(_TEMPORARY, kind, parent))
+            lock = _lock(self.path, waits=True)
+            if self.path.is_dir():  # else another process has locked it sooner, and taken it for a leftover
+                break
+        self._end = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+
+def _remove_leftovers(kind: str, parent: Path) -> None:
+    """Remove folders of a kind that no process holds."""
+    form = re.compile(rf"{re.escape(kind)}[a-z0-9_]{{8}}{re.escape(_TEMPORARY)}")  # as `mkdtemp` names them
+    for folder in [path for path in parent.iterdir() if form.fullmatch(path.name)]:
+        lock = _lock(folder, waits=False)
+        if lock is not None:
+            _remove(folder, lock, os.getpid())
+
+
+def _remove(folder: Path, lock: int | None, owner: int) -> None:
+    """Remove a folder and release its lock, unless this is a fork of the process that has it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path, *, waits: bool) -> int | None:
+    """Lock a folder of one's own, and return the descriptor that holds the lock; None where that cannot be had."""
+    if sys.platform == "win32":
+        return None
+    import fcntl  # noqa: PLC0415  (Unix only)
+
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise PermissionError
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+    return None

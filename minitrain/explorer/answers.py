@@ -15,7 +15,6 @@ import contextlib
 import io
 import json
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from typing import Any, final
 from minitrain.engine.observers import Observer
 from minitrain.errors import MinitrainError, UsageError, message_of
 from minitrain.explorer import plain_numpy
+from minitrain.files import TemporaryFolder
 from minitrain.machine.config import shipped_configs
 from minitrain.machine.config_files import shipped_clusters
 from minitrain.machine.platforms import platforms
@@ -195,8 +195,8 @@ def _read(state: Mapping[str, Any]) -> Iterator[Asked]:
             raise UsageError(f"there is no strategy {strategy!r:.80}{hint}", strategy=strategy)
         yield Asked(str(strategy), parameters, options)
         return
-    with tempfile.TemporaryDirectory(prefix="minitrain-explorer-") as folder:
-        file = Path(folder) / "mine.py"
+    with TemporaryFolder("minitrain-explorer-") as folder:
+        file = folder / "mine.py"
         file.write_text(str(state.get("source") or ""), encoding="utf-8")
         yield Asked(str(file), parameters, options)
 

@@ -9,17 +9,16 @@ as long as the rest of a process's start.
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import marshal
 import os
-import shutil
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
+
+from minitrain.files import TemporaryFolder
 
 PACKAGE = Path(__file__).parent.parent
 _LEFT_OUT = (
@@ -37,23 +36,16 @@ _File = tuple[str, bytes, int]
 
 def shared_copy() -> Path:
     """Return a copy that all processes of this grader may read, and none may write; it is removed with the grader."""
-    return _shared_copy_of(os.getpid())
+    return _shared_copy_of(os.getpid()).path / "minitrain"
 
 
 @cache
-def _shared_copy_of(grader: int) -> Path:
-    """Return the copy of a grader's process, which one that it forks does not remove."""
-    folder = Path(tempfile.mkdtemp(prefix="minitrain-library-"))
-    atexit.register(_remove, folder, grader)
-    copy_minitrain(folder / "minitrain")
-    folder.chmod(0o755)  # a submission's process may have another uid
-    return folder / "minitrain"
-
-
-def _remove(folder: Path, grader: int) -> None:
-    """Remove a copy at the end of the process that made it."""
-    if os.getpid() == grader:
-        shutil.rmtree(folder, ignore_errors=True)
+def _shared_copy_of(_grader: int) -> TemporaryFolder:
+    """Return the folder with the copy of a grader's process; one that it forks makes its own."""
+    folder = TemporaryFolder("minitrain-library-")
+    copy_minitrain(folder.path / "minitrain")
+    folder.path.chmod(0o755)  # a submission's process may have another uid
+    return folder
 
 
 def copy_minitrain(package: Path) -> None:

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.files import TemporaryFolder
 from minitrain.learn.confinement import PROPERTIES, not_held
 from minitrain.learn.copied_package import shared_copy
 from minitrain.learn.readable import mounts, python_folders, reachable, readable
@@ -170,8 +170,8 @@ def bubblewrap() -> str | None:
 @lru_cache(maxsize=64)
 def _wraps(secrets: tuple[Path, ...]) -> bool:
     """Return whether Python starts in bubblewrap here, which a container may forbid."""
-    with tempfile.TemporaryDirectory() as home:
-        command = [*wrapped(Path(home), secrets), os.path.realpath(sys.executable), "-I", "-S", "-c", ""]
+    with TemporaryFolder("minitrain-probe-") as home:
+        command = [*wrapped(home, secrets), os.path.realpath(sys.executable), "-I", "-S", "-c", ""]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import budgets_json
 from minitrain.learn.exercise import Exercise
 from minitrain.learn.isolation import require_mode
@@ -75,8 +75,8 @@ def write_package(
     require_mode(isolation)
     files: dict[str, bytes] = {}
     if requirement is None:
-        with tempfile.TemporaryDirectory() as folder:
-            wheel = students_wheel((), Path(folder))
+        with TemporaryFolder("minitrain-package-") as folder:
+            wheel = students_wheel((), folder)
             files[wheel.name] = wheel.read_bytes()
             requirement = f"./{wheel.name}"
     scripts = {

@@ -14,7 +14,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.files import TemporaryFolder
 from minitrain.learn.copied_package import PACKAGE, copy_minitrain, folder_of
 from minitrain.learn.error_reports import SUBMISSION
 from minitrain.learn.exercise import Case
@@ -120,8 +120,7 @@ def submitted(
     Raises:
         UsageError: there is no such isolation.
     """
-    with tempfile.TemporaryDirectory(prefix="minitrain-grading-") as folder:
-        home = Path(folder)
+    with TemporaryFolder("minitrain-grading-") as home:
         refused = [*_refused(), *(path.resolve() for path in secrets)]
         command = command_for(limits.isolation, home, refused)
         staged = _stage(home, file, beside, own_copy=not command)
@@ -148,8 +147,8 @@ def submitted(
 
 def probe() -> Isolation:
     """Return the isolation that a submission would have here, by running one that is empty."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "empty.py")
+    with TemporaryFolder("minitrain-probe-") as folder:
+        file = folder / "empty.py"
         file.write_text("")
         with submitted(file, "nothing", [], "", Limits()) as process:
             return process.outcome().isolation

@@ -7,7 +7,6 @@ run. The table that `compare` prints is in `tables`. The other modules of this r
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import text_of
+from minitrain.files import TemporaryFolder
 from minitrain.run.analysis.labels import GIB, duration, size
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.result import Run
@@ -304,7 +304,7 @@ def write_run(
         repeated = run.repeated_ranks(MOST_LOGGED) if excerpt else None
     has_no_log = excerpt is not None and repeated is None
     files = (PAGE,) if page_alone else (PAGE, CHROME_TRACE) if has_no_log else (PAGE, CHROME_TRACE, RUN_FILE)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as made:
+    with TemporaryFolder(f".{target.name}.", parent) as made:
         if excerpt is not None:
             excerpt.write(Path(made, PAGE), Path(made, CHROME_TRACE), view_of(run), include_plotlyjs)
         else:

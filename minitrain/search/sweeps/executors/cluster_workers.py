@@ -28,7 +28,6 @@ import re
 import site
 import sys
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -39,6 +38,7 @@ from types import ModuleType
 from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
+from minitrain.files import TemporaryFolder
 from minitrain.run.strategy_loading import file_in, loading_from, split_options, unwrapped
 from minitrain.search.sweeps.executors.own_processes import LossyWorkers, SentTask
 
@@ -105,14 +105,14 @@ def do_sent_work(sent: bytes) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _folder_for(_files: Files) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for some files; Python removes it when the worker ends."""
-    return tempfile.TemporaryDirectory(prefix="minitrain-strategy-")
+def _folder_for(_files: Files) -> TemporaryFolder:
+    """Return a folder for some files; it is removed when the worker ends."""
+    return TemporaryFolder("minitrain-strategy-")
 
 
 def _unpacked(files: Files) -> Path:
     """Return the folder that holds some files."""
-    folder = Path(_folder_for(files).name)
+    folder = _folder_for(files).path
     for name, content in files:
         path = folder / name
         if not path.exists():  # another thread of this worker may load it by now
