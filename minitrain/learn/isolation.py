@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -136,9 +137,10 @@ def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -
     reads = _readable(tuple(secrets))
     uid = None
     if os.geteuid() == 0 and reachable([str(home.parent)], alone=wrapped) and _open_to_all(tuple(reads), wrapped):
-        uid = _FIRST_UID + os.getpid() % _UIDS
-        os.chown(home, 0, uid)
-        home.chmod(0o750)
+        with suppress(OSError):  # a user namespace may know no such uid
+            os.chown(home, 0, _FIRST_UID + os.getpid() % _UIDS)
+            home.chmod(0o750)
+            uid = _FIRST_UID + os.getpid() % _UIDS
     paths = [*reads, str(home)]
     covered = [path for path in (*secrets, Path("/proc")) if not any(_is_within(own, path) for own in paths)]
     return {"wrapped": wrapped, "uid": uid, "readable": paths, "covered": [*map(str, covered)], "filter": program()}

@@ -83,7 +83,11 @@ class Checkpoints:
         return steps, folder
 
     def save(self, num_steps: int, carried: Mapping[int | str, tuple[Flat, Flat]], rank: int) -> None:
-        """Write the state after so many steps; all ranks call it."""
+        """Write the state after so many steps; all ranks call it.
+
+        Raises:
+            UsageError: it cannot be written; then nothing of it stays.
+        """
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415  (takes half a second)
 
         folder = self.folder / f"step-{num_steps:08d}"
@@ -96,12 +100,13 @@ class Checkpoints:
             for name, content in zip(("weight", "state"), contents, strict=True)
             for (first, last), values in _cut(content)
         }
-        with _without_warnings():
+        with _telling(folder), _without_warnings():
             save(state, checkpoint_id=folder)
         dist.barrier()
         if rank == 0:
             text = json.dumps({"steps": num_steps, **self.facts}, indent=2)
-            write_text(folder / _LAST_FILE, [text, "\n"])
+            with _telling(folder):
+                write_text(folder / _LAST_FILE, [text, "\n"])
 
     def latest(self, program: RankProgram, net: Net) -> tuple[dict[int | str, tuple[Flat, Flat]], int]:
         """Return the state of the newest checkpoint as far as a rank needs it, and its number of steps.
@@ -191,6 +196,22 @@ def _cut(content: Flat) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
     if not sizes:
         return
     yield from zip(content.pieces, content.values.split(sizes, -1), strict=True)
+
+
+@contextlib.contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Remove what was written of a checkpoint that cannot be written, and say why that is, on all ranks."""
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415  (as in `save`)
+
+    try:
+        yield
+    except (OSError, CheckpointException) as error:
+        causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        shutil.rmtree(folder, ignore_errors=True)
+        told = "; ".join(sorted({cause.strerror or str(cause) for cause in causes if isinstance(cause, OSError)}))
+        raise UsageError(
+            f"the checkpoint {folder} cannot be written: {told or causes[0]!s:.200}; make room, or give another folder", folder=str(folder)
+        ) from None
 
 
 @contextlib.contextmanager
