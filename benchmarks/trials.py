@@ -47,19 +47,26 @@ _TRAIN = ["train", "ddp", "--world-size", "2", "--layers", "2", "--batch", "8"]
 
 
 class Killed(NamedTuple):
-    """A command that is killed, and a short one of its kind, which removes what that has left."""
+    """A command that is killed.
+
+    Args:
+        arguments: the command.
+        num_processes: how many it has at work; it is killed after that many are there, one time of five before.
+        following: a short command of its kind, which removes what this one has left.
+    """
 
     arguments: Sequence[str]
+    num_processes: int
     following: Sequence[str] = ()
 
 
 KILLED: dict[str, Killed] = {
-    "sweep": Killed(_SWEEP),
-    "tune": Killed(_TUNE),
-    "grade": Killed(_GRADE, ["learn", "grade", "class/right/02_ddp.py", "--isolation", "auto"]),
-    "train": Killed([*_TRAIN, "--steps", "100000"]),
-    "validate": Killed(["validate"]),
-    "explore": Killed(["explore", "--no-open", "--port", "0"], ["explore", "--no-open", "--port", "0"]),
+    "sweep": Killed(_SWEEP, 4),
+    "tune": Killed(_TUNE, 4),
+    "grade": Killed(_GRADE, 6, ["learn", "grade", "class/right/02_ddp.py", "--isolation", "auto"]),
+    "train": Killed([*_TRAIN, "--steps", "100000"], 3),
+    "validate": Killed(["validate"], 1),
+    "explore": Killed(["explore", "--no-open", "--port", "0"], 4, ["explore", "--no-open", "--port", "0"]),
 }
 
 
@@ -118,6 +125,12 @@ class Room:
         with suppress(OSError):
             urllib.request.urlopen(asked, timeout=1.0)
 
+    def wait_for_processes(self, count: int, process: subprocess.Popen[str]) -> None:
+        """Wait until some processes are there, or the command has ended."""
+        until = time.monotonic() + _LONGEST_S
+        while len(self.processes()) < count and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+
     def processes(self) -> list[int]:
         """Return the processes of this room."""
         return alive(self.mark, str(self.folder))
@@ -159,9 +172,11 @@ def killed(name: str, source: random.Random, most_s: float) -> tuple[bool, str]:
     """Kill a command after a random time, and run a short one of its kind if anything temporary is left."""
     with room() as here:
         process = here.begin(KILLED[name].arguments)
-        if name == "explore" and source.random() < 0.8:
-            here.ask()
-        wait_for(process, source.uniform(0.5, most_s))
+        if source.random() < 0.8:
+            here.wait_for_processes(KILLED[name].num_processes, process)
+            if name == "explore":
+                here.ask()
+        wait_for(process, source.uniform(0.0, most_s))
         count, had_ended = len(here.processes()), process.returncode is not None
         process.kill()
         process.wait()
@@ -194,9 +209,7 @@ def lost(name: str, source: random.Random, most_s: float) -> tuple[bool, str]:
     arguments, printed = LOST[name]
     with room() as here:
         process = here.begin(arguments)
-        until = time.monotonic() + _LONGEST_S
-        while len(here.processes()) < 2 and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
+        here.wait_for_processes(2, process)
         wait_for(process, source.uniform(0.0, most_s))
         others = [pid for pid in here.processes() if pid != process.pid]
         victim = source.choice(others) if others else 0

@@ -92,8 +92,8 @@ def _of_exercise(name: str) -> Callable[[Path], Any]:
     """Return what reads an exercise of which one file is the given one."""
 
     def read(path: Path) -> Any:
-        folder = path.parent / "01_ddp"
-        folder.mkdir(exist_ok=True)
+        folder = path.parent / Path(name).stem / "01_ddp"
+        folder.mkdir(exist_ok=True, parents=True)
         (folder / name).unlink(missing_ok=True)
         for known in {"exercise.json", "reference.py", "starter.py", "statement.md"} - {name}:
             (folder / known).write_text((SHIPPED / known).read_text())

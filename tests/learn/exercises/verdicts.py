@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from minitrain.learn import grade
+from minitrain.learn import grade, load_exercise
 from minitrain.learn.sandbox import Limits
+from minitrain.run.strategy_loading import load_strategy
 
 Wrong = tuple[str, str, str, str]
 """A wrong submission: exercise, source, and patterns of the check that it fails and of the reason."""
@@ -14,12 +15,20 @@ Wrong = tuple[str, str, str, str]
 _LIMITS = Limits(seconds=60)
 
 
-def require_own_reason(wrong: Wrong, folder: Path, limits: Limits = _LIMITS) -> None:
-    """Require that a submission fails one check of a name, for its own reason; who does not train has no points."""
+def require_own_reason(wrong: Wrong, folder: Path, limits: Limits = _LIMITS, *, in_process: bool = False) -> None:
+    """Require that a submission fails one check of a name, for its own reason; who does not train has no points.
+
+    Args:
+        wrong: the submission.
+        folder: where it is written to.
+        limits: of its process.
+        in_process: whether it is run in this process, which is quicker, and judged alike.
+    """
     exercise, source, check, reason = wrong
     path = folder / "submission.py"
     path.write_text(source)
-    found = grade(path, exercise, limits=limits)
+    function = load_exercise(exercise).function
+    found = grade(load_strategy(f"{path}:{function}")[1] if in_process else path, exercise, limits=limits)
     failures = [failure for failure in found.failures if re.fullmatch(check, failure.name)]
     assert len(failures) == 1, str(found)
     assert re.search(reason, failures[0].message), str(found)
