@@ -197,7 +197,8 @@ def killed(name: str, source: random.Random, most_s: float) -> tuple[bool, str]:
 LOST: dict[str, tuple[Sequence[str], str]] = {
     "sweep": (["sweep", "zero3", "ddp", "--grid", "world_size=64,128", "--grid", "num_layers=8,32", "--batch", "512",
                "--no-fold", "--jobs", "2", "--json"], r'(?s)(.*"strategy"){8}'),
-    "tune": (["tune", "--model", "gpt2", "--world-size", "2", "--batch", "8", "--jobs", "2", "--json"], r"(?s)\s*[\[{].*[\]}]"),
+    "tune": (["tune", "--model", "gpt2", "--world-size", "2", "--batch", "8", "--jobs", "2", "--json"],
+             r"(?s)\s*[\[{].*[\]}]"),
     "grade": ([*_GRADE, "--format", "csv"], r"(?s)(.*student\d,){6}|(.*\w+/02_ddp.py){7}"),
     "train": ([*_TRAIN, "--steps", "3000"], r"(?s).*step"),
 }  # fmt: skip
@@ -315,9 +316,12 @@ KINDS: dict[str, tuple[Trial, Sequence[str]]] = {
 
 def count(kind: str, name: str, num_trials: int, source: random.Random, most_s: float) -> bool:
     """Make trials of a command; print how many ended well, and how the others did."""
-    outcomes = [KINDS[kind][0](name, source, most_s) for _ in range(num_trials)]
-    good = sum(is_good for is_good, _ in outcomes)
-    print(f"{kind} of {name}: {good} of {num_trials}", flush=True)
+    outcomes: list[tuple[bool, str]] = []
+    while len(outcomes) < num_trials:
+        outcomes.append(KINDS[kind][0](name, source, most_s))
+        good = sum(is_good for is_good, _ in outcomes)
+        print(f"\r{kind} of {name}: {good} of {len(outcomes)}", end="", flush=True)
+    print()
     told: dict[str, int] = {}
     for _, words in outcomes:
         told[words] = told.get(words, 0) + 1

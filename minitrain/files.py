@@ -465,9 +465,9 @@ def _lock(folder: Path, *, waits: bool) -> int | None:
     """Lock a folder of one's own, and return the descriptor that holds the lock; None where that cannot be had."""
     if sys.platform == "win32":
         return None
-    import fcntl  # noqa: PLC0415  (Unix only)
+    with suppress(OSError, ImportError):
+        import fcntl  # noqa: PLC0415  (Unix only, and not in a browser)
 
-    with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             if os.fstat(descriptor).st_uid != os.geteuid():

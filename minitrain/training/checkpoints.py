@@ -210,7 +210,8 @@ def _telling(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
         told = "; ".join(sorted({cause.strerror or str(cause) for cause in causes if isinstance(cause, OSError)}))
         raise UsageError(
-            f"the checkpoint {folder} cannot be written: {told or causes[0]!s:.200}; make room, or give another folder", folder=str(folder)
+            f"the checkpoint {folder} cannot be written: {told or causes[0]!s:.200}; make room, or give another folder",
+            folder=str(folder),
         ) from None
 
 
