@@ -209,9 +209,9 @@ def _telling(folder: Path) -> Iterator[None]:
         causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
         shutil.rmtree(folder, ignore_errors=True)
         told = "; ".join(sorted({cause.strerror or str(cause) for cause in causes if isinstance(cause, OSError)}))
+        why = told or f"{causes[0]!s:.200}"
         raise UsageError(
-            f"the checkpoint {folder} cannot be written: {told or causes[0]!s:.200}; make room, or give another folder",
-            folder=str(folder),
+            f"the checkpoint {folder} cannot be written: {why}; make room, or give another folder", folder=str(folder)
         ) from None
 
 
