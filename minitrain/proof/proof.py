@@ -148,6 +148,13 @@ RELATIVE, ABSOLUTE = 1e-9, 1e-13
 
 _LAYERS = 8
 
+_ROUNDING = 1e-15
+"""A difference of a few last digits, which another machine's sums make anew: it is told as no more than this."""
+
+
+def _told(difference: float) -> str:
+    return f"{difference:.2g}" if difference > _ROUNDING else f"at most {_ROUNDING:.0e}"
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -181,9 +188,9 @@ class Proof:
     def __str__(self) -> str:
         run = self.run
         if run.trained_model is None:
-            what, largest = f"{run.num_layers} layers", f"difference is {self.largest:.2g}"
+            what, largest = f"{run.num_layers} layers", f"difference is {_told(self.largest)}"
         else:
-            what, largest = run.trained_model.name, f"relative difference is {self.largest_relative:.2g}"
+            what, largest = run.trained_model.name, f"relative difference is {_told(self.largest_relative)}"
         meant = run.models[0]._semantics
         device = "one device does"
         if meant is not None:
