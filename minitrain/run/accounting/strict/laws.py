@@ -32,11 +32,13 @@ class Ledger(Protocol):
 
     Attributes:
         rank: whose it is.
+        copied: the tensors that launched offloads copy, which nobody has awaited, by row.
         unawaited: the results of launched operations that nobody has awaited, by `id`.
         updated: the shards that were updated, by the number of shards, by layer and step.
     """
 
     rank: int
+    copied: dict[int, Any]
     unawaited: set[int]
     updated: dict[tuple[int, int], dict[int, set[int]]]
 
