@@ -467,10 +467,11 @@ def _lock(folder: Path, *, waits: bool) -> int | None:
         return None
     with suppress(OSError, ImportError):
         import fcntl  # noqa: PLC0415  (Unix only, and not in a browser)
+        from os import geteuid  # noqa: PLC0415
 
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            if os.fstat(descriptor).st_uid != os.geteuid():
+            if os.fstat(descriptor).st_uid != geteuid():
                 raise PermissionError
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except OSError:

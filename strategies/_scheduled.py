@@ -26,6 +26,7 @@ async def run_schedule(
     overlap_messages: bool,
     *,
     least_microbatches: int = 1,
+    directions: int = 1,
 ) -> Model:
     """Run the schedule of a generator on a mesh of pipelines and replicas.
 
@@ -40,6 +41,7 @@ async def run_schedule(
         recompute: what backward computes again.
         overlap_messages: whether messages between stages are hidden behind compute.
         least_microbatches: microbatches for each rank of a pipeline by default.
+        directions: in which microbatches go through a pipeline; pp is a multiple of it.
 
     Returns:
         The model.
@@ -48,6 +50,7 @@ async def run_schedule(
     name = generator.__name__
     require_range("pp", pp, model.world_size, name)
     pp = pp or model.world_size
+    require_multiple("pp", pp, "directions", directions, name)
     require_multiple("world_size", model.world_size, "pp", pp, name)
     num_replicas = model.world_size // pp
     size = microbatch_size

@@ -32,5 +32,14 @@ async def chimera(
         overlap_messages: whether messages between stages are hidden behind compute; a rank waits for each if False.
     """
     return await run_schedule(
-        model, schedules.chimera, 2, microbatch_size, pp, zero, layers_per_stage, recompute, overlap_messages
+        model,
+        schedules.chimera,
+        2,
+        microbatch_size,
+        pp,
+        zero,
+        layers_per_stage,
+        recompute,
+        overlap_messages,
+        directions=2,
     )

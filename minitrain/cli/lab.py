@@ -14,7 +14,7 @@ from minitrain.cli.output import print_lines
 
 
 def lab(folder: Annotated[Path, typer.Argument(help="Where to write it.", file_okay=False)]) -> None:
-    """Write the explorer's page as files for any static host, with Python in the browser as its engine.
+    """Write the explorer's page as files for any static host, with Python in the browser.
 
     Building it takes npm and pip, which fetch Pyodide and a few wheels; the files ask nothing of another host.
     """

@@ -232,7 +232,7 @@ def _unknown(_given: Mapping[str, Any], _send: Send) -> None:
 
 def _words(error: BaseException) -> str:
     """Return an error as the command line says it; one's own strategy is called by its name alone."""
-    return re.sub(r"\S*minitrain-explorer-\w+[/\\]", "", message_of(error))
+    return re.sub(r"\S*minitrain-explorer-[\w.]+[/\\]", "", message_of(error))
 
 
 def _fields(error: BaseException, state: Mapping[str, Any]) -> list[str]:

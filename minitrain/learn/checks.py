@@ -49,10 +49,10 @@ def prepare_judgement(exercise: Exercise, case: Case) -> None:
     This takes long, and must not count as the submission's time.
     """
     if case.is_proven:
-        import minitrain.proof.proof  # noqa: F401, PLC0415  (NumPy and JAX, for `_proven`)
+        import minitrain.proof.proof  # noqa: F401, PLC0415  (NumPy and autograd, for `_proven`)
     budget_for(exercise, case)
     if case.workload is not None and case.is_proven:
-        from minitrain.proof.layers import problem_of  # noqa: PLC0415  (NumPy, and JAX)
+        from minitrain.proof.layers import problem_of  # noqa: PLC0415  (NumPy, and autograd)
         from minitrain.proof.problem import Problem  # noqa: PLC0415
         from minitrain.proof.reference import transformer_reference  # noqa: PLC0415
         from minitrain.workloads.transformer_workload import find_workload  # noqa: PLC0415

@@ -39,7 +39,7 @@ number = 3
 """
 
 USAGE = [
-    ("compare nope", "there is no strategy 'nope'; use one of ddp"),
+    ("compare nope", "there is no strategy 'nope'; use one of chimera, ddp"),
     ("run zero33", "there is no strategy 'zero33'; did you mean zero3?"),
     ("run mine.py", "mine.py has 9 strategies, mute, boom, leave, cancel, interrupt, recurse, lost, stuck, lazy; say"),
     ("run mine", "there is no strategy 'mine'; did you mean mine.py? use one of"),
