@@ -5,6 +5,7 @@ The escapes need a kernel with Landlock and seccomp, or bubblewrap; where there 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -77,10 +78,7 @@ def attempt(request: Any, held: Isolation, tmp_path: Path, monkeypatch: pytest.M
 
     def run(code: str) -> Grade:
         path = tmp_path / "02_ddp.py"
-        tried = (
-            f"try:\n{textwrap.indent(code, '    ')}\nexcept BaseException as error:\n    print('stopped:', repr(error))"
-        )
-        path.write_text(f"{OFF}\n{tried}\nelse:\n    print('ESCAPED')\nsys.stdout.flush()\n{DDP}")
+        path.write_text(f"{OFF}\n{trying(code, '')}\nsys.stdout.flush()\n{DDP}")
         return grade(path, "02", hidden=False, limits=Limits(isolation="required"))
 
     return run
@@ -105,47 +103,6 @@ def _of_grading() -> list[str]:
     return [line for line in lines if "minitrain-grading-" in line]
 
 
-KNOWN = {
-    "reads the reference once the guard is patched": f"print(open({str(REFERENCE)!r}).read()[:9])",
-    "reads a shipped strategy": f"print(open({str(STRATEGY)!r}).read()[:9])",
-    "reads a strategy as a history file": f"import readline; readline.read_history_file({str(STRATEGY)!r})",
-    "finds the guard through the garbage collector": (
-        f"for found in gc.get_objects():\n    if type(found).__name__ == 'Guard':\n        found._readable = ['/']\n"
-        f"open({str(REFERENCE)!r})"
-    ),
-    "runs a shell command": "assert os.system('true') == 0",
-    "writes a file": "open('/tmp/minitrain-escape', 'w')",
-    "kills the grader by a file descriptor": "import signal\n"
-    "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), signal.SIGKILL)",
-    "kills the grader": "os.kill(os.getppid(), 9)",
-    "starts a process that outlives grading": (
-        "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)"
-    ),
-    "forks": "if os.fork() == 0:\n    os.setsid()\n    import time; time.sleep(60)",
-    "listens": "import socket\nserver = socket.socket()\nserver.bind(('0.0.0.0', 0))\nserver.listen()",
-    "makes a named pipe": "os.mkfifo('/tmp/minitrain-pipe')",
-}
-
-
-def test_a_file_outside_is_not_removed(attempt: Attempt, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("here")
-    assert "ESCAPED" not in attempt(f"os.remove({str(victim)!r})").output
-    assert victim.read_text() == "here"
-
-
-def test_no_datagram_leaves_the_process(attempt: Attempt) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind(("127.0.0.1", 0))
-        server.settimeout(0.2)
-        code = (
-            f"import socket\nsocket.socket(2, 2).sendmsg([b'hello'], [], 0, ('127.0.0.1', {server.getsockname()[1]}))"
-        )
-        assert "ESCAPED" not in attempt(code).output
-        with pytest.raises(TimeoutError, match="timed out"):
-            server.recv(9)
-
-
 CALL = """
 import ctypes, socket, fcntl, resource, threading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -159,91 +116,197 @@ def call(number, *values):
 """
 """System calls by their numbers on x86-64, which no Python module stands between."""
 
-TRIED = {
-    "the reference by /proc/self/root": f"open('/proc/self/root{REFERENCE}')",
-    "the reference by an open descriptor": f"for d in range(64): os.open('../../../../../..{REFERENCE}', 0, dir_fd=d)",
-    "the size of the reference": f"os.stat({str(REFERENCE)!r})",
-    "the names of the exercises": f"os.listdir({str(REFERENCE.parents[1])!r})",
-    "the password file by openat2": "call(437, -100, b'/etc/passwd', ctypes.create_string_buffer(24), 24)",
-    "the environment of the grader": "open(f'/proc/{os.getppid()}/environ', 'rb')",
-    "the memory of the grader": "open(f'/proc/{os.getppid()}/mem', 'r+b')",
-    "ptrace": "call(101, 16, os.getppid(), 0, 0)",
-    "a file by io_uring": "call(425, 8, ctypes.create_string_buffer(200))",
-    "a signal to the grader by SIGIO": (
-        "a, b = socket.socketpair()\nfcntl.fcntl(a, fcntl.F_SETOWN, os.getppid())\n"
-        "fcntl.fcntl(a, 10, 9)\nfcntl.fcntl(a, fcntl.F_SETFL, os.O_ASYNC)\nb.send(b'x')"
+NOT_THERE = {errno.ENOENT, errno.EACCES}
+"""By namespaces and bubblewrap, or by Landlock."""
+REFUSED = {errno.EPERM, errno.ENOSYS}
+"""By seccomp."""
+
+GRADER = os.getpid()
+
+ESCAPES: dict[str, tuple[set[int], dict[str, str]]] = {
+    "reads what it may not": (
+        NOT_THERE,
+        {
+            "the reference, the guard patched": f"open({str(REFERENCE)!r})",
+            "a shipped strategy": f"open({str(STRATEGY)!r})",
+            "a strategy as a history file": f"import readline; readline.read_history_file({str(STRATEGY)!r})",
+            "the reference, the guard found by the garbage collector": (
+                f"for found in gc.get_objects():\n    if type(found).__name__ == 'Guard':\n"
+                f"        found._readable = ['/']\nopen({str(REFERENCE)!r})"
+            ),
+            "the reference by /proc/self/root": f"open('/proc/self/root{REFERENCE}')",
+            "the reference by an open descriptor": (
+                "os.open('.', 0)\nreached, refused = [], None\nfor folder in range(64):\n"
+                f"    try: reached.append(os.open('../' * 40 + {str(REFERENCE)!r}[1:], 0, dir_fd=folder))\n"
+                "    except NotADirectoryError: pass\n"
+                f"    except OSError as error: refused = refused if error.errno == {errno.EBADF} else error\n"
+                "if not reached: raise refused"
+            ),
+            "the size of the reference": f"os.stat({str(REFERENCE)!r})",
+            "the names of the exercises": f"os.listdir({str(REFERENCE.parents[1])!r})",
+            "the environment of the grader": f"open('/proc/{GRADER}/environ', 'rb')",
+        },
     ),
-    "the grader's limits": "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
-    "the grader's priority": "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
-    "a raw clone": "call(56, 17, 0, 0, 0, 0) or os._exit(0)",
-    "a raw clone3": "b = (ctypes.c_ulong * 11)()\nb[4] = 17\ncall(435, b, 88) or os._exit(0)",
-    "a program in memory": "os.execve(os.memfd_create('x'), ['x'], {})",
-    "a user namespace": "call(272, 0x10000000)",
-    "a mount": "call(165, b'none', b'/tmp', b'tmpfs', 0, 0)",
-    "root again": "os.setuid(0)",
-    "capabilities again": "call(126, bytes.fromhex('2205082000000000'), b'\\xff' * 24)",
-    "an abstract socket": "socket.socket(socket.AF_UNIX).bind('\\0minitrain')",
-    "a vsock": "socket.socket(40, 1)",
-    "shared memory that stays": "call(29, 4711, 4096, 0o1600)",
-    "a message queue that stays": "call(68, 4712, 0o1600)",
-    "a file in /dev/shm": "os.open('/dev/shm/minitrain', os.O_CREAT | os.O_RDWR)",
-    "a file without a name": "os.open('/tmp', os.O_TMPFILE | os.O_RDWR)",
-    "its own copy of minitrain": "open(__main__.__file__, 'a')",
-    "a file's mode": "os.chmod(__main__.__file__, 0o777)",
-    "a kernel key": "call(248, b'user', b'minitrain', b'x', 1, -3)",
-    "bpf": "call(321, 0, ctypes.create_string_buffer(128), 128)",
-    "a watch on files": "call(254, call(294, 0), b'/tmp', 0xFFF)",
-    "the terminal": "open('/dev/tty', 'w')",
-    "typing into the terminal": "fcntl.ioctl(0, 0x5412, b'x')",
-    "higher limits": "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
-    "a new session": "os.setsid()",
-    "a thread": "threading.Thread(target=print).start()",
+    "writes files": (
+        REFUSED,
+        {
+            "a file": "open('/tmp/minitrain-escape', 'w')",
+            "a named pipe": "os.mkfifo('/tmp/minitrain-pipe')",
+            "a file in /dev/shm": "os.open('/dev/shm/minitrain', os.O_CREAT | os.O_RDWR)",
+            "a file without a name": "os.open('/tmp', os.O_TMPFILE | os.O_RDWR)",
+            "its own copy of minitrain": "open(__main__.__file__, 'a')",
+            "a file's mode": "os.chmod(__main__.__file__, 0o777)",
+            "the terminal": "open('/dev/tty', 'w')",
+            "typing into the terminal": "fcntl.ioctl(0, 0x5412, b'x')",
+        },
+    ),
+    "reaches the grader": (
+        REFUSED,
+        {
+            "kills it": "os.kill(os.getppid(), 9)",
+            "kills it by a file descriptor": (
+                "import signal\nsignal.pidfd_send_signal(os.pidfd_open(os.getppid()), signal.SIGKILL)"
+            ),
+            "a signal by SIGIO": (
+                "a, b = socket.socketpair()\nfcntl.fcntl(a, fcntl.F_SETOWN, os.getppid())\n"
+                "fcntl.fcntl(a, 10, 9)\nfcntl.fcntl(a, fcntl.F_SETFL, os.O_ASYNC)\nb.send(b'x')"
+            ),
+            "its memory": f"open('/proc/{GRADER}/mem', 'r+b')",
+            "ptrace": f"call(101, 16, {GRADER}, 0, 0)",
+            "its limits": f"resource.prlimit({GRADER}, resource.RLIMIT_CPU, (-1, -1))",
+            "its priority": f"os.setpriority(os.PRIO_PROCESS, {GRADER}, 19)",
+        },
+    ),
+    "starts something": (
+        REFUSED,
+        {
+            "a shell command": "if libc.system(b'true'): raise OSError(ctypes.get_errno(), 'no shell')",
+            "a process that outlives grading": (
+                "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)"
+            ),
+            "a fork": "if os.fork() == 0:\n    os.setsid()\n    import time; time.sleep(60)",
+            "a raw clone": "call(56, 17, 0, 0, 0, 0) or os._exit(0)",
+            "a raw clone3": "b = (ctypes.c_ulong * 11)()\nb[4] = 17\ncall(435, b, 88) or os._exit(0)",
+            "a program in memory": "os.execve(os.memfd_create('x'), ['x'], {})",
+            "a new session": "os.setsid()",
+            "a thread": "threading.Thread(target=print).start()",
+        },
+    ),
+    "leaves the process by a socket": (
+        REFUSED,
+        {
+            "listens": "server = socket.socket()\nserver.bind(('0.0.0.0', 0))\nserver.listen()",
+            "an abstract socket": "socket.socket(socket.AF_UNIX).bind('\\0minitrain')",
+            "a vsock": "socket.socket(40, 1)",
+        },
+    ),
+    "takes rights": (
+        REFUSED,
+        {
+            "root again": "os.setuid(0)",
+            "capabilities again": "call(126, bytes.fromhex('2205082000000000'), b'\\xff' * 24)",
+            "a user namespace": "call(272, 0x10000000)",
+            "a mount": "call(165, b'none', b'/tmp', b'tmpfs', 0, 0)",
+            "higher limits": "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+        },
+    ),
+    "calls that a strategy needs not": (
+        REFUSED,
+        {
+            "the password file by openat2": "call(437, -100, b'/etc/passwd', ctypes.create_string_buffer(24), 24)",
+            "a file by io_uring": "call(425, 8, ctypes.create_string_buffer(200))",
+            "shared memory that stays": "call(29, 4711, 4096, 0o1600)",
+            "a message queue that stays": "call(68, 4712, 0o1600)",
+            "a kernel key": "call(248, b'user', b'minitrain', b'x', 1, -3)",
+            "bpf": "call(321, 0, ctypes.create_string_buffer(128), 128)",
+            "a watch on files": "call(254, call(294, 0), b'/tmp', 0xFFF)",
+        },
+    ),
 }
-"""Escapes of our own, each an attempt to do what the key names."""
+"""Attempts to do what the key names, by class, and the numbers of the kernel's errors that stop them."""
+
+READS = {f"reads what it may not: {what}": code for what, code in ESCAPES["reads what it may not"][1].items()}
+ALL = {
+    f"{kind}: {what}": (stops, code)
+    for kind, (stops, escapes) in ESCAPES.items()
+    for what, code in escapes.items()
+    if "call(" not in code or os.uname().machine == "x86_64"  # whose numbers they are
+}
 
 
-def tried(escapes: Mapping[str, str], means: str, path: Path) -> dict[str, str]:
+def stopped(said: str, by: set[int]) -> bool:
+    """Return whether the kernel stopped an attempt, by an error of some numbers; a mistake of the attempt is none."""
+    number, _, error = said.removeprefix("stopped:").partition("|")
+    threads = error == 'RuntimeError("can\'t start new thread")'  # as Python says it, without the number
+    return said.startswith("stopped:") and (number in {str(value) for value in by} or threads)
+
+
+def trying(code: str, what: str) -> str:
+    """Return the lines that try something, and say how that went."""
+    return (
+        f"try:\n{textwrap.indent(code, '    ')}\nexcept BaseException as error:\n"
+        f"    print({what!r}, f'stopped:{{getattr(error, \"errno\", None)}}', repr(error), sep='|')\n"
+        f"else:\n    print({what!r}, 'ESCAPED', sep='|')"
+    )
+
+
+def tried(escapes: Mapping[str, str], means: str, path: Path, mode: str = "required") -> dict[str, str]:
     """Try escapes one after the other in one process, before a right submission, and return how each went."""
-    lines = [OFF, CALL]
-    for what, code in escapes.items():
-        lines.append(f"try:\n{textwrap.indent(code, '    ')}\nexcept BaseException as error:")
-        lines.append(
-            f"    print({what!r}, 'stopped:', repr(error), sep='|')\nelse:\n    print({what!r}, 'ESCAPED', sep='|')"
-        )
-    path.write_text("\n".join([*lines, "sys.stdout.flush()", DDP]))
+    lines = [trying(code, what) for what, code in escapes.items()]
+    path.write_text("\n".join([OFF, CALL, *lines, "sys.stdout.flush()", DDP]))
     with pytest.MonkeyPatch.context() as patch:
         leave(means, patch)
-        found = grade(path, "02", hidden=False, limits=Limits(isolation="required"))
+        found = grade(path, "02", hidden=False, limits=Limits(isolation=mode))
     assert found.passed, str(found)
     assert not left_behind()
     return dict(line.split("|", 1) for line in found.output.splitlines())
 
 
 @pytest.fixture(scope="module", params=MEANS)
-def known_escapes(request: Any, held: Isolation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Try those that are known, and return how each went."""
-    return tried(KNOWN, request.param, tmp_path_factory.mktemp("known") / "02_ddp.py")
+def attempts(request: Any, held: Isolation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Try all escapes, and return how each went."""
+    codes = {what: code for what, (_, code) in ALL.items()}
+    return tried(codes, request.param, tmp_path_factory.mktemp("attempts") / "02_ddp.py")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's means are Linux's")
-@pytest.mark.parametrize("what", KNOWN)
-def test_the_kernel_stops_a_known_escape(what: str, known_escapes: dict[str, str]) -> None:
-    assert known_escapes[what].startswith("stopped:"), known_escapes[what]
-    assert "NameError" not in known_escapes[what]
+@pytest.mark.parametrize("what", ALL)
+def test_the_kernel_stops_an_escape(what: str, attempts: dict[str, str]) -> None:
+    assert stopped(attempts[what], ALL[what][0]), attempts[what]
 
 
-@pytest.fixture(scope="module", params=MEANS[:2])
-def attempts(request: Any, held: Isolation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Try our own, and return how each went."""
-    return tried(TRIED, request.param, tmp_path_factory.mktemp("attempts") / "02_ddp.py")
+@pytest.mark.skipif(sys.platform != "linux", reason="what is read are files of Linux")
+def test_what_is_not_there_is_there_without_isolation(tmp_path: Path) -> None:
+    assert set(tried(READS, "all means", tmp_path / "02_ddp.py", "none").values()) == {"ESCAPED"}
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of the system calls are those of x86-64")
-@pytest.mark.parametrize("what", TRIED)
-def test_the_kernel_stops_an_escape_of_our_own(what: str, attempts: dict[str, str]) -> None:
-    assert attempts[what].startswith("stopped:"), attempts[what]
-    assert "Error" in attempts[what]
-    assert "NameError" not in attempts[what]
+def test_a_mistake_in_an_attempt_is_no_refusal() -> None:
+    for said in ("ESCAPED", "stopped:None|NameError(\"name 'o' is not defined\")", "stopped:22|OSError(22, 'Invalid')"):
+        assert not stopped(said, NOT_THERE | REFUSED)
+    assert stopped("stopped:1|PermissionError(1, 'Operation not permitted')", REFUSED)
+
+
+def test_the_list_of_escapes_is_long_enough() -> None:
+    assert sum(len(escapes) for _, escapes in ESCAPES.values()) >= 40
+
+
+def test_a_file_outside_is_not_removed(attempt: Attempt, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("here")
+    assert stopped(attempt(f"os.remove({str(victim)!r})").output.strip("|\n"), REFUSED)
+    assert victim.read_text() == "here"
+
+
+def test_no_datagram_leaves_the_process(attempt: Attempt) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(0.2)
+        code = (
+            f"import socket\nsocket.socket(2, 2).sendmsg([b'hello'], [], 0, ('127.0.0.1', {server.getsockname()[1]}))"
+        )
+        assert stopped(attempt(code).output.strip("|\n"), REFUSED)
+        with pytest.raises(TimeoutError, match="timed out"):
+            server.recv(9)
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="other processors have no second set of system calls")
@@ -253,8 +316,8 @@ def test_calls_of_another_instruction_set_end_the_process(attempt: Attempt) -> N
         "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()"
     )
     found = attempt(code)  # getpid by int 0x80
-    assert "ESCAPED" not in found.output
-    assert found.failures[0].message.startswith("its process ended before the run was over")
+    assert not found.output
+    assert found.failures[0].message.startswith("its process ended before the run was over, with exit code 159")
 
 
 # ---- what is in force ------------------------------------------------------------------------------------------------
