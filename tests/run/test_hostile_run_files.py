@@ -130,7 +130,7 @@ DAMAGED: list[tuple[Change, str]] = [
     (journal(rank=0), "line 37, rank: expected one journal a rank, found another one of rank 0"),
     (journal(changes=[[0, 0, -1e9]]), r"changes\[0\]: expected no more to leave than is held, found more"),
     (journal(changes=[[5, 0, 1], [4, 0, 1]]), r"changes\[1\]\[0\]: expected a whole number in 5..\d+, found 4"),
-    (journal(changes=[[0, 0]]), r"changes\[0\]: expected \[place, kind, elements\], found \[0, 0\]"),
+    (journal(changes=[[0, 0]]), r"changes\[0\]: expected \[place, kind, elements, tensor, layer\], found \[0, 0\]"),
     (journal(changes=[[0, 0, float("nan")]]), r"changes\[0\]\[2\]: expected a number in .*, found NaN"),
 ]
 

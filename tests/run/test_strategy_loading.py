@@ -45,7 +45,7 @@ def test_a_strategy_may_be_a_function_a_partial_an_object_a_name_or_an_alias() -
     ("strategy", "message"),
     [
         ("zerro1", r"there is no strategy 'zerro1'; did you mean zero1\? use one of .*zero1.*, path.py:function, or a"),
-        ("qqqq", r"there is no strategy 'qqqq'; use one of ddp, .*, path.py:function, or a"),
+        ("qqqq", r"there is no strategy 'qqqq'; use one of chimera, .*, path.py:function, or a"),
         ("nowhere.py:mine", "there is no strategy file nowhere.py; give path.py:function"),
         ("nowhere:mine", "there is no strategy 'nowhere:mine'"),
         (not_async, "a strategy must be an async function, `async def not_async.model.: ...`, got <function"),
