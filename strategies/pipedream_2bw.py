@@ -44,6 +44,7 @@ async def pipedream_2bw(
     if microbatch_size is None:
         require_multiple("the samples of a step", batch, "world_size", model.world_size, "pipedream_2bw")
         microbatch_size = batch // model.world_size
+    require_range("microbatch_size", microbatch_size, batch, "pipedream_2bw")
     of_step = replicas.size * microbatch_size
     require_multiple("the samples of a step", batch, "replicas x microbatch_size", of_step, "pipedream_2bw")
     per_step = batch // of_step

@@ -183,8 +183,9 @@ class FoldedModel(FoldedExperts):
         op, value, member = operation.op, operation.value, operation.owner
         if self.communicated is not None and member.size > 1:
             self.communicated.append(operation)
-        # one rank of each of some classes; ranks that differ and all meet were never alike
-        is_of_classes = bool(member.kept) and member.axes <= self.attempt.kept and member.size < self.world_size
+        # one rank of each of some classes, between which messages go; ranks that differ and all meet were never alike
+        between = self.attempt.kept & self.attempt.message_axes
+        is_of_classes = bool(member.kept) and member.axes <= between and member.size < self.world_size
         if not (is_of_classes or member.kept <= self.attempt.apart or tells_classes_apart(value)):
             self.attempt.diverge(
                 f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
