@@ -9,6 +9,8 @@ started.
 
 from __future__ import annotations
 
+import io
+import marshal
 import os
 import pickle
 import platform
@@ -25,6 +27,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
+from types import CodeType
 from typing import Any, NoReturn
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -100,6 +103,20 @@ def meeting_place() -> Iterator[str]:
         del store  # which closes the port
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # which has no types
+    """Keeps the file names of code, by which a rank's errors say where they are, and which cloudpickle drops."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is pickled: code as Python itself writes it, since ranks are of the same Python."""
+        return (marshal.loads, (marshal.dumps(obj),)) if isinstance(obj, CodeType) else super().reducer_override(obj)
+
+
+def _pickled(task: Task) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(task)
+    return buffer.getvalue()
+
+
 def launch(
     tasks: Sequence[Task],
     on_message: Callable[[int, tuple[Any, ...]], None],
@@ -123,7 +140,7 @@ def launch(
         for task in tasks:
             processes.append(_started(task.rank, say))
         for task, process in zip(tasks, processes, strict=True):
-            process.pipe.send(cloudpickle.dumps(task))
+            process.pipe.send(_pickled(task))
         _watch(processes, [task.program for task in tasks], on_message, patience_s)
     finally:
         _end(processes)
