@@ -183,10 +183,7 @@ class FoldedModel(FoldedExperts):
         op, value, member = operation.op, operation.value, operation.owner
         if self.communicated is not None and member.size > 1:
             self.communicated.append(operation)
-        # one rank of each of some classes, between which messages go; ranks that differ and all meet were never alike
-        between = self.attempt.kept & self.attempt.message_axes
-        is_of_classes = bool(member.kept) and member.axes <= between and member.size < self.world_size
-        if not (is_of_classes or member.kept <= self.attempt.apart or tells_classes_apart(value)):
+        if not (member.kept <= self.attempt.apart or tells_classes_apart(value) or self._is_between_classes(member)):
             self.attempt.diverge(
                 f"{op} over the axes {', '.join(sorted(member.axes))}, not all of which fold,", member.axes
             )
@@ -195,6 +192,14 @@ class FoldedModel(FoldedExperts):
         else:
             operation.settle_alone(value if member.size == 1 else perform(self.attempt, op, value, member))
             self.require_same_price(operation)
+
+    def _is_between_classes(self, member: FoldedGroup) -> bool:
+        """Return whether a group has one rank of each of some classes, between which messages go.
+
+        Ranks that differ and all meet were never alike.
+        """
+        axes = self.attempt.kept & self.attempt.message_axes
+        return bool(member.kept) and member.axes <= axes and member.size < self.world_size
 
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit a communication to run beside what follows, where no journal is kept.
