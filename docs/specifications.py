@@ -60,7 +60,7 @@ Hooks for cache effects and occupancy multiply the time | machine/devices/test_s
 Occupancy by registers, shared memory and size of blocks | machine/devices/test_simulator.py::test_occupancy_is_that_of_the_calculator
 Working sets beyond the cache cost traffic | machine/devices/test_simulator.py::test_all_caches_together_hold_what_is_read_again
 Synthetic benchmarks are predicted and measured | machine/devices/test_validation.py::test_phases_are_synthetic_and_networks
-Real models (ResNet-50, BERT-base, GPT-2 small of PyTorch) are predicted and measured | machine/devices/test_validation.py::test_torch_s_networks_are_those_of_their_papers
+Real models (ResNet-50, BERT-base, GPT-2 small of PyTorch) are predicted and measured | machine/devices/test_validation.py::test_torch_s_networks_are_those_of_their_papers | in part: the test counts their parameters and work; the measured times are in devices.md, of one busy processor
 Errors below 15 % (compute-bound) and 20 % (memory-bound), and the bottleneck right in 90 % | machine/devices/test_validation.py::test_errors_are_judged_by_their_median_unless_the_machine_or_the_calibration_was_noisy | in part: `minitrain hw validate` judges; on the one machine at hand, a busy CPU, JAX passed for compute and bottlenecks and was inconclusive for memory, and eager torch failed ([devices](devices.md#is-it-true-ask-the-machine-at-hand))
 Multi-device simulation: NVLink and GPU to GPU (a future enhancement there) | machine/devices/test_several_devices.py::test_collectives_take_what_the_network_of_the_config_says
 Moves over PCIe, and unlike devices together (future enhancements there) | machine/heterogeneous/test_described.py::test_a_host_s_link_is_as_fast_as_is_said
@@ -181,7 +181,7 @@ def page() -> str:
     lines = [
         "# What the specifications say",
         "",
-        "Each statement of the five specifications about what the system does, and the test that shows it on programs, tasks or sizes that",
+        "Statements of the five specifications about what the system does, and the test that shows it on programs, tasks or sizes that",
         f"are not the specification's own: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}. `python docs/specifications.py` writes",
         "this page from its list; `tests/project/test_specifications.py` fails where a test is gone or the page is old.",
     ]
