@@ -63,6 +63,7 @@ WORK, WRITING, LOST, DETECTION, REPAIR, REPLANNING, RESTART, RELOAD, FEWER = (
 )
 CAUSES = (WORK, WRITING, LOST, DETECTION, REPAIR, REPLANNING, RESTART, RELOAD, FEWER)
 """What time goes to, in the order of reports; all but training is lost."""
+_UNTIL_ALIKE = 4  # ends of checkpoints: the first may wait for none, the second holds no wait for the first
 
 
 @final
@@ -125,16 +126,19 @@ class LongRun:
     unsafe: dict[str, float] = field(default_factory=lambda: {WORK: 0.0, FEWER: 0.0})  # since the last whole checkpoint
     written: dict[str, float] = field(default_factory=dict)  # of that, what the checkpoint on its way holds
     whole_at_s: float | None = None  # when the checkpoint on its way is whole
+    cycles: list[tuple[float, int, dict[str, float]]] = field(default_factory=list)  # ends of the last ones: `_repeat`
 
     def play(self) -> LongRun:
         """Play the run to its end."""
         self.spares = self.job.spares
         self._draw()
         while self.now_s < self.job.duration_s:
+            failures = self.num_failures
             if self._work() and self._write():
                 self._grow()
             elif self.now_s < self.job.duration_s:
                 self._recover()
+            self._repeat(undisturbed=self.num_failures == failures)
         self._keep_written(self.now_s)
         self._settle(WORK, FEWER)
         return self
@@ -173,6 +177,27 @@ class LongRun:
         self.whole_at_s = begin_s + self.job.write_s
         self._keep_written(self.now_s)
         return True
+
+    def _repeat(self, *, undisturbed: bool) -> None:
+        """Let as many checkpoints pass at once as are like the last one, the third or later since a failure or repair.
+
+        Each then begins where the one before did: the last checkpoint is as far on its way, and holds as much.
+        """
+        if not undisturbed or (self.cycles and self.cycles[-1][1] != self.missing):
+            self.cycles.clear()
+        self.cycles.append((self.now_s, self.missing, dict(self.seconds)))
+        if len(self.cycles) < _UNTIL_ALIKE:
+            return
+        (begin_s, _, before), (end_s, _, after) = self.cycles[-2:]
+        until_s = min(self.job.duration_s, self.next_failure_s, *(self.repairs[:1] if self.missing else ()))
+        times = max(0, int((until_s - end_s) / (end_s - begin_s)) - 1)  # the last one is played: it may be cut short
+        for cause in CAUSES:
+            self.seconds[cause] += times * (after[cause] - before[cause])
+        passed_s = times * (end_s - begin_s)
+        self.now_s += passed_s
+        if self.whole_at_s is not None:
+            self.whole_at_s += passed_s
+        self.cycles.clear()
 
     def _keep_written(self, now_s: float) -> None:
         """Count what a checkpoint holds as done, if it is whole by now."""

@@ -70,6 +70,15 @@ def test_without_failures_only_checkpoints_cost() -> None:
     assert found[WRITING] == pytest.approx(300 / 3900, rel=0.01)
 
 
+def test_checkpoints_that_are_alike_pass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    elastic = replace(
+        JOB, interval_s=60.0, write_s=150.0, block_s=1.0, repair_s=9 * HOUR, spares=0, speeds=(1, 0.9, 0.7)
+    )
+    at_once = shares_of(elastic, 3)
+    monkeypatch.setattr("minitrain.whatif.faults.goodput._UNTIL_ALIKE", 10**9)
+    assert shares_of(elastic, 3) == pytest.approx(at_once, rel=1e-9)
+
+
 def test_a_checkpoint_beside_the_training_costs_its_copy_alone_and_helps_once_it_is_whole() -> None:
     beside = shares_of(replace(JOB, block_s=10.0))
     assert beside[WRITING] < 0.1 * shares_of(JOB)[WRITING]
