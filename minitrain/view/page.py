@@ -78,7 +78,7 @@ td.beneath {{ color: var(--soft); font-size: 12px; padding-top: 0; }}
 .answer th {{ font-weight: 400; color: var(--soft); white-space: nowrap; }}
 .answer th, .answer td {{ padding-top: 2px; padding-bottom: 2px; line-height: 1.35; }}
 .answer td {{ vertical-align: top; }}
-.waits th:last-child, .waits td:last-child {{ text-align: left; }}
+.waits th:last-child, .waits td:last-child, .parts :nth-child(3) {{ text-align: left; }}
 .answer p {{ color: var(--soft); margin: 4px 0; }}
 .lines td {{ border: 0; padding: 0 0 0 8px; line-height: 1.35; width: 2.6em; vertical-align: middle !important; }}
 .lines td:first-child {{ width: 1%; max-width: 140px; padding-left: 0; white-space: nowrap; overflow: hidden;

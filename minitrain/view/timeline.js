@@ -224,7 +224,21 @@ export async function mountTimeline(element, data, options = {}) {
   const path = {row: c.path_row, start: seconds(c.path_start), end: seconds(c.path_end)};
   const state = {t0: 0, t1: step, chosen: -1, hover: -1, path: false, memory: data.peak_row, open: new Set(), found: null};
   const tellOthers = change => options.onChange && options.onChange(change), begin = data.begin_s + late, finish = data.step_s + late;
+  const rowOf = rank => data.rows.findIndex(row => row.members.some(([first, many, by]) =>
+    rank >= first && rank < first + many * by && (rank - first) % by === 0));
   const marks = (options.marks || []).map(each => ({...each, start: each.start + late, end: each.end + late}));
+  for (const each of marks) each.bar = markedBar(each);
+  const framed = new Set(marks.map(each => each.bar));
+
+  /** The index of the bar that a mark is around; -1 if there is none. */
+  function markedBar({rank, start, end}) {
+    const row = rowOf(rank), tick = step * 2e-9;
+    for (const lane of lanes) {
+      const i = firstFrom(lane.start, start - tick);
+      if (lane.row === row && i < lane.start.length && Math.abs(lane.start[i] - start) <= tick && Math.abs(lane.end[i] - end) <= 2 * tick) return lane.from + i;
+    }
+    return -1;
+  }
 
   // ---- what stands around the canvas
   const make = (tag, more = {}, ...inside) => {
@@ -296,10 +310,7 @@ export async function mountTimeline(element, data, options = {}) {
       `${data.ranks[begin]} came before`]);
     if (c.bytes[i] > 0) pairs.push(['moves', `${amount(c.bytes[i])} ${data.partners[c.partner[i]] || ''}`.trim() +
       `, ${amount(c.bytes[i] / (bars.end[i] - bars.start[i]))}/s`]);
-    for (const each of marks) {
-      const isThis = rowOf(each.rank) === c.row[i] && Math.abs(each.start - bars.start[i]) <= step * 2e-9;
-      if (isThis && Math.abs(each.end - bars.end[i]) <= step * 4e-9) pairs.push(['difference ' + each.name, each.text]);
-    }
+    for (const each of marks) if (each.bar === i) pairs.push(['difference ' + each.name, each.text]);
     pairs.push(['memory then', amount(heldAt(c.row[i], bars.start[i]))]);
     return pairs;
   }
@@ -378,10 +389,12 @@ export async function mountTimeline(element, data, options = {}) {
     if (step > finish * 1.001) {
       on.rect(xOf(finish), AXIS, 2, bottom - AXIS, '#d6006c');
       const says = `ends ${duration(step - finish)} before the last`;
-      if (xOf(finish) + widthOf(says) + 8 < width) on.text(xOf(finish) + 6, AXIS + 8, says, soft);
+      const [first] = items;  // in whose lane nothing follows
+      if (xOf(finish) + widthOf(says) + 8 < width) on.text(xOf(finish) + 6, AXIS + first.y + first.high / 2 - shift, says, soft);
     }
     on.unclip();
-    for (const each of marks) frame(on, each, shift);
+    const tags = [];
+    for (const each of marks) frame(on, each, shift, tags);
     arrow(on, state.chosen, shift);
     names(on, ink, soft, shift);
     if (state.path) drawPath(on, shift, dark);
@@ -412,7 +425,7 @@ export async function mountTimeline(element, data, options = {}) {
       on.rect(x0, y, Math.max(wide > 4 ? wide - 0.7 : wide, 0.7), high, colors[kind], dim ? 0.15 : 1,
         data.kinds[kind].pattern && wide > 3 ? hatch : '');
       if (high < 13 || wide < 14 || dim) continue;
-      const text = label(from + i, wide - 6);
+      const text = label(from + i, wide - 6 - (framed.has(from + i) ? 18 : 0));
       if (text) on.text(x0 + 3, y + high / 2 + 0.5, text, kind === waiting ? hatch : inks[kind]);
     }
   }
@@ -501,21 +514,21 @@ export async function mountTimeline(element, data, options = {}) {
     on.line([[x - 4, y1 + back], [x, y1], [x + 4, y1 + back]], '#d6006c', 2);
   }
   /** Draw a frame around an operation of a rank, which its row stands for. */
-  function frame(on, {name, rank, start, end, color}, shift) {
-    const row = rowOf(rank), tick = step * 2e-9;
-    const item = items.find(({lane}) => {
-      const i = firstFrom(lane.start, start - tick);
-      return lane.row === row && i < lane.start.length && Math.abs(lane.start[i] - start) <= tick && Math.abs(lane.end[i] - end) <= 2 * tick;
-    }) || items.find(({lane}) => lane.row === row);
+  /** A frame with its number in the upper right corner, unless that of a more important one, in `tags`, is there. */
+  function frame(on, {name, rank, bar, start, end, color}, shift, tags) {
+    const item = items.find(({lane}) => bar >= lane.from && bar < lane.to) || items.find(({lane}) => lane.row === rowOf(rank));
     if (!item || end < state.t0 || start > state.t1) return;
     const x0 = xOf(start), x1 = Math.max(x0 + 3, xOf(end)), y0 = AXIS + item.y - shift, y1 = y0 + item.high;
     on.clip(left, AXIS, span(), height);
     on.line([[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]], color, 2.5);
-    if (x0 > left) on.text(x0 - 2, y0 + 6, name, color, 'right', true);
+    const wide = widthOf(name) + 6, tag = [x1 - wide, y0];
+    if (!tags.some(([x, y]) => y === y0 && Math.abs(x - tag[0]) < wide)) {
+      tags.push(tag);
+      on.rect(...tag, wide, 12, color);
+      on.text(x1 - wide / 2, y0 + 6, name, '#ffffff', 'center', true);
+    }
     on.unclip();
   }
-  const rowOf = rank => data.rows.findIndex(row => row.members.some(([first, many, by]) =>
-    rank >= first && rank < first + many * by && (rank - first) % by === 0));
   const SHADES = ['#0072B2', '#CC79A7', '#E69F00', '#56B4E9', '#999999', '#D55E00', '#009E73', '#3A9BDC'];
   function drawMemory(on, top, ink, soft, dark) {
     const kinds = [...memories[state.memory] || []], known = data.memory_kinds.length > 1;

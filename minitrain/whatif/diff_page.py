@@ -69,7 +69,7 @@ def write_diff_page(gap: Any, path: Path) -> Path:
     rows = [dict(zip(_COLUMNS, cells(part, gap.seconds), strict=True)) for part in gap.attribution]
     said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in gap.words)
     table = html_table([{"part": f"{row.pop('operation')}, {row.pop('cause')}", **row} for row in rows], links)
-    body = f'{said}<div class="wide">{table}</div>'
+    body = f'{said}<div class="wide parts">{table}</div>'
     return write_timelines(path, pictures, f"{b} beside {a}", body)
 
 
