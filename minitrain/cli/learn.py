@@ -355,14 +355,18 @@ def grade_files(
         rows: Sequence[Row] = grade_all(found, limits=limits, workers=jobs, progress=say, known=known_rows, keep=keep)
     if roster is not None:
         _print_roster(roster, rows)
-        return
-    report = FORMATS[form or ("text" if len(rows) == 1 else "table")](rows)
+    else:
+        _print_report(FORMATS[form or ("text" if len(rows) == 1 else "table")](rows), rows)
+    if not all(row.passed for row in rows):
+        raise typer.Exit(FAILED)
+
+
+def _print_report(report: Any, rows: Sequence[Row]) -> None:
+    """Print a report, and below a table which submissions are alike."""
     print_table(report) if isinstance(report, Table) else print(report)
     if isinstance(report, Table):
         groups = sorted({tuple(sorted((row.file, *row.alike))) for row in rows if row.alike})
         print_lines(f"alike but for names, which proves nothing: {printable(', '.join(names))}" for names in groups)
-    if not all(row.passed for row in rows):
-        raise typer.Exit(FAILED)
 
 
 def _print_roster(path: Path, rows: Sequence[Row]) -> None:

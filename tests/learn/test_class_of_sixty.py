@@ -27,7 +27,7 @@ from tests.learn.class_of_sixty import Handed, in_time, late, write_class
 def graded(folder: Path, results: Path, *more: str, rows: int | None = None) -> str:
     """Grade a class in a process of its own, which Ctrl-C ends once so many rows are kept; return what it prints."""
     command = [sys.executable, "-c", "from minitrain.cli import main; main()", "learn", "grade", str(folder)]
-    command += ["--results", str(results), "--seconds", "40", *more]
+    command += ["--results", str(results), *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, text=True) as process:
         if rows is not None:
             while process.poll() is None and (not results.exists() or len(results.read_text().splitlines()) < rows):
