@@ -18,6 +18,7 @@ May import: the rooms up to `proof`, and `search`. Open `grader` first. The ship
 | `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
 | `causes` | says where a deadlock, or a run beyond its budget, comes from |
 | `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |
+| `gap` | the exercise that explains a gap, which asks for answers and for no strategy |
 | `submissions`, `uploads`, `classes` | find what was handed in, and grade it |
 | `report`, `roster`, `leaderboard` | write grades down |
 | `picture`, `unfinished`, `solution` | are for learners: a run beside the reference's, drawn; a reference as one file |

@@ -121,6 +121,8 @@ class Exercise:
         ordered_operations: that each rank must do in the reference's order, by kind and layer.
         bounds: what a run may need, as a multiple of what the reference does, by its name: "messages" (calls of all
             ranks, a message once), "communication" (bytes), "time", "memory".
+        slowed: operations of which one is slow in a measured run. Where there are any, the exercise asks which (see
+            `minitrain.learn.gap`), and for no strategy.
     """
 
     folder: Path
@@ -138,6 +140,7 @@ class Exercise:
     forbidden_operations: Sequence[str] = ()
     ordered_operations: Sequence[str] = ()
     bounds: Mapping[str, float] = field(default_factory=dict)
+    slowed: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -156,7 +159,9 @@ class Exercise:
 
     @property
     def page(self) -> str:
-        """The statement, and the card of operations with the rule of the stores, which all exercises share."""
+        """The statement, and the card of operations with the rule of the stores, which all strategies share."""
+        if self.slowed:
+            return self.statement
         card = (SHIPPED / "operations.md").read_text(encoding="utf-8")
         return f"{self.statement.strip()}\n\n{card}"
 
@@ -220,6 +225,7 @@ class _ExerciseFile(TypedDict):
     forbidden_operations: NotRequired[list[str]]
     ordered_operations: NotRequired[list[str]]
     bounds: NotRequired[dict[Literal["messages", "communication", "time", "memory"], Annotated[float, Ge(1)]]]
+    slowed: NotRequired[list[str]]
 
 
 def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
@@ -256,6 +262,7 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
         forbidden_operations=_calls(path / "exercise.json", data.get("forbidden_operations", ())),
         ordered_operations=_calls(path / "exercise.json", data.get("ordered_operations", ())),
         bounds=data.get("bounds", {}),
+        slowed=_calls(path / "exercise.json", data.get("slowed", ())),
     )
 
 
@@ -296,10 +303,15 @@ def _case(data: _CaseFile, workload: str | None, *, hidden: bool) -> Case:
     return Case(*sizes, options, hidden=hidden, workload=own or workload, is_proven=own is None)
 
 
-def shipped_exercises(folder: Path | None = None) -> list[Exercise]:
+def all_exercises(folder: Path | None = None) -> list[Exercise]:
     """Return all exercises of a folder (the shipped ones by default), in order."""
     root = folder or SHIPPED
     return [load_exercise(path) for path in sorted(root.iterdir()) if (path / "exercise.json").is_file()]
+
+
+def shipped_exercises(folder: Path | None = None) -> list[Exercise]:
+    """Return those of them that ask for a strategy."""
+    return [exercise for exercise in all_exercises(folder) if not exercise.slowed]
 
 
 def _find(name: str, folder: Path) -> Path:

@@ -19,7 +19,7 @@ from minitrain.learn.checks import Judged, failed, judge, prepare_judgement
 from minitrain.learn.exercise import Case, Exercise, load_exercise
 from minitrain.learn.hints import FILE
 from minitrain.learn.isolation import HERE, Isolation
-from minitrain.learn.result import CHECKS, POINTS, CheckResult
+from minitrain.learn.result import CHECKS, GAP_POINTS, POINTS, CheckResult
 from minitrain.learn.sandbox import Limits, Outcome, submitted
 from minitrain.learn.submissions import imported
 
@@ -74,12 +74,12 @@ class Grade:
     def points(self, result: CheckResult) -> int:
         """Return the points of one check."""
         trains = all(other.passed for other in self.results if other.name in _GATE)
-        return POINTS[result.name] if trains and result.passed else 0
+        return self.points_of(result.name) if trains and result.passed else 0
 
     @staticmethod
     def points_of(check: str) -> int:
         """Return the points of a check that passes."""
-        return POINTS[check]
+        return (POINTS | GAP_POINTS)[check]
 
     @property
     def failures(self) -> list[CheckResult]:
@@ -106,7 +106,7 @@ class Grade:
 
 
 def grade(
-    strategy: str | Path | Strategy,
+    strategy: str | Path | Strategy | Mapping[str, Any],
     exercise: str | Exercise,
     *,
     hidden: bool = True,
@@ -118,7 +118,7 @@ def grade(
 
     Args:
         strategy: a file, or "file.py:function", which gets a process of its own; or a coroutine function of one's own,
-            which is run here.
+            which is run here. For an exercise that explains a gap: a file of answers, or these by name.
         exercise: its name or number, its folder, or a loaded exercise.
         hidden: whether to use the hidden sizes too.
         limits: of the process, and how it is kept apart.
@@ -134,6 +134,10 @@ def grade(
     """
     began = time.monotonic()
     asked = exercise if isinstance(exercise, Exercise) else load_exercise(exercise)
+    if asked.slowed:
+        return Grade(asked.name, _explained(strategy, asked), time.monotonic() - began)
+    if isinstance(strategy, Mapping):
+        raise UsageError(f"exercise {asked.name} asks for a strategy; give a function or a file")
     cases = [*asked.public, *(asked.hidden if hidden else ())]
     grading = _Grading(asked, limits or Limits())
     if callable(strategy):
@@ -150,6 +154,19 @@ def grade(
     drawn = (*grading.drawn(cases), asked) if keeps else (None, None, None)
     figures = _leaderboard(judged) if all(result.passed for result in results) else {}
     return Grade(asked.name, results, seconds, outcome.output, figures, outcome.isolation, *drawn)
+
+
+def _explained(answers: str | Path | Strategy | Mapping[str, Any], exercise: Exercise) -> list[CheckResult]:
+    """Judge the answers of an exercise that explains a gap.
+
+    Raises:
+        UsageError: there are none.
+    """
+    from minitrain.learn.gap import judged  # noqa: PLC0415  (numpy only where it is wanted)
+
+    if callable(answers):
+        raise UsageError(f"exercise {exercise.name} asks for answers; give them by name, or a file")
+    return judged(exercise, answers if isinstance(answers, Mapping) else _file_of(answers, exercise)[0])
 
 
 class _Grading:

@@ -10,6 +10,7 @@ from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import budgets_json
 from minitrain.learn.exercise import Exercise
 from minitrain.learn.isolation import require_mode
+from minitrain.learn.picture import kept_runs
 from minitrain.learn.wheel import students_wheel, write_zip
 
 _SETUP = """#!/usr/bin/env bash
@@ -92,6 +93,8 @@ def write_package(
                 files[f"{folder_there}/{name}"] = source.read_bytes()
         files[f"{folder_there}/hidden.json"] = json.dumps([case.as_dict() for case in exercise.hidden]).encode()
         cases = (*exercise.public, *exercise.hidden)
+        if exercise.slowed:
+            files |= {f"{folder_there}/{name}": text for name, text in kept_runs(exercise)}
         files[f"{folder_there}/budgets.json"] = budgets_json(exercise, cases).encode()
     write_zip(path, files, programs=_SCRIPTS)
     return path

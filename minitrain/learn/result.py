@@ -12,6 +12,9 @@ CHECKS = ("runs", "laws", "numerics", "communication", "time", "memory")
 POINTS = {"runs": 10, "laws": 15, "numerics": 25, "communication": 15, "time": 15, "memory": 20}
 """What each check is worth. The first three count together: what does not train right has no points."""
 
+GAP_POINTS = {"predicted": 20, "operation": 40, "place": 40}
+"""The same of the exercise that explains a gap."""
+
 DESCRIPTIONS = {
     "runs": "runs to its end on every size",
     "laws": "keeps the laws of training, under strict accounting",
@@ -19,6 +22,9 @@ DESCRIPTIONS = {
     "communication": "communicates no more than the reference",
     "time": "takes no longer than the reference",
     "memory": "holds no more than the reference, plus a layer's weight, gradient and optimizer state",
+    "predicted": "predicts the step time",
+    "operation": "names the operation that the prediction missed",
+    "place": "says where it is slow",
 }
 
 Status = Literal["passed", "failed", "skipped"]
@@ -29,7 +35,7 @@ class CheckResult:
     """The result of one check.
 
     Args:
-        name: one of `CHECKS`.
+        name: one of `CHECKS`, or of `GAP_POINTS`.
         status: whether it passed.
         message: what is wrong, with law or budget.
         size: the sizes of the run where it failed, in words.

@@ -1,0 +1,5 @@
+"""What was run: ZeRO-3; read strategies/zero3.py."""
+
+from minitrain.strategies.zero3 import zero3
+
+__all__ = ["zero3"]
