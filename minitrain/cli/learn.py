@@ -128,11 +128,15 @@ _MEMORY = (
 )
 
 
+_PREDICT = "`minitrain learn predict {} FIGURE=ANSWER ...` says whether you are right, and then why."
+
+
 def _statement(exercise: Exercise) -> str:
     """Return an exercise's statement with its budgets."""
     if exercise.slowed:
         return exercise.page
     from minitrain.learn.budgets import budget_for  # noqa: PLC0415
+    from minitrain.learn.predictions import questions  # noqa: PLC0415
 
     lines = ["## Budgets", "", "| sizes | step time, ms | memory, GiB | communication, MiB |", "|---|---|---|---|"]
     for case in exercise.public:
@@ -143,7 +147,22 @@ def _statement(exercise: Exercise) -> str:
         )
     lines += ["", "Communication is of all ranks, an all_reduce counted twice. There are hidden sizes too."]
     lines += [] if exercise.memory_limit_bytes else ["", *_MEMORY]
-    return exercise.page + "\n" + "\n".join(lines) + "\n"
+    asked = questions(exercise)
+    first = (
+        [
+            "## Predict first",
+            "",
+            asked[0],
+            "",
+            *(f"- {line}" for line in asked[1:]),
+            "",
+            _PREDICT.format(exercise.number),
+            "",
+        ]
+        if asked
+        else []
+    )
+    return exercise.page + "\n" + "\n".join([*first, *lines]) + "\n"
 
 
 def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exercise]:
@@ -191,6 +210,42 @@ def _check(path: Path, exercise: Exercise, folder: Path, *, reloads: bool = Fals
     known["passed"] = known["passed"] or found.passed
     state.save()
     return found
+
+
+@learn.define()
+def predict(
+    n: Which,
+    answers: Annotated[list[str] | None, typer.Argument(metavar="[FIGURE=ANSWER]...")] = None,
+    *,
+    dir: Here = HERE,  # noqa: A002
+    exercises: Exercises = None,
+) -> None:
+    """Say what you expect before you run anything; why a figure is what it is, is told once you know it.
+
+    Args:
+        n: An exercise's number or name.
+        answers: Such as bubble=12%; without any, the questions are asked.
+        dir: Your folder.
+        exercises: A folder of exercises of your own; the shipped ones by default.
+    """
+    from minitrain.learn.predictions import answered, questions  # noqa: PLC0415
+
+    exercise, given = load(n, exercises), {}
+    for text in answers or ():
+        name, equals, answer = text.partition("=")
+        if not equals:
+            raise UsageError(f"an answer is FIGURE=ANSWER, such as bubble=12%, got {text!r}")
+        given[name] = answer
+    if not given:
+        print_lines(questions(exercise) or [f"exercise {exercise.name} asks nothing before it is run"])
+        return
+    found = [*answered(exercise, given)]
+    print_lines(f"{name}: {said}" for name, _, said in found)
+    state = State(dir)
+    state.of(exercise).setdefault("predicted", {}).update({name: given[name] for name, right, _ in found if right})
+    state.save()
+    if not all(right for _, right, _ in found):
+        raise typer.Exit(FAILED)
 
 
 @learn.define()

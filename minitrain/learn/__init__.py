@@ -19,6 +19,7 @@ May import: the rooms up to `proof`, and `search`. Open `grader` first. The ship
 | `causes` | says where a deadlock, or a run beyond its budget, comes from |
 | `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |
 | `gap` | the exercise that explains a gap, which asks for answers and for no strategy |
+| `predictions` | questions before a run, whose figures are the answers |
 | `submissions`, `uploads`, `classes` | find what was handed in, and grade it |
 | `report`, `roster`, `leaderboard` | write grades down |
 | `picture`, `unfinished`, `solution` | are for learners: a run beside the reference's, drawn; a reference as one file |
@@ -34,13 +35,14 @@ from minitrain.learn.result import CheckResult
 if TYPE_CHECKING:
     from minitrain.learn.grader import Grade, grade
     from minitrain.learn.picture import expected_run
+    from minitrain.learn.predictions import predict
 
-__all__ = ["CheckResult", "Exercise", "Grade", "expected_run", "grade", "load_exercise", "shipped_exercises"]
+__all__ = ["CheckResult", "Exercise", "Grade", "expected_run", "grade", "load_exercise", "predict", "shipped_exercises"]
 
 
 def __getattr__(name: str) -> Any:
     """Import what imports the simulator when it is first used."""
-    files = {"Grade": "grader", "grade": "grader", "expected_run": "picture"}
+    files = {"Grade": "grader", "grade": "grader", "expected_run": "picture", "predict": "predictions"}
     if name not in files:
         raise AttributeError(f"module 'minitrain.learn' has no attribute {name!r}")
     return getattr(import_module(f"minitrain.learn.{files[name]}"), name)

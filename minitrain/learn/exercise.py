@@ -100,6 +100,19 @@ class Case:
         return f"{ranks}, {layers}, batch {self.global_batch_size}{options}"
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What an exercise asks before anything is run (see `minitrain.learn.predictions`).
+
+    Args:
+        case: the sizes.
+        because: why a figure of the reference's run is what it is, by the figure's name.
+    """
+
+    case: Case
+    because: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One exercise.
@@ -123,6 +136,7 @@ class Exercise:
             ranks, a message once), "communication" (bytes), "time", "memory".
         slowed: operations of which one is slow in a measured run. Where there are any, the exercise asks which (see
             `minitrain.learn.gap`), and for no strategy.
+        predict: what it asks first; None for nothing.
     """
 
     folder: Path
@@ -141,6 +155,7 @@ class Exercise:
     ordered_operations: Sequence[str] = ()
     bounds: Mapping[str, float] = field(default_factory=dict)
     slowed: Sequence[str] = ()
+    predict: Prediction | None = None
 
     @property
     def name(self) -> str:
@@ -208,6 +223,13 @@ class _CaseFile(TypedDict):
     workload: NotRequired[str]
 
 
+class _PredictionFile(TypedDict):
+    """What an exercise asks first."""
+
+    sizes: _CaseFile
+    because: dict[Literal["bubble", "communication", "memory", "calls"], str]
+
+
 class _ExerciseFile(TypedDict):
     """What `exercise.json` may have; `Exercise` says what it means."""
 
@@ -226,6 +248,7 @@ class _ExerciseFile(TypedDict):
     ordered_operations: NotRequired[list[str]]
     bounds: NotRequired[dict[Literal["messages", "communication", "time", "memory"], Annotated[float, Ge(1)]]]
     slowed: NotRequired[list[str]]
+    predict: NotRequired[_PredictionFile]
 
 
 def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
@@ -263,7 +286,14 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
         ordered_operations=_calls(path / "exercise.json", data.get("ordered_operations", ())),
         bounds=data.get("bounds", {}),
         slowed=_calls(path / "exercise.json", data.get("slowed", ())),
+        predict=_prediction(data, workload),
     )
+
+
+def _prediction(data: _ExerciseFile, workload: str | None) -> Prediction | None:
+    """Return what an exercise asks first."""
+    asked = data.get("predict")
+    return None if asked is None else Prediction(_case(asked["sizes"], workload, hidden=False), {**asked["because"]})
 
 
 def _calls(path: Path, names: Sequence[str]) -> Sequence[str]:

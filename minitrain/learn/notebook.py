@@ -54,6 +54,7 @@ def notebook_of(exercise: Exercise, requirement: str = _CHECKOUT) -> dict[str, A
     cells = [
         ("markdown", exercise.page.strip()),
         ("code", _SETUP.format(requirement=requirement)),
+        *(("code", cell) for cell in [_predict(exercise)] if cell),
         ("code", _SEE.format(name=exercise.name)),
         ("markdown", "## Your turn\n\nWrite it here; run the cell, and the next one, as often as you like."),
         ("code", exercise.starter.strip().replace(f"see {exercise.name}.md", "see above")),
@@ -69,6 +70,15 @@ def notebook_of(exercise: Exercise, requirement: str = _CHECKOUT) -> dict[str, A
         "nbformat": 4,
         "nbformat_minor": 5,
     }
+
+
+def _predict(exercise: Exercise) -> str:
+    """Return a cell of questions with empty answers; "" where nothing is asked."""
+    if exercise.predict is None:
+        return ""
+    answers = "".join(f', {name}=""' for name in exercise.predict.because)
+    call = f'predict("{exercise.name}"{answers})'
+    return f"# Predict first: write your answers, with their units.\nfrom minitrain.learn import predict\n\n{call}"
 
 
 def _folded(number: int, hint: str) -> str:

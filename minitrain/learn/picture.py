@@ -101,7 +101,7 @@ def expected_run(exercise: str | Exercise, case: Case | None = None) -> Any:
     case = case or exercise.public[0]
     if exercise.has_reference:
         return run_reference(exercise, case)
-    kept = exercise.folder / EXPECTED / f"{exercise.public.index(case)}.jsonl"
+    kept = exercise.folder / EXPECTED / f"{_kept_cases(exercise).index(case)}.jsonl"
     return load_run(kept) if kept.is_file() else None
 
 
@@ -231,10 +231,15 @@ def _figure(name: str, run: Run, longest: float) -> str:
     return f"<figure><figcaption>{html.escape(title)}</figcaption>{drawing}</figure>"
 
 
+def _kept_cases(exercise: Exercise) -> list[Case]:
+    """Return the sizes that learners see: those that are graded, and those of predictions."""
+    return [*exercise.public, *([] if exercise.predict is None else [exercise.predict.case])]
+
+
 def kept_runs(exercise: Exercise) -> Iterator[tuple[str, bytes]]:
-    """Yield the reference's runs of the public sizes: the names of their files in the exercise's folder, and these."""
+    """Yield the reference's runs of the sizes that learners see: their files' names there, and these."""
     with tempfile.TemporaryDirectory() as folder:
-        for place, case in enumerate(exercise.public):
+        for place, case in enumerate(_kept_cases(exercise)):
             path = Path(folder, f"{place}.jsonl")
             run_reference(exercise, case).save(path)
             yield f"{EXPECTED}/{path.name}", path.read_bytes()
