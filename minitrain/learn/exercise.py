@@ -293,7 +293,10 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
 def _prediction(data: _ExerciseFile, workload: str | None) -> Prediction | None:
     """Return what an exercise asks first."""
     asked = data.get("predict")
-    return None if asked is None else Prediction(_case(asked["sizes"], workload, hidden=False), {**asked["because"]})
+    if asked is None:
+        return None
+    because = {str(name): why for name, why in asked["because"].items()}
+    return Prediction(_case(asked["sizes"], workload, hidden=False), because)
 
 
 def _calls(path: Path, names: Sequence[str]) -> Sequence[str]:
