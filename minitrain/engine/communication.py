@@ -317,8 +317,7 @@ class Communication(HostMemory):
 
     def _price_of_message(self, v: Any, dest: int) -> Price:
         """Return the price of sending a tensor."""
-        size_bytes = self._runtime_predictor.workload.message_bytes(v)
-        return self._runtime_predictor.p2p(SEND, size_bytes, self._rank, dest)
+        return self._runtime_predictor.p2p(SEND, self.message_bytes(v), self._rank, dest)
 
     def _depart(
         self, operation: Operation, price: Price | None, tag: Hashable, channel: Any = None, before: Any = None

@@ -50,6 +50,7 @@ _OF_THE_ENGINE = frozenset(
         "held_bytes",
         "in_flight",
         "launching",
+        "message_bytes",
         "operation_kind",
         "wire_bytes",
     }

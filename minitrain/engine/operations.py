@@ -220,7 +220,7 @@ class Operation(Call):
         source: Any = self.owner.stream.peer
         late = sent > self.clock
         model._rows[self.row + LAYER] = outcome.layer
-        price = model._runtime_predictor.p2p(RECV, model.wire_bytes(outcome), source, model._rank)
+        price = model._runtime_predictor.p2p(RECV, model.message_bytes(outcome), source, model._rank)
         self._run(sent if late else self.clock, source if late else None, price, samples_of(outcome))
         self.settled = True
         if self.launched_memory is not None:

@@ -354,16 +354,20 @@ class RankState:
         return price
 
     def held_bytes(self, value: Any) -> int:
-        """Return the bytes that a collective of a proper subgroup moves: of a tensor in shards, those it works on.
+        """Return the bytes that a collective of a proper subgroup moves: of tensors in shards, those it works on."""
+        if value is None:
+            return 0
+        return sum(map(self.held_bytes, value)) if isinstance(value, list) else self.message_bytes(value)
+
+    def message_bytes(self, tensor: Any) -> int:
+        """Return the bytes that a message of a tensor moves: of one in shards, those that it carries.
 
         By the specification a sharded tensor counts whole. That is right where all ranks work on all of it. Where some
-        ranks exchange one shard among themselves (hybrid sharding), each of them moves that shard alone.
+        ranks exchange one shard among themselves (hybrid sharding, a ring of messages), each of them moves that alone.
         """
-        if isinstance(value, list):
-            return sum(map(self.held_bytes, value))
-        size_bytes = self.wire_bytes(value)
-        if isinstance(value, Weight | WeightGrad):
-            return size_bytes * len(value.shards) // value.num_shards
+        size_bytes = self._runtime_predictor.workload.message_bytes(tensor)
+        if getattr(tensor, "num_shards", 1) > 1 and isinstance(tensor, Weight | WeightGrad):
+            return size_bytes * len(tensor.shards) // tensor.num_shards
         return size_bytes
 
     def wire_bytes(self, value: Any) -> int:

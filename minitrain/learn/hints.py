@@ -275,5 +275,5 @@ def command_for(exercise: Exercise, case: Case) -> str:
         "--hw": exercise.hardware,
     }
     words = [f"{name} {value}" for name, value in options.items()]
-    words += [f"-o {name}={value}" for name, value in case.options.items()]
+    words += [f"-o {name}={str(value).replace(' ', '')}" for name, value in case.options.items()]
     return f"`minitrain run {FILE}:{exercise.function} {' '.join(words)}`"

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError, UsageError
+from minitrain.learn import load_exercise
 from minitrain.lib import Activation, Dist, Model, RuntimePredictor, Weight, WeightGrad
+from minitrain.machine.config import SPECIFIED
 
 Ranks = Callable[..., list[Any]]
 
@@ -102,6 +104,19 @@ def test_a_gather_in_a_proper_subgroup_may_be_partial(run_ranks: Ranks) -> None:
         return await model.all_gather(weight, 0, group=[model.rank // 2 * 2, model.rank // 2 * 2 + 1])
 
     assert [sorted(weight.shards) for weight in run_ranks(4, program)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5])
+def test_a_ring_of_messages_takes_its_closed_form_and_each_rank_sends_the_least(num_ranks: int) -> None:
+    ring = load_exercise("19").reference
+    run = mt.simulate(ring, world_size=num_ranks, num_layers=1, global_batch_size=num_ranks, hardware=SPECIFIED)
+    network = RuntimePredictor(num_ranks).network
+    shard_bytes = 2 * 4096**2 // num_ranks
+    for log in run.logs:
+        sent, came = ([event for event in log if event.typ == typ] for typ in ("send", "recv"))
+        assert [event.size_bytes for event in sent] == [shard_bytes] * (2 * (num_ranks - 1))
+        step_s = network.time("p2p", shard_bytes, 2)
+        assert came[-1].end - sent[0].time == pytest.approx(2 * (num_ranks - 1) * step_s, rel=1e-12)
 
 
 def test_a_bucket_pays_its_bytes_together_and_one_latency(run_ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""Typical mistakes of learners in exercises 00 to 12, 17 and 18: what they wrote, and what they must be told.
+"""Typical mistakes of learners in exercises 00 to 12 and from 17 on: what they wrote, and what they must be told.
 
 The sources are right submissions with a few words changed.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minitrain.learn.exercise import load_exercise
+from minitrain.learn.solution import solution_of
 from tests.learn.exercises.sources import DDP, SUBMISSIONS, changed
 
 REDUCE = "        grads[k] = await model.all_reduce(grads[k], k)\n"
@@ -53,6 +55,18 @@ PUT_OFF = "warmup, delay = min(num_stages - 1 - stage, len(batches)), min(stage,
 LAST_WEIGHTS = "    for i in range(len(batches) - delay, len(batches)):\n        backward_weight(i)\n"
 SEND_GRADIENT = "        if not first:\n            await model.send(stage - 1, grad_activations[layers[0] - 1, i])\n"
 WEIGHTS_LATER = "        if i >= delay:\n            backward_weight(i - delay)\n"
+
+RING, TREE = (solution_of(load_exercise(number)) for number in ("19", "20"))
+EXCHANGE = """    sent = model.launch(model.send((model.rank + 1) % model.world_size, shard))
+    came = await model.receive((model.rank - 1) % model.world_size)
+    await sent
+"""
+ALTERNATELY = (
+    EXCHANGE.replace("sent = model.launch(", "await ").replace("shard))", "shard)").replace("    await sent\n", "")
+)
+RING_SUM = "        grads[layer, mine] = grads[layer, mine] + came\n"
+RING_CALL = "        await ring_all_reduce(model, grad_weights, layer)\n"
+CHOICE = "if over_tree < round_ring:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,4 +360,50 @@ MISTAKES: dict[str, Mistake] = {
         "time", "longer", "forward"),
     "the_last_weights_are_forgotten": Mistake(
         "18", changed(ZERO_BUBBLE, (LAST_WEIGHTS, "")), "laws", "must cover all 8 samples", "summed over"),
+    # 19
+    "a_collective_sums": Mistake(
+        "19", changed(RING, (RING_CALL, "        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)\n")),
+        "laws", "forbids all_reduce", "which operations the statement names"),
+    "whole_gradients_go_round": Mistake(
+        "19", changed(RING, (RING_CALL, """        going = grad_weights[layer]
+        for _ in range(model.world_size - 1):
+            going = await exchange(model, going)
+            grad_weights[layer] = grad_weights[layer] + going
+        del going
+""")), "communication", "communicate more than the budget", "each message is a shard"),
+    "messages_go_one_way_and_are_awaited_from_the_other": Mistake(
+        "19", changed(RING, ("receive((model.rank - 1)", "receive((model.rank + 1)")), "runs", "deadlock", "did send to rank"),
+    "a_send_ends_before_the_receive_begins": Mistake(
+        "19", changed(RING, (EXCHANGE, ALTERNATELY)), "time", "longer", "Launch the send, receive"),
+    "the_own_shard_is_not_added": Mistake(
+        "19", changed(RING, (RING_SUM, "        grads[layer, mine] = came\n")), "laws", "gradients that combine: samples must be equal", "which shards of which samples"),
+    "the_ring_ends_a_step_early": Mistake(
+        "19", changed(RING, ("    for _ in range(n - 1):", "    for _ in range(n - 2):")), "laws", r"shards \{1\} of 2", "bring the other sums"),
+    "new_weights_stay_where_their_shard_was_summed": Mistake(
+        "19", changed(RING, ("        weights[layer], opt_states[layer] = model.update(",
+                             "        place = (model.rank + 1) % model.world_size\n"
+                             "        for kept in (grad_weights, weights, opt_states):\n"
+                             "            kept[layer] = kept[layer].shard(place, model.world_size)\n"
+                             "        weights[layer], opt_states[layer] = model.update(")),
+        "laws", "final weight must lie on the ranks", "makes it whole"),
+    # 20
+    "always_the_ring": Mistake("20", changed(TREE, (CHOICE, "if False:")), "time", "longer", "which of the two is quicker"),
+    "always_the_tree": Mistake("20", changed(TREE, (CHOICE, "if True:")), "time", "longer", "which of the two is quicker"),
+    "a_collective_chooses": Mistake(
+        "20", changed(TREE, ("await sum_over_tree(model, grad_weights, layer, levels)",
+                             "grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)")),
+        "laws", "forbids all_reduce", "which operations the statement names"),
+    "the_sum_stays_at_the_root": Mistake(
+        "20", changed(TREE, ("    for level in reversed(range(levels)):", "    for level in ():")), "runs", "KeyError", "stored under this key"),
+    "every_rank_has_a_partner": Mistake(
+        "20", changed(TREE, ("        if rank + distance < n:\n", "        if True:\n"), (" and rank + distance < n:", ":")),
+        "runs", "rank", "rank"),
+    "all_ranks_send_to_the_root": Mistake(
+        "20", changed(TREE, ("    for level in range(levels):  # up\n", """    if rank:
+        await model.send(0, grads.pop(layer))
+    else:
+        for other in range(1, n):
+            grads[layer] = grads[layer] + await model.receive(other)
+    for level in ():
+""")), "time", "longer", "recv"),
 }  # fmt: skip

@@ -143,6 +143,22 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "Take each `W` r backwards after its `I`": "no_weight_is_put_off all_weights_are_put_off",
         "and the last r of them at the end.": "the_last_weights_are_forgotten",
     },
+    "19": {
+        "by messages, without `all_reduce`, `reduce_scatter` and `all_gather`.": "a_collective_sums",
+        "Cut each layer's gradient into n shards": "whole_gradients_go_round",
+        "each rank sends to the next one only, and gets from the one before": "messages_go_one_way_and_are_awaited_from_the_other",
+        "and add your own to what comes in": "the_own_shard_is_not_added",
+        "gather, n - 1 steps:": "the_ring_ends_a_step_early",
+        "A rank must send and receive at the same time": "a_send_ends_before_the_receive_begins",
+        "and hand in whole weights on every rank.": "new_weights_stay_where_their_shard_was_summed",
+    },
+    "20": {
+        "choose for each layer what is quicker.": "always_the_ring always_the_tree",
+        "sums go up to rank 0, whole, pair by pair": "all_ranks_send_to_the_root",
+        "and the sum comes down the same way.": "the_sum_stays_at_the_root",
+        "pairs without a second rank have nothing to do": "every_rank_has_a_partner",
+        "No rank may call `all_reduce`.": "a_collective_chooses",
+    },
 }
 """By exercise, sentences of its statement, each with the submissions that break it."""
 
