@@ -73,6 +73,12 @@ CLOSED: dict[str, dict[str, Closed]] = {
         "communication": lambda c: mib(2 * c.n * c.L * TENSOR),
     },
     "18": {"bubble": lambda c: share((c.n - 1) / (c.B / c.mb * 2 + c.n - 1))},  # forward 1, backward 1/2 + 1/2
+    "19": {
+        "communication": lambda c: mib(2 * (c.n - 1) * c.L * TENSOR),
+        "calls": lambda c: str(2 * (c.n - 1) * c.n * c.L),
+    },
+    "20": {"calls": lambda c: str(2 * (c.n - 1) * c.L)},
+    "21": {"memory": lambda c: mib(2 * c.L * TENSOR + (c.L / c.segment + c.segment) * c.B * SAMPLE)},
 }
 
 

@@ -56,7 +56,7 @@ LAST_WEIGHTS = "    for i in range(len(batches) - delay, len(batches)):\n       
 SEND_GRADIENT = "        if not first:\n            await model.send(stage - 1, grad_activations[layers[0] - 1, i])\n"
 WEIGHTS_LATER = "        if i >= delay:\n            backward_weight(i - delay)\n"
 
-RING, TREE = (solution_of(load_exercise(number)) for number in ("19", "20"))
+RING, TREE, RECOMPUTE = (solution_of(load_exercise(number)) for number in ("19", "20", "21"))
 EXCHANGE = """    sent = model.launch(model.send((model.rank + 1) % model.world_size, shard))
     came = await model.receive((model.rank - 1) % model.world_size)
     await sent
@@ -66,6 +66,10 @@ ALTERNATELY = (
 )
 RING_SUM = "        grads[layer, mine] = grads[layer, mine] + came\n"
 RING_CALL = "        await ring_all_reduce(model, grad_weights, layer)\n"
+FREED = (
+    "            if layer != of_segment[0] and of_segment != segments[-1]:\n                del activations[layer]\n"
+)
+AGAIN = "        if of_segment != segments[-1]:\n            for layer in of_segment[:-1]:\n"
 CHOICE = "if over_tree < round_ring:"
 
 
@@ -406,4 +410,23 @@ MISTAKES: dict[str, Mistake] = {
             grads[layer] = grads[layer] + await model.receive(other)
     for level in ():
 """)), "time", "longer", "recv"),
+    # 21
+    "all_inputs_are_kept": Mistake(
+        "21", changed(RECOMPUTE, (FREED, ""), (AGAIN, AGAIN.replace("of_segment[:-1]", "()"))),
+        "memory", "holds more", "neither the first of a segment"),
+    "every_layer_begins_at_the_input": Mistake(
+        "21", changed(RECOMPUTE, (FREED, "            if layer > 0:\n                del activations[layer]\n"),
+                      (AGAIN, "        if True:\n            for layer in layers[:of_segment[-1]]:\n")), "time", "longer", "forward"),
+    "the_last_segment_is_computed_again": Mistake(
+        "21", changed(RECOMPUTE, (" and of_segment != segments[-1]:", ":"), ("if of_segment != segments[-1]:", "if True:")),
+        "time", "longer", "last segment's inputs are still there"),
+    "the_output_of_a_segment_is_computed_again": Mistake(
+        "21", changed(RECOMPUTE, ("of_segment[:-1]", "of_segment"),
+                      ("        for layer in reversed(of_segment):\n", "            del activations[of_segment[-1] + 1]\n        for layer in reversed(of_segment):\n")),
+        "time", "longer", "makes what nobody needs again"),
+    "inputs_stay_after_their_backward": Mistake(
+        "21", changed(RECOMPUTE, ("            )\n            del activations[layer]\n", "            )\n")),
+        "memory", "holds more", "neither the first of a segment"),
+    "the_first_input_of_a_segment_is_freed": Mistake(
+        "21", changed(RECOMPUTE, ("if layer != of_segment[0] and", "if")), "runs", "KeyError", "stored under this key"),
 }  # fmt: skip

@@ -159,6 +159,13 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "pairs without a second rank have nothing to do": "every_rank_has_a_partner",
         "No rank may call `all_reduce`.": "a_collective_chooses",
     },
+    "21": {
+        "On the way forward keep the input of each segment alone.": "all_inputs_are_kept the_first_input_of_a_segment_is_freed",
+        "take its kept input forward again": "every_layer_begins_at_the_input",
+        "the inputs of the last segment are kept from the way forward": "the_last_segment_is_computed_again",
+        "the output of a segment is the input of the next one, which is not needed again.": "the_output_of_a_segment_is_computed_again",
+        "Free each input after its layer's backward.": "inputs_stay_after_their_backward",
+    },
 }
 """By exercise, sentences of its statement, each with the submissions that break it."""
 
