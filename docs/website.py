@@ -28,7 +28,7 @@ from minitrain.explorer.lab import build_lab
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPICS = {
-    "Begin": ("docs/explore", "docs/write-your-own-strategy", "docs/strict", "docs/traces", "docs/learn"),
+    "Begin": ("docs/explore", "docs/write-your-own-strategy", "docs/strict", "docs/traces", "docs/learn", "docs/card"),
     "How strategies work": (
         *(f"docs/families/{name}" for name in ("data-parallel", "pipelines", "zero-bubble", "combined")),
         *("docs/models", "docs/train-a-real-model", "docs/choose-a-layout", "docs/sweeps", "docs/whole-runs"),

@@ -186,7 +186,15 @@ def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exe
     return path, exercise
 
 
-def _check(path: Path, exercise: Exercise, folder: Path, *, reloads: bool = False) -> Grade:
+def _check(
+    path: Path,
+    exercise: Exercise,
+    folder: Path,
+    exercises: Path | None,
+    *,
+    reloads: bool = False,
+    among: Path | None = None,
+) -> Grade:
     """Grade a file on the public sizes, print the grade, draw what happened, and note it."""
     from minitrain.learn import grade  # noqa: PLC0415
     from minitrain.learn.picture import write_picture  # noqa: PLC0415
@@ -209,7 +217,36 @@ def _check(path: Path, exercise: Exercise, folder: Path, *, reloads: bool = Fals
     known["best"] = max(known["best"], found.score)
     known["passed"] = known["passed"] or found.passed
     state.save()
+    if found.passed:
+        print_lines([*_standing(found, exercise, among), *_next(exercise, state, exercises)])
     return found
+
+
+def _standing(found: Grade, exercise: Exercise, among: Path | None) -> list[str]:
+    """Return the MFU of an open challenge and its place among others, a line each."""
+    from minitrain.learn import expected_run  # noqa: PLC0415
+    from minitrain.learn.leaderboard import place_among  # noqa: PLC0415
+
+    lines = []
+    if exercise.memory_limit_bytes:
+        expected = expected_run(exercise)
+        limit = "" if expected is None else f"; {expected.mfu:.1%} is enough to pass"
+        lines.append(f"MFU {found.leaderboard['mfu']:.1%}{limit}")
+    if among is not None:
+        place, total = place_among(exercise.name, found.leaderboard, among)
+        lines.append(f"place {place} of {total} in {among}, you among them")
+    return lines
+
+
+def _next(exercise: Exercise, state: State, exercises: Path | None) -> list[str]:
+    """Return which exercise comes next: the first after this one that is not passed yet."""
+    every = all_exercises(exercises)
+    later = [
+        one for one in every[[one.name for one in every].index(exercise.name) + 1 :] if not state.of(one)["passed"]
+    ]
+    if not later:
+        return []
+    return [f"next: `minitrain learn start {later[0].number}`, {later[0].title}"]
 
 
 @learn.define()
@@ -249,10 +286,23 @@ def predict(
 
 
 @learn.define()
-def check(what: What, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
-    """Check your work on the public sizes."""
+def check(
+    what: What,
+    *,
+    dir: Here = HERE,  # noqa: A002
+    exercises: Exercises = None,
+    among: Path | None = None,
+) -> None:
+    """Check your work on the public sizes.
+
+    Args:
+        what: Your file, or an exercise's number.
+        dir: Your folder.
+        exercises: A folder of exercises of your own; the shipped ones by default.
+        among (PLACE): Results of others, as `learn grade --results` keeps them: says your place by MFU.
+    """
     path, exercise = _file_of(what, dir, exercises)
-    if not _check(path, exercise, dir).passed:
+    if not _check(path, exercise, dir, exercises, among=among).passed:
         raise typer.Exit(FAILED)
 
 
@@ -308,7 +358,7 @@ def watch(
         now = path.stat().st_mtime_ns
         if now != before:
             before, made = now, made + 1
-            _check(path, exercise, dir, reloads=True)
+            _check(path, exercise, dir, exercises, reloads=True)
             print_lines([f"watching {path}; Ctrl-C ends it"])
         else:
             time.sleep(0.2)

@@ -50,6 +50,22 @@ def _placed(of_students: Mapping[str, Mapping[str, float]]) -> list[Place]:
     return found
 
 
+def place_among(exercise: str, figures: Mapping[str, float], folder: Path) -> tuple[int, int]:
+    """Return the place of somebody's figures in an exercise, and how many are placed with them.
+
+    Args:
+        exercise: its name.
+        figures: as `Grade.leaderboard` has them.
+        folder: results of others, or one file of them.
+
+    Raises:
+        UsageError: there are none.
+    """
+    others = places(rows_of(folder)).get(exercise, [])
+    ahead = sum(_order(other) < _order(figures) for _, _, other in others)
+    return ahead + 1, len(others) + 1
+
+
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a results file, or of all `*.jsonl` in a folder.
 

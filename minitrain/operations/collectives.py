@@ -508,6 +508,7 @@ class Collective:
         chakra: its number in et_def.proto of MLCommons Chakra.
         nccl: the name of its kernel, as Holistic Trace Analysis knows it.
         color, ink, dark, dark_ink: its looks on pages: bar and text, and in dark mode if these differ.
+        torch, jax: what comes nearest to it there; "" where nothing does.
     """
 
     name: str
@@ -529,6 +530,8 @@ class Collective:
     priced_as: str | None = None
     wire_share: Callable[[float], float] = lambda _: 1
     algorithms: tuple[str, ...] = ()
+    torch: str = ""
+    jax: str = ""
 
     @property
     def result_is_new(self) -> bool:
@@ -552,32 +555,39 @@ _IN_ORDER = (
     Collective(
         "all_reduce", all_reduce, "sum", 0, "ncclDevKernel_AllReduce", "#CC79A7",
         kinds=_SUMMANDS, passes=2, algorithms=("ring", "tree", "hierarchical"),
+        torch="torch.distributed.all_reduce(grad)", jax='jax.lax.psum(grad, "dp")',
     ),
     Collective(
         "reduce_scatter", reduce_scatter, "sum", 7, "ncclDevKernel_ReduceScatter", "#D55E00", ink="#ffffff",
         scatters=True, kinds=_SUMMANDS, passes=1, algorithms=_RING,
+        torch="torch.distributed.reduce_scatter_tensor(shard, grad)", jax='jax.lax.psum_scatter(grad, "dp")',
     ),
     Collective(
         "all_gather", all_gather, "union", 2, "ncclDevKernel_AllGather", "#0072B2", ink="#ffffff",
         priced_by="result", kinds=(Sharded, *SHARDS, KeysValues), passes=1, algorithms=_RING,
+        torch="torch.distributed.all_gather_into_tensor(whole, shard)", jax='jax.lax.all_gather(shard, "dp")',
     ),
     Collective(
         "reduce", reduce_to_root, "sum", 1, "ncclDevKernel_Reduce", "#DDCC77",
-        to_root=True, takes_buckets=False, priced_as="all_gather",
+        to_root=True, takes_buckets=False, priced_as="all_gather", torch="torch.distributed.reduce(grad, dst)",
     ),
     Collective(
         "broadcast", broadcast, "copy", 5, "ncclDevKernel_Broadcast", "#44AA99",
         priced_by="result", takes_buckets=False, priced_as="all_gather",
+        torch="torch.distributed.broadcast(weight, src)",
+        jax="jax.experimental.multihost_utils.broadcast_one_to_all(weight)",
     ),
     Collective(
         "all_to_all", all_to_all, "exchange", 6, "ncclDevKernel_AllToAll", "#882255",
         ink="#ffffff", dark="#C04A86", dark_ink="#ffffff",
         priced_by="largest", kinds=tuple(COPIES), takes_buckets=False, priced_as="p2p",
         wire_share=lambda num_ranks: (num_ranks - 1) / num_ranks,
+        torch="torch.distributed.all_to_all_single(received, tokens)", jax='jax.lax.all_to_all(tokens, "ep", 0, 0)',
     ),
     Collective(
         "barrier", barrier, "nothing", 9, "ncclDevKernel_Barrier", "#AAAAAA",
         takes_buckets=False, priced_as="all_reduce", wire_share=lambda _: 0,
+        torch="torch.distributed.barrier()", jax="jax.experimental.multihost_utils.sync_global_devices(name)",
     ),
 )  # fmt: skip
 COLLECTIVES = {record.name: record for record in _IN_ORDER}

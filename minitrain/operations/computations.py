@@ -69,6 +69,7 @@ class ComputeOperation:
         inputs_of_experts: what it is given instead where it works on copies of tokens, by a part of the experts.
         letter: what it is called in schedules, where it is a pass of them.
         ink, dark, dark_ink: of the text on bars, and both in dark mode if these differ.
+        torch, jax: what comes nearest to it there; "" where nothing does.
     """
 
     name: str
@@ -81,6 +82,8 @@ class ComputeOperation:
     ink: str = "#111111"
     dark: str = ""
     dark_ink: str = ""
+    torch: str = ""
+    jax: str = ""
 
     @property
     def event(self) -> str | None:
@@ -111,7 +114,10 @@ _MESSAGES = Input("packed", CompressedGrad), Input("state", CompressionState)
 _TOKENS_GRAD = Input("tokens_grad", RoutedTokensGrad, stored=True)
 
 _IN_ORDER = (
-    ComputeOperation("load_weights", "load", (), "#F0E442"),
+    ComputeOperation(
+        "load_weights", "load", (), "#F0E442",
+        torch="torch.nn.Module.to(layer, device)", jax="jax.device_put(weight, device)",
+    ),
     ComputeOperation("load_router", "load"),
     ComputeOperation("load_experts", "load"),
     ComputeOperation("get_input_activation", "input"),
@@ -119,23 +125,40 @@ _IN_ORDER = (
     ComputeOperation(
         "forward", "pass", (_INP, _WEIGHT), "#56B4E9", letter="F",
         inputs_of_experts=(Input("inp", RoutedTokens), _EXPERTS),
+        torch="torch.func.functional_call(layer, weight, activation)", jax="jax.vjp(layer, weight, activation)",
     ),
-    ComputeOperation("loss", "pass", (_INP,), "#000000", ink="#ffffff", dark="#F4F4F4", dark_ink="#111111"),
-    ComputeOperation("route", "experts", (_INP, _ROUTER), "#A6D5F2"),
-    ComputeOperation("combine", "experts", (_INP, Input("outputs", ExpertOutputs), _ROUTER), "#A6D5F2"),
     ComputeOperation(
-        "backward", "pass", (_KEPT, _GRAD, _WEIGHT), "#E69F00", letter="B", inputs_of_experts=(*_COPIES, _EXPERTS)
+        "loss", "pass", (_INP,), "#000000", ink="#ffffff", dark="#F4F4F4", dark_ink="#111111",
+        torch="torch.nn.functional.cross_entropy(output, targets)", jax="jax.grad(loss)(output)",
+    ),
+    ComputeOperation(
+        "route", "experts", (_INP, _ROUTER), "#A6D5F2",
+        torch="torch.topk(scores, k)", jax="jax.lax.top_k(scores, k)",
+    ),
+    ComputeOperation(
+        "combine", "experts", (_INP, Input("outputs", ExpertOutputs), _ROUTER), "#A6D5F2",
+        torch="torch.index_add(output, 0, places, outputs)", jax="jax.ops.segment_sum(outputs, places)",
+    ),
+    ComputeOperation(
+        "backward", "pass", (_KEPT, _GRAD, _WEIGHT), "#E69F00", letter="B", inputs_of_experts=(*_COPIES, _EXPERTS),
+        torch="torch.autograd.grad(output, (weight, activation), grad)", jax="the function that jax.vjp gave, of grad",
     ),
     ComputeOperation(
         "backward_input", "pass", (_KEPT, _GRAD, _WEIGHT), "#E69F00", letter="I",
-        inputs_of_experts=(*_COPIES, _EXPERTS),
+        inputs_of_experts=(*_COPIES, _EXPERTS), torch="torch.autograd.grad(output, activation, grad)",
+        jax="jax.vjp with the weight held fixed",
     ),
     ComputeOperation(
         "backward_weight", "pass", (_KEPT, _GRAD, Input("weight", Weight, stored=True, optional=True)), "#F7D08A",
         letter="W", inputs_of_experts=(*_COPIES, Input("weight", ExpertWeight, stored=True, optional=True)),
+        torch="torch.autograd.grad(output, weight, grad)", jax="jax.vjp with the activation held fixed",
     ),
     ComputeOperation("keys_values", "attention", (_SHARD, _WEIGHT), "#A6D8F5"),
-    ComputeOperation("attend", "attention", (_SHARD, _KEYS_VALUES), "#3E93CB"),
+    ComputeOperation(
+        "attend", "attention", (_SHARD, _KEYS_VALUES), "#3E93CB",
+        torch="torch.nn.functional.scaled_dot_product_attention(queries, keys, values)",
+        jax="jax.nn.dot_product_attention(queries, keys, values)",
+    ),
     ComputeOperation("project", "attention", (_SHARD, _WEIGHT, Input("attended", Attended)), "#A6D8F5"),
     ComputeOperation("backward_project", "attention", (_SHARD, _GRAD_SHARD, _WEIGHT), "#F7D08A"),
     ComputeOperation("backward_attend", "attention", (_SHARD, Input("grad", AttendedGrad), _KEYS_VALUES), "#C77F00"),
@@ -146,7 +169,10 @@ _IN_ORDER = (
     ComputeOperation("compress", "compression", (Input("grad", WeightGrad), _MESSAGES[1]), "#B3B84D"),
     ComputeOperation("second_factor", "compression", _MESSAGES, "#B3B84D"),
     ComputeOperation("decompress", "compression", _MESSAGES, "#8F9433"),
-    ComputeOperation("update", "update", _UPDATED, "#009E73", ink="#ffffff"),
+    ComputeOperation(
+        "update", "update", _UPDATED, "#009E73", ink="#ffffff",
+        torch="torch.optim.Adam.step(optimizer)", jax="optax.adam(rate).update(grad, state, weight)",
+    ),
     ComputeOperation("load_outer_state", "load", (_UPDATED[1],)),
     ComputeOperation("local_copy", "local", (_UPDATED[1],), "#7FD1B9"),
     ComputeOperation(

@@ -22,6 +22,7 @@ class Transfer:
         color, ink, dark, dark_ink: its looks on pages: bar and text, and in dark mode if these differ.
         of_host: whether it is between a device and its host.
         result_is_new: whether the result takes memory of the device.
+        torch, jax: what comes nearest to it there.
     """
 
     name: str
@@ -36,19 +37,29 @@ class Transfer:
     dark_ink: str = ""
     of_host: bool = False
     result_is_new: bool = False
+    torch: str = ""
+    jax: str = ""
 
 
 _IN_ORDER = (
     Transfer(
         "send", "_send", "to rank", "ncclDevKernel_Send", 5, "#332288",
         ink="#ffffff", dark="#6F5FE8", dark_ink="#ffffff",
+        torch="torch.distributed.isend(activation, dst)", jax='jax.lax.ppermute(activation, "pp", pairs)',
     ),
     Transfer(
         "recv", "_receive", "from rank", "ncclDevKernel_Recv", 6, "#8C7BC8",
         ink="#ffffff", dark="#B9ACEB", dark_ink="#111111", result_is_new=True,
+        torch="torch.distributed.irecv(activation, src)", jax='jax.lax.ppermute(activation, "pp", pairs)',
     ),
-    Transfer("offload", "_offload", "to the host", "Memcpy DtoH", 3, "#999933", of_host=True),
-    Transfer("fetch", "_fetch", "from the host", "Memcpy HtoD", 2, "#DDCC77", of_host=True, result_is_new=True),
+    Transfer(
+        "offload", "_offload", "to the host", "Memcpy DtoH", 3, "#999933", of_host=True,
+        torch='torch.Tensor.to(state, "cpu", non_blocking=True)', jax="jax.device_put(state, host)",
+    ),
+    Transfer(
+        "fetch", "_fetch", "from the host", "Memcpy HtoD", 2, "#DDCC77", of_host=True, result_is_new=True,
+        torch='torch.Tensor.to(state, "cuda", non_blocking=True)', jax="jax.device_put(state, device)",
+    ),
 )  # fmt: skip
 TRANSFERS: Mapping[str, Transfer] = MappingProxyType({record.name: record for record in _IN_ORDER})
 """All transfers, by name."""

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
+from minitrain.cli import learn as learning
 from minitrain.cli.learn import STATE
 from minitrain.learn import load_exercise
 from minitrain.learn.classes import Row
@@ -221,3 +222,23 @@ def test_package_writes_a_zip(learn: Learn) -> None:
     assert '--isolation "${MINITRAIN_ISOLATION:-required}"' in script
     assert learn("package", "--students", "wheels").stdout.startswith("wrote wheels/minitrain-")
     assert "isolation must be one of" in learn("package", "b.zip", "--isolation", "some").stderr.replace("\n", " ")
+
+
+def test_a_pass_says_what_is_next_and_ones_place_among_others(learn: Learn) -> None:
+    Path("02_ddp.py").write_text(RIGHT)
+    figures = {"mfu": 0.99, "step_time_s": 1.0, "peak_memory_gib": 1.0}
+    others = {"ahead": figures, "behind": {**figures, "mfu": 0.01}}
+    row = {"exercise": "02_ddp", "passed": True}
+    rows = [{"key": who, "student": who, **row, "leaderboard": others[who]} for who in others]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = learn("check", "02", "--among", "rows.jsonl").stdout
+    assert "place 2 of 3 in rows.jsonl, you among them" in found
+    assert "next: `minitrain learn start 03`, ZeRO-1: shard the optimizer state" in found
+    assert "MFU" not in found
+
+
+def test_the_open_challenge_says_its_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
+    challenge = load_exercise("12")
+    monkeypatch.setattr("minitrain.learn.expected_run", lambda _: SimpleNamespace(mfu=0.5), raising=False)
+    lines = learning._standing(SimpleNamespace(leaderboard={"mfu": 0.6}), challenge, None)  # type: ignore[arg-type]
+    assert lines == ["MFU 60.0%; 50.0% is enough to pass"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import pkgutil
+import re
 from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +175,19 @@ def test_totals_are_those_of_every_operation() -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_export_takes_every_operation(program: str, name: str, tmp_path: Path) -> None:
     assert _WRITERS[name](run_of(program), tmp_path / "out")
+
+
+def test_the_card_of_torch_and_jax_is_as_the_records_have_it() -> None:
+    spec = importlib.util.spec_from_file_location("card", Path(__file__).parents[2] / "docs" / "card.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.card(), "run python docs/card.py"
+
+
+@pytest.mark.slow  # imports torch and JAX
+@pytest.mark.parametrize("record", [one for one in RECORDS.values() if one.torch or one.jax], ids=attrgetter("name"))
+def test_what_the_card_names_is_there(record: Any) -> None:
+    for name in re.findall(r"\b((?:torch|jax)(?:\.\w+)+)", f"{record.torch} {record.jax}"):
+        assert pkgutil.resolve_name(name) is not None
