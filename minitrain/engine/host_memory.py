@@ -12,7 +12,7 @@ until it is deleted, so that weights can be fetched as often as they are needed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from minitrain.engine.operations import Launched, Operation, PeerStream, samples_of
 from minitrain.engine.state import RankState
@@ -87,7 +87,8 @@ class HostMemory(RankState):
             capacity_bytes = self._of_host("host_capacity_bytes", "model.host")
             unit_bytes = self._runtime_predictor.workload.bytes_per_element / UNITS_PER_ELEMENT
             account = Account(lambda _: 0)  # what is offloaded knows its size
-            self._host = HostStore(account, self._rank, capacity_bytes / unit_bytes, unit_bytes)
+            of_host = account, self._rank, capacity_bytes / unit_bytes, unit_bytes
+            self._host = cast(HostStore, self._make_store(HostStore, "host", *of_host))
         return self._host
 
     @property

@@ -21,7 +21,7 @@ from minitrain.learn.causes import calls_by_layer, ordered, path_of
 from minitrain.learn.exercise import Amount, Case, Exercise, load_exercise, read_part
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
-from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in, kept_by_rank
+from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in, kept_by_rank, states_on_host
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.tensors import Activation, OptState, Weight, WeightGrad
@@ -46,6 +46,7 @@ class Budget:
         activation_bytes: the most activations that a rank may hold, by rank; empty if the exercise does not limit them.
         reference_memory_bytes: the peak of the reference, which is less than the budget.
         handed_in: elements of the final weights that all ranks hand in together, by layer; no less is right.
+        on_host: elements of updated optimizer states in the memory of hosts at the end, by layer; no less is right.
         most_calls: communications of all ranks together, a message once; None if the exercise does not limit them.
         calls: how often the reference communicates, by operation and layer.
         path: what the reference's longest chain of operations is made of, s by type.
@@ -60,6 +61,7 @@ class Budget:
     activation_bytes: Sequence[Amount] = ()
     reference_memory_bytes: Amount = 0.0
     handed_in: Sequence[Amount] = ()
+    on_host: Sequence[Amount] = ()
     most_calls: Annotated[int, Ge(0)] | None = None
     calls: Mapping[str, Annotated[int, Ge(0)]] = field(default_factory=dict)
     path: Mapping[str, Amount] = field(default_factory=dict)
@@ -93,6 +95,7 @@ def budget_of(measured: Measured, exercise: Exercise) -> Budget:
         memory_bytes=exercise.memory_limit_bytes or _memory_bytes(run, exercise),
         reference_memory_bytes=run.peak_memory_bytes,
         handed_in=handed_in(run),
+        on_host=states_on_host(run),
         most_calls=int(sum(calls.values()) * bounds["messages"]) if "messages" in bounds else None,
         calls=calls,
         path=path_of(run),

@@ -18,7 +18,7 @@ from minitrain.learn.hints import hint_for
 from minitrain.learn.memory import Excess, Moment, excess_of
 from minitrain.learn.replay import Player, replayed
 from minitrain.learn.result import CheckResult, printable
-from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in
+from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in, states_on_host
 from minitrain.learn.wire import MOST_STEPS
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
@@ -336,19 +336,35 @@ def _in_another_order(
 
 
 def _handed_in_less(exercise: Exercise, case: Case, run: Run) -> CheckResult | None:
-    """Return that the ranks hand in less of a layer's final weight than the reference does; None if they do not."""
-    for layer, (least, found) in enumerate(zip(budget_for(exercise, case).handed_in, handed_in(run), strict=False)):
-        if found < least * (1 - 1e-9):
-            return failed(
-                exercise,
-                case,
-                "laws",
-                "the final weight must lie on the ranks as the statement asks, so that the next step can begin there: "
-                f"all ranks together hand in {found:.0f} elements of layer {layer}; gather it where it must be whole",
-                layer=layer,
-                expected=f"at least {least:.0f} elements",
-                got=f"{found:.0f}",
-            )
+    """Return that the ranks leave less than the reference for the next step to begin with; None if they do not."""
+    budget = budget_for(exercise, case)
+    for least_of, found_of, rule, remedy in (
+        (
+            budget.handed_in,
+            handed_in(run),
+            "final weight must lie on the ranks",
+            "hand in {}; gather it where it must be whole",
+        ),
+        (
+            budget.on_host,
+            states_on_host(run),
+            "updated optimizer states must lie in the host's memory",
+            "have {} there",
+        ),
+    ):
+        for layer, (least, found) in enumerate(zip(least_of, found_of, strict=False)):
+            if found < least * (1 - 1e-9):
+                of_layer = remedy.format(f"{found:.0f} elements of layer {layer}")
+                return failed(
+                    exercise,
+                    case,
+                    "laws",
+                    f"the {rule} as the statement asks, so that the next step can begin there: all ranks together "
+                    f"{of_layer}",
+                    layer=layer,
+                    expected=f"at least {least:.0f} elements",
+                    got=f"{found:.0f}",
+                )
     return None
 
 

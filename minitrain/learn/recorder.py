@@ -13,8 +13,8 @@ from typing import Any
 
 from minitrain.engine.observers import Observer
 from minitrain.engine.operations import Launched
-from minitrain.errors import StrategyError
 from minitrain.learn.wire import MOST_STEPS
+from minitrain.operations import FETCH, OFFLOAD
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.source_lines import Place, Places
 from minitrain.tensors import Tensor
@@ -161,18 +161,15 @@ class Recorder(Observer):
 
     def before(self, model: Any, op: str, given: tuple[Any, ...]) -> None:
         """Write the step of a communication."""
-        if op not in COMPUTATIONS and op != "fetch":  # nothing was offloaded that could be fetched
+        if op not in COMPUTATIONS:
             program = self._programs[model._rank]
             program.submitted[len(model._rows)] = program.add(*self._submission(model, op, given))
 
     def _submission(self, model: Any, op: str, given: tuple[Any, ...]) -> Step:
         """Return the step of a communication."""
-        if op == "offload":
-            raise StrategyError(
-                f"offload on rank {model._rank}: exercises have no host memory; keep tensors in the stores",
-                rank=model._rank,
-            )
         submitted = self._programs[model._rank].submitted
+        if op in (OFFLOAD, FETCH):
+            return [op, name_of(given[0], submitted), model.launching]
         if op == "send":
             dest, value, tag = given
             return [op, name_of(value, submitted), dest, self._tag(tag), model.launching]
@@ -192,6 +189,8 @@ class Recorder(Observer):
         program = self._programs[model._rank]
         if op == "send" and not model.launching:
             _forget(made.value)  # the copy on its way
+        elif op in (OFFLOAD, FETCH):
+            _name(program, program.submitted[made.row], [made.outcome])
         elif op == "set_final_weight":
             program.add(op, given[0], name_of(given[1]))
             _forget(model._final_of(given[1])[given[0]])  # the copy that is kept

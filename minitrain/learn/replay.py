@@ -16,7 +16,7 @@ from minitrain import tensors
 from minitrain.engine.model import Model
 from minitrain.errors import LawError, MinitrainError, StrategyError
 from minitrain.learn.recorder import Step, leaves
-from minitrain.operations import STORES
+from minitrain.operations import FETCH, OFFLOAD, STORES
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.operations.computations import COMPUTATIONS, names_of
 from minitrain.tensors.index_sets import overlapping_shards
@@ -112,6 +112,8 @@ class Player:
             self.collective(number, kind, *what)
         elif kind in ("send", "receive"):
             self.message(number, kind, *what)
+        elif kind in (OFFLOAD, FETCH):
+            self.move(number, kind, *what)
         elif kind in self.special:
             self.special[kind](*([number, *what] if kind in ("add", "combine", "shard") else what))
         else:
@@ -201,8 +203,8 @@ class Player:
         del self.store(store)[key]
 
     def store(self, name: str) -> Any:
-        """Return a store."""
-        if name not in STORES:
+        """Return a store, or the memory of the host."""
+        if name not in (*STORES, "host"):
             raise ValueError(f"there is no store {name!r}")
         return getattr(self.model, name)
 
@@ -266,6 +268,14 @@ class Player:
             source = peer
             work = model.launch(model.receive(source, tag=tag)) if launched else model._receive(source, tag)
         self.works[number] = work
+
+    def move(self, number: int, kind: str, name: Any, launched: bool) -> None:
+        """Submit a copy to the host's memory or back."""
+        model, value = self.model, self.value(name)
+        if launched:
+            self.works[number] = model.launch(model.offload(value) if kind == OFFLOAD else model.fetch(value))
+        else:
+            self.works[number] = model._offload(value) if kind == OFFLOAD else model._fetch(value)
 
     async def wait(self, number: int, names: Sequence[Any]) -> None:
         """Await an operation and name its results."""

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from minitrain.learn.replay import Player
 from minitrain.operations import COMMUNICATIONS, UNITS_PER_ELEMENT, Event
 from minitrain.run.result import Run
+from minitrain.tensors import OptState
 from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.on_host import copy_to_device
 
 _WEIGHTS: Mapping[str, int] = {"all_reduce": 2, "recv": 0, "barrier": 0}
 """How often what an operation carries crosses the wire; once if it is not here. A receive is its send's other end."""
@@ -107,6 +109,17 @@ def handed_in(run: Run) -> list[float]:
         for weights in (model.final_weights, model.final_experts):
             for layer, weight in weights.items():
                 elements[layer] += measure(weight)
+    return elements
+
+
+def states_on_host(run: Run) -> list[float]:
+    """Return how many elements of each layer's updated optimizer state lie in the memory of hosts at the end."""
+    elements = [0.0] * run.num_layers
+    for model in run.models:
+        for kept in model.host.values() if model.peak_host_bytes else ():
+            tensor = copy_to_device(kept)
+            if isinstance(tensor, OptState) and tensor.step:
+                elements[tensor.layer] += model.runtime_predictor.workload.memory_elements(tensor)
     return elements
 
 

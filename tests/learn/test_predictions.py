@@ -78,6 +78,10 @@ CLOSED: dict[str, dict[str, Closed]] = {
         "calls": lambda c: str(2 * (c.n - 1) * c.n * c.L),
     },
     "20": {"calls": lambda c: str(2 * (c.n - 1) * c.L)},
+    "22": {
+        "memory": lambda c: mib((c.L + 1 + 2 / c.n) * TENSOR + (c.L + 1) * c.mb * SAMPLE),
+        "communication": lambda c: mib(2 * c.n * c.L * TENSOR),
+    },
     "21": {"memory": lambda c: mib(2 * c.L * TENSOR + (c.L / c.segment + c.segment) * c.B * SAMPLE)},
 }
 

@@ -56,7 +56,7 @@ LAST_WEIGHTS = "    for i in range(len(batches) - delay, len(batches)):\n       
 SEND_GRADIENT = "        if not first:\n            await model.send(stage - 1, grad_activations[layers[0] - 1, i])\n"
 WEIGHTS_LATER = "        if i >= delay:\n            backward_weight(i - delay)\n"
 
-RING, TREE, RECOMPUTE = (solution_of(load_exercise(number)) for number in ("19", "20", "21"))
+RING, TREE, RECOMPUTE, OFFLOAD = (solution_of(load_exercise(number)) for number in ("19", "20", "21", "22"))
 EXCHANGE = """    sent = model.launch(model.send((model.rank + 1) % model.world_size, shard))
     came = await model.receive((model.rank - 1) % model.world_size)
     await sent
@@ -70,6 +70,14 @@ FREED = (
     "            if layer != of_segment[0] and of_segment != segments[-1]:\n                del activations[layer]\n"
 )
 AGAIN = "        if of_segment != segments[-1]:\n            for layer in of_segment[:-1]:\n"
+COMING = "coming = model.launch(model.fetch(model.host[layer]))"
+AT_LOAD = "        model.host[layer] = await model.offload(opt_states[layer])\n        del opt_states[layer]\n"
+LEAVING = """        while leaving:
+            before, work = leaving.pop()
+            model.host[before] = await work
+            del opt_states[before]
+        leaving.append((layer, model.launch(model.offload(opt_states[layer]))))
+"""
 CHOICE = "if over_tree < round_ring:"
 
 
@@ -429,4 +437,24 @@ MISTAKES: dict[str, Mistake] = {
         "memory", "holds more", "neither the first of a segment"),
     "the_first_input_of_a_segment_is_freed": Mistake(
         "21", changed(RECOMPUTE, ("if layer != of_segment[0] and", "if")), "runs", "KeyError", "stored under this key"),
+    # 22
+    "states_stay_on_the_device": Mistake(
+        "22", changed(OFFLOAD, (AT_LOAD, ""), ("        " + COMING + "\n", ""), ("        opt_states[layer] = await coming\n", "")),
+        "memory", "holds more", "which states are on the device that are not at work"),
+    "a_state_is_fetched_after_the_backward": Mistake(
+        "22", changed(OFFLOAD, (COMING, "coming = model.fetch(model.host[layer])")), "time", "longer", "does a state come while backward computes"),
+    "a_state_is_awaited_on_its_way_back": Mistake(
+        "22", changed(OFFLOAD, (LEAVING, "        model.host[layer] = await model.offload(opt_states[layer])\n        del opt_states[layer]\n")),
+        "time", "longer", "and leave while the next backward does"),
+    "updated_states_are_lost": Mistake(
+        "22", changed(OFFLOAD, (LEAVING, "        del opt_states[layer]\n")), "laws",
+        "updated optimizer states must lie in the host's memory", "that of the last update too"),
+    "what_was_offloaded_stays_too": Mistake(
+        "22", changed(OFFLOAD, ("            del opt_states[before]\n", ""), ("        del opt_states[before]\n", "")),
+        "memory", "holds more", "An offload is a copy"),
+    "whole_states_move": Mistake(
+        "22", changed(OFFLOAD, ("        opt_states[layer] = opt_states[layer].shard(rank, n)\n", "")),
+        "laws", "exactly the weight's shards", "same shard"),
+    "what_is_fetched_is_no_copy_on_the_host": Mistake(
+        "22", changed(OFFLOAD, ("model.fetch(model.host[layer])", "model.fetch(weights[layer])")), "laws", "takes what offload gave", "."),
 }  # fmt: skip

@@ -166,6 +166,14 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "the output of a segment is the input of the next one, which is not needed again.": "the_output_of_a_segment_is_computed_again",
         "Free each input after its layer's backward.": "inputs_stay_after_their_backward",
     },
+    "22": {
+        "Cut each state to your shard when it is loaded": "whole_states_move",
+        "and move it to the host.": "states_stay_on_the_device",
+        "fetch the state while the backward computes": "a_state_is_fetched_after_the_backward what_is_fetched_is_no_copy_on_the_host",
+        "send the state back while the next layer's backward computes": "a_state_is_awaited_on_its_way_back",
+        "delete the tensor on the device yourself": "what_was_offloaded_stays_too",
+        "At the end every updated state lies in `model.host`.": "updated_states_are_lost",
+    },
 }
 """By exercise, sentences of its statement, each with the submissions that break it."""
 
