@@ -45,6 +45,7 @@ is the head with its loss; what runs between backward and the optimizer (the nor
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from bisect import bisect_right
@@ -734,6 +735,13 @@ MOST_BYTES = 4 * 2**30
 """Of a trace, unpacked: minutes of a large run have some hundred MB."""
 
 
+def _is_time(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
 def read_trace(path: Path, source: str) -> Mapping[str, Any]:
     """Return the data of a trace, which has a list of "traceEvents".
 
@@ -751,4 +759,11 @@ def read_trace(path: Path, source: str) -> Mapping[str, Any]:
     data = {"traceEvents": data} if isinstance(data, list) else data
     if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):
         raise UsageError(f"the trace {source} has no list of traceEvents; give a chrome trace of the profiler")
+    for number, event in enumerate(data["traceEvents"]):
+        if not (isinstance(event, dict) and all(_is_time(event.get(key, 0)) for key in ("ts", "dur"))):
+            found = {key: event.get(key) for key in ("ts", "dur")} if isinstance(event, dict) else event
+            raise UsageError(
+                f"the trace {source} is damaged: event {number} has no numbers as ts and dur, but {found!r:.60}; give "
+                "a chrome trace of the profiler"
+            )
     return data

@@ -114,12 +114,16 @@ class TracedStep:
 
 
 class Match(NamedTuple):
-    """How many operations of a type there are in a predicted step and in a traced one, of all ranks, and in both."""
+    """How many operations of a type there are in a predicted step and in a traced one, of all ranks, and in both.
+
+    `without` are ranks that have some in the predicted step, and none in their traces.
+    """
 
     typ: str
     predicted: int
     traced: int
     matched: int
+    without: tuple[int, ...] = ()
 
 
 @final
@@ -156,7 +160,21 @@ def _match_in_words(each: Match) -> str:
         return f"all {each.matched} matched"
     if not each.traced:
         return f"{each.predicted} predicted, none found in the traces: they keep their predicted durations"
-    return f"{each.matched} matched of {each.predicted} predicted and {each.traced} traced"
+    without = f", none in the trace of rank {', '.join(map(str, each.without))}" if each.without else ""
+    return f"{each.matched} matched of {each.predicted} predicted and {each.traced} traced{without}"
+
+
+def _of_another_program(matches: Sequence[Match]) -> str:
+    """Return what is said where traces have other collectives than the prediction; "" where they have not."""
+    found = {each.typ: each for each in matches if each.typ in COLLECTIVES}
+    more = [typ for typ, each in found.items() if not each.predicted]
+    missing = [typ for typ, each in found.items() if not each.traced]
+    if not (more and missing):
+        return ""
+    return (
+        f"the traces have {' and '.join(more)} where {' and '.join(missing)} was predicted: they are of another "
+        "strategy; simulate the one that was profiled"
+    )
 
 
 def read_profiles(
@@ -213,7 +231,8 @@ def read_profiles(
     ]
     if missing:
         notes.append(f"ranks without a trace take the times of one that did the same: {', '.join(map(str, missing))}")
-    return Profiled(run, counts.matches(), notes)
+    matches = counts.matches()
+    return Profiled(run, matches, [*notes, *filter(None, [_of_another_program(matches)])])
 
 
 @final
@@ -222,15 +241,22 @@ class _Counts:
 
     def __init__(self) -> None:
         self._numbers: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        self._without: dict[str, list[int]] = defaultdict(list)
 
-    def add(self, typ: str, predicted: int, traced: int, matched: int) -> None:
-        """Count operations of a type."""
+    def add(self, typ: str, predicted: int, traced: int, matched: int, rank: int | None = None) -> None:
+        """Count operations of a type; those of a rank are all that it has."""
+        if rank is not None and predicted and not traced:
+            self._without[typ].append(rank)
         for place, number in enumerate((predicted, traced, matched)):
             self._numbers[typ][place] += number
 
     def matches(self) -> list[Match]:
         """Return the numbers by type."""
-        return [Match(typ, *numbers) for typ, numbers in self._numbers.items() if any(numbers)]
+        return [
+            Match(typ, predicted, traced, matched, tuple(self._without[typ]))
+            for typ, (predicted, traced, matched) in self._numbers.items()
+            if predicted or traced
+        ]
 
 
 @final
@@ -274,9 +300,15 @@ class _Opened:
     def _steps(self, trace: LaunchedKernels) -> list[Span]:
         """Return the whole steps, in microseconds."""
         named = [one for _, one in trace.named()]
-        marked = sorted((one.start, one.end) for one in named if one.name.startswith(_STEP))
+        marked = sorted((one.start, one.end, one.name) for one in named if one.name.startswith(_STEP))
+        numbers = [int(number) for _, _, name in marked if (number := name.removeprefix(_STEP)).isdecimal()]
+        if numbers != sorted(numbers):
+            raise UsageError(
+                f"the clock of {self.source} runs backwards: its steps come in the order "
+                f"{', '.join(map(str, numbers[:6]))}; profile again"
+            )
         if marked:
-            return marked
+            return [(start, end) for start, end, _ in marked]
         ends = sorted(one.end for one in named if one.name.startswith(_OPTIMIZER))
         if not ends:
             raise UsageError(
@@ -474,7 +506,7 @@ def _matched(log: Sequence[Event], step: TracedStep, counts: _Counts) -> dict[in
         traced = [one for one in step.collectives if one.typ == typ]
         found = _matched_collectives(log, predicted, traced)
         times |= found
-        counts.add(typ, len(predicted), len(traced), len(found))
+        counts.add(typ, len(predicted), len(traced), len(found), step.rank)
     for event in log:
         if event.typ not in (*_PASSES, UPDATE, LOAD_WEIGHTS, *COLLECTIVES):
             counts.add(event.typ, 1, 0, 0)

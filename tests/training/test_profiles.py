@@ -141,6 +141,19 @@ def test_buckets_of_several_layers_share_the_time_of_their_collective(tmp_path: 
     assert "8 matched of 8 predicted and 6 traced" in str(found)
 
 
+def test_traces_of_another_strategy_and_ranks_without_collectives_are_told(tmp_path: Path) -> None:
+    found = mt.read_profiles(predicted("ddp"), traces("fsdp"))
+    assert "the traces have reduce_scatter and all_gather where all_reduce was predicted" in found.words[-1]
+
+    def without_collectives(data: Any) -> None:
+        names = ("gloo:", "c10d::")
+        data["traceEvents"] = [e for e in data["traceEvents"] if not str(e.get("name")).startswith(names)]
+
+    first, second = traces("fsdp")
+    found = mt.read_profiles(predicted("fsdp"), [changed(first, tmp_path, without_collectives), second])
+    assert "reduce_scatter: 4 matched of 8 predicted and 4 traced, none in the trace of rank 0" in found.words
+
+
 def test_what_a_program_does_beside_is_told() -> None:
     found = mt.read_profiles(predicted("fsdp"), traces("fsdp"))  # which keeps the last layer's weights for backward
     assert next(each for each in found.matches if each.typ == "all_gather") == Match("all_gather", 14, 16, 14)
@@ -202,8 +215,13 @@ def test_kernels_of_nccl_are_matched_by_size_group_and_order(tmp_path: Path) -> 
             "has no whole step",
         ),
         (lambda data: next(e for e in data["traceEvents"] if "dur" in e).update(dur=-5), "runs backwards"),
+        (
+            lambda data: [e.update(ts=1e15 - e["ts"]) for e in data["traceEvents"] if "ts" in e],
+            "runs backwards: its steps come in the order",
+        ),
+        (lambda data: data["traceEvents"][9].update(ts="soon"), "event 9 has no numbers as ts and dur"),
     ],
-    ids=["empty", "other world", "same rank", "no steps", "backwards"],
+    ids=["empty", "other world", "same rank", "no steps", "backwards", "all backwards", "no time"],
 )
 def test_a_trace_that_cannot_be_used_says_why(change: Any, says: str, tmp_path: Path) -> None:
     paths = traces("ddp")
