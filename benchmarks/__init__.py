@@ -10,4 +10,5 @@
 | `strict`, `parts`, `noise`, `platform` | what these features add to an event, or cost themselves |
 | `trace_pages` | pages and exports of large runs |
 | `tune`, `mixed`, `kernels` | no cost, but results: layouts, plans for unlike devices, prices beside measurements |
+| `injected`, `calibrated` | real processes: whether delays are named, and how far predicted steps are off |
 """

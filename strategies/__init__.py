@@ -7,7 +7,9 @@ pipeline. Files that begin with an underscore have what several strategies share
 
 import sys
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from minitrain.lib import Model
 
@@ -88,6 +90,10 @@ class _Strategies(ModuleType):
         from minitrain.run.strategy_loading import strategies  # noqa: PLC0415  (it imports this module)
 
         return strategies()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a strategy that calls it be sent to the processes of ranks."""
+        return import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Strategies

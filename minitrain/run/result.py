@@ -137,6 +137,8 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         device_kinds: which ranks have which device, of a run on a cluster; empty where all devices are alike.
         workload: name of what was trained: "specified", "dense", or what a transformer or a workload is called.
         steps: all steps of a run of many, of which this is a steady one; None of a single step.
+        typical: of several measured steps, when each operation begins, how long it lasts, and when it is submitted,
+            with the medians of durations and of what lies between, s, in the order of events; None of others.
     """
 
     strategy: str
@@ -171,6 +173,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     device_kinds: Sequence[DeviceKind] = field(default=(), repr=False)
     workload: str = SPECIFIED
     steps: Steps | None = field(default=None, repr=False, compare=False)
+    typical: tuple[Sequence[float], Sequence[float], Sequence[float]] | None = field(default=None, repr=False)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -338,6 +341,16 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     def step_timeline(self) -> Timeline:
         """The columns that figures of the step are made from; where ranks load alike, the timeline as it is."""
         return self._of_step(self.timeline)
+
+    @cached_property
+    def typical_timeline(self) -> Timeline:
+        """The columns of a step without chance, where several were measured: `typical`; `step_timeline` of others."""
+        if self.typical is None:
+            return self.step_timeline
+        import numpy as np  # noqa: PLC0415  (only when somebody looks)
+
+        begin, lasts, launched = map(np.array, self.typical)
+        return self._of_step(replace(self.timeline, time=begin, end=begin + lasts, duration=lasts, launched=launched))
 
     @property
     def step_timeline_of_classes(self) -> Timeline:

@@ -12,6 +12,7 @@ has `trained_model`, `needed_memory_bytes`, `memory_by_kind` and `meshes` (size 
 a run which offloaded something has `peak_host_memory_bytes`, that of a run on a cluster `device_kinds` (which ranks
 have which device). That of a step in which devices died has `outages`, objects of `start`, `end` (s) and `reason`.
 One of many steps has `steps`: `num_steps`, `load_time` (s), `ends` (s) and `period` (see `minitrain.run.steps.Steps`).
+That of several measured steps has `typical`: lists of `time`, `duration` and `launched`, s, a number for each event.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
 version 1, which older readers know. Version 3 has events of some ranks alone, and one more line for each other rank,
@@ -48,6 +49,8 @@ from minitrain.run.run_file import (
     VERSION_WITH_JOURNALS,
     Faults,
     Reader,
+    Rule,
+    is_number,
     judge_header,
     kinds_of_header,
 )
@@ -59,6 +62,8 @@ if TYPE_CHECKING:
     from minitrain.run.device_kinds import DeviceKind
 
 
+TYPICAL = ("time", "duration", "launched")
+"""What a first line may say of the typical times of measured operations."""
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """The network of a run whose first line does not say it: one tier, or the file is of an older version."""
 ROOFLINE = "roofline"
@@ -106,6 +111,8 @@ def _lines(run: SavableRun, repeated: Sequence[Repeated]) -> Iterator[str]:
     header["options"] = {name: plain(value) for name, value in run.options.items()}
     header["oom"] = oom
     header |= _more_of(run)
+    if run.typical is not None and not repeated:
+        header["typical"] = dict(zip(TYPICAL, run.typical, strict=True))
     yield json.dumps(header)
     ranges: _Ranges = {}
     for rank in written:
@@ -239,6 +246,7 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
         "meshes": header.get("meshes", []),
         "outages": tuple(Outage(each["start"], each["end"], each["reason"]) for each in header.get("outages", ())),
         "steps": steps_of(header.get("steps")),
+        "typical": tuple(header["typical"][name] for name in TYPICAL) if "typical" in header else None,
         "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
         "priced_by": header.get("priced_by", ROOFLINE),
@@ -319,7 +327,7 @@ def _read(
     number, header = next(lines, (1, {}))
     if faults.number:  # it is no JSON
         raise faults.error()
-    if not judge_header(header, size, faults):
+    if not (judge_header(header, size, faults) and _judge_typical(header, faults)):
         raise faults.error()
     reader = Reader(header, size, faults)
     for number, values in lines:
@@ -328,6 +336,22 @@ def _read(
     if faults.number:
         raise faults.error()
     return header, reader.logs, journals
+
+
+def _judge_typical(header: Mapping[str, Any], faults: Faults) -> bool:
+    """Return whether typical times, where a first line has them, are a number for each event."""
+    count = header.get("num_events")
+    numbers = Rule(
+        f"a list of {count} numbers",
+        lambda values: values.__class__ is list and len(values) == count and all(map(is_number, values)),
+    )
+    columns = header.get("typical")
+    if "typical" not in header:
+        return True
+    if not isinstance(columns, dict):
+        faults.add(1, f"expected an object, found {columns!r:.40}", ("typical",))
+        return False
+    return faults.judge_keys(1, ("typical",), columns, dict.fromkeys(TYPICAL, numbers))
 
 
 class SavableRun(Protocol):
@@ -376,6 +400,10 @@ class SavableRun(Protocol):
     @property
     def steps(self) -> Steps | None:
         """All steps of a run of many."""
+
+    @property
+    def typical(self) -> Sequence[Sequence[float]] | None:
+        """The typical times of measured operations."""
 
     @property
     def outages(self) -> Sequence[Outage]:

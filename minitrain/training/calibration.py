@@ -1,9 +1,9 @@
 """A machine from its own real steps: `mt.calibrate(["ddp", "1f1b"], ...)`, `minitrain hw calibrate --strategy ddp`.
 
-Each program is trained for some steps. Every operation of the step that took the median time is one measurement, taken
-as it happens in a step: with all ranks at work, with what it finds in caches, and with other transfers beside it. So
-nothing is measured alone that never is alone. Lines are fitted to means (`minitrain.machine.calibrated.Line`), since a
-step is a sum.
+Each program is trained for some steps. Every operation is one measurement, its median over them, taken as it happens in
+a step: with all ranks at work, with what it finds in caches, and with other transfers beside it. So nothing is measured
+alone that never is alone. A transfer lasts from when the one before it on its stream has ended, as in a simulation.
+Lines are fitted to means (`minitrain.machine.calibrated.Line`), since a step is a sum.
 
 How sure it is comes from the same programs: each is predicted by lines that were fitted to the others.
 """
@@ -26,7 +26,7 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from minitrain.errors import UsageError, require_count
 from minitrain.machine.calibrated import Asked, CalibratedPredictor, Calibration, Line
-from minitrain.operations import LAUNCHED, PRICE, STRIDE, TIME
+from minitrain.operations import PRICE, STRIDE
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.simulation import simulate
 from minitrain.training.train import train
@@ -143,8 +143,23 @@ def measure(strategy: Any, *, steps: int = STEPS, world_size: int = 2, **paramet
         parameters: others of `train`.
     """
     require_count("steps", steps, WARM_UP + 2)
-    asking = CalibratedPredictor(_NOTHING, world_size)
-    run: Any = train(strategy, steps=steps, world_size=world_size, hardware=asking, **parameters)
+    run = train(strategy, steps=steps, world_size=world_size, hardware=asking(world_size), **parameters)
+    return measured_by(run, strategy, parameters)
+
+
+def asking(world_size: int) -> CalibratedPredictor:
+    """Return what `train` is to be given as hardware, so that `measured_by` knows what each operation was."""
+    return CalibratedPredictor(_NOTHING, world_size)
+
+
+def measured_by(run: Any, strategy: Any, parameters: Mapping[str, Any]) -> Measured:
+    """Return what a run has said, whose hardware was `asking`.
+
+    Args:
+        run: the `MeasuredRun`.
+        strategy: what was trained.
+        parameters: others of `train`.
+    """
     prepared = run.predicted.prepared
     predictor, known = prepared.predictor, prepared.parameters.by_name()
     own = (*_OWN, "num_layers") if hasattr(predictor.workload, "model") else _OWN  # a transformer has its own
@@ -153,18 +168,14 @@ def measure(strategy: Any, *, steps: int = STEPS, world_size: int = 2, **paramet
         name: value for name, value in parameters.items() if name not in {*DEFAULTS, *signature(train).parameters}
     }
     questions = {id(price): predictor.asked(question) for question, price in predictor._answers.items()}
+    line = run.typical_timeline
+    times = np.column_stack([line.launched, line.time, line.end]).tolist()
     ranks = [
         [
-            (questions.get(id(price)), launched, begin, begin + took.seconds)
-            for price, launched, begin, took in zip(
-                predicted._rows[PRICE::STRIDE],
-                measured._rows[LAUNCHED::STRIDE],
-                measured._rows[TIME::STRIDE],
-                measured._rows[PRICE::STRIDE],
-                strict=True,
-            )
+            (questions.get(id(price)), *moments)
+            for price, moments in zip(log._rows[PRICE::STRIDE], times[low:high], strict=True)
         ]
-        for predicted, measured in zip(run.predicted.logs, run.logs, strict=True)
+        for log, low, high in zip(run.predicted.logs, line.starts, line.starts[1:], strict=False)
     ]
     low, median, high = statistics.quantiles(run.step_times[WARM_UP:], n=4)
     return Measured(strategy, {**given, **options}, median, (high - low) / median, *observed(ranks))

@@ -10,13 +10,15 @@ import inspect
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.machine.price import Price
@@ -31,7 +33,10 @@ from minitrain.operations import (
     WAITED_FOR,
     EventLog,
 )
+from minitrain.run.analysis.dependencies import make_graph
 from minitrain.run.analysis.labels import duration
+from minitrain.run.analysis.moments import Moments
+from minitrain.run.analysis.timeline import Floats, timeline_of_rows
 from minitrain.run.contributions import (
     CALIBRATION_FILE,
     LOG_FILE,
@@ -62,7 +67,8 @@ class LossWarning(UserWarning):
 class MeasuredRun(Run):
     """Training steps of real processes.
 
-    Its logs and figures are those of the step that took the median time of the last `KEPT_STEPS`. Its peak of
+    Its logs and figures are those of the step that took the median time of the last `KEPT_STEPS`; `typical` has the
+    medians of all of these, operation by operation. Its peak of
     memory is what a rank's allocator gave to the tensors of one step (`minitrain.training.memory`); events say what
     tensors hold in the simulation.
     Loading takes no time: weights stay where they are from step to step.
@@ -76,6 +82,7 @@ class MeasuredRun(Run):
         predicted: the simulated step.
         digest: of the program, where it was trained here.
         versions: of code and packages, by name.
+        recorded: what its ranks have noted; None of a run that was read or matched.
     """
 
     losses: Sequence[float] = ()
@@ -86,6 +93,28 @@ class MeasuredRun(Run):
     predicted: Run | None = field(default=None, repr=False, compare=False)
     digest: str = field(default="", repr=False)
     versions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    recorded: Recorded | None = field(default=None, repr=False, compare=False)
+
+    def of_steps(self, steps: Iterable[int]) -> MeasuredRun:
+        """Return the run as some of its steps alone have been, to compare these with others.
+
+        Args:
+            steps: their numbers; of the last `KEPT_STEPS`.
+
+        Raises:
+            UsageError: the operations of one of them are not known, or there is none.
+        """
+        chosen = sorted(set(steps))
+        known = () if self.recorded is None else self.recorded.kept
+        unknown = [step for step in chosen if step not in known]
+        if self.recorded is None or unknown or not chosen:
+            kept = f"{known[0]} to {known[-1]} are kept" if known else "a run keeps them that mt.train has returned"
+            raise UsageError(
+                f"the operations of steps {unknown or 'of no number'} are not known; {kept}", steps=unknown
+            )
+        at = [step - self.first_step for step in chosen]
+        given: dict[str, Any] = {name: [getattr(self, name)[place] for place in at] for name in ("losses", "seconds")}
+        return replace(self, **given, first_step=chosen[0], **self.recorded.fields_of(chosen))
 
     def contribute(self, folder: str | os.PathLike[str]) -> Path:
         """Write a folder by which others can check the prediction: see `minitrain.run.contributions`.
@@ -221,32 +250,87 @@ def measured_run(
         hardware: what the run calls its hardware.
         versions: of code and packages.
     """
-    steps = list(zip(*(_on_one_clock(each) for each in times), strict=True))
-    seconds = [max(end for _, _, end in ranks) - min(loaded for _, loaded, _ in ranks) for ranks in steps]
-    first = times[0].first
-    kept = [step for step in times[0].spans if step > first] or list(times[0].spans)  # the first warms up
-    chosen = sorted(kept, key=lambda step: seconds[step - first])[(len(kept) - 1) // 2]
-    predicted = program.run
+    recorded, predicted = Recorded(program, times), program.run
     given = measured_fields(predicted, hardware) | {
-        "logs": _logs(
-            program,
-            [_aligned(each.spans[chosen], each) for each in times],
-            min(loaded for _, loaded, _ in steps[chosen - first]),
-        ),
         "peak_memory_per_rank": [each.most_bytes / predicted.bytes_per_element for each in times],
         "memory_by_kind": max(times, key=attrgetter("most_bytes")).by_kind,
     }
     return MeasuredRun(
-        **given,
+        **given | recorded.fields_of(recorded.kept),
         losses=losses,
-        seconds=seconds,
-        first_step=first,
+        seconds=recorded.seconds,
+        first_step=recorded.first,
         backend=backend,
         process_bytes=[each.process_bytes for each in times],
         predicted=predicted,
         digest=program.digest,
         versions=versions,
+        recorded=recorded,
     )
+
+
+class Recorded:
+    """What the ranks of a run have noted of its steps.
+
+    Args:
+        program: what they did, with the simulated run.
+        times: of each rank.
+
+    Attributes:
+        first: number of the first step.
+        seconds: what each step took, s.
+        kept: the steps whose operations are known, but for the first, which warms up.
+    """
+
+    def __init__(self, program: Program, times: Sequence[Times]) -> None:
+        self._program, self._times = program, times
+        self.first = times[0].first
+        steps = list(zip(*(_on_one_clock(each) for each in times), strict=True))
+        self._begins = [min(loaded for _, loaded, _ in ranks) for ranks in steps]
+        self.seconds = [
+            max(ends for _, _, ends in ranks) - begin for ranks, begin in zip(steps, self._begins, strict=True)
+        ]
+        self.kept = [step for step in times[0].spans if step > self.first] or list(times[0].spans)
+
+    def fields_of(self, steps: Sequence[int]) -> dict[str, Any]:
+        """Return the logs of that one of some steps that took the median time, and the typical times of all of them."""
+        found = {step: self._columns(step) for step in steps}
+        chosen = sorted(steps, key=lambda step: self.seconds[step - self.first])[(len(steps) - 1) // 2]
+        logs = [
+            _log(rank, log, *columns)
+            for rank, (log, columns) in enumerate(zip(self._program.run.logs, found[chosen], strict=True))
+        ]
+        if len(steps) < 2:
+            return {"logs": logs, "typical": None}
+        line = timeline_of_rows(logs)
+        lines = []
+        for ranks in found.values():
+            start, end, begin = (np.concatenate([columns[place] for columns in ranks]) for place in range(3))
+            lines.append(replace(line, time=start, end=end, duration=np.maximum(end - start, 0.0), launched=begin))
+        typical = Moments(make_graph(line)).typical(lines)
+        return {"logs": logs, "typical": tuple(column.tolist() for column in typical)}
+
+    def _columns(self, step: int) -> list[_Columns]:
+        """Return, of each rank, when its operations began, ended, and were submitted, s, and whom they waited for."""
+        origin = self._begins[step - self.first]
+        spans = [np.array(each.spans[step]) + each.behind_s - origin for each in self._times]
+        submitted = _submissions(self._program, spans)
+        found = []
+        for rank, (known, moments) in enumerate(zip(self._program.ranks, spans, strict=True)):
+            moments[: 2 * known.num_loads] = 0.0  # weights stay from step to step
+            begin, end = moments[::2], moments[1::2]
+            start = begin.copy()
+            waited_for: list[int | None] = [None] * len(begin)
+            for row in known.communications:
+                if ranks := submitted.get((rank, row)):
+                    last = max(ranks, key=ranks.__getitem__)
+                    start[row] = max(begin[row], ranks[last])
+                    waited_for[row] = None if ranks[last] <= begin[row] else last
+            found.append((start, end, begin, waited_for))
+        return found
+
+
+_Columns = tuple[Floats, Floats, Floats, list[int | None]]
 
 
 def measured_fields(predicted: Run, hardware: str) -> dict[str, Any]:
@@ -277,32 +361,19 @@ def _on_one_clock(times: Times) -> list[tuple[float, float, float]]:
     return [(began + behind, loaded + behind, ended + behind) for began, loaded, ended in times.moments]
 
 
-def _aligned(spans: Sequence[float], times: Times) -> list[float]:
-    """Return the spans of a step on the clock of rank 0, s."""
-    return [moment + times.behind_s for moment in spans]
-
-
-def _logs(program: Program, spans: Sequence[Any], origin: float) -> list[EventLog]:
-    """Return the simulated logs with measured times."""
-    submitted = _submissions(program, spans)
-    logs = []
-    for rank, predicted in enumerate(program.run.logs):
-        rows = [*predicted._rows]  # type: ignore[attr-defined]  # an `EventLog`
-        num_loads = program.ranks[rank].num_loads
-        moments = [origin] * 2 * num_loads + list(spans[rank][2 * num_loads :])  # weights stay from step to step
-        for row, begin, end in zip(range(0, len(rows), STRIDE), moments[::2], moments[1::2], strict=True):
-            known = program.ranks[rank].communications.get(row // STRIDE)
-            start, waited_for = begin, None
-            if known is not None and (ranks := submitted.get((rank, row // STRIDE))):
-                last = max(ranks, key=ranks.__getitem__)
-                start, waited_for = max(begin, ranks[last]), (None if ranks[last] <= begin else last)
-            price: Price = rows[row + PRICE]
-            rows[row + TIME] = start - origin
-            rows[row + PRICE] = replace(price, seconds=max(end - start, 0.0))
-            rows[row + WAITED_FOR] = waited_for
-            rows[row + LAUNCHED] = begin - origin
-        logs.append(EventLog(rank, rows))
-    return logs
+def _log(
+    rank: int, predicted: Any, start: Floats, end: Floats, begin: Floats, waited_for: Sequence[int | None]
+) -> EventLog:
+    """Return a simulated log with measured times."""
+    rows = [*predicted._rows]
+    columns = start.tolist(), np.maximum(end - start, 0.0).tolist(), begin.tolist(), waited_for
+    for row, (starts, lasts, begins, waits) in zip(
+        range(0, len(rows), STRIDE), zip(*columns, strict=True), strict=True
+    ):
+        price: Price = rows[row + PRICE]
+        rows[row + TIME], rows[row + LAUNCHED], rows[row + WAITED_FOR] = starts, begins, waits
+        rows[row + PRICE] = replace(price, seconds=lasts)
+    return EventLog(rank, rows)
 
 
 def _submissions(program: Program, spans: Sequence[Any]) -> Mapping[tuple[int, int], Mapping[int, float]]:

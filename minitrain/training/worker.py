@@ -40,7 +40,7 @@ from minitrain.training.memory import process_bytes
 from minitrain.training.program import Lane, RankProgram, Turns
 from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTransport
 
-KEPT_STEPS = 25
+KEPT_STEPS = 50
 """Of how many of the last steps the times of single operations are kept."""
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h

@@ -12,8 +12,12 @@ gap, no order of causes is chosen, and what both runs hide costs nothing. Where 
 tangents, up to `minitrain.whatif.ways.MOST_PATHS` paths; beyond those a stretch is divided between its two ends so that
 the sum holds.
 
+**Chance.** Of a run whose steps were measured, each operation has its median over them, so that what disturbs now
+one and now another leaves no trace. By how much a step takes longer than these medians say is a part of its own.
+
 **What explains it.** For one operation, one kind, one layer, one rank or one link after the other: the step time of B
-with A's times for this alone. The narrowest that closes most of the gap is named.
+with A's times for this alone. The narrowest that closes most of the gap is found. If all of its rank, link or kind are
+longer by about as much, though others hide it, that is named in its place.
 
 Where the programs differ (another strategy, other microbatches), there is no way from one to the other. Then the
 critical path of each run, which is as long as its step, is split by the same causes, and the parts are compared.
@@ -36,14 +40,16 @@ from minitrain.errors import UsageError
 from minitrain.operations import COMM, HOST_MOVES
 from minitrain.run.analysis.dependencies import collectives, critical_path, make_graph, messages
 from minitrain.run.analysis.labels import duration
+from minitrain.run.analysis.moments import NEAR, Case, Moments
 from minitrain.run.analysis.timeline import NO_LAYER, Bools, Floats, Ints, Timeline
 from minitrain.run.data_frames import data_frame
 from minitrain.run.result import Run, load_run
-from minitrain.whatif.ways import NEAR, Case, Moments, Way
+from minitrain.whatif.ways import Way
 
 COMPUTING, BESIDE, SKEW = "computing", "computing beside communication", "skew between ranks"
 LATENCY, BANDWIDTH, TRANSFER = "latency", "bandwidth", "communication"
 HOST, LATE, MOVES = "between operations", "late begins", "moves to the host"
+CHANCE = "chance"
 CAUSES = {
     COMPUTING: "kernels that take longer, on all ranks alike",
     BESIDE: "kernels that take longer while communication runs beside them than they do alone",
@@ -54,13 +60,16 @@ CAUSES = {
     MOVES: "offloads to the host's memory, and fetches",
     HOST: "time before an operation in which its rank does nothing that the log knows: the host, and launching",
     LATE: "communication that begins after all that it waits for",
+    CHANCE: "by how much a measured step takes longer than the medians of its operations say",
 }
 """What a part of a gap may be due to."""
 
 _SIZES = ("world_size", "num_layers", "global_batch_size")
 _CONDITIONS = ("strategy", "options", "workload", *_SIZES, "hardware", "priced_by")
 _CLOSES = 0.9  # of what the best explanation closes: what a narrower one must close to be named
+_ALIKE = 0.5  # of what an operation has changed: what others must have changed to be of the same cause
 _TRIED = 24  # explanations of each form
+_RATHER_CHANCE = 0.25  # of what is chance: a gap between typical times that is smaller may be chance too
 _LIKE = 3  # ranks with a like operation, from which one may say what is usual
 _BESIDE, _ALONE = 0.5, 0.1  # shares of an operation that communication runs beside
 
@@ -133,6 +142,7 @@ class Gap:
         after: the second, B.
         names: what both are called.
         attribution: parts that add up to `seconds`, the largest first.
+        lines: the operations of both, with typical times where several steps were measured.
         explanation: what explains most of it; None where nothing does, or the programs differ.
         without_partner: operations of one run alone, in words; empty for runs of the same program.
     """
@@ -141,6 +151,7 @@ class Gap:
     after: Run
     names: tuple[str, str]
     attribution: Sequence[Part]
+    lines: tuple[Timeline, Timeline] = field(repr=False)
     explanation: Explanation | None = None
     without_partner: Sequence[str] = ()
     share_by_event: Any = field(default=None, repr=False)
@@ -154,6 +165,11 @@ class Gap:
     def is_same_program(self) -> bool:
         """Whether both runs did the same operations in the same order, so that each has its partner."""
         return self.share_by_event is not None
+
+    @property
+    def _is_rather_chance(self) -> bool:
+        """Whether what no operation usually takes is more than half of the gap."""
+        return any(2 * abs(part.seconds) > abs(self.seconds) for part in self.attribution if part.cause == CHANCE)
 
     @property
     def conditions(self) -> dict[str, tuple[Any, Any]]:
@@ -173,8 +189,9 @@ class Gap:
             listed = (f"{name} {first} and {second}" for name, (first, second) in self.conditions.items())
             found.append(f"What they were given differs: {'; '.join(listed)}.")
         if self.explanation is not None:
+            mostly = "Apart from chance, mostly" if self._is_rather_chance else "Mostly"
             found.append(
-                f"Mostly: {self.explanation.what}. With the times of {a} for this alone, {b} would take "
+                f"{mostly}: {self.explanation.what}. With the times of {a} for this alone, {b} would take "
                 f"{duration(self.explanation.step_time)}."
             )
         for part in self.attribution[:4]:
@@ -238,11 +255,13 @@ def diff(before: Any, after: Any, *, names: tuple[str, str] = ("A", "B")) -> Gap
         UsageError: a run kept no events (`log="summary"`), or has none.
     """
     first, second = (_run_of(given, name) for given, name in zip((before, after), names, strict=True))
-    lines = first.step_timeline, second.step_timeline
+    lines = first.typical_timeline, second.typical_timeline
+    chance = _chance(first, second, lines)
     if _is_same_program(*lines):
-        return _of_same_program(first, second, lines, names)
+        return _of_same_program(first, second, lines, names, chance)
     parts = _compared(*(_on_critical_path(line) for line in lines))
-    return Gap(first, second, names, parts, without_partner=_without_partner(*lines, names))
+    alone = _without_partner(*lines, names)
+    return Gap(first, second, names, _largest_first([*parts, *chance]), lines=lines, without_partner=alone)
 
 
 def _run_of(given: Any, name: str) -> Run:
@@ -297,7 +316,21 @@ class _Share(NamedTuple):
     after: float
 
 
-def _of_same_program(first: Run, second: Run, lines: tuple[Timeline, Timeline], names: tuple[str, str]) -> Gap:
+def _chance(first: Run, second: Run, lines: tuple[Timeline, Timeline]) -> list[Part]:
+    """Return the part of a gap that typical times leave out, if they do."""
+    before, after = (run.step_time - line.step_time for run, line in zip((first, second), lines, strict=True))
+    if abs(after - before) <= NEAR * second.step_time:
+        return []
+    return [Part(CHANCE, "all operations", after - before, (), (), 1, before, after, "a step")]
+
+
+def _largest_first(parts: Iterable[Part]) -> list[Part]:
+    return sorted(parts, key=lambda part: -abs(part.seconds))
+
+
+def _of_same_program(
+    first: Run, second: Run, lines: tuple[Timeline, Timeline], names: tuple[str, str], chance: Sequence[Part]
+) -> Gap:
     """Return the gap between two runs whose operations are partners."""
     program = Moments(make_graph(lines[0]))
     a, b = (program.case(line) for line in lines)
@@ -307,10 +340,12 @@ def _of_same_program(first: Run, second: Run, lines: tuple[Timeline, Timeline], 
     by_event = np.zeros(program.num_events)
     for share in shares:
         by_event[share.event] += share.seconds
-    parts = _parts(lines[0], shares)
-    gap = second.step_time - first.step_time
-    explanation = _Explanations(program, lines[0], a, b, by_event).narrowest() if abs(gap) > NEAR else None
-    return Gap(first, second, names, parts, explanation, share_by_event=by_event)
+    parts = _largest_first([*_parts(lines[0], shares), *chance])
+    gap = lines[1].step_time - lines[0].step_time
+    explanation = None
+    if abs(gap) > max(NEAR, _RATHER_CHANCE * sum(abs(part.seconds) for part in chance)):
+        explanation = _Explanations(program, lines[0], a, b, by_event).best(second.step_time)
+    return Gap(first, second, names, parts, lines, explanation, share_by_event=by_event)
 
 
 def _of_durations(lines: tuple[Timeline, Timeline], a: Case, b: Case, way: Way) -> Iterator[_Share]:
@@ -469,7 +504,7 @@ def _parts(line: Timeline, shares: Iterable[_Share]) -> list[Part]:
         for (cause, operation), alike in found.items()
     ]
     least = _ROUNDING * max((abs(part.seconds) for part in parts), default=0.0)
-    return sorted((part for part in parts if abs(part.seconds) > least), key=lambda part: -abs(part.seconds))
+    return [part for part in parts if abs(part.seconds) > least]
 
 
 _ROUNDING = 1e-12
@@ -510,8 +545,14 @@ class _Explanations:
         self._program, self._line, self._a, self._b, self._by_event = program, line, a, b, by_event
         self._meeting = _meetings(line)
 
-    def narrowest(self) -> Explanation | None:
-        """Return the group of the fewest operations that closes most of the gap; None if none closes half of it."""
+    def best(self, step_time: float) -> Explanation | None:
+        """Return the group of the fewest operations that closes most of the gap; None if none closes half of it.
+
+        A group around it that closes as much is returned if its other operations have changed like it.
+
+        Args:
+            step_time: of B, s, with what is chance.
+        """
         candidates = self._candidates()
         if not candidates:
             return None
@@ -523,9 +564,29 @@ class _Explanations:
             return None
         enough = [place for place in range(len(candidates)) if closed[place] >= _CLOSES * min(best, 1.0)]
         place = min(enough, key=lambda place: (int(candidates[place][2].sum()), -closed[place]))
+        narrowest = candidates[place][2]
+        around = [at for at in enough if self._changes_alike(narrowest, candidates[at][2])]
+        place = max([place, *around], key=lambda place: int(candidates[place][2].sum()))
         form, what, chosen = candidates[place]
         layers, ranks = _distinct(self._line.layer[chosen], NO_LAYER), _distinct(self._line.rank[chosen])
-        return Explanation(what, form, float(steps[place]), layers, ranks, int(chosen.sum()))
+        shorter = self._step(self._b) - float(steps[place])
+        return Explanation(what, form, step_time - shorter, layers, ranks, int(chosen.sum()))
+
+    def _changes_alike(self, group: Bools, around: Bools) -> bool:
+        """Return whether three in four of what a wider group has beside a group have changed half as much, or more.
+
+        That is in seconds, as where each message comes later, or in proportion, as on a slower device.
+        """
+        a, more = self._a.durations, self._b.durations - self._a.durations
+        others = around & ~group & (a > 0)
+        if np.any(group & ~around) or not others.any():
+            return False
+        mine = group & (a > 0)
+        for changes in (more, np.divide(more, a, out=np.zeros_like(a), where=a > 0)):
+            usual = float(np.median(changes[mine])) if mine.any() else 0.0
+            if usual and np.quantile(changes[others] / usual, 0.25) >= _ALIKE:
+                return True
+        return False
 
     def _step(self, case: Case) -> float:
         return float(self._program.step_times(case.durations[:, None], case.lags[:, None])[0])
@@ -660,7 +721,7 @@ def _compared(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]]) -> lis
                     "on the path",
                 )
             )
-    return sorted(parts, key=lambda part: -abs(part.seconds))
+    return parts
 
 
 def _without_partner(a: Timeline, b: Timeline, names: tuple[str, str]) -> list[str]:

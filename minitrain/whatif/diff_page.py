@@ -57,7 +57,7 @@ def parts_table(gap: Any, most: int = 12) -> Table:
 def write_diff_page(gap: Any, path: Path) -> Path:
     """Write a gap as an HTML page that needs no internet, and return its path."""
     a, b = gap.names
-    lines = gap.before.step_timeline, gap.after.step_timeline
+    lines = gap.lines
     marks = [_marks(gap, lines, line) for line in lines] if gap.share_by_event is not None else [[], []]
     pictures = [
         run_picture(name, line, _view(run), framed)
@@ -75,7 +75,8 @@ def write_diff_page(gap: Any, path: Path) -> Path:
 
 def _view(run: Any) -> View:
     """Return the words and units of a run whose ranks are all drawn."""
-    return replace(view_of(run), facts=[f"step {duration(run.step_time)}"], ranks_of_rows=())
+    drawn = "" if run.typical is None else ", drawn with the median time of each operation"
+    return replace(view_of(run), facts=[f"step {duration(run.step_time)}{drawn}"], ranks_of_rows=())
 
 
 def _largest(gap: Any) -> list[int]:

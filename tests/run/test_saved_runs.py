@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,21 @@ async def tagged(model: Model, depth: int = 1) -> Model:
 
 
 SIZES: Any = {"world_size": 4, "num_layers": 2, "global_batch_size": 4, "check": False}
+
+
+def test_typical_times_are_kept_and_judged(tmp_path: Path) -> None:
+    run = mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=4)
+    columns: Any = tuple([float(place + index) for index in range(run.num_events)] for place in range(3))
+    file = tmp_path / "run.jsonl"
+    replace(run, typical=columns).save(file)
+    read = mt.load_run(file)
+    assert read.typical == columns
+    assert read.typical_timeline.end[1] == columns[0][1] + columns[1][1]
+    columns = columns[0][1:], ["long", *columns[1][1:]], columns[2]
+    replace(run, typical=columns).save(file)
+    with pytest.raises(mt.UsageError, match="time: expected a list of") as found:
+        mt.load_run(file)
+    assert "line 1, typical.duration: expected a list of" in str(found.value)
 
 
 def test_a_run_with_tags_groups_and_overlap_is_read_back_equal(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.run.analysis.dependencies import make_graph
+from minitrain.run.analysis.moments import Case, Moments
 from minitrain.run.analysis.timeline import Floats, Timeline
 from minitrain.whatif import diff as room
 from minitrain.whatif import ways
@@ -37,7 +38,7 @@ def runs() -> dict[str, mt.Run]:
 def again(run: mt.Run, change: Change = np.copy, noise: float = 0.0, seed: int = 0) -> mt.Run:
     """Return a run with other durations and with noise, also before operations, timed by what they wait for."""
     line, rng = run.step_timeline, np.random.default_rng(seed)
-    program, count = ways.Moments(make_graph(line)), line.num_events
+    program, count = Moments(make_graph(line)), line.num_events
     case = program.case(line)
     alike = np.array(room._meetings(line))  # members of a collective last alike
     durations = change((case.durations * np.exp(rng.normal(0, noise, count)))[alike])
@@ -63,7 +64,7 @@ def adds_up(gap: mt.Gap) -> bool:
 def on_the_path(run: mt.Run, *, computes: bool | None = None) -> list[int]:
     """Return the operations that set the step time of a run, and last."""
     line = run.step_timeline
-    program = ways.Moments(make_graph(line))
+    program = Moments(make_graph(line))
     lasts = (line.duration > 0) & ~line.loading & (True if computes is None else line.computes == computes)
     return [event for event in program.longest_path(program.case(line)).events.tolist() if lasts[event]]
 
@@ -128,11 +129,55 @@ def test_what_was_slowed_down_is_named_in_19_of_20_trials(inject: Any, runs: dic
     assert len(missed) <= 1, missed
 
 
+def test_what_disturbs_one_operation_or_another_is_chance(runs: dict[str, mt.Run]) -> None:
+    """In each of nine steps, three operations last long; in B, one of rank 2 does always."""
+    run, rng = runs["ddp"], np.random.default_rng(0)
+    line = run.step_timeline
+    event = int(np.flatnonzero(line.computes & ~line.loading & (line.rank == 2))[3])
+
+    def steps(more: Floats) -> mt.Run:
+        def disturbed(durations: Floats) -> Floats:
+            often = rng.choice(np.flatnonzero(line.computes & ~line.loading), 3)
+            return durations + more + run.step_time * np.isin(np.arange(line.num_events), often)
+
+        taken = [again(run, disturbed) for _ in range(9)]
+        median = sorted(taken, key=lambda each: each.step_time)[4]
+        program = Moments(make_graph(line))
+        columns = program.typical([each.step_timeline for each in taken])
+        return replace(median, typical=tuple(column.tolist() for column in columns))
+
+    nothing = np.zeros(line.num_events)
+    gap = mt.diff(steps(nothing), steps(0.2 * run.step_time * (np.arange(line.num_events) == event)))
+    assert adds_up(gap)
+    assert gap.lines[0].step_time == pytest.approx(run.step_time)
+    assert gap.lines[1].step_time == pytest.approx(1.2 * run.step_time)
+    assert {part.cause for part in gap.attribution} <= {room.SKEW, room.CHANCE}
+    assert gap.explanation is not None
+    assert (gap.explanation.form, gap.explanation.ranks) == ("operation", (2,))
+    chance = sum(part.seconds for part in gap.attribution if part.cause == room.CHANCE)
+    assert gap.seconds - chance == pytest.approx(0.2 * run.step_time)
+    assert ("Apart from chance, mostly: one " in str(gap)) == (abs(chance) > 0.5 * abs(gap.seconds))
+
+
+def test_what_is_slower_and_hidden_belongs_to_what_explains_a_gap() -> None:
+    """Computing hides every reduce_scatter but the last; they come as much later as each all_gather does."""
+    run = mt.simulate("fsdp", **{**SIZES, "world_size": 2})
+    line = run.step_timeline
+    moved = ~line.computes & ~line.loading
+    gap = mt.diff(run, again(run, lambda durations: durations + 0.9 * line.duration[line.computes].max() * moved))
+    assert gap.explanation is not None
+    assert gap.explanation.count == moved.sum()
+    only = moved & line.of_types(["all_gather"])
+    gap = mt.diff(run, again(run, lambda durations: durations + 3 * line.duration[line.computes].max() * only))
+    assert gap.explanation is not None
+    assert gap.explanation.what == "all_gather on all ranks"
+
+
 def test_parts_are_those_of_many_small_steps_from_one_run_to_the_other(runs: dict[str, mt.Run]) -> None:
     for seed, name in enumerate(("zero3", "1f1b")):
         a, b = (again(runs[name], noise=0.3, seed=seed + more) for more in (0, 50))
         line = a.step_timeline
-        program = ways.Moments(make_graph(line))
+        program = Moments(make_graph(line))
         first, second = program.case(line), program.case(b.step_timeline)
         way = ways.Way(program, first, second)
         way.walk()
@@ -140,7 +185,7 @@ def test_parts_are_those_of_many_small_steps_from_one_run_to_the_other(runs: dic
         for place in range(steps):
             at = (place + 0.5) / steps
             between = [x + at * (y - x) for x, y in zip(first, second, strict=True)]
-            path = program.longest_path(ways.Case(*between))
+            path = program.longest_path(Case(*between))
             shares[path.events] += (second.durations - first.durations)[path.events] / steps
         np.testing.assert_allclose(way.of_events, shares, atol=1e-2 * np.abs(second.durations - first.durations).max())
 
@@ -183,7 +228,7 @@ def test_two_machines_differ_by_latency_and_bandwidth() -> None:
 def test_time_between_operations_belongs_to_the_host(runs: dict[str, mt.Run]) -> None:
     a = runs["ddp"]
     line = a.step_timeline
-    program, count = ways.Moments(make_graph(line)), line.num_events
+    program, count = Moments(make_graph(line)), line.num_events
     case = program.case(line)
     lags = case.lags.copy()
     lags[count : 2 * count][(line.rank == 2) & line.computes & ~line.loading] += 1e-4

@@ -1,0 +1,163 @@
+"""The moments of a program on which a run is timed: `Moments`, and a run as its durations and lags, `Case`.
+
+A program is one graph: what each moment waits for. A run on it is the durations of its operations, and the lags before
+its moments, which no dependency explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from minitrain.run.analysis.dependencies import Graph, circle
+from minitrain.run.analysis.timeline import Floats, Ints, Timeline
+
+NEAR = 1e-9
+"""What counts as the same, of a step time."""
+
+
+class Case(NamedTuple):
+    """One run on the graph of the program.
+
+    Args:
+        durations: how long each operation lasts, s, (num_events,); 0 of loading.
+        lags: the time before each moment that no dependency explains, s, (num_moments,); negative where a moment came
+            before what it waits for in a simulation.
+    """
+
+    durations: Floats
+    lags: Floats
+
+
+class Moments:
+    """The moments of a program: `times` with durations and lags, and the longest path to the end of the step."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.num_events = graph.timeline.num_events
+        level = _levels(graph)
+        order = np.lexsort((graph.target, level[graph.target]))
+        target = graph.target[order]
+        self._source = graph.source[order]
+        self._ending = np.where(graph.after_end[order], self._source, self.num_events)
+        begins = np.flatnonzero(np.append(True, target[1:] != target[:-1])[: len(target)])
+        self._first, self._target = np.append(begins, len(target)), target[begins]
+        self._borders = np.searchsorted(level[self._target], np.arange(1, level.max(initial=0) + 2)).tolist()
+
+    def case(self, line: Timeline) -> Case:
+        """Return the durations and lags with which the graph has the times of a run, counted from its begin.
+
+        Where a measured communication was begun while what it follows in the program still ran, it counts from the end
+        of that, as in a simulation: what it waits for there is no time of its own.
+        """
+        graph, loading, count = replace(self.graph, timeline=line), line.loading, self.num_events
+        times = graph.logged() - line.begin
+        times[:count][loading] = times[count : 2 * count][loading] = 0.0
+        durations = np.where(loading, 0.0, line.duration)
+        ends, moved = times[:count] + durations, ~line.computes & ~loading
+        for _ in range(2):  # a receive also follows the begin of its send, which may have moved
+            begins = np.minimum(self._latest(times, durations)[:count], ends)
+            early = moved & (begins > times[:count])
+            times[:count][early], durations[early] = begins[early], (ends - begins)[early]
+        latest = self._latest(times, durations)
+        lags = np.where(np.isfinite(latest), times - latest, times)
+        return Case(durations, np.where(np.abs(lags) > NEAR * line.step_time, lags, 0.0))
+
+    def typical(self, lines: Sequence[Timeline]) -> tuple[Floats, Floats, Floats]:
+        """Return begin, duration and submission of each operation, s, with the medians over several steps.
+
+        A median leaves out what disturbed an operation in fewer than half of the steps. So what the medians add up to
+        is shorter than the median step, in which some operations or others are disturbed.
+        """
+        cases, count = [self.case(line) for line in lines], self.num_events
+        durations, lags = (np.median([getattr(case, name) for case in cases], axis=0) for name in Case._fields)
+        times = self.times(durations[:, None], lags[:, None])[:, 0]
+        return times[:count], durations, times[count : 2 * count]
+
+    def _latest(self, times: Floats, durations: Floats) -> Floats:
+        """Return when what each moment waits for has come, s; -inf of those that wait for nothing."""
+        graph, found = self.graph, np.full(self.graph.num_moments, -np.inf)
+        ending = np.where(graph.after_end, graph.source, self.num_events)
+        np.maximum.at(found, graph.target, times[graph.source] + np.append(durations, 0.0)[ending])
+        return found
+
+    def times(self, durations: Floats, lags: Floats) -> Floats:
+        """Return when each moment comes, s, (num_moments, num_cases), given both for each case."""
+        lasts = np.concatenate([durations, np.zeros((1, durations.shape[1]))])
+        times = lags.copy()
+        for low, high in pairwise(self._borders):
+            first = self._first[low : high + 1]
+            edges = slice(first[0], first[-1])
+            arrivals = times[self._source[edges]] + lasts[self._ending[edges]]
+            times[self._target[low:high]] += np.maximum.reduceat(arrivals, first[:-1] - first[0], axis=0)
+        return times
+
+    def step_times(self, durations: Floats, lags: Floats) -> Floats:
+        """Return the step time of each case, s, (num_cases,)."""
+        longest: Floats = (self.times(durations, lags)[: self.num_events] + durations).max(axis=0, initial=0.0)
+        return longest
+
+    def longest_path(self, case: Case) -> LongestPath:
+        """Return the step time, and the operations and moments whose durations and lags add up to it."""
+        times = self.times(case.durations[:, None], case.lags[:, None])[:, 0]
+        ends = times[: self.num_events] + case.durations
+        last = int(np.argmax(ends))
+        came_from, after_end = self._latest_edges(times, case.durations)
+        events, moments, moment = [last], [], last
+        while moment >= 0:
+            moments.append(moment)
+            if after_end[moment]:
+                events.append(came_from[moment])
+            moment = came_from[moment]
+        return LongestPath(float(ends[last]), np.array(events, np.int64), np.array(moments, np.int64))
+
+    def _latest_edges(self, times: Floats, durations: Floats) -> tuple[list[int], list[bool]]:
+        """Return, for each moment, what it waited for the longest (-1 for nothing), and whether for the end of that."""
+        arrivals = times[self._source] + np.append(durations, 0.0)[self._ending]
+        place = np.repeat(np.arange(len(self._target)), np.diff(self._first))
+        chosen = np.lexsort((self._ending != self.num_events, arrivals, place))[self._first[1:] - 1]
+        came_from, after_end = np.full(len(times), -1), np.zeros(len(times), dtype=bool)
+        came_from[self._target] = self._source[chosen]
+        after_end[self._target] = self._ending[chosen] != self.num_events
+        return came_from.tolist(), after_end.tolist()
+
+
+def _levels(graph: Graph) -> Ints:
+    """Return the level of each moment: 0 for those that wait for nothing, others above all that they wait for.
+
+    Raises:
+        UsageError: moments wait for one another in a circle, which no finished run has.
+    """
+    order = np.argsort(graph.source, kind="stable")
+    targets = graph.target[order].tolist()
+    first = np.searchsorted(graph.source[order], np.arange(graph.num_moments + 1)).tolist()
+    missing = np.bincount(graph.target, minlength=graph.num_moments).tolist()
+    level = [0] * graph.num_moments
+    ready = [moment for moment, count in enumerate(missing) if not count]
+    for moment in ready:  # which grows
+        for target in targets[first[moment] : first[moment + 1]]:
+            missing[target] -= 1
+            level[target] = max(level[target], level[moment] + 1)
+            if not missing[target]:
+                ready.append(target)
+    if len(ready) < graph.num_moments:
+        raise circle()
+    return np.array(level, np.int64)
+
+
+class LongestPath(NamedTuple):
+    """A longest path.
+
+    Args:
+        length: the step time, s.
+        events: operations whose durations are part of it.
+        moments: moments whose lags are.
+    """
+
+    length: float
+    events: Ints
+    moments: Ints
