@@ -1,4 +1,4 @@
-"""`python -m benchmarks.platform`: what replaying a run on shared links costs an event, and a platform task.
+"""`python -m benchmarks.platform`: what replaying a run on shared links costs an event, tasks and collectives.
 
 Each line is the median of several runs with garbage collection switched off, as `simulate` and `replay` have it.
 `shared` has half as many interfaces as processors, so that flows share them; `alone` has one each.
@@ -60,6 +60,25 @@ def tasks_s(number: int) -> float:
     return timed(work, 1)
 
 
+def collectives_s(spread: float, repeats: int) -> float:
+    """Return how long 40 all_reduces of 32 ranks at the high level of detail take, s.
+
+    Args:
+        spread: how much larger each is than the one before, so that they do not end together.
+        repeats: how often it is measured.
+    """
+    names = [f"gpu{rank}" for rank in range(32)]
+    links = [{"topology": "star", "name": "switch", "endpoints": names, "bandwidth_bps": 2e11, "latency_s": 1e-6}]
+
+    def work() -> None:
+        platform = VirtualHardwarePlatform("high").initialize({"network_links": links})
+        for number in range(40):
+            platform.submit_collective_task("all_reduce", names, 1e8 * (1 + number * spread))
+        platform.run()
+
+    return timed(work, repeats)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -74,6 +93,9 @@ def main() -> None:
                 print(f"{strategy:<24}{world_size:>7}{nics:>12}{number:>10}{cost:>10.1f}", flush=True)
     seconds = tasks_s(given.tasks)
     print(f"\n{given.tasks:,} platform tasks: {seconds:.1f} s, {seconds / given.tasks * 1e6:.1f} us each")
+    for spread in (0.0, 0.01):
+        seconds = collectives_s(spread, given.repeats)
+        print(f"40 all_reduces of 32 ranks, each {spread:.0%} larger than the last: {seconds:.2f} s")
 
 
 if __name__ == "__main__":

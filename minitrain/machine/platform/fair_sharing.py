@@ -107,39 +107,87 @@ class Flow:
     Args:
         name: what logs call it.
         lanes: what it passes, and how often.
-        left_bytes: what it moves; less as it goes on.
+        size_bytes: what it moves.
         full_rate: what it moves in a second where it is alone, bytes/s.
         ended: called with it when it has ended.
         unshared_end: when it ends if it never has less than its full rate, s; its beginning plus size over rate if
             None.
 
     Attributes:
-        rate: what it moves in a second now, bytes/s.
         begun: when it began, s.
-        since: when its rate changed last, s.
         was_slowed: whether it ever had less than its full rate.
-        slowed_by: the lane that kept it below its full rate last, and whom it shared that lane with.
-        version: how often its end was found anew.
+        slowed_by: once it has ended, the lane that kept it below its full rate last, and whom it shared that lane with.
     """
 
     name: str
     lanes: Mapping[Lane, float]
-    left_bytes: float
+    size_bytes: float
     full_rate: float
     ended: Callable[[Flow], object]
     unshared_end: float | None = None
-    rate: float = 0.0
     begun: float = 0.0
-    since: float = 0.0
     was_slowed: bool = False
+    slowed_by: tuple[Lane, tuple[str, ...]] | None = None
+
+    def end(self) -> float:
+        """Return when it ends if it never has less than its full rate, s."""
+        return self.begun + self.size_bytes / self.full_rate if self.unshared_end is None else self.unshared_end
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Stream:
+    """All flows of one full rate over the same lanes, which have one rate, whenever each began.
+
+    What each of them still moves differs by what the stream had moved when it began, so that a new rate is one step for
+    all of them.
+
+    Args:
+        lanes: what each flow passes, and how often.
+        full_rate: what a flow moves in a second where it is alone, bytes/s.
+
+    Attributes:
+        rate: what each flow moves in a second now, bytes/s.
+        since: when the rate changed last, s.
+        moved_bytes: what each flow has moved until then, of those that were there all the time.
+        load: what all of them moved in a second when lanes were told, bytes/s.
+        flows: those under way.
+        begun: those of them that have no rate yet.
+        unslowed: those that never had less than their full rate.
+        ends: of the others, what `moved_bytes` is when each ends.
+        slowed_by: the lane that keeps them below their full rate, and all that pass it.
+        version: how often the next end was found anew.
+    """
+
+    lanes: tuple[tuple[Lane, float], ...]
+    full_rate: float
+    rate: float = 0.0
+    since: float = 0.0
+    moved_bytes: float = 0.0
+    load: float = 0.0
+    flows: dict[Flow, None] = field(default_factory=dict)
+    begun: list[Flow] = field(default_factory=list)
+    unslowed: dict[Flow, None] = field(default_factory=dict)
+    ends: list[tuple[float, int, Flow]] = field(default_factory=list)
     slowed_by: tuple[Lane, tuple[str, ...]] | None = None
     version: int = 0
 
-    def end(self) -> float:
-        """Return when it ends if its rate stays, s."""
-        if not self.was_slowed:
-            return self.begun + self.left_bytes / self.full_rate if self.unshared_end is None else self.unshared_end
-        return self.since + max(self.left_bytes, 0.0) / self.rate
+    def go_on(self, now: float) -> None:
+        """Move what is moved until now."""
+        if now > self.since:
+            self.moved_bytes += (now - self.since) * self.rate
+            self.since = now
+
+    def next_end(self) -> float:
+        """Return when the next of the slowed flows ends if the rate stays, s."""
+        return self.since + max(self.ends[0][0] - self.moved_bytes, 0.0) / self.rate
+
+    def change_load(self, now: float) -> None:
+        """Tell the lanes what passes them now."""
+        load = self.rate * len(self.flows)
+        for lane, times in self.lanes:
+            lane.change_load(now, (load - self.load) * times)
+        self.load = load
 
 
 @final
@@ -152,88 +200,113 @@ class FairSharing:
 
     def __init__(self, env: Environment) -> None:
         self.env = env
-        self._ends: list[tuple[float, int, int, Flow]] = []
+        self._streams: dict[tuple[Any, float], Stream] = {}
+        self._ends: list[tuple[float, int, int, Stream, Flow | None]] = []
         self._order = count()
         self._timer = Timer(env, self._end_flows)
-        self._begun: list[Flow] = []
+        self._begun: dict[Stream, None] = {}
 
     def begin(self, *flows: Flow) -> None:
         """Let flows begin now. They get their rates when all that happens now has happened, together."""
         now = self.env.now
         if flows and not self._begun:
             at(self.env, now, self._rate_begun, _LAST)
-        self._begun += flows
         for flow in flows:
-            flow.begun = flow.since = now
-            for lane, times in flow.lanes.items():
-                lane.flows[flow] = times
-                lane.demand += flow.full_rate * times
+            flow.begun = now
+            key = (*flow.lanes.items(),), flow.full_rate
+            stream = self._streams.get(key)
+            if stream is None:
+                stream = self._streams[key] = Stream(*key)
+            stream.flows[flow] = None
+            stream.begun.append(flow)
+            self._begun[stream] = None
 
     def _rate_begun(self, _: Event) -> None:
         """Give the flows that have begun now their rates."""
-        flows, self._begun = self._begun, []
-        crowded = dict.fromkeys(lane for flow in flows for lane in flow.lanes if lane.is_crowded)
-        self._rate_again(crowded)
-        for flow in flows:
-            if not flow.rate:
-                self._set_rate(flow, flow.full_rate)
+        streams, self._begun = self._begun, {}
+        for stream in streams:
+            _count(stream, len(stream.begun))
+        rated = self._rate_again(dict.fromkeys(lane for each in streams for lane, _ in each.lanes if lane.is_crowded))
+        for stream in streams:
+            if stream not in rated:
+                self._set_rate(stream, stream.full_rate)
         self._expect()
 
     def _end_flows(self) -> None:
         """End all flows that end now, then set the rates of those that shared lanes with them."""
-        now, ended = self.env.now, []
-        while self._ends and self._ends[0][0] <= now:
-            _, _, version, flow = heappop(self._ends)
-            if flow.version == version:
-                flow.version += 1
-                ended.append(flow)
-        was_crowded = dict.fromkeys(lane for flow in ended if flow.was_slowed for lane in flow.lanes if lane.is_crowded)
-        for flow in ended:
-            for lane, times in flow.lanes.items():
-                del lane.flows[flow]
-                lane.demand = lane.demand - flow.full_rate * times if lane.flows else 0.0
-                lane.change_load(now, -flow.rate * times)
-        if was_crowded:
-            self._rate_again(was_crowded)
+        now, ended = self.env.now, list[Flow]()
+        numbers: Counter[Stream] = Counter()
+        for stream, found in self._due(now):
+            numbers[stream] += len(found)
+            ended += found
+            for flow in found:
+                del stream.flows[flow]
+                stream.unslowed.pop(flow, None)
+        was_crowded = dict.fromkeys(lane for stream in numbers for lane, _ in stream.lanes if lane.is_crowded)
+        for stream, number in numbers.items():
+            _count(stream, -number)
+            stream.change_load(now)
+        rated = self._rate_again(was_crowded)
+        for stream in numbers:
+            if stream.ends and stream not in rated:
+                self._set_rate(stream, stream.rate)
+            elif not stream.flows:
+                stream.moved_bytes, stream.slowed_by = 0.0, None
         self._expect()
-        for flow in ended:
-            flow.ended(flow)
+        for each in ended:
+            each.ended(each)
 
-    def _rate_again(self, crowded: Iterable[Lane]) -> None:
-        """Give the flows that depend on some lanes their fair rates."""
-        rated: set[Lane] = set()
+    def _due(self, now: float) -> Iterator[tuple[Stream, list[Flow]]]:
+        """Yield the flows that end now."""
+        while self._ends and self._ends[0][0] <= now:
+            _, _, version, stream, flow = heappop(self._ends)
+            if _is_due(version, stream, flow):
+                yield stream, _ended(stream, now) if flow is None else [flow]
+
+    def _rate_again(self, crowded: Iterable[Lane]) -> set[Stream]:
+        """Give the streams that depend on some lanes their fair rates, and return them."""
+        lanes_rated: set[Lane] = set()
+        found: set[Stream] = set()
         for first in crowded:
-            if first in rated:
+            if first in lanes_rated:
                 continue
-            lanes, flows = _dependent(first)
-            rated.update(lanes)
-            for flow, rate in fair_rates(lanes, flows).items():
-                self._set_rate(flow, rate)
+            lanes, streams = _dependent(first)
+            lanes_rated.update(lanes)
+            found.update(streams)
+            for stream, rate in fair_rates(lanes, streams).items():
+                self._set_rate(stream, rate)
             for lane in lanes:
-                shared = lane, tuple([flow.name for flow in lane.flows])
-                for flow in lane.flows:
-                    if flow.rate < flow.full_rate and (flow.slowed_by is None or len(lane.flows) > 1):
-                        flow.slowed_by = shared
+                shared = lane, tuple([flow.name for stream in lane.flows for flow in stream.flows])
+                for stream in lane.flows:
+                    if stream.rate < stream.full_rate and (stream.slowed_by is None or len(shared[1]) > 1):
+                        stream.slowed_by = shared
+        return found
 
-    def _set_rate(self, flow: Flow, rate: float) -> None:
-        """Let a flow go on at another rate."""
-        now, change = self.env.now, rate - flow.rate
-        if not change:
-            return
-        if now > flow.since:
-            flow.left_bytes -= (now - flow.since) * flow.rate
-            flow.since = now
-        flow.rate = rate
-        flow.was_slowed |= rate != flow.full_rate
-        flow.version += 1
-        heappush(self._ends, (max(flow.end(), now), next(self._order), flow.version, flow))
-        for lane, times in flow.lanes.items():
-            lane.change_load(now, change * times)
+    def _set_rate(self, stream: Stream, rate: float) -> None:
+        """Let the flows of a stream go on at a rate."""
+        now = self.env.now
+        stream.go_on(now)
+        stream.rate = rate
+        if rate != stream.full_rate:
+            for flow in (*stream.unslowed, *stream.begun):
+                flow.was_slowed = True
+                left = flow.size_bytes - (now - flow.begun) * stream.full_rate
+                heappush(stream.ends, (stream.moved_bytes + left, next(self._order), flow))
+            stream.unslowed.clear()
+        else:
+            for flow in stream.begun:
+                stream.unslowed[flow] = None
+                heappush(self._ends, (max(flow.end(), now), next(self._order), 0, stream, flow))
+        stream.begun.clear()
+        stream.version += 1
+        if stream.ends:
+            heappush(self._ends, (max(stream.next_end(), now), next(self._order), stream.version, stream, None))
+        stream.change_load(now)
 
     def _expect(self) -> None:
         """Set the timer to the next end."""
         ends = self._ends
-        while ends and ends[0][3].version != ends[0][2]:
+        while ends and not _is_due(*ends[0][2:]):
             heappop(ends)
         if ends:
             self._timer.set(ends[0][0])
@@ -241,46 +314,73 @@ class FairSharing:
             self._timer.cancel()
 
 
-def _dependent(crowded: Lane) -> tuple[list[Lane], list[Flow]]:
-    """Return the lanes and flows whose rates depend on those of a crowded lane, through crowded lanes alone."""
+def _is_due(version: int, stream: Stream, flow: Flow | None) -> bool:
+    """Return whether an end that was expected is still expected then."""
+    return version == stream.version if flow is None else not flow.was_slowed
+
+
+def _ended(stream: Stream, now: float) -> list[Flow]:
+    """Take the slowed flows of a stream that end now, one at least, and return them."""
+    stream.go_on(now)
+    found: list[Flow] = []
+    while stream.ends and (not found or stream.next_end() <= now):
+        _, _, flow = heappop(stream.ends)
+        flow.slowed_by = stream.slowed_by
+        found.append(flow)
+    stream.version += 1
+    return found
+
+
+def _count(stream: Stream, change: int) -> None:
+    """Tell the lanes of a stream that some flows pass them more, or fewer, and what these ask for."""
+    for lane, times in stream.lanes:
+        if stream.flows:
+            lane.flows[stream] = times * len(stream.flows)
+        else:
+            lane.flows.pop(stream, None)
+        lane.demand = lane.demand + change * times * stream.full_rate if lane.flows else 0.0
+
+
+def _dependent(crowded: Lane) -> tuple[list[Lane], list[Stream]]:
+    """Return the lanes and streams whose rates depend on those of a crowded lane, through crowded lanes alone."""
     lanes = {crowded: None}
-    flows: dict[Flow, None] = {}
+    streams: dict[Stream, None] = {}
     waiting = list(lanes)
     while waiting:
-        for flow in waiting.pop().flows:
-            if flow in flows:
+        for stream in waiting.pop().flows:
+            if stream in streams:
                 continue
-            flows[flow] = None
-            others = [lane for lane in flow.lanes if lane not in lanes and lane.is_crowded]
+            streams[stream] = None
+            others = [lane for lane, _ in stream.lanes if lane not in lanes and lane.is_crowded]
             lanes.update(dict.fromkeys(others))
             waiting += others
-    return list(lanes), list(flows)
+    return list(lanes), list(streams)
 
 
-def fair_rates(lanes: Iterable[Lane], flows: Iterable[Flow]) -> dict[Flow, float]:
-    """Return the max-min fair rates of flows, bytes/s.
+def fair_rates(lanes: Iterable[Lane], streams: Iterable[Stream]) -> dict[Stream, float]:
+    """Return the max-min fair rates of the flows of some streams, bytes/s.
 
     Args:
-        lanes: those that may be full; what passes them is among `flows`.
-        flows: the flows.
+        lanes: those that may be full; what passes them is among `streams`.
+        streams: the flows.
     """
-    rates: dict[Flow, float] = {}
+    rates: dict[Stream, float] = {}
     active = {lane: dict(lane.flows) for lane in lanes}
     left = {lane: lane.bytes_per_s for lane in active}
-    open_flows = dict.fromkeys(flows)
-    while open_flows:
+    still = dict.fromkeys(streams)
+    while still:
         levels = {lane: left[lane] / sum(times.values()) for lane, times in active.items() if times}
-        level = min(*(flow.full_rate for flow in open_flows), *levels.values(), math.inf)
-        done = [flow for flow in open_flows if flow.full_rate <= level]
+        level = min(*(stream.full_rate for stream in still), *levels.values(), math.inf)
+        done = [stream for stream in still if stream.full_rate <= level]
         if not done:
             full = [lane for lane, reached in levels.items() if reached <= level]
-            done = list(dict.fromkeys(flow for lane in full for flow in active[lane]))
-        for flow in done:
-            del open_flows[flow]
-            rates[flow] = level
-            for lane in flow.lanes:
+            done = list(dict.fromkeys(stream for lane in full for stream in active[lane]))
+        for stream in done:
+            del still[stream]
+            rates[stream] = level
+            for lane, _ in stream.lanes:
                 if lane in active:
-                    left[lane] = max(left[lane] - level * active[lane].pop(flow), 0.0)
+                    left[lane] = max(left[lane] - level * active[lane].pop(stream), 0.0)
     return rates
 
 

@@ -119,7 +119,7 @@ class Lane:
         link_id: the link that it is a direction of.
 
     Attributes:
-        flows: what passes now, and how many times each passes.
+        flows: the streams that pass now, and how many times all of their flows pass together.
         demand: what all of them together would carry at their full rates, bytes/s.
         load: what they carry, bytes/s.
         steps: what it carried, as (moment, bytes/s from then on).

@@ -33,6 +33,16 @@ def test_two_transfers_end_as_the_closed_forms_say() -> None:
     assert two_flows(2, 0.0) == [0.0007656540444444445, 0.0007656540444444445]
 
 
+def test_what_a_flow_at_its_full_rate_leaves_behind_is_taken() -> None:
+    """Two of 2 bytes/s beside one that could move 10: it has 8 for a second, then all 10."""
+    env = Environment()
+    sharing, lane, ends = FairSharing(env), Lane("wire", 10.0), {}
+    for name, size, full in (("slow", 2.0, 2.0), ("fast", 18.0, 10.0)):
+        sharing.begin(Flow(name, {lane: 1}, size, full, lambda flow: ends.update({flow.name: env.now})))
+    env.run()
+    assert ends == {"slow": 1.0, "fast": 2.0}
+
+
 def max_min(flows: list[tuple[list[int], float]], capacities: list[float]) -> list[float]:
     """Return max-min rates by water filling in tiny steps of the definition: raise all until each meets a full lane."""
     rates, fixed = [0.0] * len(flows), [False] * len(flows)
@@ -73,8 +83,9 @@ def test_rates_are_max_min_fair(flows: list[tuple[list[int], float]], capacities
         sharing.begin(flow)
     while env.peek() == 0:
         env.step()
+    rates = {flow: stream.rate for stream in sharing._streams.values() for flow in stream.flows}
     expected = max_min(flows, capacities)
-    assert all(abs(flow.rate - rate) < 1e-9 for flow, rate in zip(made, expected, strict=True))
+    assert all(abs(rates[flow] - rate) < 1e-9 for flow, rate in zip(made, expected, strict=True))
 
 
 @settings(max_examples=100, deadline=None)
