@@ -19,7 +19,8 @@ The law assumes that a device which computes draws its rated power. One that wou
 so that a device under constant power approaches ambient + R P with the time constant R C. A step is far shorter than
 that (seconds against minutes): what counts is the steady state of a device that computes all the time. Where that is
 above the temperature at which the firmware throttles, the device gets the power that holds it there,
-(throttle - ambient) / R, as if it were a cap.
+(throttle - ambient) / R, as if it were a cap. The orchestrator of `minitrain.machine.heterogeneous` follows the
+temperature itself: the usual clock until the device is as hot as that, then the one which this power leaves.
 
 Left out: leakage that grows with temperature, fans, and neighbours that warm each other's air.
 """
@@ -79,20 +80,35 @@ class Thermal:
         """The power that the device can draw for ever without getting hotter than where it throttles, W."""
         return (self.throttle_C - self.ambient_C) / self.resistance_K_per_W
 
-    def temperature_C(self, watts: float, seconds: float = math.inf) -> float:  # noqa: N802 - a unit
-        """Return the temperature after some time under constant power, from that of the surroundings, degrees Celsius.
+    def temperature_C(  # noqa: N802 - a unit
+        self,
+        watts: float,
+        seconds: float = math.inf,
+        start_C: float | None = None,  # noqa: N803
+    ) -> float:
+        """Return the temperature after some time under constant power, degrees Celsius.
 
         Args:
             watts: what it draws.
             seconds: for how long; for ever by default.
+            start_C: the temperature at first; that of the surroundings if None.
         """
-        final_rise = watts * self.resistance_K_per_W
-        return self.ambient_C - final_rise * math.expm1(-seconds / self._time_constant_s)
+        rise = watts * self.resistance_K_per_W - (0.0 if start_C is None else start_C - self.ambient_C)
+        start = self.ambient_C if start_C is None else start_C
+        return start - rise * math.expm1(-seconds / self._time_constant_s)
 
-    def seconds_to_throttle(self, watts: float) -> float:
-        """Return how long a cool device draws some power before it throttles, s; infinity if it never does."""
-        room = 1 - self.sustained_watts / watts if watts > 0 else 0.0
-        return -math.log(room) * self._time_constant_s if room > 0 else math.inf
+    def seconds_to_throttle(self, watts: float, start_C: float | None = None) -> float:  # noqa: N803 - a unit
+        """Return how long a device draws some power before it throttles, s; infinity if it never does.
+
+        Args:
+            watts: what it draws.
+            start_C: the temperature at first; that of the surroundings if None.
+        """
+        start = self.ambient_C if start_C is None else start_C
+        final = self.ambient_C + watts * self.resistance_K_per_W
+        if final <= self.throttle_C or start >= self.throttle_C:
+            return math.inf if start < self.throttle_C else 0.0
+        return math.log((final - start) / (final - self.throttle_C)) * self._time_constant_s
 
     @property
     def _time_constant_s(self) -> float:

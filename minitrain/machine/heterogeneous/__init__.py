@@ -35,6 +35,7 @@ from minitrain.machine.heterogeneous.orchestrator import (
     MultiDeviceOrchestrator,
     OrchestratedRun,
     Recovery,
+    share_devices,
 )
 from minitrain.machine.heterogeneous.profiler import Claim, ComprehensiveHardwareProfiler, Suite, VerificationReport
 from minitrain.machine.heterogeneous.taxonomy import (
@@ -118,6 +119,7 @@ __all__ = [
     "WorkloadProfile",
     "place_of",
     "profiles_of",
+    "share_devices",
     "split_by_samples",
     "standard_layer",
 ]

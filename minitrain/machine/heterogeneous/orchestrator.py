@@ -13,27 +13,37 @@ backend of one kind, the numbers are those of a run without failure.
 How long all this took is measured, by this machine's clock. How long it takes on the devices that the configs describe
 is simulated afterwards, in a timeline of prices of the steps that happened. An operation lasts as long as
 its price on its device, and begins when its operands have come, its device is free, and the power budget allows it.
-Moves share the links of the devices fairly (`minitrain.platform`), those to the host or those to peers. The speed of
-the machine that computes does not matter there, so that the timeline is the same every time.
+Operations that a device fuses are priced together, as the workload manager does. Moves share the links of the devices
+fairly (`minitrain.platform`), those to the host or those to peers. The speed of the machine that computes does not
+matter there, so that the timeline is the same every time. Of several runs on the same devices each takes a share of
+their units, by the rule of the platform (`share_devices`).
 
 Each device draws its rated power while it computes and its idle power otherwise, as for the energy of runs. Under a
-budget an operation waits until its power is available. Left out: clocks that fall instead, the power of links and
-hosts, the time until a death is noticed, and what real devices hold more when they run ahead of others.
+budget an operation waits until its power is available. A device with a `Thermal` warms up and cools down by that law.
+Once it is as hot as where it throttles, it computes with the clock, and draws the power, that hold it there.
+
+Left out: clocks that fall under a budget, the power of links and hosts, heat of shared units, the time until a death is
+noticed, and what real devices hold more when they run ahead of others.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import OutOfMemoryError, UsageError
+from minitrain.machine.clusters.device_groups import Thermal
+from minitrain.machine.devices.operations import Operation
 from minitrain.machine.heterogeneous.abstraction_layer import (
     DeviceFailure,
     Execution,
@@ -56,6 +66,7 @@ from minitrain.machine.heterogeneous.workload_manager import (
     ListScheduler,
     SynchronizationManager,
     Way,
+    operations_s,
 )
 from minitrain.machine.heterogeneous.workloads import (
     ArraySpec,
@@ -68,6 +79,7 @@ from minitrain.machine.heterogeneous.workloads import (
 )
 from minitrain.machine.platform.fair_sharing import FairSharing, Flow
 from minitrain.machine.platform.links import Lane
+from minitrain.machine.platform.platform import SharedUnits, Steps
 
 if TYPE_CHECKING:
     from simpy import Event
@@ -89,6 +101,9 @@ class Step:
         num_bytes: what it moved.
         seconds: what it takes where it need not share, s.
         peer_bytes_per_s: of the link that a move takes between its devices, bytes/s; None where it passes the host.
+        work: what an operation's arithmetic and its traffic take, s; the rest of its seconds is starting it.
+        hot_s: what an operation takes on a device that throttles, s.
+        share: of the device's units that it takes.
     """
 
     kind: StepKind
@@ -99,6 +114,9 @@ class Step:
     num_bytes: int = 0
     seconds: float = 0.0
     peer_bytes_per_s: float | None = None
+    work: tuple[float, float] = (0.0, 0.0)
+    hot_s: float = 0.0
+    share: float = 1.0
 
 
 @final
@@ -110,11 +128,13 @@ class TimedStep:
         step: what happened.
         start_s: when it began, s.
         end_s: when it had ended, s.
+        temperature_C: of its device then, degrees Celsius; None where nothing is known of its heat.
     """
 
     step: Step
     start_s: float
     end_s: float
+    temperature_C: float | None = None  # noqa: N815 - a unit
 
 
 @final
@@ -127,12 +147,14 @@ class StepTimeline:
         seconds: when the last ended, s.
         energy_joules: of all devices until then, J; None where a config does not say what its device draws.
         peak_watts: the most that all devices drew together, W; None likewise.
+        temperatures_C: at the end, of the devices that have a `Thermal`, by name, degrees Celsius.
     """
 
     steps: tuple[TimedStep, ...]
     seconds: float
     energy_joules: float | None
     peak_watts: float | None
+    temperatures_C: Mapping[str, float] = field(default_factory=dict)  # noqa: N815 - a unit
 
     def busy_s(self, device: str) -> float:
         """Return how long a device computed, s."""
@@ -144,6 +166,7 @@ def timeline(
     steps: Sequence[Step],
     devices: Sequence[HardwareCapabilityProfile],
     power_budget_W: float | None = None,  # noqa: N803
+    temperatures_C: Mapping[str, float] = MappingProxyType({}),  # noqa: N803
 ) -> StepTimeline:
     """Return when each step happens.
 
@@ -151,22 +174,48 @@ def timeline(
         steps: each needs only such before it.
         devices: all that take part, also those that died.
         power_budget_W: what they may draw together, W; None for no limit.
+        temperatures_C: of devices that have a `Thermal`, at first; that of their surroundings where none is given.
 
     Raises:
         UsageError: a config does not say what its device draws, and there is a budget; or it is too small for the
-            idle devices together with the working one that draws most.
+            idle devices together with the working one that draws most; or a temperature is of no device that warms up.
     """
-    run = _TimelineSimulation(steps, devices, _power_left_mW(steps, devices, power_budget_W))
+    warm = [device.name for device in devices if device.thermal is not None]
+    for name in temperatures_C:
+        if name not in warm:
+            raise UsageError(
+                f"temperatures_C names {name!r}, and the devices that have a Thermal are {', '.join(warm) or 'none'}; "
+                "give mt.Devices(..., thermal=mt.Thermal(...)), or leave it out",
+                name=name,
+            )
+    run = _TimelineSimulation(steps, devices, _power_left_mW(steps, devices, power_budget_W), temperatures_C)
     for number in range(len(steps)):
         run.env.process(run.step(number))
     run.env.run()
     timed = tuple(TimedStep(step, *run.times[number]) for number, step in enumerate(steps))
-    found = StepTimeline(timed, max((each.end_s for each in timed), default=0.0), None, None)
+    seconds = max((each.end_s for each in timed), default=0.0)
+    heat = {name: each.at(seconds) for name, each in run.heat.items()}
+    found = StepTimeline(timed, seconds, None, None, heat)
     if any(device.tdp_W is None for device in devices):
         return found
     rest = sum(device.idle_W or 0.0 for device in devices)
-    worked = sum(_more_mW(device) / 1e3 * found.busy_s(device.name) for device in devices)
-    return replace(found, energy_joules=rest * found.seconds + worked, peak_watts=rest + run.peak_mW / 1e3)
+    return replace(found, energy_joules=rest * found.seconds + run.worked_J, peak_watts=rest + run.peak_mW / 1e3)
+
+
+def _num_units(device: HardwareCapabilityProfile) -> int:
+    """Return how many units a device has; one where its config does not say."""
+    return device.device.sheet.num_units or 1
+
+
+def _parts(step: Step) -> list[tuple[float, float]]:
+    """Return how long the parts of an operation last where nobody else computes, and their memory traffic, s.
+
+    A part of the units takes longer for the arithmetic, and as long for starting it.
+    """
+    compute_s, memory_s = step.work
+    if step.share == 1:
+        return [(step.seconds, memory_s)]
+    return [(max(compute_s / step.share, memory_s), memory_s), (step.seconds - max(step.work), 0.0)]
 
 
 def _more_mW(device: HardwareCapabilityProfile) -> int:  # noqa: N802 - a unit
@@ -210,6 +259,32 @@ def _power_left_mW(  # noqa: N802 - a unit
 
 
 @final
+@dataclass(slots=True)
+class _Heat:
+    """The temperature of a device under way.
+
+    Args:
+        thermal: its law.
+        idle_W: what it draws when it waits, W.
+        now_C: the temperature, when it changed its power last.
+        since: when that was, s.
+    """
+
+    thermal: Thermal
+    idle_W: float  # noqa: N815 - a unit
+    now_C: float  # noqa: N815 - a unit
+    since: float = 0.0
+
+    def at(self, now: float) -> float:
+        """Return the temperature after it has waited until now, degrees Celsius."""
+        return self.thermal.temperature_C(self.idle_W, now - self.since, self.now_C)
+
+    def draw(self, watts: float, begin: float, seconds: float) -> None:
+        """Let it draw some power from a moment on for some time."""
+        self.now_C, self.since = self.thermal.temperature_C(watts, seconds, self.at(begin)), begin + seconds
+
+
+@final
 class _TimelineSimulation:
     """A timeline under way.
 
@@ -217,10 +292,13 @@ class _TimelineSimulation:
         steps: what happens.
         devices: all that take part.
         power_mW: what they may draw beyond their rest, mW.
+        temperatures_C: at first, of devices that warm up.
 
     Attributes:
-        times: when each step begins and ends, s, by number.
+        times: when each step begins and ends, s, and how hot its device is then, by number.
         peak_mW: the most that they drew beyond their rest, mW.
+        worked_J: what they drew beyond their rest, J.
+        heat: of the devices that warm up, by name.
     """
 
     def __init__(
@@ -228,18 +306,26 @@ class _TimelineSimulation:
         steps: Sequence[Step],
         devices: Sequence[HardwareCapabilityProfile],
         power_mW: int,  # noqa: N803
+        temperatures_C: Mapping[str, float],  # noqa: N803
     ) -> None:
         import simpy  # noqa: PLC0415 - where a timeline is made, it is loaded
 
         self.env = simpy.Environment()
         self.steps = steps
-        self.times: dict[int, tuple[float, float]] = {}
+        self.times: dict[int, tuple[float, float, float | None]] = {}
         self.ended = [self.env.event() for _ in steps]
-        self.more = {device.name: _more_mW(device) for device in devices}
+        self.devices = {device.name: device for device in devices}
         self.power_mW = power_mW
         self.power = simpy.Container(self.env, init=power_mW)
         self.peak_mW = 0
+        self.worked_J = 0.0
         self.sharing = FairSharing(self.env)
+        self.units = {each.name: SharedUnits.of(each.name, _num_units(each), self.sharing) for each in devices}
+        self.heat = {
+            each.name: _Heat(each.thermal, each.idle_W or 0.0, temperatures_C.get(each.name, each.thermal.ambient_C))
+            for each in devices
+            if each.thermal is not None
+        }
         self.lanes: dict[tuple[str, str], Lane] = {}
         for device in devices:
             link = device.device.mem_pcie
@@ -247,24 +333,56 @@ class _TimelineSimulation:
             for way in ("to", "from"):
                 self.lanes[way, device.name] = Lane(f"{device.name} {way} host", rate)
 
-    def step(self, number: int) -> Generator[Event, None, None]:
+    def step(self, number: int) -> Steps:
         """Simulate one step."""
         step = self.steps[number]
         yield self.env.all_of([self.ended[other] for other in step.after])
         start = self.env.now
         if step.kind == "move":
             yield self._moved(step)
-        elif step.kind == "compute":
-            more = self.more[step.device]
-            if more:
-                yield self.power.get(more)
-            start = self.env.now
-            self.peak_mW = max(self.peak_mW, self.power_mW - int(self.power.level))
-            yield self.env.timeout(step.seconds)
-            if more:
-                self.power.put(more)
-        self.times[number] = start, self.env.now
+        elif step.kind == "compute" and step.seconds:
+            start = yield from self._computed(step)
+        heat = self.heat.get(step.device) if step.kind == "compute" else None
+        self.times[number] = start, self.env.now, None if heat is None else heat.at(self.env.now)
         self.ended[number].succeed()
+
+    def _computed(self, step: Step) -> Steps:
+        """Let a device compute as soon as it has units and power, and return when that began."""
+        shared, heat, device = self.units[step.device], self.heat.get(step.device), self.devices[step.device]
+        wanted = int(step.share * shared.units.capacity)
+        yield shared.units.take(wanted)
+        more = round(_more_mW(device) * wanted / shared.units.capacity)
+        if more:
+            yield self.power.get(more)
+        start = self.env.now
+        cool_s = math.inf if heat is None else heat.thermal.seconds_to_throttle(device.tdp_W or 0.0, heat.at(start))
+        if heat is None or cool_s >= step.seconds:
+            yield from self._drawing(device, more, shared.work(step.name, wanted, _parts(step)))
+        else:
+            if cool_s:
+                yield from self._drawing(device, more, self._waited(cool_s))
+            less = more - max(0, min(more, round(1e3 * (heat.thermal.sustained_watts - heat.idle_W))))
+            if less:
+                self.power.put(less)
+            more -= less
+            yield from self._drawing(device, more, self._waited((1 - cool_s / step.seconds) * step.hot_s))
+        if more:
+            self.power.put(more)
+        shared.units.give(wanted)
+        return start
+
+    def _waited(self, seconds: float) -> Steps:
+        yield self.env.timeout(seconds)
+
+    def _drawing(self, device: HardwareCapabilityProfile, more_mW: int, work: Steps) -> Steps:  # noqa: N803
+        """Let a device do something that draws some power beside that of its rest."""
+        self.peak_mW = max(self.peak_mW, self.power_mW - int(self.power.level))
+        start = self.env.now
+        yield from work
+        seconds = self.env.now - start
+        self.worked_J += more_mW / 1e3 * seconds
+        if device.name in self.heat:
+            self.heat[device.name].draw((device.idle_W or 0.0) + more_mW / 1e3, start, seconds)
 
     def _moved(self, step: Step) -> Event:
         """Return an event that happens when an array has come."""
@@ -318,6 +436,18 @@ class LayerCoordinator:
     ) -> Execution:
         """Compute an operation."""
         return hal.execute_on(key, operation.op_type, inputs)
+
+
+def _price(cost: Operation | None, device: HardwareCapabilityProfile) -> dict[str, Any]:
+    """Return what a step says of an operation's price; nothing for one that is computed within another."""
+    if cost is None:
+        return {}
+    simulator = device.simulator
+    seconds, time = simulator.predict(cost), simulator.operation_time(cost)
+    largest = max(time.compute_s, time.memory_s) * cost.count
+    part = cost.count * min(1.0, seconds / largest) if largest else 0.0  # hooks of one's own may make it quicker
+    hot_s = device.throttled.simulator.predict(cost)
+    return {"seconds": seconds, "work": (time.compute_s * part, time.memory_s * part), "hot_s": hot_s}
 
 
 @final
@@ -432,6 +562,9 @@ class WorkloadExecution:
         self._began = time.perf_counter()
         self._last_on: dict[str, tuple[int, ...]] = {}
         self._last_death: tuple[int, ...] = ()
+        self.rules = orchestrator.workload_manager.rules
+        self._costs: dict[str, Operation | None] = {}
+        self._fused: list[tuple[str, ...]] = []
 
     def compute(self) -> dict[str, NDArray[Any]]:
         """Compute all operations, and return what is wanted on the host.
@@ -443,6 +576,7 @@ class WorkloadExecution:
         """
         try:
             while True:
+                self._fuse()
                 for name in self.pending:
                     self._issue(name)
                 results = {name: self._on(name, HOST, "") for name in self.workload.wanted}
@@ -475,6 +609,16 @@ class WorkloadExecution:
         """Return how long the run has lasted, s."""
         return time.perf_counter() - self._began
 
+    def _fuse(self) -> None:
+        """Say what each operation that is still to be done costs, with those that its device fuses as one."""
+        self._costs = {name: self.workload.costs[name] for name in self.pending}
+        self._fused.clear()
+        for device in self.alive.values():
+            names = [name for name in self.pending if self.mapping[name].name == device.name]
+            for chain in operations_s(self.workload, device, self.rules, names)[1]:
+                self._costs |= dict.fromkeys(chain.operations, None) | {chain.operations[-1]: chain.cost}
+                self._fused.append(chain.operations)
+
     def _issue(self, name: str) -> None:
         """Let an operation be computed on its device, after what it needs."""
         operation, device = self.workload.by_name[name], self.mapping[name]
@@ -489,8 +633,7 @@ class WorkloadExecution:
         needs = (*reads.values(), *others)
         made = self._start(device.name, needs, work)
         self.copies[name] = {device.name: made}
-        seconds = device.simulator.predict(self.workload.costs[name])
-        self._issued.append(_Issued("compute", name, device.name, name, Way(seconds), made, needs))
+        self._issued.append(_Issued("compute", name, device.name, name, Way(0.0), made, needs))
 
     def _on(self, name: str, dest: str, needed_by: str) -> _Copy:
         """Return an array's copy on a device, or on the host, moved there if need be."""
@@ -532,15 +675,11 @@ class WorkloadExecution:
             carried = issued.carried.future.result()
             start, size = start if issued.source == HOST else carried.start_s, int(carried.array.nbytes)
         after = [step for need in issued.needs for step in need.steps]
+        price = {"seconds": issued.way.seconds, "peer_bytes_per_s": issued.way.peer_bytes_per_s}
+        if issued.kind == "compute":
+            price = _price(self._costs[issued.name], self.alive[issued.device])
         number = self._happened(
-            issued.kind,
-            issued.name,
-            issued.device,
-            after,
-            source=issued.source,
-            num_bytes=size,
-            seconds=issued.way.seconds,
-            peer_bytes_per_s=issued.way.peer_bytes_per_s,
+            issued.kind, issued.name, issued.device, after, source=issued.source, num_bytes=size, **price
         )
         self.measured.append((start, done.end_s))
         issued.copy.steps = (number,)
@@ -591,6 +730,8 @@ class WorkloadExecution:
         self.measured.append((self._now(), self._now()))
         for copies in self.copies.values():
             copies.pop(dead, None)
+        for chain in self._fused:  # it has no results before its last one
+            self.copies |= {name: {} for name in chain if chain[-1] in self.pending}
         if not self.alive:
             raise DeviceFailure(
                 f"all devices have died, {dead} as the last, at {found_by or 'the end'} of "
@@ -602,7 +743,7 @@ class WorkloadExecution:
         orphans = [name for name in self.pending if self.mapping[name].name == dead]
         holders = {name: tuple(copies) for name, copies in self.copies.items() if copies}
         devices = self.able(self.workload, list(self.alive.values()))
-        scheduler = ListScheduler(self.workload, devices, self.pending, holders, self.movement)
+        scheduler = ListScheduler(self.workload, devices, self.pending, holders, self.movement, self.rules)
         self.mapping |= scheduler.schedule().device_mapping
         moved_to: dict[str, tuple[str, ...]] = {}
         for name in orphans:
@@ -640,6 +781,7 @@ class OrchestratedRun:
         waits: which operations of other devices each operation waited for, as planned at first.
         recoveries: what was done after devices died.
         peak_bytes: the most that each device held at a time.
+        devices: that took part.
     """
 
     outputs: Mapping[str, NDArray[Any]]
@@ -650,6 +792,7 @@ class OrchestratedRun:
     waits: Mapping[str, tuple[str, ...]]
     recoveries: tuple[Recovery, ...]
     peak_bytes: Mapping[str, int]
+    devices: tuple[HardwareCapabilityProfile, ...] = ()
 
     @property
     def moved_bytes(self) -> int:
@@ -665,6 +808,66 @@ class OrchestratedRun:
     def measured_s(self) -> float:
         """When the last result reached the host, by the clock of this machine, s."""
         return max((each.end_s for each in self.measured), default=0.0)
+
+
+def share_devices(
+    runs: Sequence[OrchestratedRun],
+    shares: Sequence[float] | None = None,
+    power_budget_W: float | None = None,  # noqa: N803
+) -> tuple[StepTimeline, ...]:
+    """Return when the steps of runs would have happened that share devices and links.
+
+    Devices of one name are one device. Units are shared as those of the platform are: an operation computes with the
+    units that its run takes, waits where others have them, and shares the memory's bandwidth fairly.
+
+    Args:
+        runs: that were computed alone; they begin at the same time.
+        shares: of each device's units, of each run, in (0, 1], rounded down to whole units; all of them if None, so
+            that operations take turns.
+        power_budget_W: what all devices may draw together, W; None for no limit.
+
+    Returns:
+        For each run its steps and their end; energy and peak are those of all devices under all runs.
+
+    Raises:
+        UsageError: a share leaves no unit, two devices have one name, a device warms up, or a budget is too small.
+    """
+    given = [1.0] * len(runs) if shares is None else list(shares)
+    devices: dict[str, HardwareCapabilityProfile] = {}
+    for device in (each for run in runs for each in run.devices):
+        _require_one(devices, device)
+    for device in devices.values():
+        units = _num_units(device)
+        for share in given:
+            if not 0 < share <= 1 or share * units < 1:
+                raise UsageError(
+                    f"a share must be in (0, 1] and leave a unit of the {units} of {device.name}, got {share!r}",
+                    share=share,
+                )
+        if device.thermal is not None:
+            raise UsageError(f"{device.name} warms up, and heat of shared units is not modelled; leave out its thermal")
+    steps: list[Step] = []
+    ends = [0]
+    for run, share in zip(runs, given, strict=True):
+        base = len(steps)
+        steps += [replace(each, after=tuple(base + other for other in each.after), share=share) for each in run.steps]
+        ends.append(len(steps))
+    found = timeline(steps, list(devices.values()), power_budget_W)
+    parts = [found.steps[begin:end] for begin, end in pairwise(ends)]
+    return tuple(replace(found, steps=each, seconds=max((one.end_s for one in each), default=0.0)) for each in parts)
+
+
+def _require_one(devices: dict[str, HardwareCapabilityProfile], device: HardwareCapabilityProfile) -> None:
+    """Add a device to those of other names.
+
+    Raises:
+        UsageError: another one has its name.
+    """
+    if devices.setdefault(device.name, device) != device:
+        raise UsageError(
+            f"two devices are called {device.name!r}; give each a name of its own, as profiles_of does",
+            name=device.name,
+        )
 
 
 class MultiDeviceOrchestrator:
@@ -711,6 +914,7 @@ class MultiDeviceOrchestrator:
         *,
         spares: GivenDevices = (),
         power_budget_W: float | None = None,  # noqa: N803 - a unit
+        temperatures_C: Mapping[str, float] = MappingProxyType({}),  # noqa: N803 - a unit
     ) -> OrchestratedRun:
         """Compute a workload on several devices, and price it.
 
@@ -719,9 +923,12 @@ class MultiDeviceOrchestrator:
             device_mapping: the device of each operation; or devices, over which the manager divides it.
             spares: devices that are used when another dies.
             power_budget_W: what the devices may draw together, W; None for no limit.
+            temperatures_C: at first, of devices that have a `Thermal`; that of their surroundings where none is given.
+                `timeline.temperatures_C` of a run before says how hot it left them.
 
         Raises:
-            UsageError: an input has no numbers, an operation no device, or the power budget is too small.
+            UsageError: an input has no numbers, an operation no device, or the power budget is too small; or a
+                temperature is of no device that warms up.
             OutOfMemoryError: a device would have to hold more than its memory.
             NoBackendError: a device has no backend, or cannot compute an operation.
             DeviceFailure: the last device has died.
@@ -741,17 +948,14 @@ class MultiDeviceOrchestrator:
         plan, waits = self.optimize_data_movement(workload, mapping), self.sync_manager.plan(workload, mapping)
         devices: dict[str, HardwareCapabilityProfile] = {}
         for device in [*mapping.values(), *(profiles_of(spares) if spares else ())]:
-            if devices.setdefault(device.name, device) != device:
-                raise UsageError(
-                    f"two devices are called {device.name!r}; give each a name of its own, as profiles_of does",
-                    name=device.name,
-                )
+            _require_one(devices, device)
         run = WorkloadExecution(self, workload, mapping, devices)
         outputs = run.compute()
-        times = timeline(run.steps, list(devices.values()), power_budget_W)
+        times = timeline(run.steps, list(devices.values()), power_budget_W, temperatures_C)
         measured = tuple(TimedStep(step, *when) for step, when in zip(run.steps, run.measured, strict=True))
         steps, recoveries = tuple(run.steps), tuple(run.recoveries)
-        return OrchestratedRun(outputs, plan, steps, times, measured, waits, recoveries, run.peak_bytes)
+        taking_part = tuple(devices.values())
+        return OrchestratedRun(outputs, plan, steps, times, measured, waits, recoveries, run.peak_bytes, taking_part)
 
     def execute_task(self, task: EnhancedTestTask, devices: GivenDevices) -> OrchestratedRun:
         """Compute a task's workload within its power budget, and fill in its plans."""

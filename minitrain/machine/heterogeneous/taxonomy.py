@@ -37,6 +37,7 @@ from minitrain.errors import UsageError
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.clusters.cluster import Cluster
 from minitrain.machine.clusters.cluster_network import system_of
+from minitrain.machine.clusters.device_groups import Devices, Thermal
 from minitrain.machine.data_sheet import Cache
 from minitrain.machine.devices.calibration import NumpyBackend, cpu_name, measure_rates, num_cpus
 from minitrain.machine.devices.operations import ELEMENT_BYTES
@@ -124,12 +125,14 @@ class HardwareCapabilityProfile:
         detected: what the system says of it, where it is a device of this machine.
         spread: of rates that were measured here, by datatype and "memory": the interquartile range of ten samples over
             their median.
+        thermal: how it warms up; it never throttles if None.
     """
 
     name: str
     device: SystemConfig
     detected: DetectedDevice | None = field(default=None, repr=False, compare=False)
     spread: Mapping[str, float] = field(default_factory=dict, repr=False, compare=False)
+    thermal: Thermal | None = None
 
     @classmethod
     def from_device(cls, system: Any, name: str | None = None) -> HardwareCapabilityProfile:
@@ -203,6 +206,17 @@ class HardwareCapabilityProfile:
         """What prices programs on it."""
         return make_simulator(self.device)
 
+    @cached_property
+    def throttled(self) -> HardwareCapabilityProfile:
+        """The same device at the clock that its heat leaves for ever; as it is where it never throttles.
+
+        Raises:
+            HardwareConfigError: its config lacks the power that this takes.
+        """
+        if self.thermal is None:
+            return self
+        return HardwareCapabilityProfile(self.name, system_of(Devices(self.device, 1, thermal=self.thermal)))
+
 
 GivenDevices = Sequence[HardwareCapabilityProfile | str]
 """Devices as users give them: profiles, or names of hardware configs."""
@@ -213,7 +227,7 @@ def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
 
     Args:
         devices: profiles, or what `load_config` loads; a config that is there several times gets numbers. A
-            `minitrain.Cluster` stands for all of its devices, slowed by their caps.
+            `minitrain.Cluster` stands for all of its devices, slowed by their caps; what warms up is cool at first.
 
     Raises:
         UsageError: there are none, or two profiles have one name.
@@ -224,7 +238,11 @@ def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
     """
     if isinstance(devices, Cluster):
         return [
-            HardwareCapabilityProfile(group.label if group.count == 1 else f"{group.label}-{place}", system_of(group))
+            HardwareCapabilityProfile(
+                group.label if group.count == 1 else f"{group.label}-{place}",
+                system_of(replace(group, thermal=None)),
+                thermal=group.thermal,
+            )
             for group in devices.devices
             for place in range(group.count)
         ]

@@ -11,7 +11,8 @@
 | what moves, and from where | each array to each device once, from where it comes soonest (`DataMovementOptimizer`) |
 | who waits | who reads what another device makes, unless an earlier wait implies it (`SynchronizationManager`) |
 
-All times are prices of device simulators; none is measured. Inputs begin on the host. Each device has its own link to
+All times are prices of device simulators; none is measured. Operations that a device fuses stay together, and the last
+of them has the price of all. Inputs begin on the host. Each device has its own link to
 the host, as fast as its config's host memory can be read (`mem2`); for a CPU, which is a host, as fast as its memory.
 Moves between devices pass the host, unless another way is quicker: devices of one config are taken to be in one node,
 whose network they use (NVLink); relationships of the taxonomy say which devices share memory, are peers, or have hosts.
@@ -275,9 +276,39 @@ def operation_s(cost: Operation, device: HardwareCapabilityProfile) -> float:
         return NEVER
 
 
-def workload_s(workload: WorkloadProfile, device: HardwareCapabilityProfile) -> float:
+def operations_s(
+    workload: WorkloadProfile,
+    device: HardwareCapabilityProfile,
+    rules: Sequence[FusionRule] = DEFAULT_RULES,
+    operations: Iterable[str] | None = None,
+) -> tuple[dict[str, float], list[Fusion]]:
+    """Return how long operations take on a device, s, and which of them it fuses, where that is quicker.
+
+    The last operation of those that are fused takes as long as all of them, and those before it nothing. An operation
+    that the device has no rate for takes infinitely long.
+
+    Args:
+        workload: whose operations.
+        device: what computes them.
+        rules: what may be fused.
+        operations: those that it computes; all if None.
+    """
+    names = list(workload.by_name if operations is None else operations)
+    seconds = {name: operation_s(workload.costs[name], device) for name in names}
+    fused: list[Fusion] = []
+    for chain in fusions(workload, rules, device.hardware_class, names):
+        together, apart = operation_s(chain.cost, device), sum(seconds[name] for name in chain.operations)
+        if together < apart < NEVER:
+            seconds |= dict.fromkeys(chain.operations, 0.0) | {chain.operations[-1]: together}
+            fused.append(chain)
+    return seconds, fused
+
+
+def workload_s(
+    workload: WorkloadProfile, device: HardwareCapabilityProfile, rules: Sequence[FusionRule] = DEFAULT_RULES
+) -> float:
     """Return how long all operations take on a device, s; infinitely long where it has no rate for one."""
-    return sum(operation_s(cost, device) for cost in workload.costs.values())
+    return sum(operations_s(workload, device, rules)[0].values())
 
 
 @final
@@ -306,6 +337,7 @@ class ListScheduler:
         operations: those that are still to be done; all if None.
         holders: where arrays are already, by name: devices, or "host"; the inputs on the host if None.
         movement: says how long moves take.
+        rules: what devices fuse.
     """
 
     def __init__(
@@ -315,6 +347,7 @@ class ListScheduler:
         operations: Iterable[str] | None = None,
         holders: Mapping[str, Iterable[str]] | None = None,
         movement: DataMovementOptimizer | None = None,
+        rules: Sequence[FusionRule] = DEFAULT_RULES,
     ) -> None:
         self.workload = workload
         self.devices = {device.name: device for device in devices}
@@ -323,10 +356,11 @@ class ListScheduler:
         given = dict.fromkeys(workload.inputs, (HOST,)) if holders is None else holders
         self._there = {name: dict.fromkeys(places, 0.0) for name, places in given.items()}
         self._movement = DataMovementOptimizer() if movement is None else movement
+        priced = {device.name: operations_s(workload, device, rules, self.pending) for device in devices}
         self._seconds = {
-            name: {device.name: operation_s(workload.costs[name], device) for device in devices}
-            for name in self.pending
+            name: {device: seconds[name] for device, (seconds, _) in priced.items()} for name in self.pending
         }
+        self._fused = [chain.operations for _, chains in priced.values() for chain in chains]
 
     def schedule(self) -> ListSchedule:
         """Return the best of a list schedule over all devices and over each alone.
@@ -364,8 +398,10 @@ class ListScheduler:
     def _components(self) -> dict[str, list[str]]:
         """Return by operation those that stay on one device with it, itself among them."""
         group = {name: [name] for name in self.pending}
-        for component in given_of(self.workload, "decomposable_components").values():
-            names = [name for name in component["operations"] if name in group]
+        given = given_of(self.workload, "decomposable_components").values()
+        for together in (*(component["operations"] for component in given), *self._fused):
+            joined = {other for name in together if name in group for other in group[name]}
+            names = [name for name in self.pending if name in joined]
             group |= dict.fromkeys(names, names)
         return group
 
@@ -478,7 +514,8 @@ class HardwareAwareWorkloadManager:
             UsageError: there is no device, or none can compute an operation.
         """
         devices = self.able(workload, available_hardware)
-        schedule = ListScheduler(workload, devices, movement=DataMovementOptimizer(self.taxonomy)).schedule()
+        movement = DataMovementOptimizer(self.taxonomy)
+        schedule = ListScheduler(workload, devices, movement=movement, rules=self.rules).schedule()
         components: dict[str, list[str]] = {device.name: [] for device in devices}
         for name, device in schedule.device_mapping.items():
             components[device.name].append(name)
@@ -501,7 +538,7 @@ class HardwareAwareWorkloadManager:
         """
         devices = self.able(workload, available_hardware)
         shares = dict.fromkeys((device.name for device in devices), 0)
-        seconds, batch = _batch_times(workload), workload.batch_size
+        seconds, batch = _batch_times(workload, self.rules), workload.batch_size
         able = [device for device in devices if seconds(device.device, 1) < NEVER]
         if not able:
             raise UsageError(f"no device of {', '.join(shares)} can compute {workload.workload_id}; give another one")
@@ -538,7 +575,7 @@ class HardwareAwareWorkloadManager:
             batch = workload.at_batch(size)
             if free_after_last_use(batch, capacity).peak_bytes > capacity:
                 break
-            throughput[size] = size / workload_s(batch, hardware)
+            throughput[size] = size / workload_s(batch, hardware, self.rules)
             size *= 2
         if not throughput:
             needed = free_after_last_use(workload.at_batch(1), capacity).peak_bytes
@@ -560,7 +597,9 @@ class HardwareAwareWorkloadManager:
         datatypes = {cost.datatype for cost in workload.costs.values()}
         allowed = workload.precisions or tuple(each for each in PrecisionType if each.value in datatypes)
         seconds = {
-            each: workload_s(specs.in_precision(each), hardware) for each in allowed if each in hardware.precisions
+            each: workload_s(specs.in_precision(each), hardware, self.rules)
+            for each in allowed
+            if each in hardware.precisions
         }
         if min(seconds.values(), default=NEVER) == NEVER:
             has = ", ".join(sorted(each.value for each in hardware.precisions)) or "none"
@@ -596,13 +635,18 @@ class HardwareAwareWorkloadManager:
 
     def fuse_operations(self, workload: WorkloadProfile, hardware: HardwareCapabilityProfile) -> list[Fusion]:
         """Return the chains of operations that a device computes in one pass, with what that saves."""
-        return fusions(workload, list(self.operation_fusion_rules.values()), hardware.hardware_class)
+        return fusions(workload, self.rules, hardware.hardware_class)
+
+    @property
+    def rules(self) -> tuple[FusionRule, ...]:
+        """The fusion rules, in the order in which they are tried."""
+        return tuple(self.operation_fusion_rules.values())
 
 
-def _batch_times(workload: WorkloadProfile) -> Callable[[SystemConfig, int], float]:
+def _batch_times(workload: WorkloadProfile, rules: Sequence[FusionRule]) -> Callable[[SystemConfig, int], float]:
     """Return what says how long a device takes for some samples of a workload, s; each is priced once."""
     at_batch, device = cache(workload.at_batch), cache(HardwareCapabilityProfile.from_device)
-    return cache(lambda system, batch_size: workload_s(at_batch(batch_size), device(system)))
+    return cache(lambda system, batch_size: workload_s(at_batch(batch_size), device(system), rules))
 
 
 @final

@@ -15,13 +15,14 @@ A `MemoryPlan` keeps a workload within a device's memory: keep all, free after t
 
 A `FusionRule` is a sequence of kinds of operation. Where operations of these kinds follow one another, each the only
 reader of the one before, they become one operation, whose result is that of the last, and intermediate results never
-move. It computes the same steps in the same order, so that its numbers are the same.
+move. What else they read must be there before the first of them begins: inputs, or what that one waits for. It computes
+the same steps in the same order, so that its numbers are the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -720,15 +721,22 @@ DEFAULT_RULES = (
 """What compilers do: an elementwise operation behind a matrix multiplication, and elementwise ones together."""
 
 
-def fusions(workload: WorkloadProfile, rules: Sequence[FusionRule], hardware_class: HardwareClass) -> list[Fusion]:
-    """Return what a class of hardware fuses: the longest chains that the rules allow, each operation in one at most."""
+def fusions(
+    workload: WorkloadProfile,
+    rules: Sequence[FusionRule],
+    hardware_class: HardwareClass,
+    operations: Iterable[str] | None = None,
+) -> list[Fusion]:
+    """Return what a class of hardware fuses: the longest chains that the rules allow, each operation in one at most.
+
+    Args:
+        workload: whose operations.
+        rules: tried in order.
+        hardware_class: what computes.
+        operations: those that one device computes; all if None.
+    """
     serving = [rule for rule in rules if rule.serves(hardware_class)]
-    readers = workload.consumers()
-    follower = {name: readers[name][0] for name in workload.by_name if len(readers[name]) == 1}
-    waiting = _waits_for_others(workload)
-    follower = {
-        name: other for name, other in follower.items() if name not in workload.outputs and other not in waiting
-    }
+    follower = _followers(workload, workload.by_name if operations is None else set(operations))
     found: list[Fusion] = []
     for operation in workload.by_name:
         chain, used = [operation], list[str]()
@@ -741,6 +749,27 @@ def fusions(workload: WorkloadProfile, rules: Sequence[FusionRule], hardware_cla
             found.append(_fused(workload, used[0], chain))
             follower = {name: other for name, other in follower.items() if not {name, other} & set(chain)}
     return found
+
+
+def _followers(workload: WorkloadProfile, operations: Collection[str]) -> dict[str, str]:
+    """Return the operation that may be fused behind each of some, where there is one.
+
+    It alone reads the other, and waits for nothing that the other does not wait for.
+    """
+    readers, waits = workload.consumers(), dependencies(workload)
+    before: dict[str, set[str]] = {}
+    for name, others in waits.items():
+        before[name] = set(others).union(*(before[other] for other in others))
+    given = given_of(workload, "decomposable_components").items()
+    component = {name: place for place, each in given for name in each["operations"]}
+    only = {name: readers[name][0] for name in operations if len(readers[name]) == 1 and name not in workload.outputs}
+    return {
+        name: other
+        for name, other in only.items()
+        if other in operations
+        and component.get(name) == component.get(other)
+        and set(waits[other]) - {name} <= before[name]
+    }
 
 
 def _longer(
@@ -757,15 +786,16 @@ def _longer(
 
 
 def _fused(workload: WorkloadProfile, rule: str, chain: Sequence[str]) -> Fusion:
-    """Return a chain as one operation: what lies between its links is neither written nor read."""
+    """Return a chain as one operation: what lies between its links is neither written nor read, and all else is."""
     costs = [workload.costs[name] for name in chain]
     read = [each for name in chain for each in flat(workload.by_name[name].inputs.values())]
     saved = sum(workload.num_bytes(name) * (1 + read.count(name)) for name in chain[:-1])
+    outside = workload.num_bytes(*({each for each in read if isinstance(each, str)} - {*chain}), chain[-1])
     first = next((cost for cost in costs if cost.kind == "matmul"), costs[0])
     cost = replace(
         first,
         name="+".join(workload.by_name[name].op_type for name in chain),
         flops=sum(each.flops for each in costs),
-        bytes=max(0.0, sum(each.bytes for each in costs) - saved),
+        bytes=max(outside, sum(each.bytes for each in costs) - saved),
     )
     return Fusion(rule, tuple(chain), cost, saved)

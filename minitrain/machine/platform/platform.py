@@ -11,7 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from minitrain.errors import OutOfMemoryError, UsageError
-from minitrain.machine.platform.fair_sharing import Algorithm, Flow, Slowed, Transfers, op_of, steps_of
+from minitrain.machine.platform.fair_sharing import Algorithm, FairSharing, Flow, Slowed, Transfers, op_of, steps_of
 from minitrain.machine.platform.links import Lane, Routes, require_known, share_used
 from minitrain.machine.platform.profile import (
     MODEL_TASK_KEYS,
@@ -116,6 +116,51 @@ class Pool:
         return self.used
 
 
+@final
+@dataclass(slots=True)
+class SharedUnits:
+    """The units of a device and the bandwidth of its memory, which tasks share: the one rule of that.
+
+    A task with a share of the units computes with their share of the rate. All tasks share the bandwidth fairly.
+
+    Args:
+        units: what tasks take.
+        bus: the bandwidth; shares of it flow there.
+        sharing: the flows of all lanes.
+        is_fair: whether tasks side by side share the bandwidth; each has all of it otherwise.
+    """
+
+    units: Pool
+    bus: Lane
+    sharing: FairSharing
+    is_fair: bool = True
+
+    @classmethod
+    def of(cls, name: str, num_units: float, sharing: FairSharing, **more: bool) -> SharedUnits:
+        """Return the units of a device of some name; `more` are `backfill` of the pool, and `is_fair`."""
+        units = Pool(sharing.env, name, num_units, more.pop("backfill", False))
+        return cls(units, Lane(f"{name}: memory", 1.0), sharing, **more)
+
+    def work(self, name: str, num_units: float, steps: Sequence[tuple[float, float]]) -> Steps:
+        """Carry out steps on units that a task has taken, and return whether others slowed it down.
+
+        Args:
+            name: what logs call the task.
+            num_units: how many it has.
+            steps: how long each lasts where nobody else runs, and its memory traffic, s.
+        """
+        env, was_slowed = self.sharing.env, False
+        for seconds, traffic_s in steps:
+            if not self.is_fair or num_units == self.units.capacity or not traffic_s:
+                yield env.timeout(seconds)
+                continue
+            ended = env.event()  # a task asks for no more bandwidth than it takes alone
+            rate, end = traffic_s / seconds, env.now + seconds
+            self.sharing.begin(Flow(name, {self.bus: 1.0}, traffic_s, rate, ended.succeed, end))
+            was_slowed |= (yield ended).was_slowed
+        return was_slowed
+
+
 def _size_of(value: Any, device_id: str | None = None) -> Any:
     """Return a number of bytes, or raise a UsageError for what is none."""
     if not is_number(value):
@@ -184,18 +229,17 @@ class VirtualHardwarePlatform:
         )
         self._env = env = Environment() if simpy_env is None else simpy_env
         self._devices = {device.device_id: device for device in self.profile.compute_devices}
-        self._units = {
-            name: Pool(env, name, device.processing_units, self.backfill) for name, device in self._devices.items()
-        }
         capacities = {name: device.memory_capacity_bytes for name, device in self._devices.items()}
         capacities |= {memory.memory_id: memory.capacity_bytes for memory in self.profile.memory_devices}
         self._memories = {name: Pool(env, name, capacity, self.backfill) for name, capacity in capacities.items()}
         self._residents: dict[tuple[str, str], tuple[simpy.Event, list[str]]] = {}
         self.routes = Routes(self.profile.network_links, self._memories)
         self._transfers = Transfers(env, self.routes)
-        self._buses = {
-            name: Lane(f"{name}: memory", 1.0) for name in self._devices
-        }  # shares of its bandwidth flow there
+        rule: dict[str, bool] = {"backfill": self.backfill, "is_fair": self.unit_rates == "shared"}
+        self._units = {
+            name: SharedUnits.of(name, device.processing_units, self._transfers.sharing, **rule)
+            for name, device in self._devices.items()
+        }
         self._models = read_models(model_chars_db)
         self._numbers = count()
         self.results.clear()
@@ -258,7 +302,7 @@ class VirtualHardwarePlatform:
         Raises:
             UsageError: there is no such device.
         """
-        device, units = self._device(device_id), self._units[device_id]
+        device, units = self._device(device_id), self._units[device_id].units
         return {
             **device.as_dict(),
             "processing_units_free": device.processing_units - units.used,
@@ -293,7 +337,8 @@ class VirtualHardwarePlatform:
                 device_id=device_id,
             )
         if self.unit_rates == "shared":
-            times = [(compute_s * (device.processing_units / wanted), memory_s) for compute_s, memory_s in times]
+            slower = device.processing_units / wanted
+            times = [(compute_s * slower, memory_s) for compute_s, memory_s in times]
         compute_s, memory_s = (sum(column) for column in zip(*times, strict=True))
         steps = [(max(each), each[1]) for each in (times if is_high else [(compute_s, memory_s)])]
         found = compute_s, memory_s, bound_of(compute_s, memory_s)
@@ -337,39 +382,21 @@ class VirtualHardwarePlatform:
         taken: simpy.Event | None,
     ) -> Steps:
         """Carry out steps on some units: how long each lasts where nobody else runs, and its memory traffic, s."""
-        env, units, submitted = self.env, self._units[device_id], float(self.env.now)
+        shared, submitted = self._units[device_id], float(self.env.now)
         compute_s, memory_s, bound = found
-        is_alone = self.unit_rates == "specified" or wanted == units.capacity
         if taken is not None:
             yield taken
-        yield units.take(wanted, priority=task.priority)
-        start = float(env.now)
-        for seconds, traffic_s in steps:
-            if is_alone or not traffic_s:
-                yield env.timeout(seconds)
-            elif (yield self._read(device_id, task.task_id, seconds, traffic_s)).was_slowed:
-                bound = "memory"
-        units.give(wanted)
+        yield shared.units.take(wanted, priority=task.priority)
+        start = float(self.env.now)
+        if (yield from shared.work(task.task_id, wanted, steps)):
+            bound = "memory"
+        shared.units.give(wanted)
         if taken is not None:
             self._vacate(device_id, task)
-        result = ComputeResult(task.task_id, device_id, submitted, start, float(env.now), compute_s, memory_s, bound)
+        end = float(self.env.now)
+        result = ComputeResult(task.task_id, device_id, submitted, start, end, compute_s, memory_s, bound)
         self.results.append(result)
         return result
-
-    def _read(self, device_id: str, task_id: str, seconds: float, traffic_s: float) -> simpy.Event:
-        """Let a task's memory traffic flow beside that of others, and return its end, whose value is the flow.
-
-        Args:
-            device_id: whose memory it is.
-            task_id: what logs call it.
-            seconds: how long the task lasts where nobody else runs; it asks for no more bandwidth than that takes.
-            traffic_s: how long its traffic alone takes all that it can reach of the bandwidth, s.
-        """
-        ended, now = self.env.event(), self.env.now
-        lanes, rate = {self._buses[device_id]: 1.0}, traffic_s / seconds
-        flow = Flow(task_id, lanes, traffic_s, rate, ended.succeed, now + seconds)
-        self._transfers.sharing.begin(flow)
-        return ended
 
     def submit_model_task(
         self,
@@ -566,7 +593,7 @@ class VirtualHardwarePlatform:
     def utilization(self) -> dict[str, float]:
         """Return the share of each device's units and of each direction of a link that was in use until now."""
         now = float(self.env.now)
-        found = {name: share_used(units.steps, units.capacity, now) for name, units in self._units.items()}
+        found = {name: share_used(each.units.steps, each.units.capacity, now) for name, each in self._units.items()}
         return found | {lane.name: lane.utilization(now) for lane in self.routes.lanes}
 
     def _name(self, kind: str) -> str:

@@ -34,6 +34,7 @@ from minitrain.machine.heterogeneous import (
     profiles_of,
     split_by_samples,
 )
+from minitrain.machine.heterogeneous.orchestrator import Step, timeline
 from minitrain.machine.heterogeneous.workload_manager import operation_s, workload_s
 from minitrain.machine.heterogeneous.workloads import free_after_last_use, fusions
 from tests.machine.heterogeneous.test_orchestrator import DEVICES, layer
@@ -157,7 +158,7 @@ CASES: dict[tuple[type, str], Case] = {
     ),
     (EnhancedWorkloadProfile, "memory_access_patterns"): (
         LARGE,
-        {"act0": "view"},
+        {"sum1": "view"},
         lambda each: workload_s(each, A100),
     ),
     (EnhancedWorkloadProfile, "parallelism_characteristics"): (
@@ -191,6 +192,11 @@ CASES: dict[tuple[type, str], Case] = {
         A100,
         DetectedDevice("one", HardwareClass.GPU, uuid="GPU-1"),
         fingerprint,
+    ),
+    (HardwareCapabilityProfile, "thermal"): (
+        replace(A100, name="hot"),
+        mt.Thermal(0.2, 100, 70),
+        lambda each: timeline([Step("compute", "a", "hot", seconds=20, hot_s=50)], [each]).seconds,
     ),
 }
 
@@ -263,25 +269,62 @@ def test_what_would_decide_nothing_is_refused(given: dict[str, Any], message: st
         replace(LARGE, **given)
 
 
+THERMAL = mt.Thermal(resistance_K_per_W=0.2, capacity_J_per_K=100, throttle_C=70, ambient_C=30)
+
+
 def test_heat_slows_a_device_of_the_orchestrator_by_the_law_of_its_clock() -> None:
     """A device that sustains 200 W has the clock that these leave beside its idle power, and draws no more."""
-    thermal = mt.Thermal(resistance_K_per_W=0.2, capacity_J_per_K=100, throttle_C=70, ambient_C=30)
-    cool, hot = (mt.Cluster([mt.Devices("l40s_48g_pcie8", 1, thermal=each)]) for each in (None, thermal))
-    (usual,), (slow,) = profiles_of(cool), profiles_of(hot)
+    cool, hot = (mt.Cluster([mt.Devices("l40s_48g_pcie8", 1, thermal=each)]) for each in (None, THERMAL))
+    (usual,), (warm,) = profiles_of(cool), profiles_of(hot)
     assert usual.idle_W is not None
     assert usual.tdp_W is not None
     share = ((200 - usual.idle_W) / (usual.tdp_W - usual.idle_W)) ** (1 / 3)
-    assert slow.tdp_W == pytest.approx(200)
+    slow = warm.throttled
+    assert (usual.throttled, slow.tdp_W) == (usual, pytest.approx(200))
     product, copied = LARGE.costs["up0"], LARGE.costs["act0"]
     dispatch = usual.simulator.dispatch_s
+    assert operation_s(product, warm) == operation_s(product, usual)
     assert operation_s(product, slow) - dispatch == pytest.approx((operation_s(product, usual) - dispatch) / share)
     assert operation_s(copied, slow) == operation_s(copied, usual)  # the memory has a clock of its own
-    run, warm = (
-        MultiDeviceOrchestrator(
-            HardwareAwareWorkloadManager(layer(names=("l40s_48g_pcie8",)), EnhancedHardwareTaxonomy())
-        ).execute_multi_device_workload(branches(size=512, batch=512), profiles_of(cluster))
-        for cluster in (cool, hot)
-    )
-    assert warm.seconds > run.seconds
-    assert warm.timeline.peak_watts == pytest.approx(200)
-    np.testing.assert_array_equal(warm.outputs["sum3"], run.outputs["sum3"])
+    manager = HardwareAwareWorkloadManager(layer(names=("l40s_48g_pcie8",)), EnhancedHardwareTaxonomy())
+    workload = branches(size=512, batch=512)
+
+    def run(device: HardwareCapabilityProfile, **more: Any) -> Any:
+        return MultiDeviceOrchestrator(manager).execute_multi_device_workload(workload, [device], **more)
+
+    plain, first = run(usual), run(warm)
+    assert first.seconds == plain.seconds
+    last = first.timeline.temperatures_C[warm.name]
+    assert 30 < last < 31  # so short a run
+    again = run(warm, temperatures_C=first.timeline.temperatures_C)
+    assert last < again.timeline.temperatures_C[warm.name]
+    throttled = run(warm, temperatures_C={warm.name: 90.0})  # hotter than it may be
+    assert throttled.seconds > plain.seconds
+    assert first.timeline.peak_watts > throttled.timeline.peak_watts
+    np.testing.assert_array_equal(throttled.outputs["sum3"], plain.outputs["sum3"])
+    with pytest.raises(mt.UsageError, match="temperatures_C names 'l40s', and the devices that have a Thermal are l40"):
+        run(warm, temperatures_C={"l40s": 50.0})
+
+
+def test_temperatures_follow_the_law_of_a_resistance_and_a_capacity_during_a_run() -> None:
+    """One step until it throttles and beyond, another after it has cooled down: dT/dt = (P R - (T - ambient)) / R C."""
+    hot, other = replace(A100, name="hot", thermal=THERMAL), replace(A100, name="other")
+    steps = [
+        Step("compute", "first", "hot", seconds=20, hot_s=50),
+        Step("compute", "between", "other", (0,), seconds=7),
+        Step("compute", "second", "hot", (1,), seconds=1, hot_s=3),
+    ]
+    found = timeline(steps, [hot, other])
+    tau, drawn, idle = 20.0, 0.2 * 400, 0.2 * (A100.idle_W or 0)
+    until_hot = tau * np.log(drawn / (drawn - 40))  # from 30 to 70 degrees on the way to 110
+    first, _, second = found.steps
+    assert 0 < until_hot < 20
+    assert first.end_s == pytest.approx(until_hot + (1 - until_hot / 20) * 50)
+    assert first.temperature_C == pytest.approx(70)
+    cooled = 30 + idle + (40 - idle) * np.exp(-7 / tau)
+    assert second.end_s - second.start_s == pytest.approx(1)
+    assert second.temperature_C == pytest.approx(30 + drawn + (cooled - 30 - drawn) * np.exp(-1 / tau))
+    assert found.temperatures_C == {"hot": second.temperature_C}
+    rest = 2 * (A100.idle_W or 0) * found.seconds
+    worked = (400 - (A100.idle_W or 0)) * (until_hot + 7 + 1) + (200 - (A100.idle_W or 0)) * (first.end_s - until_hot)
+    assert found.energy_joules == pytest.approx(rest + worked)

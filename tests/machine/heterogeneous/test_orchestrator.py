@@ -6,6 +6,7 @@ import importlib.util
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,13 @@ from minitrain.machine.heterogeneous import (
     WorkloadOperation,
     WorkloadProfile,
     profiles_of,
+    share_devices,
     split_by_samples,
 )
+from minitrain.machine.heterogeneous.orchestrator import Step
 from minitrain.machine.heterogeneous.workload_manager import HOST, DataMovementOptimizer, ListScheduler
 from minitrain.machine.heterogeneous.workloads import dependencies
+from minitrain.machine.platform import VirtualHardwarePlatform
 from tests.machine.heterogeneous.workload_examples import branches, priced_branches
 
 NAMES = ("h100_80g_nvl8", "a100_80g", "t4")
@@ -312,6 +316,66 @@ def test_a_budget_that_no_work_fits_into_is_refused() -> None:
     assert orchestrator(hal).execute_multi_device_workload(WORKLOAD, mapping).timeline.energy_joules is None
     with pytest.raises(mt.UsageError, match="the config of phone has no power"):
         orchestrator(hal).execute_multi_device_workload(WORKLOAD, mapping, power_budget_W=300)
+
+
+def shared(undisturbed: Any, work: tuple[float, float], count: int, shares: list[float] | None) -> list[float]:
+    """Return when runs of one operation on an H100 end that share it, s."""
+    step = Step("compute", "a", H100.name, seconds=0.5 + max(work), work=work)
+    return [each.seconds for each in share_devices([replace(undisturbed, steps=(step,))] * count, shares)]
+
+
+def test_workloads_share_units_and_bandwidth_of_a_device_in_equal_parts(undisturbed: Any) -> None:
+    assert shared(undisturbed, (2.0, 0.5), 1, None) == [2.5]
+    assert shared(undisturbed, (2.0, 0.5), 2, None) == [2.5, 5.0]  # each takes all units
+    assert shared(undisturbed, (2.0, 0.0), 4, [0.25] * 4) == [8.5] * 4  # starting it takes as long
+    assert shared(undisturbed, (0.0, 2.0), 4, [0.25] * 4) == [8.5] * 4
+    assert shared(undisturbed, (2.0, 0.5), 3, [0.5] * 3) == [4.5, 4.5, 9.0]  # the third waits
+
+
+def test_devices_are_shared_by_the_rule_of_the_platform(undisturbed: Any) -> None:
+    work = (2.0, 1.5)
+    device = {"device_id": "gpu", "peak_tflops": {"fp16": 1}, "memory_capacity_bytes": 1, "memory_gbps": 1}
+    platform = VirtualHardwarePlatform().initialize({"compute_devices": [{**device, "processing_units": 132}]})
+    asked = {"flops_required": work[0] * 1e12, "bytes_moved": work[1] * 1e9}
+    tasks = [
+        platform.submit_computation_task("gpu", asked | {"num_processing_units_requested": units})
+        for units in (66, 33, 33)
+    ]
+    platform.run()
+    shares = [0.5, 0.25, 0.25]
+    assert [end - 0.5 for end in shared(undisturbed, work, 3, shares)] == pytest.approx([t.value.end for t in tasks])
+
+
+def test_two_runs_that_share_devices_are_slower_than_alone_and_no_slower_than_one_after_the_other(
+    undisturbed: Any,
+) -> None:
+    one, other = share_devices([undisturbed, undisturbed], [0.5, 0.5])
+    assert undisturbed.seconds < one.seconds == other.seconds
+    turns = share_devices([undisturbed, undisturbed])
+    assert undisturbed.seconds < max(each.seconds for each in turns) <= 2 * undisturbed.seconds
+    assert share_devices([undisturbed])[0] == undisturbed.timeline
+    for shares, message in (([0.001], "leave a unit of the 132 of h100_80g_nvl8, got 0.001"), ([2.0], "in")):
+        with pytest.raises(mt.UsageError, match=message):
+            share_devices([undisturbed], shares)
+    thermal = mt.Thermal(0.2, 100, 70)
+    with pytest.raises(mt.UsageError, match="h100_80g_nvl8 warms up, and heat of shared units is not modelled"):
+        share_devices([replace(undisturbed, devices=(replace(H100, thermal=thermal),))])
+
+
+def test_what_a_device_fuses_is_one_step_of_the_price_of_all(undisturbed: Any) -> None:
+    alone = orchestrator(layer()).execute_multi_device_workload(WORKLOAD, [H100])
+    manager = HardwareAwareWorkloadManager(layer(), EnhancedHardwareTaxonomy())
+    took = {each.name: each.seconds for each in alone.steps if each.kind == "compute"}
+    chains = manager.fuse_operations(WORKLOAD, H100)
+    assert [each.operations for each in chains] == [(f"up{branch}", f"act{branch}") for branch in range(4)]
+    for chain in chains:
+        assert [took[name] for name in chain.operations] == [0.0, H100.simulator.predict(chain.cost)]
+    apart = {"up1": A100, "act1": T4}
+    split = orchestrator(layer()).execute_multi_device_workload(WORKLOAD, dict.fromkeys(took, H100) | apart)
+    took = {each.name: each.seconds for each in split.steps if each.kind == "compute"}
+    assert {name: took[name] for name in apart} == {
+        name: device.simulator.predict(WORKLOAD.costs[name]) for name, device in apart.items()
+    }
 
 
 def test_five_kinds_of_device_share_a_batch_and_give_its_numbers() -> None:

@@ -166,14 +166,35 @@ def test_a_result_that_somebody_else_reads_is_not_fused_away(manager: HardwareAw
     assert manager.fuse_operations(wanted, A100) == []
 
 
-def test_an_operation_is_fused_into_one_chain_at_most(manager: HardwareAwareWorkloadManager) -> None:
+def test_an_operation_is_fused_into_one_chain_at_most_and_waits_for_nothing_new() -> None:
+    manager = HardwareAwareWorkloadManager(standard_layer(), EnhancedHardwareTaxonomy())
     operations = (
-        WorkloadOperation("sine", "sin", {"x": "a"}),
-        WorkloadOperation("tangent", "tanh", {"x": "a"}),
-        WorkloadOperation("sum", "add", {"x": "sine", "y": "tangent"}),
+        WorkloadOperation("p", "matmul", {"x": "a", "y": "a"}),
+        WorkloadOperation("t", "tanh", {"x": "p"}),
+        WorkloadOperation("residual", "add", {"x": "t", "y": "a"}),
+        WorkloadOperation("other", "sin", {"x": "a"}),
+        WorkloadOperation("join", "add", {"x": "residual", "y": "other"}),
     )
-    workload = WorkloadProfile("join", operations, {"a": ArraySpec((8, 8))})
-    assert [fusion.operations for fusion in manager.fuse_operations(workload, A100)] == [("sine", "sum")]
+    workload = WorkloadProfile("chains", operations, {"a": ArraySpec((8, 8))})
+    chains = [fusion.operations for fusion in manager.fuse_operations(workload, A100)]
+    assert chains == [("p", "t", "residual")]  # what joins waits for the other
+
+
+@pytest.mark.parametrize("names", [["a100_80g"], ["xeon_8480plus"], ["a100_80g", "a100_80g"]])
+def test_schedules_price_what_is_fused_as_one(names: list[str]) -> None:
+    """One branch of operations: what a schedule saves is the price of its parts less that of what is fused."""
+    manager = HardwareAwareWorkloadManager(standard_layer(), EnhancedHardwareTaxonomy())
+    manager.taxonomy.define_relationship("host", HardwareClass.GPU, "shares_memory_with")  # so that nothing moves
+    workload, device = priced_branches(count=1), HardwareCapabilityProfile.from_device(names[0])
+    fused = manager.decompose_workload(workload, names)
+    chains = manager.fuse_operations(workload, device)
+    manager.operation_fusion_rules.clear()
+    apart = manager.decompose_workload(workload, names)
+    predict = device.simulator.predict
+    saved = sum(sum(predict(workload.costs[n]) for n in each.operations) - predict(each.cost) for each in chains)
+    assert bool(saved) is (names != ["xeon_8480plus"])  # whose rules have no products
+    assert apart["seconds"] - fused["seconds"] == pytest.approx(saved)
+    assert len({device.name for device in fused["device_mapping"].values()}) == 1
 
 
 def test_a_rule_of_ones_own_comes_first() -> None:
