@@ -79,7 +79,7 @@ Fallbacks where a device fails with an error of its own | machine/heterogeneous/
 Fallbacks where a device hangs | machine/heterogeneous/test_device_errors.py::test_a_shipped_backend_that_hangs_is_left_in_time
 Benchmarks of a device | machine/heterogeneous/test_profiler.py::test_the_devices_of_a_machine_are_profiled_together
 Claimed capabilities are verified | machine/heterogeneous/test_profiler.py::test_a_precision_that_is_claimed_and_refused_fails_with_the_reason
-Fingerprints of configurations | machine/heterogeneous/test_profiler.py::test_a_fingerprint_of_this_machine_is_the_same_on_each_detection
+Fingerprints of configurations | machine/heterogeneous/test_profiler.py::test_ten_detections_of_the_real_machine_are_equal_also_in_a_process_that_has_one_core
 Use of resources is modelled | machine/heterogeneous/test_profiler.py::test_utilization_is_what_the_simulator_predicts
 The memory hierarchy is modelled | machine/heterogeneous/test_profiler.py::test_the_memory_hierarchy_goes_from_the_units_outwards
 Workloads are decomposed over devices | machine/heterogeneous/test_workload_manager.py::test_the_list_schedule_is_near_the_best_of_all_mappings
@@ -87,13 +87,13 @@ Workloads go to hardware that has their datatype | machine/heterogeneous/test_de
 Batch sizes adapt to hardware | machine/heterogeneous/test_workload_manager.py::test_a_batch_of_the_size_that_is_chosen_is_nearly_as_good_as_any
 Precision is chosen by hardware | machine/heterogeneous/test_workload_manager.py::test_the_quickest_precision_that_device_and_workload_have_is_chosen
 Memory footprints are optimised | machine/heterogeneous/test_workload_manager.py::test_memory_plans_are_tried_in_order
-Operations are fused for hardware | machine/heterogeneous/test_workload_manager.py::test_elementwise_operations_fuse_behind_a_product_on_a_gpu | in part: what fuses and what that saves is said; schedules price operations one by one
+Operations are fused for hardware, and schedules price them so | machine/heterogeneous/test_workload_manager.py::test_schedules_price_what_is_fused_as_one
 Execution is coordinated across devices, at the same time | machine/heterogeneous/test_orchestrator.py::test_devices_compute_at_the_same_time_and_both_clocks_are_told
 Data movement is minimised | machine/heterogeneous/test_orchestrator.py::test_each_array_moves_once_to_each_device_that_lacks_it_and_no_more
 Devices are synchronised as dependencies ask | machine/heterogeneous/test_orchestrator.py::test_a_dependency_graph_is_honoured_by_both_clocks_and_the_plans
 Failures of devices are survived | machine/heterogeneous/test_device_errors.py::test_the_orchestrator_moves_the_work_of_a_worker_that_fails
 Power is managed across devices | machine/heterogeneous/test_orchestrator.py::test_a_power_budget_is_kept_and_costs_time
-Thermal modelling for all hardware | machine/heterogeneous/test_fields.py::test_heat_slows_a_device_of_the_orchestrator_by_the_law_of_its_clock | in part: the power that a device sustains for ever slows it, where the user gives its resistance to heat; temperatures do not change during a run
+Thermal modelling for all hardware (whose resistance to heat the user gives) | machine/heterogeneous/test_fields.py::test_temperatures_follow_the_law_of_a_resistance_and_a_capacity_during_a_run
 `EnhancedWorkloadProfile` | machine/heterogeneous/test_fields.py::test_each_field_decides_something
 Workloads are decomposed into components that are given | machine/heterogeneous/test_fields.py::test_components_stay_on_one_device_and_less_is_never_quicker
 `calculate_hardware_compatibility` | machine/heterogeneous/test_workloads.py::test_compatibility_ranks_devices_by_what_they_take
@@ -105,7 +105,7 @@ Underutilization falls by 25 % | machine/heterogeneous/test_workload_manager.py:
 Efficient scaling with more kinds of hardware | machine/heterogeneous/test_workload_manager.py::test_each_kind_of_device_that_joins_adds_its_speed
 Constructors and methods as they are listed | machine/heterogeneous/test_specified_surface.py::test_methods_take_what_the_specification_gives_them
 Coordinators of one's own for a class of hardware | machine/heterogeneous/test_orchestrator.py::test_a_coordinator_of_ones_own_computes_for_its_class
-Workloads share devices | machine/heterogeneous/test_workloads.py::test_tasks_go_to_the_device_that_ends_them_first | in part: tasks wait for one another; units of one device are shared on the platform
+Workloads share devices | machine/heterogeneous/test_orchestrator.py::test_workloads_share_units_and_bandwidth_of_a_device_in_equal_parts
 Documentation with examples that run | project/test_docs.py::test_examples_of_documents_print_what_they_say
 Unavailable hardware is simulated (a future extension there) | machine/heterogeneous/test_abstraction_layer.py::test_every_shipped_config_computes_on_the_host_and_costs_what_it_says
 Learning from past executions, reconfiguration during a run, cross-platform compilation (future extensions there) | | left out

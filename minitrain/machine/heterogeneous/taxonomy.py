@@ -549,6 +549,7 @@ class DetectedDevice:
         features: by name: "vector_bits".
         caches: level and size in bytes, as the system states them.
         uuid: what its driver tells it from others of its kind by, or its place on the bus.
+        num_cores: of the machine, whoever may use them.
     """
 
     name: str
@@ -562,6 +563,7 @@ class DetectedDevice:
     features: Mapping[str, Any] = field(default_factory=dict, hash=False)
     caches: tuple[tuple[int, int], ...] = ()
     uuid: str | None = None
+    num_cores: int | None = None
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -570,10 +572,16 @@ class DetectedDevice:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What of it does not change from moment to moment: neither clocks, nor power, nor temperature."""
-        changing = ("clock_Hz", "tdp_W", "temperature_C")
+        """What of it is the same for each process at any time.
+
+        Clocks, power and temperature are not, nor the cores of one process; memory is in whole GiB, since the system
+        keeps a part of it that changes.
+        """
+        changing = ("clock_Hz", "tdp_W", "temperature_C", "num_units")
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in changing}
-        return {**found, "hardware_class": self.hardware_class.value, "features": dict(self.features)}
+        size = None if self.memory_bytes is None else round(self.memory_bytes / 2**30)
+        more = {"hardware_class": self.hardware_class.value, "features": dict(self.features)}
+        return {**found, **more, "memory_bytes": size}
 
 
 class EnhancedHardwareDetector:
@@ -646,6 +654,7 @@ class EnhancedHardwareDetector:
             clock_Hz=clock or None,
             features={} if bits is None else {"vector_bits": bits},
             caches=tuple(self._caches()),
+            num_cores=os.cpu_count(),
         )
 
     def _caches(self) -> Iterator[tuple[int, int]]:

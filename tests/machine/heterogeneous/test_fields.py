@@ -1,22 +1,24 @@
 """Each field that users give of the room's workloads, tasks, rules and devices decides something, and heat does too.
 
-`CASES` has a way to change each field and something that is seen of it. What the room itself fills in (plans, runs,
-reports) is not among them.
+`CASES` has a way to change each field and something that is seen of it. What the room itself fills in (`FILLED`: plans,
+runs, reports) is not among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import minitrain as mt
+from minitrain.machine import heterogeneous
 from minitrain.machine.heterogeneous import (
     ArraySpec,
     ComprehensiveHardwareProfiler,
+    DataMovementOptimizer,
     DetectedDevice,
     EnhancedHardwareDetector,
     EnhancedHardwareTaxonomy,
@@ -26,6 +28,7 @@ from minitrain.machine.heterogeneous import (
     HardwareAwareWorkloadManager,
     HardwareCapabilityProfile,
     HardwareClass,
+    HardwareRelationship,
     HeterogeneousScheduler,
     MultiDeviceOrchestrator,
     PrecisionType,
@@ -119,6 +122,25 @@ def lacks(workload: Any) -> str:
     return str(caught.value)
 
 
+def found(device: DetectedDevice) -> Any:
+    return fingerprint(replace(A100, detected=device)), device.unknown
+
+
+def ways(relation: HardwareRelationship) -> Any:
+    """Return what moves take to an A100 from a T4 and from the host."""
+    taxonomy = EnhancedHardwareTaxonomy()
+    taxonomy.define_relationship(relation.source, relation.target, relation.kind, **relation.properties)
+    return [DataMovementOptimizer(taxonomy).way(2**27, source, A100) for source in (T4, None)]
+
+
+def benchmarked(suite: Suite) -> Any:
+    rungs = suite.rungs(layer(), "a100_80g", "float32", 2**30)
+    return [(each.size, len(each.measured.samples_s), each.error) for each in rungs]
+
+
+DETECTED = DetectedDevice("one", HardwareClass.GPU)
+PEERS = HardwareRelationship("t4", "a100_80g", "peer_of", {"bytes_per_s": 1e12})
+SUITE = Suite((8,), (16,), 2)
 Case = tuple[Any, Any, Callable[[Any], Any]]
 CASES: dict[tuple[type, str], Case] = {
     (ArraySpec, "shape"): (ArraySpec((2, 3)), (2, 4), lambda each: each.num_bytes),
@@ -198,10 +220,40 @@ CASES: dict[tuple[type, str], Case] = {
         mt.Thermal(0.2, 100, 70),
         lambda each: timeline([Step("compute", "a", "hot", seconds=20, hot_s=50)], [each]).seconds,
     ),
+    **{
+        (DetectedDevice, name): (DETECTED, other, found)
+        for name, other in {
+            "name": "other",
+            "hardware_class": HardwareClass.NPU,
+            "vendor": "NVIDIA",
+            "num_units": 4,
+            "memory_bytes": 2**34,
+            "clock_Hz": 1e9,
+            "tdp_W": 300.0,
+            "temperature_C": 40.0,
+            "features": {"vector_bits": 512},
+            "caches": ((1, 2**15),),
+            "uuid": "GPU-1",
+            "num_cores": 8,
+        }.items()
+    },
+    (HardwareRelationship, "source"): (PEERS, "host", ways),
+    (HardwareRelationship, "target"): (PEERS, "l40s_48g_pcie8", ways),
+    (HardwareRelationship, "kind"): (PEERS, "shares_memory_with", ways),
+    (HardwareRelationship, "properties"): (PEERS, {"bytes_per_s": 2e12}, ways),
+    (Suite, "matmul_sizes"): (SUITE, (8, 16), benchmarked),
+    (Suite, "stream_elements"): (SUITE, (32,), benchmarked),
+    (Suite, "num_samples"): (SUITE, 3, benchmarked),
+    (Suite, "seed"): (SUITE, 1, benchmarked),
 }
 
 
-GIVEN = (ArraySpec, WorkloadOperation, EnhancedWorkloadProfile, FusionRule, EnhancedTestTask, HardwareCapabilityProfile)
+GIVEN = tuple(dict.fromkeys(kind for kind, _ in CASES))
+BELOW = {"TestTask": EnhancedTestTask, "WorkloadProfile": EnhancedWorkloadProfile}
+FILLED = {
+    *("Claim", "DataMovementPlan", "Execution", "Fusion", "MemoryPlan", "Move", "OrchestratedRun", "Placed"),
+    *("Recovery", "ScheduledTask", "VerificationReport"),
+}
 EVERY = [(kind, each.name) for kind in GIVEN for each in fields(kind)]
 
 
@@ -210,6 +262,14 @@ def test_each_field_decides_something(kind: type, name: str) -> None:
     given, other, seen = CASES[kind, name]
     assert seen(given) == seen(given)
     assert seen(replace(given, **{name: other})) != seen(given)
+
+
+def test_every_public_class_with_fields_is_given_or_filled_in() -> None:
+    public = {name: getattr(heterogeneous, name) for name in heterogeneous.__all__}
+    with_fields = {name for name, kind in public.items() if isinstance(kind, type) and is_dataclass(kind)}
+    assert with_fields == {kind.__name__ for kind in GIVEN} | set(BELOW) | FILLED
+    for name, kind in BELOW.items():
+        assert {each.name for each in fields(public[name])} <= {each.name for each in fields(kind)}
 
 
 def test_components_stay_on_one_device_and_less_is_never_quicker() -> None:
@@ -280,7 +340,8 @@ def test_heat_slows_a_device_of_the_orchestrator_by_the_law_of_its_clock() -> No
     assert usual.tdp_W is not None
     share = ((200 - usual.idle_W) / (usual.tdp_W - usual.idle_W)) ** (1 / 3)
     slow = warm.throttled
-    assert (usual.throttled, slow.tdp_W) == (usual, pytest.approx(200))
+    assert usual.throttled == usual
+    assert slow.tdp_W == pytest.approx(200)
     product, copied = LARGE.costs["up0"], LARGE.costs["act0"]
     dispatch = usual.simulator.dispatch_s
     assert operation_s(product, warm) == operation_s(product, usual)

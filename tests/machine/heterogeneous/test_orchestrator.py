@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ from minitrain.machine.heterogeneous import (
 from minitrain.machine.heterogeneous.orchestrator import Step
 from minitrain.machine.heterogeneous.workload_manager import HOST, DataMovementOptimizer, ListScheduler
 from minitrain.machine.heterogeneous.workloads import dependencies
-from minitrain.machine.platform import VirtualHardwarePlatform
+from minitrain.machine.platform import ComputeResult, VirtualHardwarePlatform
 from tests.machine.heterogeneous.workload_examples import branches, priced_branches
 
 NAMES = ("h100_80g_nvl8", "a100_80g", "t4")
@@ -343,7 +343,9 @@ def test_devices_are_shared_by_the_rule_of_the_platform(undisturbed: Any) -> Non
     ]
     platform.run()
     shares = [0.5, 0.25, 0.25]
-    assert [end - 0.5 for end in shared(undisturbed, work, 3, shares)] == pytest.approx([t.value.end for t in tasks])
+    assert [end - 0.5 for end in shared(undisturbed, work, 3, shares)] == pytest.approx(
+        [cast(ComputeResult, t.value).end for t in tasks]
+    )
 
 
 def test_two_runs_that_share_devices_are_slower_than_alone_and_no_slower_than_one_after_the_other(

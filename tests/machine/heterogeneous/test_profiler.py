@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -197,16 +199,45 @@ def test_a_fingerprint_of_this_machine_is_the_same_on_each_detection(tmp_path: P
     detector = machine(tmp_path, {})
     processor = detector.detect()[0]
     measured = [replace(A100.device, mem1=replace(A100.device.mem1, GBps=100.0 + noise)) for noise in range(10)]
-    hotter = [replace(detector.detect()[0], clock_Hz=1e9 * noise, temperature_C=40.0 + noise) for noise in range(10)]
+    hotter = [
+        replace(detector.detect()[0], clock_Hz=1e9 * noise, temperature_C=40.0 + noise, num_units=noise)
+        for noise in range(10)
+    ]
     found = {
         profiler.generate_hardware_fingerprint(HardwareCapabilityProfile("host", config, detected))
         for config, detected in zip(measured, hotter, strict=True)
     }
     assert len(found) == 1
-    others = (replace(processor, name="another"), replace(processor, num_units=99), replace(processor, uuid="GPU-2"))
+    others = (replace(processor, name="another"), replace(processor, num_cores=99), replace(processor, uuid="GPU-2"))
     for other in (*others, replace(processor, caches=())):
         found.add(profiler.generate_hardware_fingerprint(HardwareCapabilityProfile("host", A100.device, other)))
     assert len(found) == 5
+
+
+_FINGERPRINTS = """
+import os, sys
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+from minitrain.machine.heterogeneous import ComprehensiveHardwareProfiler, EnhancedHardwareDetector
+from minitrain.machine.heterogeneous import HardwareCapabilityProfile
+detector = EnhancedHardwareDetector("a100_80g")
+profiler = ComprehensiveHardwareProfiler(detector)
+for each in detector.detect():
+    profile = HardwareCapabilityProfile(each.name, detector.host_config(), each)
+    print(profiler.generate_hardware_fingerprint(profile))
+"""
+
+
+def test_ten_detections_of_the_real_machine_are_equal_also_in_a_process_that_has_one_core() -> None:
+    found = set()
+    for _ in range(10):
+        detector = EnhancedHardwareDetector("a100_80g")
+        profiler = ComprehensiveHardwareProfiler(detector)
+        profiles = [HardwareCapabilityProfile(each.name, A100.device, each) for each in detector.detect()]
+        found.add(tuple(map(profiler.generate_hardware_fingerprint, profiles)))
+    assert len(found) == 1
+    told = subprocess.run([sys.executable, "-c", _FINGERPRINTS], capture_output=True, text=True, check=True)
+    assert tuple(told.stdout.split()) == found.pop()
 
 
 def test_utilization_is_what_the_simulator_predicts() -> None:
