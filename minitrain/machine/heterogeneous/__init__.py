@@ -10,7 +10,8 @@ Open `abstraction_layer` first: it computes an operation on any backend.
 | `profiler` | what a device reaches, and whether it does what its config claims |
 | `workloads` | operations on named arrays, cut by samples, fused, and kept within a memory |
 | `workload_manager` | which device computes what, in which batch and precision, and what moves for it |
-| `orchestrator` | computes a workload on several devices, also when one dies, and says when everything happens |
+| `orchestrator` | computes a workload on several devices, also when one dies |
+| `timeline` | says when everything of that happens: units, links, power and heat |
 """
 
 from minitrain.machine.heterogeneous.abstraction_layer import (

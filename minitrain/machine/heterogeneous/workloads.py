@@ -729,11 +729,7 @@ def fusions(
 ) -> list[Fusion]:
     """Return what a class of hardware fuses: the longest chains that the rules allow, each operation in one at most.
 
-    Args:
-        workload: whose operations.
-        rules: tried in order.
-        hardware_class: what computes.
-        operations: those that one device computes; all if None.
+    Rules are tried in order. `operations` are those that one device computes; all if None.
     """
     serving = [rule for rule in rules if rule.serves(hardware_class)]
     follower = _followers(workload, workload.by_name if operations is None else set(operations))

@@ -98,6 +98,23 @@ def test_any_object_can_be_sent(value: Any) -> None:
     assert on_all_ranks(2, program) == [None, value]
 
 
+def test_receive_waits_for_a_message_that_comes_later() -> None:
+    happened: list[str] = []
+
+    async def program(dist: Dist, rank: int) -> Any:
+        if rank == 1:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            happened.append("sent")
+            return await dist.send(1, 0, "late")
+        found = await dist.receive(1, 0)
+        happened.append("received")
+        return found
+
+    assert on_all_ranks(2, program) == ["late", None]
+    assert happened == ["sent", "received"]
+
+
 @given(st.integers(1, 4), st.integers(1, 12), st.booleans())
 def test_messages_come_first_in_first_out_whatever_the_buffer(buffer: int, count: int, unbounded: bool) -> None:
     async def program(dist: Dist, rank: int) -> Any:

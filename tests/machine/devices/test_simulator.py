@@ -71,6 +71,23 @@ def test_the_specified_ridge_point_and_matrix_vector_product() -> None:
     assert (result.is_compute_bound, result.bottleneck) == (False, "memory")
 
 
+def test_a_spec_of_ones_own_is_simulated_by_the_specified_formulas() -> None:
+    spec = DeviceSpec("own", peak_fp32=1000, bandwidth=100, l1_size=1024, l2_size=10**6, l3_size=0)
+
+    class Own(DeviceSimulator):
+        model_cache_effects = NvidiaA100Simulator.model_cache_effects
+
+    assert Own(spec, "seed").ridge_point == 10
+    result = Own(spec, "seed").simulate(Operation("copy", 1e9, 3e6))  # 1 ms of arithmetic, three times the cache
+    assert result.time_seconds == pytest.approx(1e-3 * (1 + 2 * 0.3))
+    assert result.time_ms == 1000 * result.time_seconds
+    assert result.utilization == pytest.approx(1 / 1.6)
+    assert (result.is_compute_bound, result.bottleneck) == (True, "compute")
+    small = DeviceSimulator(spec, "seed").simulate(matmul(100, 50, 20))  # 2e5 FLOP, 4 x (5000 + 1000 + 2000) bytes
+    assert small.time_seconds == pytest.approx(max(2e5 / 1e12, 4 * 8000 / 1e11))
+    assert (small.is_compute_bound, small.bottleneck) == (False, "memory")
+
+
 def test_the_specified_spec_has_the_specified_figures() -> None:
     assert DeviceSpec("NVIDIA A100", 19500, 1935, 196608, 41943040, 0, True, True) == A100_SPEC
     assert SimulationResult(1.0, 1000.0, True, 0.5, "compute").time_ms == 1000

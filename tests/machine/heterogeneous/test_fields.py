@@ -37,7 +37,7 @@ from minitrain.machine.heterogeneous import (
     profiles_of,
     split_by_samples,
 )
-from minitrain.machine.heterogeneous.orchestrator import Step, timeline
+from minitrain.machine.heterogeneous.timeline import Step, timeline
 from minitrain.machine.heterogeneous.workload_manager import operation_s, workload_s
 from minitrain.machine.heterogeneous.workloads import free_after_last_use, fusions
 from tests.machine.heterogeneous.test_orchestrator import DEVICES, layer

@@ -36,7 +36,7 @@ from minitrain.machine.heterogeneous import (
     share_devices,
     split_by_samples,
 )
-from minitrain.machine.heterogeneous.orchestrator import Step
+from minitrain.machine.heterogeneous.timeline import Step
 from minitrain.machine.heterogeneous.workload_manager import HOST, DataMovementOptimizer, ListScheduler
 from minitrain.machine.heterogeneous.workloads import dependencies
 from minitrain.machine.platform import ComputeResult, VirtualHardwarePlatform

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from simpy import Environment
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.machine.platform import HardwareResourceProfile, VirtualHardwarePlatform
@@ -339,6 +340,42 @@ def test_the_specified_file_is_read(tmp_path: Path) -> None:
     ours = VirtualHardwarePlatform().initialize(path)
     assert ours.get_device_info("gpu0")["processing_units"] == 108
     assert ours.profile == HardwareResourceProfile([GPU], [], [WIRE])  # type: ignore[list-item]  # mappings become values
+
+
+def test_a_file_of_ones_own_hardware_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("""
+hardware_profile:
+  compute_devices:
+    - {device_id: node, device_type: CPU, peak_tflops: {fp32: 2}, memory_capacity_bytes: 64_000_000, memory_gbps: 50}
+  network_links:
+    - {link_id: wire, source_id: node, dest_id: other, bandwidth_bps: 80_000_000_000, latency_s: 0.002}
+""")
+    ours = VirtualHardwarePlatform().initialize(path)
+    computed = ours.submit_computation_task("node", {"flops_required_fp32": 1e12, "memory_read_bytes": 30e9})
+    moved = ours.submit_network_transfer_task("node", "other", 5e9)
+    ours.run()
+    assert (outcome(computed).end, outcome(computed).bound) == (pytest.approx(0.6), "memory")
+    assert outcome(moved).end == pytest.approx(0.502)
+
+
+def test_a_process_of_ones_own_waits_for_tasks_and_takes_memory_of_no_device() -> None:
+    env, seen = Environment(), []
+    host = {"memory_id": "host", "capacity_bytes": 1000}
+    ours = VirtualHardwarePlatform().initialize({"compute_devices": [GPU], "memory_devices": [host]}, env)
+
+    def user() -> Any:
+        yield env.timeout(0.5)
+        task = yield ours.submit_computation_task("gpu0", {"flops_required_int8": 624e11})
+        seen.append((env.now, task.end))
+
+    env.process(user())
+    env.run()
+    assert seen == [(env.now, env.now)]
+    assert env.now == pytest.approx(0.6)
+    ours.allocate_memory("host", 900)
+    with pytest.raises(OutOfMemoryError, match="host: 200 bytes do not fit beside 900 in 1,000"):
+        ours.allocate_memory("host", 200)
 
 
 MISTAKES: dict[str, tuple[Callable[[VirtualHardwarePlatform], Any], str]] = {

@@ -1,7 +1,7 @@
 """The solver against the specification's values, to the last float, and what it refuses."""
 
 import warnings
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,31 @@ def test_a_profile_s_parts_fit_together() -> None:
     assert profile.arithmetic_intensity == 4 * ureg.flop / ureg.byte
     assert profile.peak_flops_actual == 156 * ureg.teraflop / ureg.second
     assert profile.peak_bw_actual == SYSTEMS["A100"].hardware.memory_bw
+
+
+def test_a_profile_is_a_frozen_value_and_solve_has_the_specified_defaults() -> None:
+    times = ["latency", "latency_compute", "latency_memory", "latency_overhead", "throughput"]
+    rest = ["bottleneck", "arithmetic_intensity", "energy", "memory_footprint", "peak_flops_actual", "peak_bw_actual"]
+    names = [each.name for each in fields(PerformanceProfile)]
+    assert names[:12] == [*times, *rest, "feasible"]
+    profile = Engine.solve(MODELS["BERT"], SYSTEMS["V100"])
+    assert profile == Engine.solve(MODELS["BERT"], SYSTEMS["V100"], 1, "fp16", 0.5)
+    with pytest.raises(FrozenInstanceError):
+        profile.feasible = False  # type: ignore[misc]  # that is the point
+
+
+def test_a_precision_without_a_rate_of_its_own_has_the_general_peak() -> None:
+    rates: Any = {"peak_flops": Q_(10, "teraflop/s"), "memory_bw": Q_(1, "terabyte/s"), "memory_capacity": Q_(1, "GiB")}
+    model = ModelSpec("own", Q_(1e6, "count"))
+    for more, precision, rate in (
+        ({}, "fp32", 10),
+        ({}, "int8", 10),
+        ({"int8_flops": Q_(30, "teraflop/s")}, "int8", 30),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrecisionFallbackWarning)
+            found = Engine.solve(model, SystemArchetype("own", Hardware("own", **rates, **more)), 1, precision, 1.0)
+        assert found.peak_flops_actual == Q_(rate, "teraflop/s")
 
 
 def test_energy_is_0_where_no_power_is_given() -> None:
