@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_a_solution_runs_where_it_lies(exercise: Exercise, tmp_path: Path) -> No
     assert "from ." not in text
     path = tmp_path / f"{exercise.name}_solution.py"
     path.write_text(text)
-    found = grade(path, exercise)
+    found = grade(path, replace(exercise, hidden=[]))  # those of its reference are tested where exercises are sound
     assert found.passed, str(found)
 
 

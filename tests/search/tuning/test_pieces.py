@@ -35,7 +35,7 @@ def test_step_time_and_memory_are_those_of_a_separate_simulation_to_the_last_flo
     seed: int, fidelity: str, world_size: int
 ) -> None:
     of = problem(world_size, 48 if world_size == 16 else 32, fidelity=fidelity)
-    chosen = list(layouts(of, seed, 12, **_ALL))
+    chosen = list(layouts(of, seed, 6, **_ALL))
     found = price_pipelines(of.by("megatron"), [one.pipeline for one in chosen if one.pipeline is not None])
     for one, figures in zip(chosen, found, strict=True):
         assert one.pipeline is not None
@@ -64,7 +64,7 @@ def test_rings_within_a_node_or_between_nodes_are_put_together_from_pieces(of_ri
     space: dict[str, Any] = {
         **of_ring,
         "pp": [2],
-        "num_chunks": [1, 2],
+        "num_chunks": [2],
         "recompute": ["none", "full"],
         "overlap_parts": [True],
     }
@@ -77,10 +77,10 @@ def test_rings_within_a_node_or_between_nodes_are_put_together_from_pieces(of_ri
         assert figures.needed_memory_bytes == pytest.approx(run.needed_memory_bytes, rel=0.005)
 
 
-@pytest.mark.parametrize(("cp", "seq_len"), [(8, 1024), (8, 32768)])
-def test_longer_rings_take_further_steps_like_the_last(cp: int, seq_len: int) -> None:
+@pytest.mark.parametrize("seq_len", [1024, 32768])
+def test_longer_rings_take_further_steps_like_the_last(seq_len: int) -> None:
     of = TuningProblem(replace(SMALL, seq_len=seq_len), "h100_80g_nvl8", 16, 4, {}).by("megatron")
-    space: dict[str, Any] = {"tp": [1], "cp": [cp], "pp": [2], "num_chunks": [1], "recompute": ["none", "full"]}
+    space: dict[str, Any] = {"tp": [1], "cp": [8], "pp": [2], "num_chunks": [1], "recompute": ["full"]}
     all_found = candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1)
     for one in [one for one in all_found if one.illegal is None and one.options.get("overlap_replicas")]:
         assert one.pipeline is not None
