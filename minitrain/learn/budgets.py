@@ -191,7 +191,7 @@ def measure_reference(exercise: Exercise, case: Case) -> Measured:
     recorder = Recorder()
     run_reference(exercise, case, observers=[recorder])
     meter = ActivationMeter()
-    strategy = replayed(recorder.programs, exercise.function, watch=meter)
+    strategy = replayed(recorder.programs, exercise.function, watch=meter, semantics=exercise.semantics(case))
     run = simulate(strategy, strict=True, hardware=exercise.hardware, **case.sizes)
     return Measured(run, meter.most_bytes(run), recorder.programs)
 

@@ -146,7 +146,9 @@ class _Replay:
         Raises:
             MinitrainError: they do not run, or do not train.
         """
-        strategy = replayed(self.programs, self.exercise.function, self.seconds, watch)
+        strategy = replayed(
+            self.programs, self.exercise.function, self.seconds, watch, self.exercise.semantics(self.case)
+        )
         return simulate(strategy, strict=True, hardware=self.exercise.hardware, **self.case.sizes, **more)
 
 

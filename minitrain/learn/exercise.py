@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import TypedDict
 
+from minitrain.engine.semantics import MEAN, DeclaredLocalSteps
 from minitrain.errors import UsageError
 from minitrain.files import read_json
 from minitrain.machine.config import SPECIFIED
@@ -132,6 +133,8 @@ class Exercise:
         required_operations: that some rank must do where there are several, by the names of the calls.
         forbidden_operations: that no rank may do.
         ordered_operations: that each rank must do in the reference's order, by kind and layer.
+        local_steps: the option that says how many steps each rank takes alone before all meet, as in local SGD (see
+            `minitrain.engine.semantics.local_steps`); None for one synchronous step.
         bounds: what a run may need, as a multiple of what the reference does, by its name: "messages" (calls of all
             ranks, a message once), "communication" (bytes), "time", "memory".
         slowed: operations of which one is slow in a measured run. Where there are any, the exercise asks which (see
@@ -153,6 +156,7 @@ class Exercise:
     required_operations: Sequence[str] = ()
     forbidden_operations: Sequence[str] = ()
     ordered_operations: Sequence[str] = ()
+    local_steps: str | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)
     slowed: Sequence[str] = ()
     predict: Prediction | None = None
@@ -189,6 +193,10 @@ class Exercise:
     def reference(self) -> str:
         """The reference solution, as `simulate` takes it."""
         return f"{self.folder / 'reference.py'}:{self.function}"
+
+    def semantics(self, case: Case) -> DeclaredLocalSteps | None:
+        """Return what a strategy means to compute with some sizes, whatever it declares; None for a usual step."""
+        return None if self.local_steps is None else DeclaredLocalSteps(case.options[self.local_steps], None, MEAN)
 
     @property
     def has_reference(self) -> bool:
@@ -246,6 +254,7 @@ class _ExerciseFile(TypedDict):
     required_operations: NotRequired[list[str]]
     forbidden_operations: NotRequired[list[str]]
     ordered_operations: NotRequired[list[str]]
+    local_steps: NotRequired[str]
     bounds: NotRequired[dict[Literal["messages", "communication", "time", "memory"], Annotated[float, Ge(1)]]]
     slowed: NotRequired[list[str]]
     predict: NotRequired[_PredictionFile]
@@ -284,6 +293,7 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
         required_operations=_calls(path / "exercise.json", data.get("required_operations", ())),
         forbidden_operations=_calls(path / "exercise.json", data.get("forbidden_operations", ())),
         ordered_operations=_calls(path / "exercise.json", data.get("ordered_operations", ())),
+        local_steps=data.get("local_steps"),
         bounds=data.get("bounds", {}),
         slowed=_calls(path / "exercise.json", data.get("slowed", ())),
         predict=_prediction(data, workload),

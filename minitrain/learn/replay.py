@@ -14,6 +14,7 @@ from typing import Any
 
 from minitrain import tensors
 from minitrain.engine.model import Model
+from minitrain.engine.semantics import DeclaredLocalSteps
 from minitrain.errors import LawError, MinitrainError, StrategyError
 from minitrain.learn.recorder import Step, leaves
 from minitrain.operations import FETCH, OFFLOAD, STORES
@@ -36,6 +37,7 @@ def replayed(
     name: str,
     seconds: float = float("inf"),
     watch: Callable[[Player, int], None] | None = None,
+    semantics: DeclaredLocalSteps | None = None,
 ) -> Callable[[Model], Awaitable[Model]]:
     """Return a strategy in which each rank replays its program.
 
@@ -44,6 +46,7 @@ def replayed(
         name: of the strategy.
         seconds: processor time that all ranks together may take, s.
         watch: called after each step with the rank's player and the number of the step.
+        semantics: what the exercise means to compute, where that is not one synchronous step.
     """
     end = time.process_time() + seconds  # a machine that is busy must cost nobody a grade
 
@@ -64,6 +67,7 @@ def replayed(
         return model
 
     strategy.__name__ = strategy.__qualname__ = name
+    strategy.semantics = semantics  # type: ignore[attr-defined]  # as `mt.local_steps` declares it
     return strategy
 
 
@@ -156,10 +160,10 @@ class Player:
         """Do an operation of the rank alone."""
         if kind not in _COMPUTED:
             raise ValueError(f"there is no step {kind!r}")
-        if kind in _OF_LOCAL_STEPS:
+        if kind in _OF_LOCAL_STEPS and self.model._semantics is None:
             raise StrategyError(
-                f"{kind} on rank {self.model.rank}: exercises mean one synchronous step, in which replicas have no "
-                "weights of their own; reduce the gradients instead",
+                f"{kind} on rank {self.model.rank}: this exercise means one synchronous step, in which replicas "
+                "have no weights of their own; reduce the gradients instead",
                 rank=self.model.rank,
             )
         operation = getattr(self.model, "combine" if kind == "combine_outputs" else kind)

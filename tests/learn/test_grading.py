@@ -66,10 +66,10 @@ LOCAL = ("diloco", "local_sgd", "pipedream_2bw", "powersgd_ddp")
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_local_steps_are_no_exercise(name: str) -> None:
+def test_local_steps_are_refused_where_the_exercise_declares_none(name: str) -> None:
     sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
     _, programs = record(name, **sizes)
-    with pytest.raises(mt.StrategyError, match="exercises mean one synchronous step"):
+    with pytest.raises(mt.StrategyError, match="this exercise means one synchronous step"):
         mt.simulate(replayed(programs, name), **sizes)
 
 

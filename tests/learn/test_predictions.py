@@ -82,6 +82,10 @@ CLOSED: dict[str, dict[str, Closed]] = {
         "memory": lambda c: mib((c.L + 1 + 2 / c.n) * TENSOR + (c.L + 1) * c.mb * SAMPLE),
         "communication": lambda c: mib(2 * c.n * c.L * TENSOR),
     },
+    "23": {
+        "memory": lambda c: mib(4 * c.L * TENSOR),
+        "communication": lambda c: mib(2 * c.n * c.L * TENSOR),
+    },
     "21": {"memory": lambda c: mib(2 * c.L * TENSOR + (c.L / c.segment + c.segment) * c.B * SAMPLE)},
 }
 

@@ -56,7 +56,9 @@ LAST_WEIGHTS = "    for i in range(len(batches) - delay, len(batches)):\n       
 SEND_GRADIENT = "        if not first:\n            await model.send(stage - 1, grad_activations[layers[0] - 1, i])\n"
 WEIGHTS_LATER = "        if i >= delay:\n            backward_weight(i - delay)\n"
 
-RING, TREE, RECOMPUTE, OFFLOAD = (solution_of(load_exercise(number)) for number in ("19", "20", "21", "22"))
+RING, TREE, RECOMPUTE, OFFLOAD, LOCAL = (
+    solution_of(load_exercise(number)) for number in ("19", "20", "21", "22", "23")
+)
 EXCHANGE = """    sent = model.launch(model.send((model.rank + 1) % model.world_size, shard))
     came = await model.receive((model.rank - 1) % model.world_size)
     await sent
@@ -78,6 +80,8 @@ LEAVING = """        while leaving:
             del opt_states[before]
         leaving.append((layer, model.launch(model.offload(opt_states[layer]))))
 """
+OUTER_SUM = "        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)\n"
+OWN_UPDATE = '        for layer in layers:\n            weights["local", layer], opt_states'
 CHOICE = "if over_tree < round_ring:"
 
 
@@ -457,4 +461,25 @@ MISTAKES: dict[str, Mistake] = {
         "laws", "exactly the weight's shards", "same shard"),
     "what_is_fetched_is_no_copy_on_the_host": Mistake(
         "22", changed(OFFLOAD, ("model.fetch(model.host[layer])", "model.fetch(weights[layer])")), "laws", "takes what offload gave", "."),
+    # 23
+    "the_outer_gradient_is_not_summed": Mistake(
+        "23", changed(LOCAL, (OUTER_SUM, "")), "laws", "must cover all 8 samples", "outer gradient is summed over all ranks"),
+    "gradients_are_summed_in_local_steps": Mistake(
+        "23", changed(LOCAL, (OWN_UPDATE, OUTER_SUM.replace("        grad", "        for layer in layers:\n            grad") + OWN_UPDATE)),
+        "laws", "local step takes 2 samples", "only outer gradients are summed over ranks"),
+    "the_common_weight_trains": Mistake(
+        "23", changed(LOCAL, ("model.local_copy(layer, weights[layer])", "weights[layer]")), "laws", "must cover all 8 samples", "outer gradient"),
+    "a_rank_takes_one_stretch_of_the_batch": Mistake(
+        "23", changed(LOCAL, ("(step * model.world_size + model.rank) * share", "(model.rank * local_steps + step) * share")),
+        "laws", r"local step 1 takes samples of 4\.\.7", "the rank's own share"),
+    "a_local_step_is_missing": Mistake(
+        "23", changed(LOCAL, ("range(local_steps)", "range(local_steps - 1)")), "laws", "replicas meet after 2 steps", "which steps has this weight seen"),
+    "own_weights_are_handed_in": Mistake(
+        "23", changed(LOCAL, ('        del weights["local", layer]\n', ""), ("set_final_weight(layer, weights[layer])", 'set_final_weight(layer, weights["local", layer])')),
+        "laws", "must have seen exactly one update, got LocalWeight", "hand in what `update` returned"),
+    "weights_are_averaged_by_an_all_reduce": Mistake(
+        "23", changed(LOCAL, ("model.outer_gradient(layer, weights[layer], weights[\"local\", layer])", "weights[\"local\", layer]")),
+        "laws", "needs values that add", "all_reduce what outer_gradient gives"),
+    "the_declaration_is_gone": Mistake(
+        "23", changed(LOCAL, ('@mt.local_steps("local_steps")\n', "")), "runs", "declare @mt.local_steps", "."),
 }  # fmt: skip

@@ -174,6 +174,14 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "delete the tensor on the device yourself": "what_was_offloaded_stays_too",
         "At the end every updated state lies in `model.host`.": "updated_states_are_lost",
     },
+    "23": {
+        "with weights of its own": "the_common_weight_trains",
+        "and then take the mean of all ranks' weights": "the_outer_gradient_is_not_summed weights_are_averaged_by_an_all_reduce",
+        "leave it there.": "the_declaration_is_gone",
+        "in step h rank r takes share h n + r.": "a_rank_takes_one_stretch_of_the_batch a_local_step_is_missing",
+        "Between the steps nothing is sent.": "gradients_are_summed_in_local_steps",
+        "hand it in, whole on every rank": "own_weights_are_handed_in",
+    },
 }
 """By exercise, sentences of its statement, each with the submissions that break it."""
 
