@@ -25,14 +25,14 @@ import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from minitrain.errors import UsageError, require_count
-from minitrain.machine.calibrated import Asked, CalibratedPredictor, Calibration, Line
+from minitrain.machine.calibrated import MESSAGES, Asked, CalibratedPredictor, Calibration, Line
 from minitrain.operations import PRICE, STRIDE
+from minitrain.run.analysis.dependencies import make_graph
+from minitrain.run.analysis.moments import Moments
+from minitrain.run.analysis.timeline import Bools, Timeline
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.simulation import simulate
 from minitrain.training.train import train
-
-ALONE = 0.1
-"""An operation is alone if less than this share of it passes beside transfers, or beside computing."""
 
 MOST_USAGE = 0.9
 
@@ -67,7 +67,7 @@ class Measured:
         step_s: the median step, s.
         spread: how far steps differ: the distance of their quartiles by the median.
         operations: the operations.
-        between: seconds between operations of a rank that nothing was awaited in.
+        between: seconds before operations that nothing in the program explains.
     """
 
     strategy: Any
@@ -168,43 +168,43 @@ def measured_by(run: Any, strategy: Any, parameters: Mapping[str, Any]) -> Measu
         name: value for name, value in parameters.items() if name not in {*DEFAULTS, *signature(train).parameters}
     }
     questions = {id(price): predictor.asked(question) for question, price in predictor._answers.items()}
-    line = run.typical_timeline
-    times = np.column_stack([line.launched, line.time, line.end]).tolist()
-    ranks = [
-        [
-            (questions.get(id(price)), *moments)
-            for price, moments in zip(log._rows[PRICE::STRIDE], times[low:high], strict=True)
-        ]
-        for log, low, high in zip(run.predicted.logs, line.starts, line.starts[1:], strict=False)
-    ]
+    asked = [questions.get(id(price)) for log in run.predicted.logs for price in log._rows[PRICE::STRIDE]]
     low, median, high = statistics.quantiles(run.step_times[WARM_UP:], n=4)
-    return Measured(strategy, {**given, **options}, median, (high - low) / median, *observed(ranks))
+    taken = observed(run.typical_timeline, asked)
+    return Measured(strategy, {**given, **options}, median, (high - low) / median, *taken)
 
 
-def observed(
-    ranks: Iterable[Sequence[tuple[Asked | None, float, float, float]]],
-) -> tuple[list[Observed], list[float]]:
-    """Return what the operations of a step took, and what passed between them where nothing was awaited.
+def observed(line: Timeline, asked: Sequence[Asked | None]) -> tuple[list[Observed], list[float]]:
+    """Return what the operations of a step took, and what passed before each that nothing in the program explains.
+
+    A transfer lasts from when the one before it on its stream has ended. What its own rank computes is beside it: where
+    members end at different times, others go on to compute.
 
     Args:
-        ranks: of each, its operations in order: what it was, when it was submitted, began and ended, s.
+        line: the operations.
+        asked: what each was; None of what has no price.
     """
-    operations, between = [], []
-    for rows in ranks:
-        # a receive is submitted long before its message comes, and takes nothing until then
-        transfers = [(submitted, end) for asked, submitted, _, end in rows if asked and asked.is_collective]
-        computing = [(begin, end) for asked, _, begin, end in rows if asked and not asked.is_transfer]
-        for (asked, _, begin, end), following in zip(rows, [*rows[1:], None], strict=True):
-            if asked is None:
-                continue
-            others = computing if asked.is_transfer else transfers
-            operations.append(Observed(asked, end - begin, _overlap(begin, end, others)))
-            if following is not None and following[1] >= end:  # else it was launched
-                between.append(following[1] - end)
-    return operations, between
+    case, count = Moments(make_graph(line)).case(line), line.num_events
+    spans = np.column_stack([line.end - case.durations, line.end])
+    known = [event for event in range(count) if asked[event] is not None and not line.loading[event]]
+
+    def of_ranks(chosen: Bools) -> list[list[list[float]]]:
+        return [spans[chosen & (line.rank == rank)].tolist() for rank in range(line.num_ranks)]
+
+    computing = of_ranks(line.computes & ~line.loading)
+    # a receive waits for its message, and takes nothing until then
+    transfers = of_ranks(np.array([each is not None and each.is_collective for each in asked]))
+    operations = []
+    for event in known:
+        what: Any = asked[event]
+        begin, end = spans[event].tolist()
+        others = (computing if what.is_transfer else transfers)[line.rank[event]]
+        operations.append(Observed(what, float(case.durations[event]), _overlap(begin, end, others)))
+    lags = case.lags[count : 2 * count][known]
+    return operations, np.maximum(lags, 0.0).tolist()
 
 
-def _overlap(begin: float, end: float, others: Sequence[tuple[float, float]]) -> float:
+def _overlap(begin: float, end: float, others: Iterable[list[float]]) -> float:
     """Return how long of an interval some of the others, which may overlap one another, were there too, s."""
     seconds, since = 0.0, begin
     for first, last in sorted(others):
@@ -245,37 +245,42 @@ def predicted_s(measured: Measured, calibration: Calibration) -> float:
 
 
 def _fitted(found: Sequence[Measured]) -> dict[str, Any]:
-    """Return what measured programs say of the fields of a calibration."""
-    alone: dict[Asked, list[float]] = defaultdict(list)
-    all_of: dict[Asked, list[float]] = defaultdict(list)
-    between = [seconds for each in found for seconds in each.between]
+    """Return what measured programs say of the fields of a calibration.
+
+    What computes or communicates beside an operation takes a share of its rate, so that it lasts longer by that share
+    of the time beside. Both shares are at most one together: what shares a processor does not work less than alone.
+    Lines are fitted to what is left.
+    """
     operations = [operation for each in found for operation in each.operations]
-    for asked, seconds, beside_s in operations:
-        all_of[asked].append(seconds)
-        if beside_s < ALONE * seconds:
-            alone[asked].append(seconds)
-    kinds = dict.fromkeys(asked.kind for asked in all_of)
-    lines = {}
-    for kind in kinds:
-        known = {asked.sizes: each for asked, each in alone.items() if asked.kind == kind}
-        lines[kind] = _line(known or {asked.sizes: each for asked, each in all_of.items() if asked.kind == kind})
-    return {
-        "lines": lines,
-        "between_s": _trimmed(between),
-        "usage": _share_lost([o for o in operations if not o.asked.is_transfer], lines),
-        "computing_usage": _share_lost([o for o in operations if o.asked.is_collective], lines),
+    shares = {
+        "usage": _share_lost([o for o in operations if not o.asked.is_transfer]),
+        "computing_usage": _share_lost([o for o in operations if o.asked.is_collective]),
     }
+    most = max(1.0, sum(shares.values()))
+    shares = {name: share / most for name, share in shares.items()}
+    alone: dict[str, dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for asked, seconds, beside_s in operations:
+        lost = 0.0 if asked.name in MESSAGES else shares["computing_usage" if asked.is_transfer else "usage"]
+        alone[asked.kind][asked.sizes].append(seconds - lost * beside_s)
+    between = [seconds for each in found for seconds in each.between]
+    lines = {kind: _line(durations) for kind, durations in alone.items()}
+    return {"lines": lines, "between_s": _trimmed(between), **shares}
 
 
-def _share_lost(operations: Iterable[Observed], lines: Mapping[str, Line]) -> float:
-    """Return which share of their rate operations lose to what passes beside them."""
-    slower = [
-        (seconds - lines[asked.kind].at(asked.sizes), beside_s)
-        for asked, seconds, beside_s in operations
-        if beside_s >= ALONE * seconds
-    ]
-    lost, beside = map(sum, zip(*slower, strict=True)) if slower else (0.0, 1.0)
-    return min(max(lost / beside, 0.0), MOST_USAGE)
+def _share_lost(operations: Iterable[Observed]) -> float:
+    """Return which share of their rate operations lose to what passes beside them.
+
+    It is the slope of seconds by time beside, among operations that ask for the same; 0 where all have as much of it.
+    """
+    alike: dict[Asked, list[tuple[float, float]]] = defaultdict(list)
+    for asked, seconds, beside_s in operations:
+        alike[asked].append((seconds, beside_s))
+    both = varies = 0.0
+    for each in alike.values():
+        distances = np.array(each) - np.mean(each, axis=0)
+        both += float(distances[:, 0] @ distances[:, 1])
+        varies += float(distances[:, 1] @ distances[:, 1])
+    return min(max(both / varies, 0.0), MOST_USAGE) if varies else 0.0
 
 
 def _line(durations: Mapping[tuple[float, ...], Sequence[float]]) -> Line:

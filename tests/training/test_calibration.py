@@ -17,7 +17,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.machine.calibrated import Calibration, Line
-from minitrain.operations import LAUNCHED, PRICE, STRIDE, TIME
+from minitrain.operations import PRICE, STRIDE
 from minitrain.training.calibration import (
     Measured,
     _work_of_others_s,
@@ -73,18 +73,12 @@ def as_if_measured(name: str, width: int, noise: float = 0.0, seed: int = 0) -> 
     predictor = run.prepared.predictor
     asked = {id(price): predictor.asked(question) for question, price in predictor._answers.items()}
     alone: Any = mt.simulate(name, **sizes_of(width), hardware=predictor, contention=False)
-    ranks = []
-    for log, priced in zip(run.logs, alone.logs, strict=True):
-        rows, prices = log._rows, priced._rows[PRICE::STRIDE]
-        ends = zip(prices, rows[LAUNCHED::STRIDE], rows[TIME::STRIDE], rows[PRICE::STRIDE], strict=True)
-        ranks.append(
-            [
-                (asked.get(id(price)), submitted, begin, begin + took.seconds * math.exp(noise * random.normal()))
-                for price, submitted, begin, took in ends
-            ]
-        )
+    line = run.step_timeline
+    lasts = line.duration * np.exp(noise * random.normal(size=line.num_events))
+    asked_of = [asked.get(id(price)) for log in alone.logs for price in log._rows[PRICE::STRIDE]]
+    taken = observed(replace(line, duration=lasts, end=line.time + lasts), asked_of)
     step_s = run.step_time * math.exp(noise * random.normal())
-    return Measured(name, sizes_of(width), step_s, noise, *observed(ranks))
+    return Measured(name, sizes_of(width), step_s, noise, *taken)
 
 
 def test_what_was_put_in_is_found() -> None:
