@@ -82,6 +82,7 @@ CLOSED: dict[str, dict[str, Closed]] = {
         "memory": lambda c: mib((c.L + 1 + 2 / c.n) * TENSOR + (c.L + 1) * c.mb * SAMPLE),
         "communication": lambda c: mib(2 * c.n * c.L * TENSOR),
     },
+    "24": {"communication": lambda c: mib(4 * (c.n - 1) * c.B * SAMPLE)},
     "23": {
         "memory": lambda c: mib(4 * c.L * TENSOR),
         "communication": lambda c: mib(2 * c.n * c.L * TENSOR),

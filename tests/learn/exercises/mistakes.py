@@ -56,8 +56,8 @@ LAST_WEIGHTS = "    for i in range(len(batches) - delay, len(batches)):\n       
 SEND_GRADIENT = "        if not first:\n            await model.send(stage - 1, grad_activations[layers[0] - 1, i])\n"
 WEIGHTS_LATER = "        if i >= delay:\n            backward_weight(i - delay)\n"
 
-RING, TREE, RECOMPUTE, OFFLOAD, LOCAL = (
-    solution_of(load_exercise(number)) for number in ("19", "20", "21", "22", "23")
+RING, TREE, RECOMPUTE, OFFLOAD, LOCAL, DUALPIPE = (
+    solution_of(load_exercise(number)) for number in ("19", "20", "21", "22", "23", "24")
 )
 EXCHANGE = """    sent = model.launch(model.send((model.rank + 1) % model.world_size, shard))
     came = await model.receive((model.rank - 1) % model.world_size)
@@ -82,6 +82,8 @@ LEAVING = """        while leaving:
 """
 OUTER_SUM = "        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)\n"
 OWN_UPDATE = '        for layer in layers:\n            weights["local", layer], opt_states'
+NEXT_RECEIVE = "        coming = start_receive(*order[place + 1]) if place + 1 < len(order) else None\n"
+ARRIVED = '        if coming is not None and kind == "F":\n'
 CHOICE = "if over_tree < round_ring:"
 
 
@@ -482,4 +484,29 @@ MISTAKES: dict[str, Mistake] = {
         "laws", "needs values that add", "all_reduce what outer_gradient gives"),
     "the_declaration_is_gone": Mistake(
         "23", changed(LOCAL, ('@mt.local_steps("local_steps")\n', "")), "runs", "declare @mt.local_steps", "."),
+    # 24
+    "a_receive_begins_when_it_is_needed": Mistake(
+        "24", changed(DUALPIPE, (ARRIVED, "        coming = start_receive(kind, chunk, i)\n" + ARRIVED), (NEXT_RECEIVE, ""),
+                      ("    coming = start_receive(*order[0])\n", "")), "time", "longer", "receive of the next action is launched before"),
+    "a_send_is_awaited_at_once": Mistake(
+        "24", changed(DUALPIPE, ("while len(sends) > 1:", "while sends:")), "time", "longer", "a send is awaited one action later"),
+    "messages_of_both_directions_have_no_tags": Mistake(
+        "24", changed(DUALPIPE, (', tag=(kind == "F", source, i)', ""), (", tag=(is_forward, stages[chunk], key[1])", "")),
+        "laws", "grad must be a ActivationGrad, got Activation", "Tags tell them apart"),
+    "no_backward_is_split": Mistake(
+        "24", changed(DUALPIPE, ('"I1 W F1"', '"B1 F1"'), ('("W I0", after),\n        ("W", rank + 1),', '("B0", after),'),
+                      ('"B1 I0"', '"B1 B0"'), ('"I1 I0"', '"B1 B0"')), "time", "longer", "is W put off where the table has it"),
+    "forwards_do_not_alternate_with_backwards": Mistake(
+        "24", changed(DUALPIPE, ('("F0 B1 F1 B0", num_microbatches - p - after)',
+                                 '("F0 F1", num_microbatches - p - after),\n        ("B1 B0", num_microbatches - p - after)')),
+        "memory", "too many samples forward", "stay longer than the table asks for"),
+    "the_turn_of_the_v_is_a_message": Mistake(
+        "24", changed(DUALPIPE, ("if 0 <= stage < 2 * p and found != rank", "if 0 <= stage < 2 * p")),
+        "runs", "cannot send to itself; keep the tensor", "."),
+    "the_last_rank_takes_the_loss": Mistake(
+        "24", changed(DUALPIPE, ("if stages[chunk] == 2 * p - 1:", "if stages[chunk] == p - 1:")), "runs", "KeyError", "under this key"),
+    "weights_that_were_put_off_are_forgotten": Mistake(
+        "24", changed(DUALPIPE, ('        ("W", rank + 1),\n', "")), "laws", "must cover all 8 samples", "summed over"),
+    "a_launched_send_is_never_awaited": Mistake(
+        "24", changed(DUALPIPE, ("    while sends:\n        await sends.pop(0)\n", "")), "runs", "launched send and never awaited", "needs its `await work`"),
 }  # fmt: skip

@@ -182,6 +182,16 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "Between the steps nothing is sent.": "gradients_are_summed_in_local_steps",
         "hand it in, whole on every rank": "own_weights_are_handed_in",
     },
+    "24": {
+        "alternate a forward of one with a backward of the other": "forwards_do_not_alternate_with_backwards",
+        "Rank 0 has inputs and loss": "the_last_rank_takes_the_loss",
+        "stage p takes what stage p - 1 has made, without a message.": "the_turn_of_the_v_is_a_message",
+        "| W | r + 1 |": "weights_that_were_put_off_are_forgotten",
+        "| I1 I0 | (r + 1) // 2 |": "no_backward_is_split",
+        "Launch the receive that the next action needs before you compute this action": "a_receive_begins_when_it_is_needed",
+        "launch a send as soon as its tensor is there, and await it one action later.": "a_send_is_awaited_at_once a_launched_send_is_never_awaited",
+        "so give them tags": "messages_of_both_directions_have_no_tags",
+    },
 }
 """By exercise, sentences of its statement, each with the submissions that break it."""
 
