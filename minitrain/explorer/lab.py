@@ -11,14 +11,13 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
 from minitrain.errors import UsageError
 from minitrain.explorer.page_files import PAGE, text_of
-from minitrain.files import replacing
+from minitrain.files import TemporaryFolder, replacing
 from minitrain.learn.copied_package import PACKAGE, folder_of
 from minitrain.learn.wheel import files_below, write_zip
 
@@ -59,8 +58,7 @@ def build_lab(folder: Path) -> list[Path]:
         _write(folder / name, text_of("lab_transport.js" if name == "transport.js" else name))
     for name in _ENGINE:
         _write(folder / name, text_of(name))
-    with tempfile.TemporaryDirectory(prefix="minitrain-lab-") as temporary:
-        work = Path(temporary)
+    with TemporaryFolder("minitrain-lab-") as work:
         for part in ("package.json", "package-lock.json", "wheels.txt"):
             text = resources.files("minitrain.explorer").joinpath("lab_parts", part).read_text(encoding="utf-8")
             (work / part).write_text(text, encoding="utf-8")

@@ -7,13 +7,13 @@ operation that differs is framed in both. Bars show what the step needed beside 
 from __future__ import annotations
 
 import html
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import Budget, budget_for, run_reference
 from minitrain.learn.exercise import Case, Exercise, load_exercise
 from minitrain.learn.unfinished import UnfinishedRun
@@ -238,8 +238,8 @@ def _kept_cases(exercise: Exercise) -> list[Case]:
 
 def kept_runs(exercise: Exercise) -> Iterator[tuple[str, bytes]]:
     """Yield the reference's runs of the sizes that learners see: their files' names there, and these."""
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryFolder("minitrain-picture-") as folder:
         for place, case in enumerate(_kept_cases(exercise)):
-            path = Path(folder, f"{place}.jsonl")
+            path = folder / f"{place}.jsonl"
             run_reference(exercise, case).save(path)
             yield f"{EXPECTED}/{path.name}", path.read_bytes()

@@ -14,11 +14,14 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import final
+
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 def worker_pool(num_processes: int, memory_bytes: int | None = None) -> ProcessPoolExecutor:
@@ -78,6 +81,16 @@ def begin_work(memory_bytes: int | None = None) -> None:  # pragma: no cover  (o
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # A `threading.Thread` would count as one that may wake an event loop, so that no deadlock would be found.
         _thread.start_new_thread(_end_with_parent, ())
+
+
+def die_with(parent: int) -> None:
+    """Let the system kill this process when the one that started it ends, where it can: also one that is stopped."""
+    if sys.platform == "linux":
+        import ctypes  # noqa: PLC0415
+
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
 
 
 def _end_with_parent() -> None:  # pragma: no cover  (only in a worker)

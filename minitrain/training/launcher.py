@@ -40,6 +40,10 @@ from minitrain.training.worker import FD, Doing, Task
 MOST_PRINTED = 2**16
 """Bytes that a rank may print before the rest is left out."""
 
+_RANK = (
+    "from minitrain.run.worker_processes import die_with; die_with({}); "  # before torch is there, which takes seconds
+    "from minitrain.training.worker import main; main()"
+)
 _ASK_S = 0.5
 _MOST_LOADED = 4.0  # a busy machine makes the limit of silence this many times longer at most
 _DONE = b"done"
@@ -150,10 +154,10 @@ def _started(rank: int, say: Callable[[str], None]) -> _Process:
     """Start the process of a rank, whose lines are passed on."""
     ours, theirs = Pipe()
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    environment = {**os.environ, FD: f"{theirs.fileno()} {os.getpid()}", "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, FD: str(theirs.fileno()), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     environment.setdefault("OMP_NUM_THREADS", "1")
     popen = subprocess.Popen(
-        [sys.executable, "-c", "from minitrain.training.worker import main; main()"],
+        [sys.executable, "-c", _RANK.format(os.getpid())],
         env=environment,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ when its pipe does, so that nothing is left over when the launcher is killed.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import datetime
 import os
 import platform
@@ -43,10 +42,8 @@ from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTran
 KEPT_STEPS = 50
 """Of how many of the last steps the times of single operations are kept."""
 
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-
 FD = "MINITRAIN_TRAIN_FD"
-"""The environment variable with the file descriptor of a rank's pipe, and the process that started it."""
+"""The environment variable with the file descriptor of a rank's pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,20 +339,10 @@ class Pipe:
             os._exit(1)
 
 
-def die_with(parent: int) -> None:
-    """Let the system kill this process when the one that started it ends, where it can: also one that is stopped."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
-        os._exit(1)
-
-
 def main() -> None:
     """Do what the launcher says, report, and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends all ranks
-    descriptor, parent = map(int, os.environ.pop(FD).split())
-    die_with(parent)
-    pipe = Pipe(Connection(descriptor))
+    pipe = Pipe(Connection(int(os.environ.pop(FD))))
     status = 0
     try:
         task = load(pipe.receive())
