@@ -1,9 +1,9 @@
 """`python -m benchmarks.trials`: commands are killed, lose a process, or lack disk or memory; what is left is counted.
 
-- **kill**: a command is ended by `kill -9` while its processes are at work, as what they have computed or printed shows.
-  Within five seconds none of them is alive, and what it left where temporary files are is gone after the next command
-  of its kind. Of a process that is still there and has had less than a second of a processor, on a loaded machine, the
-  end is waited for, and said.
+- **kill**: a command is ended by `kill -9` while its processes are at work, as what they have computed or printed
+  shows. Within five seconds none of them is alive, and what it left where temporary files are is gone after the next
+  command of its kind. Where a process is still there and has had less than a second of a processor, as on a loaded
+  machine, its end is waited for, and said.
 - **loss**: one process of a command is killed at a random moment, as the system does when memory is short. The command
   ends by itself, with all its rows or with one message, and leaves no process.
 - **disk**: a command writes to a file system that is full, half of the times its temporary files too. Each file is
@@ -17,6 +17,8 @@ how many trials ended well. Trials are not timed.
 from __future__ import annotations
 
 import argparse
+import atexit
+import ctypes
 import gzip
 import json
 import os
@@ -24,10 +26,12 @@ import random
 import re
 import resource
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import types
@@ -44,6 +48,7 @@ _MARK = "MINITRAIN_TRIAL"
 _ENDED_WITHIN_S = 5.0
 _STARVED_S = 1.0  # of a processor; who had less in five seconds was kept from ending by other work
 _LONGEST_S = 300.0
+_M_ARENA_MAX = -8  # of glibc's malloc.h
 _ENDLESS = "    while True:\n        await model.barrier()\n"
 _SUBMISSION = f"async def ddp(model):\n{_ENDLESS}"
 _TOLD = """from minitrain.strategies import ddp as shipped
@@ -219,9 +224,10 @@ class Room:
             code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
         except BaseException:
             traceback.print_exc()
-        finally:
-            with suppress(BaseException):
-                sys.stdout.flush()
+        finally:  # as Python ends, without what this process was doing
+            for end in (threading.__dict__["_shutdown"], atexit.__dict__["_run_exitfuncs"], sys.stdout.flush):
+                with suppress(BaseException):
+                    end()
             os._exit(code)
 
     def ask(self) -> None:
@@ -297,8 +303,11 @@ class Room:
 @contextmanager
 def room() -> Iterator[Room]:
     """Make a room."""
-    with tempfile.TemporaryDirectory(prefix="trial-") as folder:
-        yield Room(Path(folder))
+    folder = Path(tempfile.mkdtemp(prefix="trial-"))
+    try:
+        yield Room(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for(process: subprocess.Popen[str], seconds: float) -> bool:
@@ -424,7 +433,7 @@ def is_good(here: Room, code: int | None, place: Path) -> tuple[bool, str]:
     """Return whether a command that lacked something ended with a message, and with whole files alone."""
     halves = [file.name for file in place.rglob("*") if file.is_file() and not is_whole(file)]
     errors = here.errors()
-    is_told = "Traceback" not in errors and bool(re.search(r"(^|\n)minitrain: ", errors))
+    is_told = "Traceback" not in errors and bool(re.search(r"(^|\n)minitrain: |the grader lacks", errors))
     good = not halves and (code == 0 or (code is not None and is_told)) and here.is_empty()
     words = "had room" if code == 0 else "was told"
     return good, words if good else f"{halves} {code} {errors[-1500:]} {here.printed()[-200:]}"
@@ -448,6 +457,7 @@ _NEEDS: dict[str, Need] = {}
 def need(name: str) -> Need:
     """Return what a command takes; import what it imports, so that its forks have that."""
     if name not in _NEEDS:
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # else each thread takes address space that it can do without
         import_all(name)
         with room() as here:
             place, peak = here.folder / "disk", here.folder / "peak"

@@ -5,6 +5,7 @@ carries the facts of its message as attributes (`error.rank`, `error.layer`, ...
 does not apply is absent from `error.facts` and reads as None.
 """
 
+import errno
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,10 +122,19 @@ def message_of(error: BaseException) -> str:
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, MinitrainError):
         return f"{text_of(error)}{notes}"
+    if lacks_memory(error):
+        return f"the system gives no more memory, or no more threads; ask for less, or for fewer processes{notes}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path, or name another one"
     text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     return f"{text}{_place(error)}{notes}"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error says that the system has no memory, or no process or thread, to give."""
+    no_thread = isinstance(error, RuntimeError) and text_of(error) == "can't start new thread"
+    refused = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN)
+    return isinstance(error, MemoryError) or no_thread or refused
 
 
 def _place(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, message_of
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, lacks_memory, message_of
 from minitrain.plain_text import printable
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -125,7 +125,8 @@ def report(error: Exception, *, debug: bool) -> int:
         else:
             print_error(_with_help(f"{format_message().rstrip('.')}{_given(error)}", error))
         return int(getattr(error, "exit_code", USAGE))
-    unprinted = error.strerror if isinstance(error, OSError) and error.filename is None else None
+    is_of_output = isinstance(error, OSError) and error.filename is None and not lacks_memory(error)
+    unprinted = error.strerror if isinstance(error, OSError) and is_of_output else None
     if unprinted:
         _discard_further_output()
     print_error(f"the output cannot be written: {unprinted}" if unprinted else message_of(cause))

@@ -243,6 +243,8 @@ def grade_one(submission: Submission, limits: Limits) -> Row:
     except MemoryError:
         reason = f"judging what it does needs more than {MOST_MEMORY / 2**30:.0f} GiB; it may hold thousands of tensors"
         return Row(submission.name, reason=reason)
+    except OSError as error:
+        return Row(submission.name, reason=f"the grader lacks disk or memory: {error.strerror}; grade it again")
     except Exception as error:  # one row of many
         return Row(submission.name, reason=f"the grader failed: {type(error).__name__}: {error}")
     return Row(submission.name, found)
