@@ -1,7 +1,7 @@
 """Moving tensors to the host's memory and back, beside computing: `offload` and `fetch`.
 
 Each direction has a stream of its own, priced by the link to the host. `offload` gives an `OnHost`. Store it in
-`model.host`, where it counts as host memory. `fetch` makes the tensor again on the device; the copy on the host stays
+`model.host`: it counts as host memory from its offload on, until it is deleted there. `fetch` makes the tensor again on the device; the copy on the host stays
 until it is deleted, so that weights can be fetched as often as they are needed.
 
     host[layer] = await model.offload(activations.pop(layer))
@@ -37,13 +37,14 @@ class HostStore(Store[OnHost]):
         unit_bytes: bytes of a unit.
     """
 
-    __slots__ = ("_capacity_units", "_rank", "_unit_bytes")
+    __slots__ = ("_begun", "_capacity_units", "_rank", "_unit_bytes")
 
     def __init__(self, account: Account, rank: int, capacity_units: float, unit_bytes: float) -> None:
         super().__init__(account)
         self._rank = rank
         self._capacity_units = capacity_units
         self._unit_bytes = unit_bytes
+        self._begun: dict[int, OnHost] = {}  # what counts and is not stored, by identity
 
     @property
     def peak_bytes(self) -> float:
@@ -58,7 +59,28 @@ class HostStore(Store[OnHost]):
                 rank=self._rank,
                 value=value,
             )
+        if self._begun.pop(id(value), None) is not None:
+            self._account.units -= value._units
+        elif getattr(value, "_home", None) is not self._account:
+            raise LawError(
+                f"model.host of rank {self._rank} takes what offload gave, once, got {value!r}, which was deleted from "
+                "it, or is a copy; offload the tensor again",
+                rank=self._rank,
+                layer=value.layer,
+                value=value,
+            )
         super().__setitem__(key, value)
+        self._require_room()
+
+    def begin(self, value: OnHost) -> None:
+        """Count what is on its way to the host, though it is not stored yet: else it could wait uncounted elsewhere."""
+        self._begun[id(value)] = value
+        self._account.units += value._units
+        self._account.peak_units = max(self._account.peak_units, self._account.units)
+        self._require_room()
+
+    def _require_room(self) -> None:
+        """Require that the host's memory holds all that counts."""
         if self._account.units > self._capacity_units:
             held, most = (units * self._unit_bytes / 2**30 for units in (self._account.units, self._capacity_units))
             raise OutOfMemoryError(
@@ -144,7 +166,10 @@ class HostMemory(RankState):
         if v.__class__ not in FIELDS:
             raise _not_on_device(self, v)
         units = self._account.units_of(v)
-        return self._copy(OFFLOAD, v, units, copy_to_host(v), v)
+        kept = copy_to_host(v)
+        operation = self._copy(OFFLOAD, v, units, kept, v)
+        self.host.begin(kept)
+        return operation
 
     def _fetch(self, v: Any) -> Operation:
         """Submit a copy from the host."""

@@ -228,7 +228,7 @@ class CalibratedPredictor(DevicePredictor):
         self.calibration = calibration
         self.pricing: Any = calibration.how_sure()
         self.workload = workload
-        self.slowdown = 1.0
+        self._slowdown = 1.0
         self.reference = None
         self._world_size = world_size
         self._crowd = _crowding(world_size, calibration) / _crowding(calibration.ranks, calibration)
@@ -283,7 +283,7 @@ class CalibratedPredictor(DevicePredictor):
             return 0.0
         seconds = known.at(asked.sizes) * factor
         if not asked.is_transfer:
-            seconds *= self._crowd * self.slowdown
+            seconds *= self._crowd * self._slowdown
         return (seconds + self.calibration.between_s) * self.calibration.waiting
 
     def _line(self, asked: Asked) -> tuple[Line | None, float]:

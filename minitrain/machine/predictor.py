@@ -90,7 +90,7 @@ class DevicePredictor:
         self.workload = workload
         self.device = device
         self.topology = topology
-        self.slowdown = 1.0
+        self._slowdown = 1.0
         self.reference: Self | None = None
         self._remember_prices()
 
@@ -160,7 +160,7 @@ class DevicePredictor:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
         other = copy.copy(self)
         other.reference = self.reference or self
-        other.slowdown = self.slowdown * factor
+        other._slowdown = self._slowdown * factor
         other._remember_prices()
         return other
 
@@ -193,7 +193,7 @@ class DevicePredictor:
         return Price(self.device.load_seconds(size_bytes))
 
     def _price_of(self, cost: Cost) -> Price:
-        return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self.slowdown)
+        return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self._slowdown)
 
     def _host_transfer(self, op: str, size_bytes: float) -> Price:  # noqa: ARG002  (both directions are alike)
         return Price(self.device.load_seconds(size_bytes), size_bytes)
@@ -453,7 +453,7 @@ class KernelPredictor(DevicePredictor):
         if self._left_out:
             work = _without(work, self._left_out)
         device = cast(KernelDevice, self.device)
-        return Price(device.pass_seconds(work) * self.slowdown)
+        return Price(device.pass_seconds(work) * self._slowdown)
 
 
 def _topology(
@@ -516,7 +516,7 @@ class LayerPredictor(DevicePredictor):
     def training(self, workload: Workload) -> LayerPredictor:
         """Return the same machine for another workload."""
         other = LayerPredictor(self.layers, self.base.training(workload))
-        return other if self.slowdown == 1.0 else other.slowed(self.slowdown)
+        return other if self._slowdown == 1.0 else other.slowed(self._slowdown)
 
     def _remember_prices(self) -> None:
         """Begin anew for a workload, whose layers must be those of the table."""
@@ -544,14 +544,14 @@ class LayerPredictor(DevicePredictor):
         row = layer if unit is None else _row_of(unit, self.layers.num_layers)
         ahead = self.layers.seconds("forward_s", row, num_samples, mode.num_parts) * self._share(unit)
         if typ == "forward":
-            return Price(larger(0.0, ahead - self._transfer(unit, "embedding", num_samples, mode)) * self.slowdown)
+            return Price(larger(0.0, ahead - self._transfer(unit, "embedding", num_samples, mode)) * self._slowdown)
         seconds = self.layers.seconds("backward_s", row, num_samples, mode.num_parts) * self._share(unit)
         seconds = larger(0.0, seconds - self._transfer(unit, "head", num_samples, mode))
         if typ in _HALVES:
             seconds /= 2
         if typ != "backward_weight":
             seconds += ahead * self._repeated(unit, mode)
-        return Price(seconds * self.slowdown)
+        return Price(seconds * self._slowdown)
 
     def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
         unit = self._unit(layer)
@@ -559,7 +559,7 @@ class LayerPredictor(DevicePredictor):
         share = num_shards_on_device / num_shards
         if unit is not None:
             share *= unit.num_held_parameters() / sum(each.num_held_parameters() for each in self._units_of(unit))
-        return Price(self.layers.any_seconds("update_s", row, num_parts) * share * self.slowdown)
+        return Price(self.layers.any_seconds("update_s", row, num_parts) * share * self._slowdown)
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         return self.base.collective(op, size_bytes, ranks, algorithm)
