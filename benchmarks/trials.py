@@ -466,7 +466,7 @@ def need(name: str) -> Need:
             def prepare() -> None:
                 began = status_bytes("VmSize")
                 exit_ = os._exit
-                os._exit = lambda code: (peak.write_text(str(status_bytes("VmPeak") - began)), exit_(code))[1]
+                os._exit = lambda status: (peak.write_text(str(status_bytes("VmPeak") - began)), exit_(status))[1]
 
             code = here.run([part.replace("/full", str(place)) for part in WRITTEN[name]], prepare)
             assert code == 0, here.printed()
@@ -482,7 +482,7 @@ def import_all(name: str) -> None:
 
         def prepare() -> None:
             exit_ = os._exit
-            os._exit = lambda code: (modules.write_text("\n".join(sys.modules)), exit_(code))[1]
+            os._exit = lambda status: (modules.write_text("\n".join(sys.modules)), exit_(status))[1]
 
         here.run([part.replace("/full", str(here.folder)) for part in WRITTEN[name]], prepare)
         for module in modules.read_text().splitlines():

@@ -1,8 +1,8 @@
 """Moving tensors to the host's memory and back, beside computing: `offload` and `fetch`.
 
 Each direction has a stream of its own, priced by the link to the host. `offload` gives an `OnHost`. Store it in
-`model.host`: it counts as host memory from its offload on, until it is deleted there. `fetch` makes the tensor again on the device; the copy on the host stays
-until it is deleted, so that weights can be fetched as often as they are needed.
+`model.host`: it counts as host memory from its offload on, until it is deleted there. `fetch` makes the tensor again on
+the device; the copy on the host stays until it is deleted, so that weights can be fetched as often as they are needed.
 
     host[layer] = await model.offload(activations.pop(layer))
     activations[layer] = await model.fetch(host[layer])

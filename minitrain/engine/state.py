@@ -5,6 +5,7 @@ The operations that change this state are in `minitrain.engine.computation` and 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
@@ -57,16 +58,29 @@ def _for_reading(name: str, doc: str) -> Any:
     return property(attrgetter(f"_{name}"), _refusing(name), _refusing(name), doc)
 
 
-def _of_this_machine(name: str, doc: str, change: Callable[..., None] | None = None) -> Any:
-    """Return an attribute likewise that tells how long operations take here; whoever asks for many machines is told."""
+def _of_this_machine(
+    name: str, doc: str, change: Callable[..., None] | None = None, given: Callable[..., Any] = lambda kept: kept
+) -> Any:
+    """Return an attribute likewise that tells how long operations take here; whoever asks for many machines is told.
+
+    What is `given` of it may be a copy, so that writing to it changes no price of the run.
+    """
     kept = attrgetter(f"_{name}")
 
     def read(model: RankState) -> Any:
         if model._looked_at is not None:
             model._looked_at(name)
-        return kept(model)
+        return given(kept(model))
 
     return property(read, change or _refusing(name), _refusing(name), doc)
+
+
+def _apart(predictor: Predictor) -> Predictor:
+    """Return a predictor to ask, whose parts are its own: what is written to them changes no price of the run."""
+    apart = copy.copy(predictor)
+    parts = getattr(apart, "__dict__", {})
+    parts.update({name: copy.copy(part) for name, part in parts.items() if hasattr(part, "__dict__")})
+    return apart
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
@@ -145,7 +159,9 @@ class RankState:
     recomputed_flop: float = _for_reading("recomputed_flop", "FLOPs that backward computed again.")
     routed_copies: int = _for_reading("routed_copies", "Copies of tokens that routers sent to experts.")
     dropped_copies: int = _for_reading("dropped_copies", "Of these, what experts did not take.")
-    runtime_predictor: Predictor = _of_this_machine("runtime_predictor", "What prices the operations.")
+    runtime_predictor: Predictor = _of_this_machine(
+        "runtime_predictor", "What prices operations, to ask.", given=_apart
+    )
     log: EventLog = _of_this_machine("log", "The events so far, a list to read.")
     time: float = _of_this_machine(
         "time",

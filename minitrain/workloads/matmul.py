@@ -60,6 +60,8 @@ class MatmulLayer:
         flop_per_weight: floating-point operations of a training step for each weight and token.
     """
 
+    __slots__ = ("__weakref__",)  # all runs share one, and strategies can reach it
+
     name = SPECIFIED
     compute_shares: Mapping[str, float] = MappingProxyType(
         {"forward": 1.0, "backward": 1.0, "backward_input": 0.5, "backward_weight": 0.5}
@@ -182,6 +184,8 @@ class MatmulLayer:
 
 class DenseLayer(MatmulLayer):
     """The same layers with a backward of two multiplications: one for the input's gradient, one for the weight's."""
+
+    __slots__ = ()
 
     name = DENSE
     compute_shares: Mapping[str, float] = MappingProxyType(

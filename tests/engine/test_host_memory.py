@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -407,3 +408,50 @@ def test_contention_leaves_moves_as_long_as_they_are() -> None:
 def test_runs_that_offload_nothing_have_no_host_streams() -> None:
     rows = train(offload=None).models[0].log._rows
     assert {stream.kind for stream in rows[STREAM::STRIDE]} == {ON_COMPUTE.kind, "comm"}
+
+
+# ---- where it is not counted otherwise -------------------------------------------------------------------------------
+
+
+def test_what_is_offloaded_and_not_stored_counts_too() -> None:
+    async def program(model: Model) -> Model:
+        kept = [await model.offload(model.get_input_activation(range(8))) for _ in range(3)]
+        for place, value in enumerate(kept):
+            model.host[place] = value
+            del model.host[place]
+        return model
+
+    assert alone(program).peak_host_memory_bytes == 3 * 8 * SAMPLE
+
+
+def test_what_was_deleted_from_the_host_does_not_come_back() -> None:
+    async def program(model: Model) -> Model:
+        model.host["x"] = value = await model.offload(model.get_input_activation(range(8)))
+        del model.host["x"]
+        model.host["x"] = value
+        return model
+
+    with pytest.raises(mt.LawError, match="takes what offload gave, once"):
+        alone(program)
+
+
+@pytest.mark.parametrize("workload", [None, GPT])
+def test_what_a_strategy_writes_to_its_predictor_changes_no_price(workload: mt.Transformer | None) -> None:
+    async def program(model: Model, *, writes: bool = True) -> Model:
+        predictor: Any = model.runtime_predictor
+        if writes:
+            predictor.compute = lambda *_: Price(1e-9)
+            predictor.device, predictor.slowdown = None, 1e-9
+            for name in ("datatype", "flop_per_weight"):
+                with contextlib.suppress(AttributeError):
+                    setattr(model.runtime_predictor.workload, name, 0)
+        await begin(model)
+        model.activations[0] = model.forward(0, model.activations[0], model.weights[0])
+        return model
+
+    sizes: dict[str, Any] = {"num_layers": 1} if workload is None else {"workload": workload}
+    honest, written = (
+        mt.simulate(program, world_size=1, global_batch_size=8, check=False, writes=writes, **sizes)
+        for writes in (False, True)
+    )
+    assert written.step_time == honest.step_time > 0
