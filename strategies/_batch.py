@@ -97,8 +97,8 @@ def stage_layers(
         of: what the number of stages is made of, for errors.
         strategy: name of the strategy, for errors.
     """
-    is_given = layers_per_stage is not None or _has_shares(model, "layers")
-    if not is_given and getattr(model, "layers_are_alike", True):  # the specification knows no others
+    are_alike = getattr(model, "layers_are_alike", True)  # the specification knows no others
+    if layers_per_stage is None and are_alike and not _has_shares(model, "layers"):
         require_multiple("num_layers", model.num_layers, of, num_stages, strategy)
         return share(model.num_layers, num_stages, stage)
     require_range("microbatch_size", microbatch_size, model.global_batch_size, strategy)

@@ -1,17 +1,26 @@
-"""A reference solution as one file that runs wherever it lies: what it imports from the shipped strategies is in it."""
+"""A reference solution as one file that runs wherever it lies: what it imports from the shipped strategies is in it.
+
+What an exercise never asks for is left out: checks of sizes, shares that a run gives to ranks, and what docstrings say
+of arguments.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minitrain.errors import UsageError
 from minitrain.learn.exercise import Exercise
 
 _STRATEGIES = "minitrain.strategies"
+_CHECKS = "require_"
+"""How the names of functions begin that refuse sizes."""
+
+_KNOWN = {"_has_shares": False, "are_alike": True, "layers_per_stage is None": True}
+"""What always holds in an exercise, by a call's function or by an expression."""
 
 
 def solution_of(exercise: Exercise) -> str:
@@ -56,9 +65,10 @@ class _Bundle:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             self._imports[_import(node, name)] = None
         elif node is not None:
-            for needed in _names_in(node):
+            source = _shortened(_source(text, node))
+            for needed in _names_in(ast.parse(source).body[0]):
                 self.add(path, needed)
-            self._definitions[path, name] = _source(text, node)
+            self._definitions[path, name] = source
 
     def text(self, docstring: str) -> str:
         """Return one file of all of it."""
@@ -111,5 +121,69 @@ def _import(node: ast.Import | ast.ImportFrom, name: str) -> str:
 
 def _source(text: str, node: ast.stmt) -> str:
     """Return a statement as it is written, with its comments."""
-    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
-    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    return "\n".join(text.splitlines()[_first_line(node) - 1 : node.end_lineno])
+
+
+def _shortened(source: str) -> str:
+    """Return a definition without what no exercise asks for."""
+    return "\n".join(_kept(ast.parse(source).body, source.splitlines(), 0))
+
+
+def _kept(block: Sequence[ast.stmt], lines: Sequence[str], at: int) -> list[str]:
+    """Return the lines of a block's statements that are kept, with the comments before them; `at` is its first line."""
+    found: list[str] = []
+    for node in block:
+        first, end = _first_line(node) - 1, node.end_lineno or 0
+        before, at = [*lines[at:first]], end
+        known = _holds(node.test) if isinstance(node, ast.If) else None
+        if isinstance(node, ast.If) and known is not None:
+            chosen = node.body if known else node.orelse
+            found += before + [line.removeprefix("    ") for line in _kept(chosen, lines, _start(chosen, first))]
+            if chosen and isinstance(chosen[-1], ast.Return):
+                return found
+        elif not _is_left_out(node):
+            found += before + _kept_of(node, lines, first, end)
+    return found
+
+
+def _kept_of(node: ast.stmt, lines: Sequence[str], first: int, end: int) -> list[str]:
+    """Return the kept lines of one statement."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        text = lines[first]
+        return [text if text.rstrip().endswith('"""') and end == first + 1 else f'{text.rstrip()}"""']
+    body: list[ast.stmt] = getattr(node, "body", [])
+    if not body:
+        return [*lines[first:end]]
+    start, last = _start(body, first), body[-1].end_lineno or 0
+    inner = _kept(body, lines, start)
+    return [*lines[first:start], *inner, *lines[last:end]] if any(line.strip() for line in inner) else []
+
+
+def _start(block: Sequence[ast.stmt], otherwise: int) -> int:
+    """Return the first line of a block."""
+    return _first_line(block[0]) - 1 if block else otherwise
+
+
+def _first_line(node: ast.stmt) -> int:
+    """Return the number of a statement's first line, which may be a decorator's."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min(node.lineno, *(one.lineno for one in decorators)) if decorators else node.lineno
+
+
+def _is_left_out(node: ast.stmt) -> bool:
+    """Return whether a statement only checks sizes, or says what is known."""
+    if isinstance(node, ast.Assign):
+        return isinstance(node.targets[0], ast.Name) and node.targets[0].id in _KNOWN
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id.startswith(_CHECKS)
+
+
+def _holds(test: ast.expr) -> bool | None:
+    """Return whether a condition holds in every exercise; None where that depends."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        found = _holds(test.operand)
+        return None if found is None else not found
+    if isinstance(test, ast.BoolOp):
+        parts, decides = [_holds(part) for part in test.values], isinstance(test.op, ast.Or)
+        return decides if decides in parts else None if None in parts else not decides
+    return _KNOWN.get(ast.unparse(test.func if isinstance(test, ast.Call) else test))

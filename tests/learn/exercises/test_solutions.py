@@ -17,6 +17,7 @@ from minitrain.learn.solution import solution_of
 def test_a_solution_runs_where_it_lies(exercise: Exercise, tmp_path: Path) -> None:
     text = solution_of(exercise)
     assert "minitrain.strategies" not in text
+    assert "require_" not in text  # sizes are checked for those who use a strategy, not for those who learn
     assert "from ." not in text
     path = tmp_path / f"{exercise.name}_solution.py"
     path.write_text(text)
