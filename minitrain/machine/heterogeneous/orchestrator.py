@@ -495,9 +495,12 @@ def share_devices(
         For each run its steps and their end; energy and peak are those of all devices under all runs.
 
     Raises:
-        UsageError: a share leaves no unit, two devices have one name, a device warms up, or a budget is too small.
+        UsageError: a run has no share, or one that leaves no unit, two devices have one name, a device warms up, or a
+            budget is too small.
     """
     given = [1.0] * len(runs) if shares is None else list(shares)
+    if len(given) != len(runs):
+        raise UsageError(f"each of {len(runs)} runs needs a share of the units, got {len(given)}; give one for each")
     devices: dict[str, HardwareCapabilityProfile] = {}
     for device in (each for run in runs for each in run.devices):
         _require_one(devices, device)

@@ -356,7 +356,11 @@ def test_two_runs_that_share_devices_are_slower_than_alone_and_no_slower_than_on
     turns = share_devices([undisturbed, undisturbed])
     assert undisturbed.seconds < max(each.seconds for each in turns) <= 2 * undisturbed.seconds
     assert share_devices([undisturbed])[0] == undisturbed.timeline
-    for shares, message in (([0.001], "leave a unit of the 132 of h100_80g_nvl8, got 0.001"), ([2.0], "in")):
+    for shares, message in (
+        ([0.001], "leave a unit of the 132 of h100_80g_nvl8, got 0.001"),
+        ([2.0], "in"),
+        ([], "each of 1 runs"),
+    ):
         with pytest.raises(mt.UsageError, match=message):
             share_devices([undisturbed], shares)
     thermal = mt.Thermal(0.2, 100, 70)
