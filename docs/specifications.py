@@ -125,7 +125,7 @@ Workloads share devices | machine/heterogeneous/test_orchestrator.py::test_workl
 Arrays come from where they come soonest | machine/heterogeneous/test_orchestrator.py::test_an_array_comes_from_the_device_that_sends_it_soonest
 Synchronization waits for no more than it must | machine/heterogeneous/test_orchestrator.py::test_waits_are_no_more_than_another_device_makes_necessary
 The data that each device holds has room there | machine/heterogeneous/test_orchestrator.py::test_a_device_holds_what_it_needs_and_no_more_than_it_has
-A guide to new kinds of hardware | project/test_docs.py::test_examples_of_documents_print_what_they_say | in part: architecture.md says which files to open, and docstrings what a backend needs; there is no page of its own
+A guide to new kinds of hardware ([there](heterogeneous.md#a-new-kind-of-hardware)) | project/test_docs.py::test_examples_of_documents_print_what_they_say
 Modules named `hardware_taxonomy.py`, `unified_hardware_abstraction.py` and so on | | one module, `minitrain.heterogeneous`, has their classes
 Documentation with examples that run | project/test_docs.py::test_examples_of_documents_print_what_they_say
 Unavailable hardware is simulated (a future extension there) | machine/heterogeneous/test_abstraction_layer.py::test_every_shipped_config_computes_on_the_host_and_costs_what_it_says
