@@ -20,6 +20,7 @@ import argparse
 import atexit
 import ctypes
 import gzip
+import http.client
 import json
 import os
 import random
@@ -35,7 +36,6 @@ import threading
 import time
 import traceback
 import types
-import urllib.request
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -241,9 +241,8 @@ class Room:
         assert found, (self.folder / "err").read_text()
         address, token = found.groups()
         headers = {"Origin": address, "Authorization": f"Bearer {token}"}
-        asked = urllib.request.Request(f"{address}/ask/evaluate", json.dumps(_ANSWER).encode(), headers)
-        with suppress(OSError):
-            urllib.request.urlopen(asked, timeout=1.0)
+        self.asking = http.client.HTTPConnection(address.removeprefix("http://"))  # who does not listen stops the work
+        self.asking.request("POST", "/ask/evaluate", json.dumps(_ANSWER).encode(), headers)
 
     def wait_for_processes(self, count: int, process: subprocess.Popen[str]) -> None:
         """Wait until some processes are there, or the command has ended."""
@@ -433,7 +432,7 @@ def is_good(here: Room, code: int | None, place: Path) -> tuple[bool, str]:
     """Return whether a command that lacked something ended with a message, and with whole files alone."""
     halves = [file.name for file in place.rglob("*") if file.is_file() and not is_whole(file)]
     errors = here.errors()
-    is_told = "Traceback" not in errors and bool(re.search(r"(^|\n)minitrain: |the grader lacks", errors))
+    is_told = "Traceback" not in errors and bool(re.search(r"(^|\n)minitrain: |  the grader lacks", here.printed()))
     good = not halves and (code == 0 or (code is not None and is_told)) and here.is_empty()
     words = "had room" if code == 0 else "was told"
     return good, words if good else f"{halves} {code} {errors[-1500:]} {here.printed()[-200:]}"
