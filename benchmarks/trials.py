@@ -350,12 +350,15 @@ def killed(name: str, source: random.Random, most_s: float) -> tuple[bool, str]:
         if left:
             again = here.begin(KILLED[name].following)
             if name == "explore":
-                here.ask()
+                here.ask()  # its answer has a folder of its own, which is no leftover of the first
+                until = time.monotonic() + _LONGEST_S / 10
+                while {*left} & {*here.leftovers()} and time.monotonic() < until:
+                    time.sleep(0.05)
                 again.send_signal(signal.SIGINT)
             wait_for(again, _LONGEST_S)
             again.kill()
             here.is_empty()
-        remains = here.leftovers()
+        remains = [name for name in here.leftovers() if name in left]
         what = "ended before" if had_ended else f"{len(started)} processes, {len(left)} leftovers{late}"
         return all_ended and not remains and not had_ended, f"{what}; {remains or 'nothing'} remains"
 
