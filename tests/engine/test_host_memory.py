@@ -451,7 +451,7 @@ def test_what_a_strategy_writes_to_its_predictor_changes_no_price(workload: mt.T
 
     sizes: dict[str, Any] = {"num_layers": 1} if workload is None else {"workload": workload}
     honest, written = (
-        mt.simulate(program, world_size=1, global_batch_size=8, check=False, writes=writes, **sizes)
+        mt.simulate(program, world_size=1, global_batch_size=8, check=False, options={"writes": writes}, **sizes)
         for writes in (False, True)
     )
     assert written.step_time == honest.step_time > 0
