@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from minitrain.whatif.noise.sensitivity import Sensitivity, sensitivity
     from minitrain.whatif.vector.price import Priced, price, price_async
     from minitrain.workloads.architecture import LatentAttention, Lora, Precision
+    from minitrain.workloads.documents import Documents
     from minitrain.workloads.exchange.reading import read_recipe
     from minitrain.workloads.exchange.recipe import Recipe
     from minitrain.workloads.exchange.writing import write_recipe
@@ -139,6 +140,7 @@ _HOMES = {
     "workloads.models": ("models",),
     "workloads.peft": ("read_lora",),
     "workloads.architecture": ("LatentAttention", "Lora", "Precision"),
+    "workloads.documents": ("Documents",),
     "workloads.transformer": ("Transformer",),
 }
 PUBLIC_PATHS = {
@@ -178,6 +180,7 @@ __all__ = [
     "DeadlockError",
     "Devices",
     "DisturbedRun",
+    "Documents",
     "FailedRun",
     "Fault",
     "FaultRate",

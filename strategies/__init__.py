@@ -30,6 +30,7 @@ from .looped_bfs import looped_bfs
 from .megatron import megatron
 from .moe import moe
 from .one_f_one_b import one_f_one_b
+from .packed_context_parallel import packed_context_parallel
 from .pipedream_2bw import pipedream_2bw
 from .powersgd_ddp import powersgd_ddp
 from .pp_dp import pp_dp
@@ -64,6 +65,7 @@ __all__ = [
     "megatron",
     "moe",
     "one_f_one_b",
+    "packed_context_parallel",
     "pipedream_2bw",
     "powersgd_ddp",
     "pp_dp",

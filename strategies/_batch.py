@@ -8,6 +8,7 @@ from minitrain.errors import StrategyError
 from minitrain.lib import Model
 
 Grad = TypeVar("Grad")
+Samples = TypeVar("Samples", bound=Sequence[int])
 
 
 def require_multiple(what: str, value: int, of: str, divisor: int, strategy: str) -> None:
@@ -24,7 +25,7 @@ def require_range(name: str, value: int | None, most: int, strategy: str) -> Non
         raise StrategyError(f"{name} must be an integer of 1..{most} for {strategy}, got {value!r}")
 
 
-def microbatches(samples: range, microbatch_size: int | None, strategy: str) -> Sequence[range]:
+def microbatches(samples: Samples, microbatch_size: int | None, strategy: str) -> Sequence[Samples]:
     """Cut samples into microbatches; the last one is smaller where they do not divide.
 
     Args:
@@ -34,7 +35,7 @@ def microbatches(samples: range, microbatch_size: int | None, strategy: str) -> 
     """
     require_range("microbatch_size", microbatch_size, max(len(samples), 1), strategy)
     size = microbatch_size or max(len(samples), 1)
-    return [samples[start : start + size] for start in range(0, len(samples), size)]
+    return [cast(Samples, samples[start : start + size]) for start in range(0, len(samples), size)]
 
 
 def share(total: int, num_ranks: int, index: int) -> range:

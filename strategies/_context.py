@@ -1,5 +1,7 @@
 """How ranks share the sequence of each sample: checks of their sizes, and the shards of each rank."""
 
+from collections.abc import Sequence
+
 from minitrain.engine.transport.groups import Mesh
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
@@ -35,3 +37,27 @@ def shards_of(place: int, cp: int, *, balanced: bool) -> tuple[list[int], int]:
     3.3.2).
     """
     return ([place, 2 * cp - 1 - place], 2 * cp) if balanced else ([place], cp)
+
+
+def require_cut(cut: str, strategy: str) -> None:
+    """Raise a StrategyError unless a packed sequence can be cut so."""
+    if cut not in ("best", "sequence", "document"):
+        raise StrategyError(f'cut must be "best", "sequence" or "document" for {strategy}, got {cut!r}')
+
+
+def shares_of_work(work: Sequence[int], num_replicas: int) -> list[list[int]] | None:
+    """Return the samples of each replica: as many for all, and about as much work; None where all work is the same.
+
+    The sample with most work goes to the replica with least so far that has room (Graham 1969, the longest first).
+
+    Args:
+        work: of each sample.
+        num_replicas: how many share the samples, a divisor of their number.
+    """
+    if len(set(work)) == 1:
+        return None
+    shares: list[list[int]] = [[] for _ in range(num_replicas)]
+    for sample in sorted(range(len(work)), key=lambda sample: -work[sample]):
+        room = [share for share in shares if len(share) < len(work) // num_replicas]
+        min(room, key=lambda share: sum(work[other] for other in share)).append(sample)
+    return shares

@@ -1,7 +1,9 @@
 """Context parallelism by a gather: every rank gets the keys and values of a sequence (Llama 3, section 3.3.2)."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from minitrain.engine.transport.groups import Mesh
 from minitrain.lib import Model
 
 from ._batch import add, microbatches, share
@@ -30,11 +32,18 @@ async def gathered_context(
             ranks the same work; one shard if False.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
-    model.recompute = recompute
     mesh = context_mesh(model, cp, tp, "gathered_context")
-    parts, replicas, sequence = mesh.group("tp"), mesh.group("dp"), mesh.group("cp")
-    shards, num_shards = shards_of(mesh.coord("cp"), sequence.size, balanced=balanced)
+    replicas, sequence = mesh.group("dp"), mesh.group("cp")
+    shards = shards_of(mesh.coord("cp"), sequence.size, balanced=balanced)
     samples_here = share(model.global_batch_size, replicas.size, replicas.index)
+    batches = microbatches(samples_here, microbatch_size, "gathered_context")
+    return await gathered_step(model, mesh, [(batch, *shards) for batch in batches], recompute)
+
+
+async def gathered_step(model: Model, mesh: Mesh, inputs: Sequence[tuple[Any, ...]], recompute: str) -> Model:
+    """Train on microbatches, each given as the arguments of `get_input_shard`."""
+    model.recompute = recompute
+    parts, sequence, tp = mesh.group("tp"), mesh.group("cp"), mesh.group("tp").size
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
 
     async def total(partial: Any, border: int) -> Any:
@@ -69,8 +78,8 @@ async def gathered_context(
     for layer in range(model.num_layers):
         weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
 
-    for batch in microbatches(samples_here, microbatch_size, "gathered_context"):
-        activations[0] = model.get_input_shard(batch, shards, num_shards)
+    for batch in inputs:
+        activations[0] = model.get_input_shard(*batch)
         for layer in range(model.num_layers):
             if model.has_attention(layer):
                 activations["new"] = await attention(layer, recompute)

@@ -28,9 +28,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from minitrain.engine import laws, placed_passes
+from minitrain.engine import laws, placed_passes, sample_laws
 from minitrain.engine.computation import Computation
-from minitrain.engine.kept_for_backward import hold_core_again, keep_before_core, keep_of_steps
+from minitrain.engine.kept_for_backward import (
+    hold_core_again,
+    is_packed,
+    keep_before_core,
+    keep_of_steps,
+    with_documents,
+)
 from minitrain.engine.kept_for_backward import mode_of_forward as known_mode
 from minitrain.engine.laws import broken, require_kind
 from minitrain.engine.placed_passes import (
@@ -71,18 +77,52 @@ class Attention(Computation):
         """Return whether tokens need one another in a layer, so that shards of a sequence take it in steps."""
         return placed_passes.has_attention(self, layer)
 
-    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
+    def document_lengths(self, sample: int) -> tuple[int, ...]:
+        """Return the tokens of the documents that a sample consists of: of one, where none are packed.
+
+        Raises:
+            LawError: the sample is not of the global batch.
+        """
+        (found,) = self._samples_of([sample])
+        return placed_passes.lengths_of(self, found)
+
+    def count_pairs(
+        self, samples: Iterable[int], shards: Iterable[int] = (0,), num_shards: int = 1, cut: str = "sequence"
+    ) -> int:
+        """Return the pairs of a query of some shards and a key that it sees: attention's FLOPs are proportional.
+
+        Args:
+            samples: indices into the global batch.
+            shards: those of the queries.
+            num_shards: number of shards that the sequence is cut into.
+            cut: as for `get_input_shard`.
+
+        Raises:
+            LawError, UsageError: as for `get_input_shard`.
+        """
+        found = self._samples_with_documents(self._samples_of(samples))
+        return placed_passes.count_pairs(self, found, shards, num_shards, cut)
+
+    def _samples_of(self, samples: Iterable[int]) -> Any:
+        """Return samples as a set."""
+        return sample_laws.input_samples(self, samples)
+
+    def get_input_shard(
+        self, samples: Iterable[int], shards: Iterable[int], num_shards: int, cut: str = "sequence"
+    ) -> ActivationShard:
         """Return the model's input for some samples, and some shards of their sequence.
 
         Args:
             samples: indices into the global batch.
             shards: the rank's shards, as many for every rank; [i, 2 n - 1 - i] of 2 n leave n ranks equal work.
             num_shards: number of shards that the sequence is cut into.
+            cut: "sequence": a shard is a run of neighbouring tokens; "document": of each document of a packed sequence
+                (see `minitrain.workloads.documents`).
 
         Raises:
             LawError: a sample is not of the global batch, or a shard not of the sequence.
         """
-        return placed_passes.input_shard(self, samples, shards, num_shards)
+        return placed_passes.input_shard(self, samples, shards, num_shards, cut)
 
     def keys_values(
         self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None
@@ -330,7 +370,7 @@ def _law_of_project(model: RankState, layer: int, inp: Any, weight: Any, attende
     _require_step(model, "project", layer, inp, weight, attended)
     _mode_of_forward(model, "project", layer, inp)
     _require_of_input(model, "project", "attended", layer, inp, weight, attended)
-    lacking = missing(attended.keys, range(max(inp.sequence.shards) + 1))
+    lacking = missing(attended.keys, _keys_seen(model, layer, inp))
     if lacking:
         raise _lacks(model, "project", layer, attended, f"keys of {_shards(lacking, inp)}", "attend them too")
 
@@ -358,13 +398,31 @@ def _law_of_backward_keys_values(
     _mode_of_backward(model, op, layer, inp)
     _require_of_input(model, op, "grad_queries", layer, inp, weight, grad_queries)
     _require_of_input(model, op, "grad_keys_values", layer, inp, weight, grad_keys_values)
-    lacking = missing(grad_queries.keys, range(max(inp.sequence.shards) + 1))
+    lacking = missing(grad_queries.keys, _keys_seen(model, layer, inp))
     if lacking:
         raise _lacks(model, op, layer, grad_queries, f"keys of {_shards(lacking, inp)}", "backward_attend them too")
-    lacking = missing(grad_keys_values.queries, range(min(inp.sequence.shards), inp.sequence.num_shards))
+    lacking = missing(grad_keys_values.queries, _queries_that_see(model, layer, inp))
     if lacking:
         remedy = "add what other ranks have: reduce_scatter it, or let it travel round the ring"
         raise _lacks(model, op, layer, grad_keys_values, f"queries of {_shards(lacking, inp)}", remedy)
+
+
+def _keys_seen(model: RankState, layer: int, inp: Any) -> Iterable[int]:
+    """Return the shards of keys that an input's queries see."""
+    own, count = inp.sequence.shards, inp.sequence.num_shards
+    if not is_packed(model):
+        return range(max(own) + 1)
+    pairs = with_documents(model, layer, inp, PassMode(), Context(own, count, frozenset(range(count)))).pairs
+    return {key for _, key, _ in pairs.by_shard} if pairs else ()
+
+
+def _queries_that_see(model: RankState, layer: int, inp: Any) -> Iterable[int]:
+    """Return the shards of queries that see the keys of an input."""
+    own, count = inp.sequence.shards, inp.sequence.num_shards
+    if not is_packed(model):
+        return range(min(own), count)
+    pairs = with_documents(model, layer, inp, PassMode(), Context(frozenset(range(count)), count, own)).pairs
+    return {query for query, _, _ in pairs.by_shard} if pairs else ()
 
 
 def _require_of_input(model: RankState, op: str, name: str, layer: int, inp: Any, weight: Any, value: Any) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minitrain.engine.kept_for_backward import keep, mode_of, price_of_backward
+from minitrain.engine.kept_for_backward import keep, mode_of, price_of_backward, with_documents
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
+from minitrain.workloads.workload import USUAL
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState
@@ -33,7 +34,10 @@ def load(model: RankState, layer: int, shard: int, num_shards: int) -> tuple[Wei
 
 def forward(model: RankState, layer: int, inp: Activation, recompute: Recompute | None) -> Activation:
     """Take an activation through a layer."""
-    price = model._runtime_predictor.compute("forward", len(inp.samples), layer)
+    mode = with_documents(model, layer, inp, USUAL)
+    if mode is not USUAL:
+        model.pass_modes[len(model._rows)] = mode
+    price = model._runtime_predictor.compute("forward", len(inp.samples), layer, *(() if mode is USUAL else (mode,)))
     model._record("forward", layer, price, inp.samples)
     out = Activation(layer + 1, model._num_layers, inp.samples, model._global_batch_size)
     if model._remembered.may_be_shared:

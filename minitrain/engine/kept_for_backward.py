@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.machine.price import Price
 from minitrain.operations import UNITS_PER_ELEMENT
 from minitrain.tensors.kinds import passage_of
-from minitrain.workloads.workload import USUAL, PassMode, Recompute, as_recompute
+from minitrain.workloads.workload import USUAL, Context, PassMode, Recompute, as_recompute
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState
@@ -59,7 +59,10 @@ def keep(model: RankState, layer: int, inp: Activation, out: Activation, mode: P
 def _count_repetition(model: RankState, layer: int, keeper: Any, mode: PassMode) -> None:
     """Count the FLOPs of a forward as recomputed, if the layer went forward with this input before."""
     if passage_of(keeper).mode is not None:
-        again = replace(mode, recompute="full")
+        again, of_all = replace(mode, recompute="full"), mode.context
+        if of_all is not None:
+            of_all = replace(of_all, keys=frozenset(range(of_all.num_shards)))
+        again = with_documents(model, layer, keeper, again, of_all)
         model._recomputed_flop += model._runtime_predictor.workload.recomputed_flop(len(keeper.samples), layer, again)
 
 
@@ -101,7 +104,9 @@ def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) ->
     borrowed = int((whole - kept) * share * UNITS_PER_ELEMENT)
     model._meter.grow(borrowed)
     model._meter.grow(-borrowed)
-    model._recomputed_flop += workload.recomputed_flop(num_samples, layer, mode) * share
+    context = Context(inp.sequence.shards, inp.sequence.num_shards, frozenset(range(inp.sequence.num_shards)))
+    again = with_documents(model, layer, inp, mode, context)
+    model._recomputed_flop += workload.recomputed_flop(num_samples, layer, again) * share
 
 
 def _mark_logits(model: RankState, keeper: Any, num_samples: int, mode: PassMode) -> None:
@@ -170,10 +175,33 @@ def price_of_backward(model: RankState, typ: str, layer: int, inp: Activation, u
     num_samples = len(inp.samples)
     if mode.recompute != "none" and typ != "backward_weight":
         _compute_again(model, typ, layer, inp, mode)
+    mode = with_documents(model, layer, inp, mode)
     if mode is USUAL:
         return model._runtime_predictor.compute(typ, num_samples, layer)
     model.pass_modes[len(model._rows)] = mode
     return model._runtime_predictor.compute(typ, num_samples, layer_of_price(model, layer), mode)
+
+
+def with_documents(model: RankState, layer: int, inp: Any, mode: PassMode, context: Context | None = None) -> PassMode:
+    """Return how samples go through a layer, with the pairs that their documents leave to an attention.
+
+    Args:
+        model: the rank.
+        layer: the layer.
+        inp: its input.
+        mode: how it goes through.
+        context: the shards of queries and keys, where they are not those of the mode.
+    """
+    if not is_packed(model):
+        return mode
+    samples, workload = model._samples_with_documents(inp.samples), model._runtime_predictor.workload
+    pairs = workload.pairs(layer, samples, context or mode.context, cut=inp.sequence.cut_of)  # type: ignore[attr-defined]  # a transformer's
+    return mode if pairs is None else replace(mode, pairs=pairs)
+
+
+def is_packed(model: RankState) -> bool:
+    """Return whether samples consist of documents, each with a length of its own."""
+    return getattr(model._runtime_predictor.workload, "is_packed", False)
 
 
 def layer_of_price(model: RankState, layer: int) -> int:
@@ -201,6 +229,6 @@ def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode
     if mode.recompute == "full" and not workload.kept_elements(layer, num_samples, mode):
         borrowed += units_before(model, layer, inp, mode)
     model._borrow(borrowed)
-    model._recomputed_flop += workload.recomputed_flop(num_samples, layer, mode)
+    model._recomputed_flop += workload.recomputed_flop(num_samples, layer, with_documents(model, layer, inp, mode))
     if typ == "backward_input":
         model._resize(keeper, max(whole, model._account.units_of(keeper)))

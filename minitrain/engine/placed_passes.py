@@ -16,7 +16,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from minitrain.engine import sample_laws
-from minitrain.engine.kept_for_backward import keep, layer_of_price, mode_of, price_of_backward
+from minitrain.engine.kept_for_backward import (
+    is_packed,
+    keep,
+    layer_of_price,
+    mode_of,
+    price_of_backward,
+    with_documents,
+)
 from minitrain.engine.laws import broken
 from minitrain.errors import UsageError
 from minitrain.machine.price import Price
@@ -35,6 +42,8 @@ from minitrain.tensors.placed import (
     in_context,
 )
 from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.workloads.documents import CUTS, Documents, pairs_of
+from minitrain.workloads.field_faults import choice_fault
 from minitrain.workloads.workload import NONE, USUAL, Context, PassMode
 
 if TYPE_CHECKING:
@@ -53,11 +62,43 @@ def load_part(
     return _sized(model, weight), _sized(model, OptStatePart(*fields))
 
 
-def input_shard(model: RankState, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
+def input_shard(
+    model: RankState, samples: Iterable[int], shards: Iterable[int], num_shards: int, cut: str
+) -> ActivationShard:
     """Return the model's input for some samples and shards of the sequence."""
-    part = SequencePart(_require_shards(model, shards, num_shards), num_shards)
-    found = sample_laws.input_samples(model, samples)
-    return ActivationShard(0, model._num_layers, found, model._global_batch_size, part)
+    found = _require_shards(model, shards, num_shards)
+    cut_of = _require_cut(model, cut) if is_packed(model) and num_shards > 1 else CUTS[0]  # each is one document
+    part = SequencePart(found, num_shards, cut_of=cut_of)
+    of_batch = sample_laws.input_samples(model, samples), model._global_batch_size
+    return ActivationShard(0, model._num_layers, *of_batch, part)
+
+
+def _documents_of(model: RankState, num_shards: int = 1) -> tuple[Documents, int]:
+    """Return the documents of samples, each of one where none are packed, and the samples' length."""
+    workload: Any = model._runtime_predictor.workload
+    seq_len = getattr(workload, "seq_len", num_shards)
+    return workload.model.documents if is_packed(model) else Documents((seq_len,)), seq_len
+
+
+def lengths_of(model: RankState, sample: int) -> tuple[int, ...]:
+    """Return the tokens of the documents of a sample."""
+    documents, seq_len = _documents_of(model)
+    return documents.of_sample(sample, seq_len)
+
+
+def count_pairs(model: RankState, samples: Iterable[int], shards: Iterable[int], num_shards: int, cut: str) -> int:
+    """Return the pairs of queries of some shards with the keys that they see."""
+    found = sorted(_require_shards(model, shards, num_shards))
+    documents, seq_len = _documents_of(model, num_shards)
+    return int(pairs_of(documents, samples, seq_len, num_shards, _require_cut(model, cut), None)[found].sum())
+
+
+def _require_cut(model: RankState, cut: str) -> str:
+    """Require that a sequence can be cut so."""
+    fault = choice_fault("cut", cut, CUTS)
+    if fault:
+        raise broken(model, "get_input_shard", fault, 0)
+    return cut
 
 
 def _require_shards(model: RankState, shards: Iterable[int], num_shards: Any) -> frozenset[int]:
@@ -173,6 +214,7 @@ def forward_placed(model: RankState, layer: int, inp: Any, weight: Weight, recom
 
 def record_pass(model: RankState, typ: str, layer: int, inp: Any, mode: PassMode) -> None:
     """Log a pass that is not the usual one."""
+    mode = with_documents(model, layer, inp, mode)
     model.pass_modes[len(model._rows)] = mode
     price = model._runtime_predictor.compute(typ, len(inp.samples), layer_of_price(model, layer), mode)
     model._record(typ, layer, price, inp.samples)

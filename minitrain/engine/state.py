@@ -6,7 +6,7 @@ The operations that change this state are in `minitrain.engine.computation` and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -332,6 +332,10 @@ class RankState:
         stream = Stream(COMM if typ in COLLECTIVES else typ) if typ in COMMUNICATIONS else ON_COMPUTE
         price = self._price(typ, layer or 0, samples, input, num_shards_on_device, num_shards)
         self._record(typ, layer, price, samples, stream)
+
+    def _samples_with_documents(self, samples: frozenset[int]) -> Collection[int]:
+        """Return the samples whose documents an attention sees."""
+        return samples
 
     def _price(
         self, typ: str, layer: int, samples: frozenset[int], value: Any, held: int | None, num_shards: int | None

@@ -207,7 +207,19 @@ class StrategyModel(Protocol):
         """Return whether tokens need one another in a layer, so that shards of a sequence take it in steps."""
         ...
 
-    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
+    def document_lengths(self, sample: int) -> tuple[int, ...]:
+        """Return the tokens of the documents that a sample consists of."""
+        ...
+
+    def count_pairs(
+        self, samples: Iterable[int], shards: Iterable[int] = (0,), num_shards: int = 1, cut: str = "sequence"
+    ) -> int:
+        """Return the pairs of a query of some shards and a key that it sees: attention's FLOPs are proportional."""
+        ...
+
+    def get_input_shard(
+        self, samples: Iterable[int], shards: Iterable[int], num_shards: int, cut: str = "sequence"
+    ) -> ActivationShard:
         """Return the model's input for some samples, and some shards of their sequence."""
         ...
 

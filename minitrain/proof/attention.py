@@ -48,7 +48,7 @@ class Attention(UnitArithmetic):
     def inside(self, weights: UnitWeights, inner: Tokens) -> Array:
         """Return the output projection of some heads."""
         queries, memory = self.project(weights, inner)
-        attended = attend(queries, inner.positions, memory, self.model.window)
+        attended = attend(queries, inner.positions, memory, self.model.window, inner.packing)
         return join_heads(attended.output) @ weights["output"]
 
     def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (an MoE's needs it)
@@ -58,9 +58,10 @@ class Attention(UnitArithmetic):
     def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
         """Take the gradient back through some heads."""
         queries, memory = self.project(weights, inner)
-        attended = attend(queries, inner.positions, memory, self.model.window)
+        attended = attend(queries, inner.positions, memory, self.model.window, inner.packing)
         grad_output = split_heads(grad @ weights["output"].T, queries.shape[1])
-        found = attend_backward(queries, inner.positions, memory, attended, grad_output, self.model.window)
+        how = self.model.window, inner.packing
+        found = attend_backward(queries, inner.positions, memory, attended, grad_output, *how)
         grad_inner, grads = self.project_backward(weights, inner, *found)
         grads["output"] = partial(outer_sum, join_heads(attended.output), grad)
         return grad_inner, grads
@@ -76,7 +77,7 @@ class Attention(UnitArithmetic):
             for name in ("query", "key", "value")
         )
         if self.model.positions == "rotary":
-            queries, keys = rotate(queries, inner.positions), rotate(keys, inner.positions)
+            queries, keys = rotate(queries, inner.where), rotate(keys, inner.where)
         return queries, KeysValues(keys, values, inner.positions)
 
     def project_backward(
@@ -85,7 +86,7 @@ class Attention(UnitArithmetic):
         """Take the gradients of queries, keys and values back to what they were made of, and to the projections."""
         keys = memory.keys
         if self.model.positions == "rotary":
-            queries, keys = (rotate(heads, inner.positions, back=True) for heads in (queries, keys))
+            queries, keys = (rotate(heads, inner.where, back=True) for heads in (queries, keys))
         total, grads = np.zeros_like(inner.values), Gradients()
         for name, heads in (("query", queries), ("key", keys), ("value", memory.values)):
             tokens = join_heads(heads)
@@ -158,7 +159,7 @@ class AttentionSteps:
     def attend(self, done: Computed, _: Any, memory: KeysValues) -> Attended:
         """Return what the queries get from some keys and values."""
         found = self._of(done)
-        return attend(found.queries, found.x.positions, memory, self._arithmetic.model.window)
+        return attend(found.queries, found.x.positions, memory, self._arithmetic.model.window, found.x.packing)
 
     def project(self, done: Computed, _x: Any, _weight: Any, attended: Attended) -> Tokens:
         """Return the attention's output, or a part's share of it."""
@@ -179,9 +180,9 @@ class AttentionSteps:
         """Return the gradients of the queries and of some keys and values."""
         found = self._of(done)
         assert found.attended is not None  # a law: project goes before
-        window = self._arithmetic.model.window
+        how = self._arithmetic.model.window, found.x.packing
         of_queries, of_keys = attend_backward(
-            found.queries, found.x.positions, memory, found.attended, grad.values, window
+            found.queries, found.x.positions, memory, found.attended, grad.values, *how
         )
         return Heads(of_queries), of_keys
 
@@ -248,7 +249,7 @@ class LatentAttention(Attention):
         queries = self._heads(for_queries @ weights[self._up], self._sizes.key_head_dim)
         made = self._heads(latent @ weights["kv_up"], self._sizes.nope_head_dim + self._sizes.value_head_dim)
         plain, values = np.split(made, [self._sizes.nope_head_dim], axis=-1)
-        rotary = np.broadcast_to(rotate(key, inner.positions)[:, None], (*plain.shape[:3], key.shape[-1]))
+        rotary = np.broadcast_to(rotate(key, inner.where)[:, None], (*plain.shape[:3], key.shape[-1]))
         keys = np.concatenate([plain, rotary], axis=-1)
         return self._rotated(queries, inner), KeysValues(keys, values, inner.positions)
 
@@ -260,7 +261,7 @@ class LatentAttention(Attention):
         of_heads = join_heads(self._rotated(queries, inner, back=True))
         plain, rotary = np.split(memory.keys, [self._sizes.nope_head_dim], axis=-1)
         of_made = join_heads(np.concatenate([plain, memory.values], axis=-1))
-        of_key = rotate(rotary.sum(axis=1), inner.positions, back=True)
+        of_key = rotate(rotary.sum(axis=1), inner.where, back=True)
         total = np.concatenate([of_heads @ weights[self._up].T, of_made @ weights["kv_up"].T, of_key], axis=-1)
         grads: Gradients = {
             self._up: partial(outer_sum, for_queries, of_heads),
@@ -292,7 +293,7 @@ class LatentAttention(Attention):
     def _rotated(self, queries: Array, inner: Tokens, *, back: bool = False) -> Array:
         """Return queries with the rotary part of each head turned."""
         plain, rotary = np.split(queries, [self._sizes.nope_head_dim], axis=-1)
-        return np.concatenate([plain, rotate(rotary, inner.positions, back=back)], axis=-1)
+        return np.concatenate([plain, rotate(rotary, inner.where, back=back)], axis=-1)
 
     def _normed(self, weights: UnitWeights, name: str, latent: Array) -> Array:
         """Return a latent through its norm."""

@@ -25,10 +25,40 @@ from numpy.typing import NDArray
 
 from minitrain.errors import LawError
 from minitrain.proof.arithmetic import Array
+from minitrain.workloads.documents import order, starts
 
 Positions = NDArray[np.int64]
 
 ROTARY_BASE = 10000.0
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """Where the tokens of some samples are whose sequences consist of documents.
+
+    Positions are then places in the order of the sequence's shards, the same for all samples.
+
+    Args:
+        positions: samples x places: where in the sequence each token is.
+        starts: samples x places: where its document begins.
+    """
+
+    positions: Positions
+    starts: Positions
+
+    @classmethod
+    def of(cls, lengths: Sequence[tuple[int, ...]], num_shards: int, cut: str) -> Packing:
+        """Return that of samples by the lengths of their documents, which `minitrain.workloads.documents` cuts."""
+        orders = [order(each, num_shards, cut) for each in lengths]
+        begins = [starts(each)[places] for each, places in zip(lengths, orders, strict=True)]
+        return cls(np.stack(orders), np.stack(begins))
+
+    def visible(self, queries: Positions, keys: Positions, window: int | None) -> NDArray[np.bool_]:
+        """Return which keys each query sees: samples x 1 x 1 x queries x keys."""
+        there, here = self.positions[:, None, keys], self.positions[:, queries, None]
+        seen = (there <= here) & (there >= self.starts[:, queries, None])
+        return (seen if window is None else seen & (here - there < window))[:, None, None]
 
 
 @final
@@ -136,7 +166,13 @@ def visible(queries: Positions, keys: Positions, window: int | None = None) -> N
     return seen if window is None else seen & (distance < window)
 
 
-def attend(queries: Array, positions: Positions, memory: KeysValues, window: int | None = None) -> Attended:
+def attend(
+    queries: Array,
+    positions: Positions,
+    memory: KeysValues,
+    window: int | None = None,
+    packing: Packing | None = None,
+) -> Attended:
     """Return what queries get from some keys and values.
 
     Args:
@@ -144,8 +180,9 @@ def attend(queries: Array, positions: Positions, memory: KeysValues, window: int
         positions: those of the queries.
         memory: keys and values, of the same or of other positions.
         window: keys that a query sees at most; None for all.
+        packing: where positions are, if sequences consist of documents.
     """
-    scores = _scores(queries, positions, memory, window)
+    scores = _scores(queries, positions, memory, window, packing)
     highest = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
     total = weights.sum(axis=-1, keepdims=True)
@@ -162,6 +199,7 @@ def attend_backward(
     attended: Attended,
     grad: Array,
     window: int | None = None,
+    packing: Packing | None = None,
 ) -> tuple[Array, KeysValues]:
     """Take the gradient of what queries got back to them and to some of the keys and values that they met.
 
@@ -172,6 +210,7 @@ def attend_backward(
         attended: what the queries got from all keys together, these and others.
         grad: the gradient of its output.
         window: as `attend` was given it.
+        packing: as `attend` was given it.
 
     Returns:
         The gradient of the queries as far as it comes from these keys, and that of the keys and values as far as it
@@ -179,7 +218,7 @@ def attend_backward(
     """
     shape = _grouped(queries, memory.keys.shape[1]).shape[:3]
     log_sum_exp = attended.log_sum_exp.reshape(*shape, -1, 1)
-    scores = _scores(queries, positions, memory, window)
+    scores = _scores(queries, positions, memory, window, packing)
     weights = np.exp(scores - np.where(np.isfinite(log_sum_exp), log_sum_exp, np.inf))
     grad_output = grad.reshape(*shape, *grad.shape[2:])
     grad_values = (weights.swapaxes(-1, -2) @ grad_output).sum(axis=2)
@@ -195,11 +234,12 @@ def rotate(heads: Array, positions: Positions, *, back: bool = False) -> Array:
 
     Args:
         heads: ... x positions x head_dim, which must be even.
-        positions: where in the sequence they are.
+        positions: where in the sequence they are; of each sample by itself, samples x positions.
         back: rotate the other way round, which takes a gradient back.
     """
     half = heads.shape[-1] // 2
-    angles = positions[:, None] * ROTARY_BASE ** (-np.arange(half) / half)[None, :]
+    where = positions[:, None] if positions.ndim == 2 and heads.ndim == 4 else positions
+    angles = where[..., None] * ROTARY_BASE ** (-np.arange(half) / half)
     cosine, sine = np.cos(angles), -np.sin(angles) if back else np.sin(angles)
     first, second = heads[..., :half], heads[..., half:]
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
@@ -223,11 +263,14 @@ def merged(blocks: Sequence[Attended]) -> Attended:
     return total
 
 
-def _scores(queries: Array, positions: Positions, memory: KeysValues, window: int | None) -> Array:
+def _scores(
+    queries: Array, positions: Positions, memory: KeysValues, window: int | None, packing: Packing | None
+) -> Array:
     """Return samples x kv_heads x group x queries x keys; minus infinity where a query does not see a key."""
     grouped = _grouped(queries, memory.keys.shape[1])
     scores = grouped @ memory.keys[:, :, None].swapaxes(-1, -2) * _scale(queries)
-    return np.where(visible(positions, memory.positions, window), scores, -np.inf)
+    seen = (visible if packing is None else packing.visible)(positions, memory.positions, window)
+    return np.where(seen, scores, -np.inf)
 
 
 def _scale(queries: Array) -> float:
@@ -253,10 +296,17 @@ class Tokens:
     Args:
         values: samples in ascending order x positions x size; the model's input has no last dimension.
         positions: where in the sequence the tokens are.
+        packing: where these are, if sequences consist of documents.
     """
 
     values: Array
     positions: Positions
+    packing: Packing | None = None
+
+    @property
+    def where(self) -> Positions:
+        """Return where in the sequence the tokens are: of each sample by itself, where they consist of documents."""
+        return self.positions if self.packing is None else self.packing.positions[:, self.positions]
 
     def with_values(self, values: Array) -> Tokens:
         """Return other numbers of the same tokens."""
@@ -292,7 +342,7 @@ class Tokens:
         """Return the tokens of both, in the order of their positions."""
         values = np.concatenate([self.values, other.values], axis=1)
         positions = np.concatenate([self.positions, other.positions])
-        return Tokens(values, positions)._pick(np.argsort(positions, kind="stable"))
+        return Tokens(values, positions, self.packing)._pick(np.argsort(positions, kind="stable"))
 
     def at(self, positions: Positions) -> Tokens:
         """Return the tokens at some positions, all of which must be here."""
@@ -306,4 +356,4 @@ class Tokens:
         return np.array_equal(positions, self.positions) or bool(np.isin(positions, self.positions).all())
 
     def _pick(self, places: Positions) -> Tokens:
-        return Tokens(self.values[:, places], self.positions[places])
+        return Tokens(self.values[:, places], self.positions[places], self.packing)

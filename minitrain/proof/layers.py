@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -23,7 +23,7 @@ from minitrain.proof import arithmetic
 from minitrain.proof.arithmetic import Array
 from minitrain.proof.arrays import Flat, Rows, held, on_place, placed
 from minitrain.proof.attention import Attention, AttentionSteps, Heads, LatentAttention
-from minitrain.proof.attention_core import KeysValues, Positions, Tokens, positions_of_shard
+from minitrain.proof.attention_core import KeysValues, Packing, Positions, Tokens, positions_of_shard
 from minitrain.proof.compression import Compressing
 from minitrain.proof.experts import Moe
 from minitrain.proof.partial_gradients import Border, Copies, DividedExperts, PartGrad, PartialGrad, PendingHalves
@@ -47,6 +47,9 @@ from minitrain.proof.units import (
 )
 from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.transformer_workload import TransformerWorkload
+
+UNCUT = (1, "sequence")
+"""How a sequence is cut that is whole: into how many shards, of what."""
 
 
 @final
@@ -91,8 +94,10 @@ class _Trained(Compressing, ABC):
         """Return the positions of some shards of the sequence, in their order."""
 
     @abstractmethod
-    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Any:
-        """Return the model's input for some samples, at some positions of their sequence or all."""
+    def inputs(
+        self, samples: Iterable[int], global_batch_size: int, positions: Any = None, cut: tuple[int, str] = UNCUT
+    ) -> Any:
+        """Return the model's input for some samples, at some positions of their sequence or all; how it is cut."""
 
     def load_weights(self, done: Computed) -> tuple[Flat, Flat]:
         """Return the initial weights of a layer, or of a part of it, and its optimizer's state."""
@@ -111,8 +116,9 @@ class _Trained(Compressing, ABC):
 
     def get_input_shard(self, done: Computed) -> Any:
         """Return the inputs of some samples, for some shards of their sequence."""
-        positions = self.positions(done.made.sequence.shards, done.made.sequence.num_shards)
-        return self.inputs(done.made.samples, done.model.global_batch_size, positions)
+        sequence = done.made.sequence
+        positions = self.positions(sequence.shards, sequence.num_shards)
+        return self.inputs(done.made.samples, done.model.global_batch_size, positions, sequence.cut[::2])
 
     def update(self, done: Computed, grad: Flat, weight: Flat, state: Flat) -> tuple[Flat, Flat]:
         """Take the optimizer's step on the elements that the weight holds."""
@@ -208,11 +214,21 @@ class TransformerLayers(_Trained):
         """Return the positions of some shards of the sequence, in their order."""
         return np.concatenate([positions_of_shard(self.problem.seq_len, shard, num_shards) for shard in sorted(shards)])
 
-    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Positions | None = None) -> Tokens:
-        """Return the tokens of some samples, at some positions or all."""
+    def inputs(
+        self,
+        samples: Iterable[int],
+        global_batch_size: int,
+        positions: Positions | None = None,
+        cut: tuple[int, str] = UNCUT,
+    ) -> Tokens:
+        """Return the tokens of some samples, at some positions or all; into how many shards of what they are cut."""
         positions = np.arange(self.problem.seq_len) if positions is None else positions
-        numbers: Any = rows_at(self.problem.inputs(global_batch_size), samples, positions)
-        return Tokens(numbers, positions)
+        found, documents = Tokens(np.zeros(()), positions), self.problem.model.documents
+        if documents is not None:
+            lengths = [documents.of_sample(sample, self.problem.seq_len) for sample in sorted(samples)]
+            found = replace(found, packing=Packing.of(lengths, *cut))
+        numbers: Any = rows_at(self.problem.inputs(global_batch_size), samples, found.where)
+        return found.with_values(numbers)
 
     def forward(self, done: Computed, x: Tokens | Copies, weight: Flat) -> Tokens | Copies | Logits:
         """Return what a layer, or a part of it, makes of its input."""
@@ -227,7 +243,7 @@ class TransformerLayers(_Trained):
             made = made + x.values if arithmetic.has_residual else made
         if unit.kind != "head":
             return x.with_values(made)
-        targets = rows_at(self.problem.targets(done.model.global_batch_size), done.inp.samples, x.positions)
+        targets = rows_at(self.problem.targets(done.model.global_batch_size), done.inp.samples, x.where)
         return logits_of(x.with_values(made), weights, self.problem.model.vocab_size, targets)
 
     def loss(self, done: Computed, logits: Logits) -> LogitsGrad:
@@ -349,7 +365,7 @@ class DenseLayers(_Trained):
                 num_shards=num_shards,
             )
 
-    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None) -> Rows:  # noqa: ARG002
+    def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None, cut: Any = UNCUT) -> Rows:  # noqa: ARG002
         """Return the inputs of some samples."""
         return Rows(placed(_rows_of(self.problem.inputs(global_batch_size), samples), self.problem))
 

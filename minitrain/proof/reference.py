@@ -209,11 +209,12 @@ def _mean_gradient(
 ) -> list[Array]:
     """Return the mean of some samples' gradients by layer: some samples at a time, so that memory is bounded."""
     inputs, targets = problem.inputs(global_batch_size), problem.targets(global_batch_size)
+    documents = _documents(problem, global_batch_size)
     sums, capacity = [np.zeros_like(weight) for weight in weights], _capacity(problem)
     at_once = max(1, _TOKENS // problem.seq_len)
     for first in range(chosen.start, chosen.stop, at_once):
         here = slice(first, min(first + at_once, chosen.stop))
-        grads = _gradient_of_units(weights, inputs[here], targets[here], capacity, problem.model)
+        grads = _gradient_of_units(weights, inputs[here], targets[here], documents[here], capacity, problem.model)
         sums = [total + grad * len(inputs[here]) for total, grad in zip(sums, grads, strict=True)]
     return [total / len(chosen) for total in sums]
 
@@ -226,11 +227,24 @@ def _capacity(problem: TransformerProblem) -> int:
     return math.ceil(problem.capacity_factor * problem.seq_len * model.experts_per_token / model.num_experts)
 
 
-def _loss_of_units(flat: list[Any], inputs: Any, targets: Any, capacity: int, model: Transformer) -> Any:
+def _documents(problem: TransformerProblem, global_batch_size: int) -> Any:
+    """Return the number of each token's document within its sequence, samples x seq_len."""
+    documents, found = problem.model.documents, np.zeros((global_batch_size, problem.seq_len), dtype=int)
+    for sample in range(global_batch_size if documents is not None else 0):
+        first = 0
+        for number, length in enumerate(documents.of_sample(sample, problem.seq_len)):  # type: ignore[union-attr]  # not None
+            found[sample, first : first + length] = number
+            first += length
+    return found
+
+
+def _loss_of_units(
+    flat: list[Any], inputs: Any, targets: Any, documents: Any, capacity: int, model: Transformer
+) -> Any:
     """Return the mean cross-entropy of all tokens with the next ones."""
     x = inputs
     for unit, numbers in zip(model.units(), flat, strict=True):
-        x = _unit(unit, _adapted(_named(unit, numbers), unit, model), x, model, capacity)
+        x = _unit(unit, _adapted(_named(unit, numbers), unit, model), x, model, (capacity, documents))
     wanted = np.arange(x.shape[-1]) == targets[..., None]
     shifted = x - getval(x).max(axis=-1, keepdims=True)
     likelihoods = shifted[wanted] - anp.log(anp.sum(anp.exp(shifted), axis=-1)).ravel()
@@ -264,8 +278,8 @@ def _adapted(w: Weights, unit: Unit, model: Transformer) -> Weights:
     return whole
 
 
-def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity: int) -> Any:
-    """Return the output of a unit."""
+def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, limits: tuple[int, Any]) -> Any:
+    """Return the output of a unit; limits are what an expert takes, and the documents that tokens are of."""
     if unit.kind == "embedding":
         found = w["tokens"][x]
         return found + w["positions"][: x.shape[1]] if model.positions == "learned" else found
@@ -273,8 +287,8 @@ def _unit(unit: Unit, w: Weights, x: Any, model: Transformer, capacity: int) -> 
     if unit.kind == "head":
         return normed @ w["tokens"]
     if unit.kind == "attention":
-        return x + (_attention if model.latent is None else _latent_attention)(w, normed, model)
-    return x + (_mlp(w, normed, model.mlp) if unit.kind == "mlp" else _moe(w, normed, model, capacity))
+        return x + (_attention if model.latent is None else _latent_attention)(w, normed, model, limits[1])
+    return x + (_mlp(w, normed, model.mlp) if unit.kind == "mlp" else _moe(w, normed, model, limits[0]))
 
 
 def _norm(w: Weights, x: Any, kind: str) -> Any:
@@ -290,7 +304,7 @@ def _scaled(weight: Any, x: Any, kind: str) -> Any:
     return x / anp.sqrt(anp.mean(x**2, axis=-1, keepdims=True) + 1e-5) * weight
 
 
-def _attention(w: Weights, x: Any, model: Transformer) -> Any:
+def _attention(w: Weights, x: Any, model: Transformer, documents: Any) -> Any:
     """Return the output projection of causal attention."""
     dim, heads = model.head_dim, {}
     for name, num_heads in (("query", model.num_heads), ("key", model.num_kv_heads), ("value", model.num_kv_heads)):
@@ -299,10 +313,10 @@ def _attention(w: Weights, x: Any, model: Transformer) -> Any:
         heads.update({name: _rotated(heads[name]) for name in ("query", "key")})
     repeats = model.num_heads // model.num_kv_heads
     keys, values = (anp.repeat(heads[name], repeats, axis=2) for name in ("key", "value"))
-    return _mixed(heads["query"], keys, values, model) @ w["output"] + w.get("output.bias", 0)
+    return _mixed(heads["query"], keys, values, model, documents) @ w["output"] + w.get("output.bias", 0)
 
 
-def _latent_attention(w: Weights, x: Any, model: Transformer) -> Any:
+def _latent_attention(w: Weights, x: Any, model: Transformer, documents: Any) -> Any:
     """Return the output projection of multi-head latent attention, as its paper writes it (equations 37 to 47)."""
     sizes: Any = model.latent
     shape = (*x.shape[:2], model.num_heads, -1)
@@ -315,18 +329,19 @@ def _latent_attention(w: Weights, x: Any, model: Transformer) -> Any:
     key = _rotated(down[..., None, sizes.kv_rank :])
     rotary = anp.broadcast_to(key, (*made.shape[:3], sizes.rope_head_dim))
     keys = anp.concatenate([made[..., : sizes.nope_head_dim], rotary], axis=-1)
-    mixed = _mixed(queries, keys, made[..., sizes.nope_head_dim :], model)
+    mixed = _mixed(queries, keys, made[..., sizes.nope_head_dim :], model, documents)
     return mixed @ w["output"] + w.get("output.bias", 0)
 
 
-def _mixed(queries: Any, keys: Any, values: Any, model: Transformer) -> Any:
+def _mixed(queries: Any, keys: Any, values: Any, model: Transformer, documents: Any) -> Any:
     """Return what all heads get from values, concatenated."""
     length = queries.shape[1]
     scores = anp.einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(queries.shape[-1])
     seen = np.tril(np.ones((length, length), dtype=bool))
     if model.window is not None:
         seen &= ~np.tril(np.ones((length, length), dtype=bool), -model.window)
-    shares = _softmax(anp.where(seen, scores, -np.inf))
+    of_one = documents[:, :, None] == documents[:, None, :]
+    shares = _softmax(anp.where(seen & of_one[:, None], scores, -np.inf))
     return anp.einsum("bhqk,bkhd->bqhd", shares, values).reshape(*queries.shape[:2], -1)
 
 

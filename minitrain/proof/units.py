@@ -371,7 +371,7 @@ class Embedding(UnitArithmetic):
 
     def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:
         """Return the rows of the positions."""
-        return weights["positions"][inner.positions] if "positions" in weights.arrays else 0.0
+        return weights["positions"][inner.where] if "positions" in weights.arrays else 0.0
 
     def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
         """Return the gradient of the table; that of the tokens' numbers is nothing."""
@@ -382,8 +382,9 @@ class Embedding(UnitArithmetic):
         """Return the gradient of the table of positions."""
         if "positions" not in weights.arrays:
             return 0.0, {}
-        table, everywhere = weights["positions"], np.ones(len(inner.positions), dtype=np.bool_)
-        return 0.0, {"positions": partial(_of_table, table, inner.positions, everywhere, grad.sum(axis=0))}
+        table, where = weights["positions"], inner.where
+        grad = grad.sum(axis=0) if where.ndim == 1 else grad
+        return 0.0, {"positions": partial(_of_table, table, where, np.ones(where.shape, dtype=np.bool_), grad)}
 
     def before_backward(self, weights: UnitWeights, x: Tokens, grad: Array) -> tuple[Array, Gradients]:  # noqa: ARG002  (as in before)
         """Return nothing: numbers of tokens have no gradient."""
@@ -535,5 +536,6 @@ def _exists(part: int, num_rows: int, num_all: int) -> NDArray[np.bool_]:
 
 
 def rows_at(numbers: NDArray[np.int64], samples: Iterable[int], positions: Positions) -> NDArray[np.int64]:
-    """Return the numbers of some samples' tokens at some positions."""
-    return np.asarray(numbers[np.array(sorted(samples), dtype=np.int64)][:, positions])
+    """Return the numbers of some samples' tokens at some positions, the same for all samples or those of each."""
+    found = numbers[np.array(sorted(samples), dtype=np.int64)]
+    return np.asarray(found[:, positions] if positions.ndim == 1 else np.take_along_axis(found, positions, axis=1))

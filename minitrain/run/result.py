@@ -190,7 +190,8 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
             ranks: the rank of each row.
         """
         if self.trained_model:
-            timeline = replace(timeline, layer_names=self.trained_model.layer_names)
+            packed = bool(self.trained_model.documents)
+            timeline = replace(timeline, layer_names=self.trained_model.layer_names, is_packed=packed)
         if self.outages:
             timeline = replace(timeline, outages=tuple(self.outages))
         return self._with_devices(timeline, ranks) if self.device_kinds else timeline

@@ -384,7 +384,7 @@ def _judge_trained_model(values: Any, num_layers: int, faults: Faults) -> None:
     rules = {"name": TEXT, "seq_len": whole(1, _MOST_TOKENS), "layer_names": LIST, "recomputed_flop": AT_LEAST_0}
     copies: dict[str, Rule] = {key: AT_LEAST_0 for key in ("routed_copies", "dropped_copies") if key in values}
     copies |= {key: whole(1, _MOST_TOKENS) for key in ("max_seq_len",) if key in values}
-    copies |= {key: TEXT for key in ("kind", "precision", "peak_of", "trained") if key in values}
+    copies |= {key: TEXT for key in ("kind", "precision", "peak_of", "trained", "documents") if key in values}
     if not faults.judge_keys(1, place, values, {**rules, **copies}):
         return
     names = values["layer_names"]

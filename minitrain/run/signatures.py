@@ -40,12 +40,14 @@ class StepKeywords(RunParameters):
 
     options: Mapping[str, Any] | None = None
     watch: Watch | None = None
+    balance: bool = _STRATEGYS
     balanced: bool = _STRATEGYS
     batch_messages: bool = _STRATEGYS
     bucket_size: int = _STRATEGYS
     capacity_factor: float | None = _STRATEGYS
     cp: int | None = _STRATEGYS
     cp_comm_type: str = _STRATEGYS
+    cut: str = _STRATEGYS
     ep: int = _STRATEGYS
     imbalance: float | Sequence[float] = _STRATEGYS
     layers_per_stage: Sequence[int] | None = _STRATEGYS

@@ -36,6 +36,7 @@ class TrainedModel:
         precision: its name; "" of a run that was saved before runs said so.
         peak_of: the datatype whose peak MFU is counted by, where multiplications with weights are in another one.
         trained: what of it is trained, in words: "adapters of rank 16 alone"; "" where all is.
+        documents: which are packed into its samples, in words: "documents of 1,024 tokens"; "" where each is one.
         max_seq_len: the longest sample that its source allows, where these are shorter and nobody asked for that.
     """
 
@@ -50,6 +51,7 @@ class TrainedModel:
     precision: str = ""
     peak_of: str = ""
     trained: str = ""
+    documents: str = ""
 
     @property
     def unusual_text(self) -> str:
@@ -60,7 +62,7 @@ class TrainedModel:
         """
         by_peak = f" (MFU by the peak of {self.peak_of})" if self.peak_of else ""
         precision = "" if self.precision in ("", "bf16") else f", {self.precision}{by_peak}"
-        return precision + (f", {self.trained}" if self.trained else "")
+        return precision + "".join(f", {words}" for words in (self.trained, self.documents) if words)
 
     @property
     def dropped_token_fraction(self) -> float | None:
@@ -74,7 +76,7 @@ class TrainedModel:
             del found["routed_copies"], found["dropped_copies"]
         if self.max_seq_len is None:
             del found["max_seq_len"]
-        for name in ("kind", "precision", "peak_of", "trained"):
+        for name in ("kind", "precision", "peak_of", "trained", "documents"):
             if not found[name]:
                 del found[name]
         return found
@@ -111,7 +113,9 @@ def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: 
     )
     kind = getattr(getattr(workload, "model", None), "kind", "")
     named = workload.name, workload.seq_len, workload.layer_names
-    return TrainedModel(*named, *counts, _longest(workload), kind, *_precision_of(workload), _trained_of(workload))
+    packed = getattr(getattr(workload, "model", None), "documents", None)
+    words = *_precision_of(workload), _trained_of(workload), "" if packed is None else packed.words
+    return TrainedModel(*named, *counts, _longest(workload), kind, *words)
 
 
 def _trained_of(workload: Any) -> str:

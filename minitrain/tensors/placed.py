@@ -435,7 +435,7 @@ def of_sequence(value: Any, sequence: SequencePart) -> Any:
     """Return an activation, or a gradient of one, of another part of its sequences."""
     kind = _WHOLE_KIND.get(type(value), type(value))
     fields = value.layer, value.layers, value.samples, value.total_samples
-    return kind(*fields) if sequence.cut == (1, 1) else _SHARD_KIND[kind](*fields, sequence)
+    return kind(*fields) if sequence.cut == WHOLE_SEQUENCE.cut else _SHARD_KIND[kind](*fields, sequence)
 
 
 def piece_of(value: Activation | ActivationGrad, piece: Any, num_pieces: int) -> Any:

@@ -212,9 +212,9 @@ class DividedArithmetic(Arithmetic):
         if not _is_divided(done):
             return super()._forward(done, x, weight)
         layer, part, positions = done.layer, _part(done), x.positions
-        kept = _Part(self._keep(done), self._keep(done))
-        inner, rest = kept.border.forward(self.net.border(layer, part, positions), weight.values, x.values)
-        made = kept.inside.forward(self.net.inside(layer, part, positions), weight.values, inner)
+        kept, where = _Part(self._keep(done), self._keep(done)), self.net.where(done.inp, positions)
+        inner, rest = kept.border.forward(self.net.border(layer, part, where), weight.values, x.values)
+        made = kept.inside.forward(self.net.inside(layer, part, where), weight.values, inner)
         _keeper(done, x).kept = kept
         if self.net.units[layer].kind == "head":
             return self._logits(done, part, Rows(made, positions)), kept
@@ -224,7 +224,8 @@ class DividedArithmetic(Arithmetic):
         """Return what a part of the head has made, with its share of the statistics."""
         if part.count == 1:
             return made
-        targets = self.net.targets(sorted(done.inp.samples), made.positions, self.global_batch_size, self.step)
+        where = self.net.where(done.inp, made.positions)
+        targets = self.net.targets(sorted(done.inp.samples), where, self.global_batch_size, self.step)
         values, num_rows = wide(made.values), made.values.shape[-1]
         seen = values.masked_fill(~self._exists(part.index, num_rows), -torch.inf)
         highest = seen.amax(-1).clamp(min=torch.finfo(values.dtype).min)
@@ -319,17 +320,18 @@ class DividedArithmetic(Arithmetic):
 
     def keys_values(self, done: Computed, x: Rows, weight: Flat) -> KeysValues:
         """Return the keys and values of an attention that is taken in steps; its queries stay here."""
-        layer, part, positions = done.layer, _part(done), x.positions
+        layer, part, where = done.layer, _part(done), self.net.where(done.inp, x.positions)
         border, projecting = self._keep(done), self._keep(done)
-        inner, rest = border.forward(self.net.border(layer, part, positions), weight.values, x.values)
-        made = projecting.forward(self.net.taking(projected, layer, part, positions), weight.values, inner)
+        inner, rest = border.forward(self.net.border(layer, part, where), weight.values, x.values)
+        made = projecting.forward(self.net.taking(projected, layer, part, where), weight.values, inner)
         mode = mode_of(done.named.get("recompute") or done.model._recompute)
         _keeper(done, x).kept = _Attention(border, projecting, made[0], rest, mode.recompute != "full")
-        return KeysValues(made[1], made[2], positions)
+        return KeysValues(made[1], made[2], x.positions)
 
     def attend(self, done: Computed, x: Rows, memory: KeysValues) -> Attended:
         """Return what the queries get from some keys and values."""
-        return attend(_keeper(done, x).kept.queries, x.positions, memory, self.net.problem.model.window)
+        where, window = self.net.where(done.inp, x.positions), self.net.problem.model.window
+        return attend(_keeper(done, x).kept.queries, where, memory, window)
 
     def project(self, done: Computed, x: Rows, weight: Flat, attended: Attended) -> Rows:
         """Return the attention's output, or a part's share of it."""
@@ -354,7 +356,8 @@ class DividedArithmetic(Arithmetic):
     def backward_attend(self, done: Computed, x: Rows, grad: Rows, memory: KeysValues) -> tuple[Rows, KeysValues]:
         """Return the gradients of the queries and of some keys and values."""
         found, window = _keeper(done, x).kept, self.net.problem.model.window
-        of_queries, of_memory = attend_backward(found.queries, x.positions, memory, found.attended, grad.values, window)
+        where = self.net.where(done.inp, x.positions)
+        of_queries, of_memory = attend_backward(found.queries, where, memory, found.attended, grad.values, window)
         return Rows(of_queries), of_memory
 
     def backward_keys_values(

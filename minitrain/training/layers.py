@@ -100,6 +100,10 @@ class Net(Protocol):
         """Return the positions of a part of the sequence."""
         ...
 
+    def where(self, symbol: Any, positions: Positions) -> Positions:
+        """Return the positions of a tensor's tokens as layers are given them."""
+        ...
+
     def shape(self, layer: int, num_samples: int, positions: Positions) -> tuple[int, ...]:
         """Return the shape of a layer's input; of the model's output for the number of layers."""
         ...
@@ -297,7 +301,8 @@ class Arithmetic(Compressing):
     def get_input_activation(self, done: Computed) -> Rows:
         """Return the model's input for some samples, and some part of their sequence."""
         positions = self.net.positions(getattr(done.made, "sequence", WHOLE_SEQUENCE))
-        return Rows(self.net.inputs(sorted(done.made.samples), positions, self.global_batch_size, self.step), positions)
+        where = self.net.where(done.made, positions)
+        return Rows(self.net.inputs(sorted(done.made.samples), where, self.global_batch_size, self.step), positions)
 
     def forward(self, done: Computed, x: Any, weight: Flat) -> Any:
         """Take an activation through a layer; keep nothing but its input where all is to be computed again."""
@@ -306,18 +311,20 @@ class Arithmetic(Compressing):
             return self._forward(done, x, weight)[0]
         x.kept = None
         with torch.no_grad():
-            return Rows(self.net.layers[done.layer](weight.values, x.values, x.positions), x.positions)
+            where = self.net.where(done.inp, x.positions)
+            return Rows(self.net.layers[done.layer](weight.values, x.values, where), x.positions)
 
     def _forward(self, done: Computed, x: Rows, weight: Flat) -> tuple[Rows, Kept]:
         """Take an activation through a layer, and return what is kept too."""
         x.kept = kept = Kept(self.net.num_frozen(done.layer, WHOLE))
-        layer = self.net.layers[done.layer]
-        made = kept.forward(lambda own, seen: layer(own, seen, x.positions), weight.values, x.values)
+        layer, where = self.net.layers[done.layer], self.net.where(done.inp, x.positions)
+        made = kept.forward(lambda own, seen: layer(own, seen, where), weight.values, x.values)
         return Rows(made, x.positions), kept
 
     def loss(self, done: Computed, output: Any) -> Any:
         """Return the gradient of the loss, whose value is added up."""
-        seen = Rows(wide(output.values.detach()).requires_grad_(), output.positions)
+        where = self.net.where(done.made, output.positions)
+        seen = Rows(wide(output.values.detach()).requires_grad_(), where)
         value = self.net.loss(seen, sorted(done.made.samples), self.global_batch_size, self.step)
         self.loss_value += value.detach().double()  # a GPU need not be waited for
         return Rows(torch.autograd.grad(value, seen.values)[0].to(output.values.dtype), output.positions)

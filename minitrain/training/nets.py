@@ -112,6 +112,10 @@ class Dense:
     def positions(self, sequence: SequencePart) -> Positions:
         """Return nothing: a sample is one row."""
 
+    def where(self, symbol: Any, positions: Positions) -> Positions:  # noqa: ARG002  (nothing, likewise)
+        """Return nothing, likewise."""
+        return positions
+
     def shape(self, layer: int, num_samples: int, positions: Positions) -> tuple[int, ...]:  # noqa: ARG002
         """Return the shape of a layer's input."""
         return num_samples, self.width

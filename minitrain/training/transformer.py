@@ -27,12 +27,12 @@ from torch.nn import functional
 
 from minitrain.errors import UsageError
 from minitrain.proof.arithmetic import Adam, Momentum
-from minitrain.proof.attention_core import ROTARY_BASE, positions_of_shard
+from minitrain.proof.attention_core import ROTARY_BASE, Packing, positions_of_shard
 from minitrain.proof.elementary import EPSILON
 from minitrain.proof.experts import RoutingRule
 from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import WHOLE, Part, held_by_all, taken
-from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 from minitrain.training.contents import Attended, KeysValues, Positions, Rows
 from minitrain.training.fused import RmsNorm, SwiGlu
 from minitrain.training.layers import Datatypes, Layer, wide
@@ -64,6 +64,25 @@ def by_name(flat: FlatWeight, shapes: Mapping[str, tuple[int, ...]]) -> Weights:
     cuts = (sizes[:num_frozen], sizes[num_frozen:])
     pieces = [each for region, cut in zip(regions, cuts, strict=False) for each in region.split(cut)]
     return {name: values.view(shape) for (name, shape), values in zip(shapes.items(), pieces, strict=True)}
+
+
+class Packed(NamedTuple):
+    """The positions of tokens in sequences that consist of documents, of each sample by itself.
+
+    Args:
+        here: places in the order of the sequence's shards, the same for all samples.
+        where: samples x seq_len: where in the sequence the token of each place is.
+        starts: samples x seq_len: where its document begins.
+    """
+
+    here: torch.Tensor
+    where: torch.Tensor
+    starts: torch.Tensor
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Return where in the sequence the tokens are: samples x tokens."""
+        return self.where[:, self.here]
 
 
 class Piece(NamedTuple):
@@ -116,7 +135,10 @@ def _rotated(positions: Positions, *heads: torch.Tensor) -> list[torch.Tensor]:
     """Return queries and keys of one size with rotary positions: halves, as in GPT-NeoX and Llama."""
     half, device, dtype = heads[0].shape[-1] // 2, heads[0].device, heads[0].dtype
     rates = ROTARY_BASE ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
-    angles = positions.to(device)[:, None] * rates
+    if isinstance(positions, Packed):
+        angles = positions.positions.to(device)[:, None, :, None] * rates
+    else:
+        angles = positions.to(device)[:, None] * rates
     cosine, sine = angles.cos().to(dtype), angles.sin().to(dtype)
     halves = ((each[..., :half], each[..., half:]) for each in heads)
     return [_beside(first * cosine - second * sine, second * cosine + first * sine) for first, second in halves]
@@ -136,7 +158,8 @@ def _heads(tokens: torch.Tensor, size: int) -> torch.Tensor:
 def _embedding_border(own: Piece, tokens: torch.Tensor) -> Border:
     if "positions" not in own.weights:
         return tokens, None
-    rows = functional.embedding(own.positions.to(tokens.device), own.weights["positions"])
+    where = own.positions.positions if isinstance(own.positions, Packed) else own.positions
+    rows = functional.embedding(where.to(tokens.device), own.weights["positions"])
     return tokens, rows.expand(len(tokens), -1, -1)
 
 
@@ -192,7 +215,9 @@ def _projected_up(own: Piece, inner: torch.Tensor) -> tuple[torch.Tensor, torch.
 def _attention(own: Piece, inner: torch.Tensor) -> torch.Tensor:
     queries, keys, values = projected(own, inner)
     mask, window = None, own.model.window
-    if window is not None and window < queries.shape[2]:
+    if isinstance(own.positions, Packed):
+        mask = _visible(own.positions, own.positions.here, window).to(queries.device)
+    elif window is not None and window < queries.shape[2]:
         mask = _visible(own.positions, own.positions, window).to(queries.device)
     got = functional.scaled_dot_product_attention(
         queries, keys, values, mask, is_causal=mask is None, enable_gqa=keys.shape[1] != queries.shape[1]
@@ -287,16 +312,21 @@ def _head(own: Piece, inner: torch.Tensor) -> torch.Tensor:
     return inner @ own.weights["tokens"]
 
 
-def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Return which of some keys each of some queries sees: queries x keys."""
-    distance = queries[:, None] - keys[None, :]
-    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+def _visible(queries: Positions, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return which keys each query sees: queries x keys; of documents, samples x 1 x queries x keys."""
+    if isinstance(queries, Packed):
+        key = queries.where[:, None, None, keys]
+        distance, seen = queries.positions[:, None, :, None] - key, key >= queries.starts[:, None, queries.here, None]
+        return seen & (distance >= 0) & (distance < (window or torch.inf))
+    gap: torch.Tensor = queries[:, None] - keys[None, :]
+    return (gap >= 0) if window is None else (gap >= 0) & (gap < window)
 
 
 def _scores(queries: torch.Tensor, positions: Positions, memory: KeysValues, window: int | None) -> torch.Tensor:
     """Return samples x kv_heads x group x queries x keys; minus infinity where a query does not see a key."""
     scores = wide(_grouped(queries, memory) @ memory.keys[:, :, None].mT) * queries.shape[-1] ** -0.5
     hidden = ~_visible(positions, memory.positions, window).to(queries.device)
+    hidden = hidden[:, None] if hidden.dim() == 4 else hidden
     found: torch.Tensor = scores.masked_fill_(hidden, -torch.inf)
     return found
 
@@ -373,6 +403,11 @@ def _both(border: Callable[..., Border], inside: Callable[..., torch.Tensor]) ->
 _WHOLE = {kind: _both(*steps) for kind, steps in _UNITS.items()}
 
 
+def _at(tokens: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """Return the tokens at some positions, samples x positions."""
+    return tokens.gather(1, positions.positions) if isinstance(positions, Packed) else tokens[:, positions]
+
+
 @final
 class TransformerNet:
     """A transformer on the tokens of a proof, or on the bytes of a text.
@@ -408,6 +443,7 @@ class TransformerNet:
         self.rule = RoutingRule(model.num_experts, model.experts_per_token, problem.capacity_factor)
         self.layers: Sequence[Layer] = [partial(self._whole, layer) for layer in range(len(self.units))]
         self.positions = cache(self._positions)
+        self._packed = cache(self._find_packed)
         self._compiled = Compiled() if compiles else None
 
     def taking(self, function: Callable[..., Any], layer: int, part: Part, positions: Positions = None) -> Any:
@@ -465,6 +501,20 @@ class TransformerNet:
         pieces = np.split(np.concatenate(shards), sequence.num_pieces)
         return torch.from_numpy(np.concatenate([pieces[piece] for piece in sorted(sequence.pieces)]))
 
+    def where(self, symbol: Any, positions: Positions) -> Positions:
+        """Return the positions of a tensor's tokens, with its documents where its samples consist of them."""
+        if self.problem.model.documents is None:
+            return positions
+        sequence = getattr(symbol, "sequence", WHOLE_SEQUENCE)
+        return Packed(positions, *self._packed(symbol.samples, sequence.num_shards, sequence.cut_of))
+
+    def _find_packed(self, samples: frozenset[int], num_shards: int, cut: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where tokens of some samples are, and where their documents begin, samples x seq_len."""
+        documents, seq_len = self.problem.model.documents, self.problem.seq_len
+        assert documents is not None  # the caller has looked
+        found = Packing.of([documents.of_sample(sample, seq_len) for sample in sorted(samples)], num_shards, cut)
+        return torch.from_numpy(found.positions), torch.from_numpy(found.starts)
+
     def shape(self, layer: int, num_samples: int, positions: Positions) -> tuple[int, ...]:
         """Return the shape of a unit's input: tokens of the embedding, vectors, or logits behind the head."""
         tokens = (num_samples, len(positions))
@@ -496,11 +546,11 @@ class TransformerNet:
 
     def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:
         """Return the tokens of some samples, at some positions."""
-        return self.tokens(samples, global_batch_size, step)[:, positions].to(self.device)
+        return _at(self.tokens(samples, global_batch_size, step), positions).to(self.device)
 
     def targets(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:
         """Return the tokens behind those."""
-        return self.tokens(samples, global_batch_size, step)[:, positions + 1].to(self.device)
+        return _at(self.tokens(samples, global_batch_size, step)[:, 1:], positions).to(self.device)
 
     def loss(self, output: Rows, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the cross-entropy with the next tokens, nats, divided by the tokens of the batch."""

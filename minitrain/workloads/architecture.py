@@ -28,6 +28,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, final
 
+from minitrain.workloads.documents import Documents
 from minitrain.workloads.field_faults import choice_fault, closest, count_fault, is_count, refuse, shown
 
 
@@ -214,7 +215,9 @@ _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddi
 _FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "sinks")
 _LAYERS = ("moe_layers", "window_layers")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
-_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", "score_cap", "logit_cap", "max_seq_len", "lora"})
+_MAY_BE_NONE = frozenset(
+    _FOLLOWING | {"window", "latent", "score_cap", "logit_cap", "max_seq_len", "lora", "documents"}
+)
 GATED = ("swiglu", "geglu")
 """The MLPs with three matrices."""
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -310,6 +313,12 @@ def _lora_fault(name: str, value: Any) -> str | None:
     return f"{name} must be a Lora, or its rank, got {shown(value)}; write {name}=mt.Lora(rank=16)"
 
 
+def _documents_fault(name: str, value: Any) -> str | None:
+    if isinstance(value, Documents):
+        return None
+    return f"{name} must be a Documents, got {shown(value)}; write {name}=mt.Documents(median=1000, sigma=1.2)"
+
+
 def _text_fault(name: str, value: Any) -> str | None:
     return None if isinstance(value, str) else f'{name} must be a string, got {shown(value)}; write {name}="..."'
 
@@ -329,6 +338,7 @@ _OTHERS: Mapping[str, Callable[[str, Any], str | None]] = MappingProxyType(
         "taken_as": _texts_fault,
         "latent": _latent_fault,
         "lora": _lora_fault,
+        "documents": _documents_fault,
         "precision": lambda _, value: precision_fault(value),
         "name": _text_fault,
         "source": _text_fault,
@@ -611,6 +621,7 @@ class Architecture:
         lora: low-rank adapters, which alone are trained: a `Lora`, or its rank; None trains all weights.
         frozen_layers: how many transformer layers, from the first, are not trained, and the embedding with them. What
             lies below all that is trained has no backward.
+        documents: which documents are packed into its samples; None where each is one.
         precision: a `Precision`, or "bf16" (mixed), "fp16" (mixed) or "fp32".
         max_seq_len: the longest sequence that its source allows, where `seq_len` is shorter; None if not known.
         taken_as: what its source says that costs the same as what these fields say, and is not the same.
@@ -661,6 +672,7 @@ class Architecture:
     router_bias: bool = False
     lora: Lora | None = None
     frozen_layers: int = 0
+    documents: Documents | None = None
     precision: Precision = PRECISIONS["bf16"]
     max_seq_len: int | None = None
     taken_as: Sequence[str] = ()

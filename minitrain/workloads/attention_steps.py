@@ -22,7 +22,7 @@ Otherwise it is the products and the softmax of each shard of queries with each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from minitrain.operations.computations import names_of
@@ -38,7 +38,7 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.shapes import Gemm, SavedTensor
+from minitrain.workloads.shapes import AttentionCore, Gemm, SavedTensor
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import (
     MOVES_OF_NORM,
@@ -119,13 +119,18 @@ def _core(model: Architecture, unit: Unit, work: Work, context: Context | None) 
     assert core is not None  # an attention has one
     assert context is not None  # steps are of some shards
     shard_len = Cut("seq_len", work.seq_len).part(work.seq_len, context.num_shards, "num_shards")
-    seen = list(context.seen(shard_len, core.window))
+    seen = _seen(core, work, context, shard_len)
     num_pairs = sum(pairs if core.is_flash else shard_len**2 for _, _, pairs in seen)
     num_queries, num_keys = (shard_len * len({pair[side] for pair in seen}) for side in (0, 1))
     num_heads = work.num_samples * Cut("num_heads", core.num_heads).part(core.num_heads, work.degrees.tp)
     sizes = core.key_dim + core.value_dim
     ends = sizes * (num_queries + num_keys) + (0 if core.is_flash else 4 * num_pairs)
     return Demand(2 * sizes * num_pairs * num_heads, model.precision.activation_bytes * num_heads * ends)
+
+
+def _seen(core: AttentionCore, work: Work, context: Context, shard_len: int) -> Sequence[tuple[int, int, float]]:
+    """Return each shard of queries and of keys with pairs between them, and their number for one head and sample."""
+    return list(context.seen(shard_len, core.window)) if work.pairs is None else work.pairs.by_shard
 
 
 def _core_backward(forward: Demand, unit: Unit, mode: PassMode) -> Demand:
@@ -255,7 +260,7 @@ def _kernels_of_core(
     core = unit.core
     assert core is not None  # as above
     shard_len = Cut("seq_len", work.seq_len).part(work.seq_len, context.num_shards, "num_shards")
-    seen = list(context.seen(shard_len, core.window))
+    seen = _seen(core, work, context, shard_len)
     if not seen:
         return KernelList()
     if not core.is_flash:
@@ -270,6 +275,7 @@ def _kernels_of_core(
         num_queries=shard_len * len({query for query, _, _ in seen}),
         num_keys=shard_len * len({key for _, key, _ in seen}),
         num_pairs=sum(pairs for _, _, pairs in seen),
+        longest_row=work.pairs and work.pairs.longest,
     )
     return KernelList((flash,), FLASH_LAUNCHES[is_backward])
 

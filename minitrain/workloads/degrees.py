@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.workloads.field_faults import count_fault, refuse, shown
@@ -104,11 +104,14 @@ class Work:
         num_samples: sequences.
         seq_len: tokens of a sequence, over all ranks that divide it.
         degrees: how ranks divide the unit.
+        pairs: the `minitrain.workloads.workload.Pairs` of a sequence, the mean over the samples, where their documents
+            leave others than the causal mask does.
     """
 
     num_samples: int
     seq_len: int
     degrees: Degrees = WHOLE
+    pairs: Any = None
 
     @property
     def num_queries(self) -> int:

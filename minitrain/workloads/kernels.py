@@ -81,12 +81,14 @@ class FlashAttention:
         num_kv_heads: heads of keys and values.
         key_dim: size of a head's query and key.
         value_dim: size of a head's value.
-        num_pairs: pairs of a query and a key that the mask leaves, for one head of one sequence.
+        num_pairs: pairs of a query and a key that the mask leaves, for one head of one sequence: the mean
+            where sequences differ.
         is_backward: whether it is the backward pass.
         generation: which kernel: "flash1", "flash2", "flash3" or "cudnn", as the hardware config has them.
         datatype: key of the hardware config's rates.
         element_bytes: bytes of an element.
         has_dropout: whether probabilities are dropped, for which the kernel makes a random number each.
+        longest_row: keys that a query sees at most, where that is known to be fewer than all.
     """
 
     num_samples: int
@@ -96,12 +98,13 @@ class FlashAttention:
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    num_pairs: int
+    num_pairs: float
     is_backward: bool = False
     generation: str = "flash2"
     datatype: str = "float16"
     element_bytes: int = 2
     has_dropout: bool = False
+    longest_row: int | None = None
 
     @property
     def work_flop(self) -> float:
@@ -109,7 +112,7 @@ class FlashAttention:
         return self.num_samples * self.num_heads * self.num_pairs * self._pair_flop
 
     @property
-    def num_random(self) -> int:
+    def num_random(self) -> float:
         """Return the random numbers that dropout takes: one a pair, made once more in backward."""
         return self.num_samples * self.num_heads * self.num_pairs if self.has_dropout else 0
 
@@ -122,8 +125,8 @@ class FlashAttention:
 
     @property
     def row_flop(self) -> float:
-        """Return the floating-point operations of one query of one head that sees all keys."""
-        return self.num_keys * self._pair_flop
+        """Return the floating-point operations of one query of one head that sees as many keys as any."""
+        return min(self.num_keys, self.longest_row or self.num_keys) * self._pair_flop
 
     @property
     def _pair_flop(self) -> float:

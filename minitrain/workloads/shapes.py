@@ -221,6 +221,12 @@ class AttentionCore:
             return seq_len * reach
         return reach * (reach + 1) // 2 + (seq_len - reach) * reach
 
+    def num_pairs_of(self, work: Work) -> float:
+        """Return the pairs of a rank's queries with the keys that the mask leaves, for one sequence."""
+        if work.pairs is not None:
+            return float(work.pairs.total)
+        return self.num_pairs(work.seq_len, causal=True) * work.num_queries // work.seq_len
+
     def flop(self, seq_len: int, *, causal: bool) -> int:
         """Return the floating-point operations of one sequence, forward."""
         return 2 * self.num_heads * (self.key_dim + self.value_dim) * self.num_pairs(seq_len, causal=causal)

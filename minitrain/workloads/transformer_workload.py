@@ -12,6 +12,7 @@ Time is that of a roofline over a whole unit (`unit_costs` says what it counts),
 
 from __future__ import annotations
 
+from collections.abc import Collection, Hashable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -27,6 +28,7 @@ from minitrain.workloads.architecture import STATISTIC_BYTES
 from minitrain.workloads.attention_steps import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass
@@ -39,7 +41,9 @@ from minitrain.workloads.unit_kernels import Style, loss_kernels, pass_kernels, 
 from minitrain.workloads.workload import (
     USUAL,
     WEIGHT_PASSES,
+    Context,
     Cost,
+    Pairs,
     PassMode,
     Workload,
     cost_of_weight_pass,
@@ -78,12 +82,14 @@ class TransformerWorkload:
         self._first_like = [alike.setdefault(replace(unit, layer=None), k) for k, unit in enumerate(self.units)]
         self._kept: dict[tuple[int, PassMode], int] = {}  # bytes of a sample
         self._bytes_by_kind: dict[type[Any], int] = {}
+        self._pairs: dict[Hashable, Pairs] = {}
         self._within: dict[tuple[type[Any], int, int], int] = {}  # bytes of a sample
         self._held: dict[tuple[int, int | Piece], int] = {}  # parameters, by layer and number of parts, or piece
         self._held_trained: dict[tuple[int, int | Piece], int] = {}  # those of them that are trained
         self.experts = ExpertLayers(model, self.units, self.seq_len)
         self.trains_a_part = not all(weight.is_trained for unit in self.units for weight in unit.weights)
         self.has_adapters = model.lora is not None
+        self.is_packed = model.documents is not None
 
     def __repr__(self) -> str:
         return f"TransformerWorkload({self.model.name}, seq_len={self.seq_len})"
@@ -251,7 +257,13 @@ class TransformerWorkload:
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:  # noqa: ARG002  (those of the model)
         """Return the model's FLOPs of a step (Narayanan et al. 2021, equation 3, without recomputation)."""
-        return num_samples * self.seq_len * self.model.flop_per_token(self.seq_len)
+        documents = self.model.documents
+        if documents is None:
+            return num_samples * self.seq_len * self.model.flop_per_token(self.seq_len)
+        alike = documents.are_alike(self.seq_len)  # each document is a sequence of its own
+        lengths = (documents.of_sample(sample, self.seq_len) for sample in range(1 if alike else num_samples))
+        flop = sum(length * self.model.flop_per_token(length) for each in lengths for length in each)
+        return num_samples * flop if alike else flop
 
     def dropped_flop(self, num_copies: float) -> float:
         """Return those of `training_flop` that copies of tokens stand for which no expert takes."""
@@ -263,13 +275,52 @@ class TransformerWorkload:
     def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
         """Return the FLOPs that a backward repeats for some samples, counted as those of `training_flop`."""
         unit, ranks = self.units[layer], mode.num_parts * (mode.context.degree if mode.context else 1)
-        return num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / ranks
+        found = num_samples * unit.recomputed_flop(self.seq_len, mode.recompute) / ranks
+        core = unit.core
+        if core is None or mode.pairs is None or not unit.repeats_core(mode.recompute):
+            return found
+        num_queries = num_samples * self.seq_len / (mode.context.degree if mode.context else 1)
+        squares = 2 * mode.pairs.total - num_queries  # l (l + 1) / 2 pairs are of l^2
+        of_pair = 2 * core.num_heads * (core.key_dim + core.value_dim) / mode.num_parts
+        return found - num_samples * core.flop(self.seq_len, causal=False) / ranks + of_pair * squares
 
     def work(self, num_samples: int, mode: PassMode) -> Work:
         """Return what one rank does in a pass."""
         cp = 1 if mode.context is None else mode.context.degree
         degrees = Degrees(tp=mode.num_parts, cp=cp, sequence_parallel=mode.sequence_parallel)
-        return Work(num_samples, self.seq_len, degrees)
+        if mode.pairs is None:
+            return Work(num_samples, self.seq_len, degrees)
+        mean = tuple((query, key, count / num_samples) for query, key, count in mode.pairs.by_shard)
+        return Work(num_samples, self.seq_len, degrees, replace(mode.pairs, by_shard=mean))
+
+    def pairs(self, layer: int, samples: Collection[int], context: Context | None, *, cut: str) -> Pairs | None:
+        """Return the pairs that documents leave to an attention, as `PassMode` has them; None where none are packed.
+
+        Args:
+            layer: the attention.
+            samples: which.
+            context: the shards of queries and keys; None for whole sequences.
+            cut: what the shards are of.
+        """
+        core, documents = self.units[layer].core, self.model.documents
+        if core is None or documents is None:
+            return None
+        asked = core.window, samples, context, cut
+        found = self._pairs.get(asked)
+        if found is None:
+            found = self._pairs[asked] = self._count_pairs(documents, *asked)
+        return found
+
+    def _count_pairs(
+        self, documents: Documents, window: int | None, samples: Collection[int], context: Context | None, cut: str
+    ) -> Pairs:
+        """Count pairs for the first time."""
+        queries, keys = ([0], [0]) if context is None else (sorted(context.queries), sorted(context.keys))
+        num_shards = 1 if context is None else context.num_shards
+        found = pairs_of(documents, samples, self.seq_len, num_shards, cut, window)
+        seen = ((query, key, int(found[query, key])) for query in queries for key in keys if found[query, key])
+        longest = max((max(documents.of_sample(sample, self.seq_len)) for sample in samples), default=0)
+        return Pairs(tuple(seen), min(longest, window or longest))
 
     def _parameters(self, layer: int, num_parts: int | Piece = 1) -> int:
         """Return the parameters of a unit, of one of its parts, or of a piece of one with experts."""
@@ -359,7 +410,12 @@ def _workload_of(model: Transformer, seq_len: int | None) -> TransformerWorkload
 
 
 def find_workload(
-    workload: Any, seq_len: int | None = None, precision: Any = None, lora: Any = None, frozen_layers: int | None = None
+    workload: Any,
+    seq_len: int | None = None,
+    precision: Any = None,
+    lora: Any = None,
+    frozen_layers: int | None = None,
+    documents: Any = None,
 ) -> Workload:
     """Return what a run trains: the same object for the same model, length and precision, which predictors share.
 
@@ -371,6 +427,7 @@ def find_workload(
         precision: of a transformer, as `mt.Transformer` takes it; the model's own if None.
         lora: its adapters, likewise, or the text of their rank, or the path of a config of PEFT.
         frozen_layers: how many of its layers are not trained, likewise.
+        documents: which are packed into its samples, likewise, or as `Documents.read` takes them.
 
     Raises:
         UsageError: there is no such model or precision, or the length is not one for it.
@@ -379,7 +436,8 @@ def find_workload(
         from minitrain.workloads.peft import read_lora  # noqa: PLC0415 - only where a config is read
 
         lora = int(lora) if lora.strip().isdecimal() else read_lora(lora)
-    changes = {"precision": precision, "lora": lora, "frozen_layers": frozen_layers}
+    documents = None if documents is None else Documents.read(documents)
+    changes = {"precision": precision, "lora": lora, "frozen_layers": frozen_layers, "documents": documents}
     changed = {name: value for name, value in changes.items() if value is not None}
     if isinstance(workload, str):
         workload = DENSE_LAYER if workload == DENSE else DenseRows.named(workload) or workload

@@ -144,7 +144,7 @@ def _core(model: Architecture, core: AttentionCore, work: Work) -> Demand:
     element = model.precision.activation_bytes * scores.batch
     if not core.is_flash:
         return Demand(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
-    share = core.num_pairs(work.seq_len, causal=True) / work.seq_len**2
+    share = core.num_pairs_of(work) / work.seq_len**2
     return Demand((scores.flop + values.flop) * share, element * ends)
 
 

@@ -31,6 +31,25 @@ NONE: frozenset[int] = frozenset()
 
 @final
 @dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of a query and a key that see one another, where documents say which do.
+
+    Args:
+        by_shard: shard of queries, shard of keys, and their number, of those that have any; for one head.
+        longest: tokens of the longest document: no query sees more keys.
+    """
+
+    by_shard: tuple[tuple[int, int, float], ...]
+    longest: int
+
+    @property
+    def total(self) -> float:
+        """Return the number of all of them."""
+        return sum(pairs for _, _, pairs in self.by_shard)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Context:
     """The shards of the sequence that a pass works on.
 
@@ -188,6 +207,8 @@ class PassMode:
         num_parts: the parts that the layer is divided into, of which the rank computes one.
         sequence_parallel: whether what parts do not divide is divided along the sequence.
         context: the shards of the sequence that the rank takes through the whole network; None for all of it.
+        pairs: where sequences are packed, the pairs of a query and a key that their documents leave to an attention,
+            over all samples; None for the causal mask alone.
         packing: what is compressed, or made of messages, where the pass is one of compression.
     """
 
@@ -196,6 +217,7 @@ class PassMode:
     sequence_parallel: bool = False
     context: Context | None = None
     packing: Packing | None = None
+    pairs: Pairs | None = None
 
 
 USUAL = PassMode()

@@ -18,7 +18,7 @@ DATA_PARALLEL = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetc
 PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v", "chimera"]
-IN_CONTEXT = ["ring_attention", "gathered_context"]
+IN_CONTEXT = ["ring_attention", "gathered_context", "packed_context_parallel"]
 WITH_WHOLE_LAYERS = ["megatron", "moe", "deepseek_like"]  # tp=1, ep=1: dense layers have no parts
 DIVIDED = [*WITH_WHOLE_LAYERS, *IN_CONTEXT]  # and whole sequences, cp=1
 LOCAL = ["local_sgd", "diloco"]

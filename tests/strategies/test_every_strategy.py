@@ -31,7 +31,7 @@ PIPELINES = ["gpipe", "1f1b", "zb_h1", "interleaved_1f1b"]
 ON_A_MESH = ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp"]
 SCHEDULED = ["looped_bfs", "interleaved_zero_bubble", "zb_h2", "zbv", "dualpipe_v", "chimera"]
 DIVIDED = ["megatron", "moe", "deepseek_like"]
-IN_CONTEXT = ["ring_attention", "gathered_context"]
+IN_CONTEXT = ["ring_attention", "gathered_context", "packed_context_parallel"]
 LOCAL = ["local_sgd", "diloco"]
 DELAYED = ["pipedream_2bw", "powersgd_ddp"]
 ALL = ["single", *DATA_PARALLEL, *LOCAL, *DELAYED, *PIPELINES, *ON_A_MESH, *SCHEDULED, *DIVIDED, *IN_CONTEXT]
@@ -52,6 +52,7 @@ EXAMPLES: dict[str, Sizes] = {
     "megatron": {"pp": 2, "num_chunks": 2},  # test_megatron divides layers, so that several ranks see a sample
     "ring_attention": {"cp": 1},  # test_context_parallelism cuts sequences
     "gathered_context": {"cp": 1},
+    "packed_context_parallel": {"cp": 1},
 }
 
 

@@ -18,6 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "megatron": {"tp": 2, "pp": 2, "sequence_parallel": True, "num_chunks": 2},
     "moe": {"workload": "tiny-moe", "ep": 2, "imbalance": 1.5, "capacity_factor": 1.25},
     "deepseek_like": {"workload": "tiny-moe", "pp": 2, "ep": 2, "zero": 1},
+    "packed_context_parallel": {"workload": "tiny", "cp": 2, "documents": mt.Documents(median=7, sigma=0.9)},
     "ring_attention": {"workload": "tiny"},
 }
 AS_SPECIFIED = {"gpipe", "1f1b", "zb_h1", "interleaved_1f1b", "pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp", "megatron"}

@@ -157,7 +157,7 @@ def require_same(found: dict[str, dict[int | str, Any]], wanted: Mapping[Any, tu
 def names_of(world_size: int) -> list[str]:
     """Return the shipped strategies, with options, that so many ranks can run."""
     divide = {name.partition(":")[0] for names in DIVIDES[world_size].values() for name in names} - {"megatron"}
-    others = {*divide, *NOT_BY[world_size], *LOCAL, "pipedream_2bw", "powersgd_ddp"}
+    others = {*divide, *NOT_BY[world_size], *LOCAL, "packed_context_parallel", "pipedream_2bw", "powersgd_ddp"}
     names = [name for name in mt.strategies() if name not in others]
     return [f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names]
 
@@ -536,10 +536,20 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
             ],
         ),
         ({"lora": 2, "workload": "tiny-moe"}, ["ddp", "moe:ep=2", "megatron:ep=2"]),
+        (
+            {"documents": mt.Documents(median=7, sigma=0.9)},
+            [
+                "ddp",
+                "megatron:tp=2",
+                "ring_attention",
+                "packed_context_parallel:cut=document",
+                "packed_context_parallel:cp=1",
+            ],
+        ),
     ],
-    ids=["adapters", "frozen", "divided", "experts"],
+    ids=["adapters", "frozen", "divided", "experts", "documents"],
 )
-def test_a_part_of_a_model_is_trained_as_on_one_device(what: dict[str, Any], names: list[str], tmp_path: Path) -> None:
+def test_a_model_is_trained_as_on_one_device(what: dict[str, Any], names: list[str], tmp_path: Path) -> None:
     given: dict[str, Any] = {"workload": "tiny", **what}
     workload: Any = split_keywords(given)[0].workload
     wanted = reference(**given)

@@ -39,6 +39,7 @@ from minitrain.run.analysis.dependencies import (
     make_graph,
     messages,
 )
+from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.memory_over_time import HighWater, Journals, high_water
 from minitrain.run.analysis.retiming import what_ifs
 from minitrain.run.analysis.textbook_bubble import ClosedForm, closed_form
@@ -100,16 +101,33 @@ class Gaps:
         """Say in words what a rank waited for: "rank 2's send of layer 7"."""
         line, event, source = self.timeline, int(self.event[gap]), int(self.source[gap])
         whose = "" if source == NONE else f"rank {line.rank_name(line.rank[source])}"
+        why = self._documents(gap) if whose and line.is_packed else ""
         if self.kind[gap] == RECOVERY:
             begin, end = self.start[gap], self.end[gap]
             return f"the recovery: {'; then '.join(out.reason for out in line.outages if begin < out.end <= end)}"
         if event == NONE:
-            return f"the step's end, which {whose or 'another rank'} sets"
+            return f"the step's end, which {whose or 'another rank'} sets{why}"
         typ, layer = line.typs[line.typ[event]], line.layer[event]
         of_layer = "" if layer == NO_LAYER else f" of {line.layer_name(int(layer))}"
         if not whose:
             return f"what comes before {typ}{of_layer}"
-        return f"{whose}'s send{of_layer}" if typ == RECV else f"{whose}, the last to come to {typ}{of_layer}"
+        return (f"{whose}'s send{of_layer}" if typ == RECV else f"{whose}, the last to come to {typ}{of_layer}") + why
+
+    def _documents(self, gap: int) -> str:
+        """Say how much longer documents keep a rank that is waited for, where that is most of why it is."""
+        line, until = self.timeline, self.end[gap]
+        of_attention = [name.startswith("attention") for name in line.layer_names]
+
+        def attending(rank: int) -> float:
+            here = slice(line.starts[rank], line.starts[rank + 1])
+            counts = line.computes[here] & (line.end[here] <= until + _ROUNDING) & (line.layer[here] != NO_LAYER)
+            counts[counts] = np.array([*of_attention, False])[line.layer[here][counts]]
+            return float(line.duration[here][counts].sum())
+
+        longer = attending(int(line.rank[self.source[gap]])) - attending(int(self.rank[gap]))
+        if longer < (until - self.start[gap]) / 2:
+            return ""
+        return f"; its documents take {duration(longer)} longer in attention so far"
 
 
 def find_gaps(

@@ -97,6 +97,7 @@ class Timeline:
         tags: the distinct tags.
         chains: the distinct indices, in a rank's log, of the launched operations whose results one was given.
         layer_names: what the layers are called; empty where they have numbers alone.
+        is_packed: whether sequences consist of documents, whose lengths set the time of attentions.
         rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
             row is the rank of its number.
         ranks_a_row: how many ranks that do the same each row stands for.
@@ -130,6 +131,7 @@ class Timeline:
     tags: tuple[Hashable, ...]
     chains: tuple[tuple[int, ...], ...]
     layer_names: tuple[str, ...] = ()
+    is_packed: bool = False
     rank_names: tuple[str, ...] = ()
     ranks_a_row: int = 1
     devices: tuple[str, ...] = ()

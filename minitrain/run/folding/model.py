@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from minitrain.engine import sample_laws
@@ -318,20 +318,46 @@ class FoldedModel(FoldedExperts):
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:
         """Return the model's input for some samples, each rank its own."""
+        return Activation(0, self.num_layers, self._samples_of(samples), self.global_batch_size)
+
+    def _samples_of(self, samples: Iterable[int]) -> Any:
+        """Return samples as a set, each rank its own."""
         listed: Any = samples
         if not isinstance(samples, PerRankRange | PerRankSet):
             listed = sample_laws.sample_numbers(self, samples, PerRankInt)
             sample_laws.require_inside(self, listed if isinstance(listed, range) else ())
         if not len(listed):
-            return super().get_input_activation(())
+            return frozenset[int]()
         found = PerRankSet.of(self.attempt, listed)
         sample_laws.require_inside(self, list(found.bounds()))
-        return Activation(0, self.num_layers, found, self.global_batch_size)  # type: ignore[arg-type]
+        return found
 
-    def get_input_shard(self, samples: Iterable[int], shards: Iterable[int], num_shards: int) -> ActivationShard:
+    def _samples_with_documents(self, samples: Any) -> Collection[int]:
+        """Return samples whose documents are those of every rank of the class."""
+        workload: Any = self._runtime_predictor.workload
+        if not getattr(workload, "is_packed", False) or workload.model.documents.are_alike(workload.seq_len):
+            return range(len(samples))
+        if isinstance(samples, PerRankSet) and samples.slopes:
+            self.attempt.diverge("documents of which each rank has others", samples.slopes)
+        return frozenset(samples)
+
+    def document_lengths(self, sample: Any) -> tuple[int, ...]:
+        """Return the documents of a sample, which all ranks of the class must look at together."""
+        self._require_one("a look at the documents of a sample", sample)
+        return super().document_lengths(sample)
+
+    def count_pairs(
+        self, samples: Iterable[int], shards: Any = (0,), num_shards: int = 1, cut: str = "sequence"
+    ) -> int:
+        """Return the pairs of a query of some shards and a key that it sees, which are the class's."""
+        return super().count_pairs(samples, keep_shards_apart(self.attempt, shards), num_shards, cut)
+
+    def get_input_shard(
+        self, samples: Iterable[int], shards: Iterable[int], num_shards: int, cut: str = "sequence"
+    ) -> ActivationShard:
         """Return the model's input for some samples, each rank its own, and shards that are the class's."""
         self._require_one("a number of shards", num_shards)
-        found = super().get_input_shard((), keep_shards_apart(self.attempt, shards), num_shards)
+        found = super().get_input_shard((), keep_shards_apart(self.attempt, shards), num_shards, cut)
         found.samples = self.get_input_activation(samples).samples
         return found
 

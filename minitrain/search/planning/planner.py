@@ -273,6 +273,8 @@ def plan(
     trained = {"workload": workload, "seq_len": seq_len, "num_layers": num_layers}
     step = {name: value for name, value in trained.items() if value is not None} | step
     times_by_precision = _times_by_precision(found, step, precisions)
+    if step.get("documents") is not None or getattr(workload, "documents", None) is not None:
+        raise UsageError("plan shares samples that cost the same, and packed documents differ; leave documents out")
     parts = list(subsets(found)) if leave_out else [found]
     candidates = layouts(parts, times_by_precision, strategies, global_batch_size, power_budget_watts)
     verdicts = list(_judged(candidates))

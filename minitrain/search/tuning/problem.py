@@ -165,7 +165,12 @@ def _machine_of(problem: TuningProblem) -> Machine:
     """Return the machine of a problem, made once in a process."""
     if not isinstance(problem.global_batch_size, int):
         raise UsageError(f"global_batch_size must be an integer, got {problem.global_batch_size!r}")
-    return Machine(problem)
+    machine = Machine(problem)
+    if getattr(machine.workload, "is_packed", False):
+        raise UsageError(
+            "tune bounds steps by samples that cost the same, and packed documents differ; compare without"
+        )
+    return machine
 
 
 def cut_into_stages(machine: Machine, num_stages: int, microbatch_size: int) -> tuple[range, ...]:

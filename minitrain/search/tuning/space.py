@@ -141,6 +141,7 @@ USUAL: Mapping[str, Callable[[Machine], dict[str, Sequence[Any]]]] = {
     "fsdp": _of_fsdp,
     "deepseek_like": _of_deepseek_like,
     "gathered_context": _of_context,
+    "packed_context_parallel": _of_context,
     "ring_attention": _of_context,
 }
 

@@ -32,7 +32,7 @@ PIPELINES = {
     "pipedream_2bw",
     *("zb_h1", "zb_h2", "zbv"),
 }
-CONTEXTS = {"gathered_context", "ring_attention"}
+CONTEXTS = {"gathered_context", "packed_context_parallel", "ring_attention"}
 
 
 def outcome(strategy: Any, **parameters: Any) -> tuple[mt.Run | None, Any]:

@@ -20,7 +20,10 @@ H100 = load_config("h100_80g_nvl8")
 SHIPPED = [name for name in mt.strategies() if name != "single"]
 PIPELINES = ("1f1b", "chimera", "gpipe", "looped_bfs", "pipedream_2bw", "zb_h1", "zb_h2")  # of all ranks
 LAYOUTS: dict[str, list[dict[str, Any]]] = {
-    **{name: [{}, {"cp": 4}, {"cp": 2, "tp": 2}] for name in ("ring_attention", "gathered_context")},
+    **{
+        name: [{}, {"cp": 4}, {"cp": 2, "tp": 2}]
+        for name in ("ring_attention", "gathered_context", "packed_context_parallel")
+    },
     "deepseek_like": [{"pp": 2}, {"pp": 4}],
     "fsdp": [{}, {"replicas": 2}, {"replicas": 8, "reshard_after_forward": False}],
     "hsdp": [{}, {"shard_size": 4}, {"shard_size": 2}],
