@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from minitrain.run.worker_processes import worker_pool
 MOST_MEMORY = 8 * 2**30
 """Address space of a process that judges submissions, bytes."""
 
+_LACKS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN)
 _RECYCLED_AFTER = 50
 """Submissions that one such process judges."""
 
@@ -243,8 +245,8 @@ def grade_one(submission: Submission, limits: Limits) -> Row:
     except MemoryError:
         reason = f"judging what it does needs more than {MOST_MEMORY / 2**30:.0f} GiB; it may hold thousands of tensors"
         return Row(submission.name, reason=reason)
-    except OSError as error:
-        return Row(submission.name, reason=f"the grader lacks disk or memory: {error.strerror}; grade it again")
     except Exception as error:  # one row of many
+        if isinstance(error, OSError) and error.errno in _LACKS:
+            return Row(submission.name, reason=f"the grader lacks disk or memory: {error.strerror}; grade it again")
         return Row(submission.name, reason=f"the grader failed: {type(error).__name__}: {error}")
     return Row(submission.name, found)

@@ -268,14 +268,23 @@ def test_there_must_be_something_at_a_place(tmp_path: Path) -> None:
         find_submissions([tmp_path / "none*.py"], shipped_exercises())
 
 
-def test_a_grader_that_fails_ends_one_row_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (OSError("odd"), "the grader failed: OSError: odd"),
+        (OSError(28, "No space left"), "the grader lacks disk or memory: No space left; grade it again"),
+    ],
+)
+def test_a_grader_that_fails_ends_one_row_alone(
+    error: OSError, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> None:
-        raise OSError("the disk is full")
+        raise error
 
     monkeypatch.setattr("minitrain.learn.classes.grade", fails)
     write(tmp_path, {"02_a.py": DDP})
     row = grade_one(find_submissions([tmp_path], shipped_exercises())[0], Limits())
-    assert (row.score, row.failure) == (0, "the grader failed: OSError: the disk is full")
+    assert (row.score, row.failure) == (0, failure)
 
 
 def test_a_grader_without_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
