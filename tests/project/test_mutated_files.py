@@ -33,14 +33,14 @@ VERDICTS: dict[str, set[str]] = {
     "null bytes": {"students", "table of validate"},
     "a damaged archive": set(),
     "nested 100,000 deep": {"table of validate"},  # the name of a column
-    "a list": {"trace"},  # of events
+    "a list": set(),
     "a number": set(),
     "null": set(),
     "a key misspelt": set(),
     "a key twice": {"notebook", "rows of a sweep", "trace"},
-    "not a number": {"notebook", "rows of a sweep", "trace"},
-    "without end": {"notebook", "rows of a sweep", "trace"},
-    "too large for a float": {"notebook", "rows of a sweep", "trace"},
+    "not a number": {"notebook", "rows of a sweep"},
+    "without end": {"notebook", "rows of a sweep"},
+    "too large for a float": {"notebook", "rows of a sweep"},
     "negative": OPAQUE | {"hardware config"},  # whose last number is of a note
     "zero": OPAQUE | {"budgets", "calibration", "checkpoint", "hardware config", "measured run", "scenario"},
     "29 digits": OPAQUE
@@ -48,9 +48,9 @@ VERDICTS: dict[str, set[str]] = {
     | {"model of Hugging Face", "models of the platform", "scenario"},
     "true for a number": OPAQUE | {"hardware config"},
     "text for a number": OPAQUE | {"hardware config"},
-    "null for a number": OPAQUE | {"model of Hugging Face", "plan"},  # where nothing may be said
-    "a list for a number": OPAQUE | {"hardware config"},
-    "an object for a number": OPAQUE,
+    "null for a number": (OPAQUE - {"trace"}) | {"model of Hugging Face", "plan"},  # where nothing may be said
+    "a list for a number": (OPAQUE - {"trace"}) | {"hardware config"},
+    "an object for a number": OPAQUE - {"trace"},
     "a folder": {"budgets", "hidden sizes"},  # which an exercise may lack
     "a pipe": {"budgets", "hidden sizes"},
     "a device": {"budgets", "hidden sizes"},
