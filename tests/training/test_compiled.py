@@ -20,7 +20,10 @@ NEEDS_A_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch
     "given",
     [
         {"strategy": "zero3", "global_batch_size": 8},
-        {"strategy": "megatron:tp=2,schedule=zb_h1", "workload": "tiny", "global_batch_size": 4},
+        pytest.param(
+            {"strategy": "megatron:tp=2,schedule=zb_h1", "workload": "tiny", "global_batch_size": 4},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["dense", "parts"],
 )

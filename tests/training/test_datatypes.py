@@ -29,7 +29,9 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "workload"), STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "workload"), [*STRATEGIES[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in STRATEGIES[2:])]
+)
 def test_losses_are_those_of_single_precision_to_the_rounding_of_bfloat16(name: str, workload: str) -> None:
     half, single = (
         mt.train(name, workload=workload, global_batch_size=8, steps=10, dtype=dtype).losses

@@ -200,13 +200,18 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     ("name", "cause"),
     [
         ("sleeps", r"minitrain: rank 1 has done nothing for \d+ s of step 0: after "),
-        ("sleeps_in_loop", r"minitrain: rank 1 has done nothing for \d+ s of step 0: at its beginning"),
+        pytest.param(
+            "sleeps_in_loop",
+            r"minitrain: rank 1 has done nothing for \d+ s of step 0: at its beginning",
+            marks=pytest.mark.slow,
+        ),
         ("raises", "minitrain: KeyError: 'oops'"),
         ("killed", r"exitcode: -9\) local_rank: 1"),
-        ("stops", "minitrain: rank 1 was stopped by a signal in step 0"),
-        (
+        pytest.param("stops", "minitrain: rank 1 was stopped by a signal in step 0", marks=pytest.mark.slow),
+        pytest.param(
             "lets_nothing_run",
             r"minitrain: rank 1 has not answered for \d+ s: it is stopped, or in code that lets nothing",
+            marks=pytest.mark.slow,
         ),
     ],
 )

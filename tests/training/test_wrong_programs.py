@@ -53,34 +53,45 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
             assert caller.connect_ex((host, int(port))) != 0
 
 
+SLOW = pytest.mark.slow  # another way to the same end is tried beside it
+
+
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
         ("killed", mt.TrainingError, "rank 1 was killed by SIGKILL"),
-        ("aborts", mt.TrainingError, "rank 1 was killed by SIGABRT"),
+        pytest.param("aborts", mt.TrainingError, "rank 1 was killed by SIGABRT", marks=SLOW),
         ("reads_nowhere", mt.TrainingError, "rank 1 was killed by SIGSEGV"),
-        ("closes_sockets", mt.TrainingError, "rank 1 (was killed by SIGABRT|ended with exit code 1)"),
+        pytest.param(
+            "closes_sockets", mt.TrainingError, "rank 1 (was killed by SIGABRT|ended with exit code 1)", marks=SLOW
+        ),
         ("leaves_child", mt.TrainingError, "rank 1 was killed by SIGKILL"),
         ("exits", mt.TrainingError, "rank 1 ended with exit code 7"),
-        ("exits_early", mt.TrainingError, "rank 1 ended with exit code 0 in step 0"),
+        pytest.param("exits_early", mt.TrainingError, "rank 1 ended with exit code 0 in step 0", marks=SLOW),
         ("leaves", mt.TrainingError, r"on rank 1 of a real run, step 0:(.|\n)*SystemExit"),
         ("stops", mt.TrainingError, "rank 1 was stopped by a signal in step 0"),
         ("raises", KeyError, "oops"),
-        ("asks", EOFError, "EOF when reading a line"),
-        ("recurses", RecursionError, "maximum recursion depth"),
+        pytest.param("asks", EOFError, "EOF when reading a line", marks=SLOW),
+        pytest.param("recurses", RecursionError, "maximum recursion depth", marks=SLOW),
         ("fills_memory", RuntimeError, "can't allocate memory"),
-        ("ends_torch", ValueError, "process group has not been initialized"),
+        pytest.param("ends_torch", ValueError, "process group has not been initialized", marks=SLOW),
         ("skips", mt.StrategyError, "its operation 0 is the end of its step, and was load_weights of layer 0"),
         ("meets_first", mt.StrategyError, "its operation 0 is barrier among ranks .0, 1., and was load_weights"),
-        ("meets_last", mt.StrategyError, "is barrier among ranks .0, 1., and was the end of its step"),
+        pytest.param(
+            "meets_last", mt.StrategyError, "is barrier among ranks .0, 1., and was the end of its step", marks=SLOW
+        ),
         ("swaps", mt.StrategyError, r"all_reduce of WeightGrad.layer 0.* and was all_reduce of WeightGrad.layer 3"),
-        ("misses_collective", mt.StrategyError, DIFFERS),
+        pytest.param("misses_collective", mt.StrategyError, DIFFERS, marks=SLOW),
         ("repeats_collective", mt.StrategyError, DIFFERS),
-        ("by_chance", mt.StrategyError, DIFFERS),
+        pytest.param("by_chance", mt.StrategyError, DIFFERS, marks=SLOW),
         ("by_clock", mt.StrategyError, DIFFERS),
         ("wrong_peer", mt.StrategyError, "0 is send of .* to rank 1 with tag 'a', and was send of .* to rank 0"),
-        ("crossed_sends", mt.StrategyError, "0 is send .* with tag 'b', and was send of .* with tag 'a'"),
-        ("wrong_tag", mt.StrategyError, "0 is send .* with tag 'b', and was send of .* with tag 'a'"),
+        pytest.param(
+            "crossed_sends", mt.StrategyError, "0 is send .* with tag 'b', and was send of .* with tag 'a'", marks=SLOW
+        ),
+        pytest.param(
+            "wrong_tag", mt.StrategyError, "0 is send .* with tag 'b', and was send of .* with tag 'a'", marks=SLOW
+        ),
         ("sends_more", mt.StrategyError, "1 is send .* with tag 'b', and was recv from rank 0 with tag 'a'"),
         ("receives_more", mt.StrategyError, "2 is recv from rank 0 with tag 'b', and was load_weights of layer 0"),
         ("sends_other", mt.StrategyError, r"send of .*\{32..47\}.* and was send of .*\{32..63\}"),
@@ -99,10 +110,14 @@ def test_a_wrong_rank_ends_all_and_is_named(name: str, error: type[Exception], m
     ("name", "message"),
     [
         ("sleeps", IDLE),
-        ("spins", IDLE),
-        ("waits_for_lock", IDLE),
+        pytest.param("spins", IDLE, marks=SLOW),
+        pytest.param("waits_for_lock", IDLE, marks=SLOW),
         ("waits_for_child", IDLE),
-        ("sleeps_in_loop", "rank 1 has done nothing .* at its beginning, the next is load_weights of layer 0"),
+        pytest.param(
+            "sleeps_in_loop",
+            "rank 1 has done nothing .* at its beginning, the next is load_weights of layer 0",
+            marks=SLOW,
+        ),
         ("lets_nothing_run", "rank 1 has not answered for"),
     ],
 )
