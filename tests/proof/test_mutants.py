@@ -58,8 +58,8 @@ MUTANTS: dict[str, tuple[Any, Patch]] = {
         (
             attention,
             "attend_backward",
-            lambda q, p, m, attended, g, w: attention_core.attend_backward(
-                q, p, m, replace(attended, output=0 * attended.output), g, w
+            lambda q, p, m, attended, g, *how: attention_core.attend_backward(
+                q, p, m, replace(attended, output=0 * attended.output), g, *how
             ),
         ),
     ),
