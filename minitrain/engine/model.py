@@ -13,7 +13,8 @@ tests/engine/test_model_kinds.py checks.
 | overridden | when it is called |
 |---|---|
 | `load_weights`, `load_router`, `load_experts`, `get_input_activation`, `get_input_shard` | by the strategy |
-| `route`, `launch` | by the strategy |
+| `route`, `launch`, `document_lengths`, `count_pairs` | by the strategy |
+| `_samples_of`, `_samples_with_documents` | when samples come in, and when their documents are looked at |
 | `_collective`, `_send`, `_receive` | when a communication is submitted, awaited or launched |
 | `_join` | when a collective has what it was given, and is to meet those of other ranks |
 | `mesh`, `group`, `_member` | when a group of ranks is named |

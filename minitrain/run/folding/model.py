@@ -61,6 +61,7 @@ class FoldedModel(FoldedExperts):
         _send, _receive: go to and come from another class.
         load_weights, load_router, load_experts, get_input_activation, get_input_shard: take shards, parts and
             samples that differ between ranks.
+        document_lengths, count_pairs, _samples_of, _samples_with_documents: want documents that are the class's.
         route: refuses experts of which some get more tokens than others.
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
