@@ -333,6 +333,11 @@ def run(
     from minitrain.training.measured import LossWarning  # noqa: PLC0415
 
     path, exercise = _file_of(what, dir, exercises)
+    if exercise.slowed:
+        raise UsageError(
+            f"exercise {exercise.number} asks for answers, and there is no strategy to train; "
+            f"`minitrain learn check {exercise.number}` compares a step that was measured already"
+        )
     case = next((case for case in exercise.public if case.world_size == processes), exercise.public[0])
     batch = case.global_batch_size * -(-LEAST_BATCH // case.global_batch_size)
     sizes = {**case.sizes, "world_size": processes, "global_batch_size": batch}
@@ -379,12 +384,10 @@ def hint(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  #
 @learn.define()
 def solution(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Show the reference solution, once you have passed, and write it into a file that runs."""
-    from minitrain.learn.solution import solution_of  # noqa: PLC0415
-
     exercise = load(n, exercises)
     if not State(dir).of(exercise)["passed"]:
         raise UsageError(f"pass exercise {exercise.number} first: `minitrain learn check {exercise.number}`")
-    text, path = solution_of(exercise), dir / f"{exercise.name}_solution.py"
+    text, path = exercise.solution, dir / f"{exercise.name}_solution.py"
     is_there = path.exists()
     if not is_there:
         write_text(path, [text])
