@@ -279,7 +279,7 @@ class StrategyModel(Protocol):
         weight: Weight,
         num_parts: int,
         *,
-        imbalance: float | Sequence[float] = 1,
+        imbalance: float | str | Sequence[float] = 1,
         capacity_factor: float | None = None,
         drop_tokens: bool = True,
         recompute: Recompute | None = None,

@@ -54,6 +54,9 @@ _SAMPLED = (Activation, ActivationGrad)
 ADAM_FLOP = 14
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
 
+AVERAGE_FLOP = 3
+"""Operations of an average's step a parameter: a difference, times a factor, added."""
+
 
 class TransformerWorkload:
     """A transformer, trained on samples of some length.
