@@ -125,9 +125,10 @@ def as_imbalance(
     Raises:
         UsageError: the file cannot be read, or has another number of lines.
     """
-    if not isinstance(imbalance, str):
-        return tuple(imbalance) if isinstance(imbalance, Sequence) else imbalance
-    rows = _loads_in(imbalance, _version_of(imbalance))
+    given: Any = imbalance  # text is a sequence, too
+    if not isinstance(given, str):
+        return tuple(given) if isinstance(given, Sequence) else given  # `_by_expert` judges it
+    rows = _loads_in(given, _version_of(given))
     if len(rows) not in (1, len(layers)):
         raise UsageError(
             f"{imbalance} must have the loads of experts on a line for each of {len(layers)} layers that have them, or "
