@@ -15,7 +15,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from minitrain.run.event_loops import run_to_end
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
 from minitrain.search.sweeps.batches import SharedByBatch, Workers, key_of, result_of
-from minitrain.search.sweeps.executors.choice import workers_of
+from minitrain.search.sweeps.executors.choice import first_done, workers_of
 from minitrain.search.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
 from minitrain.search.sweeps.sweep import read_rows, writing
 from minitrain.search.tuning.bounds import Bound, bound_of, least_times
@@ -632,7 +632,7 @@ class Search:
                     in_flight[self._workers[0].submit(call.function, *call.arguments())] = call
                 if not in_flight:
                     return
-                for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                for future in first_done(self._workers[0], in_flight):
                     call = in_flight.pop(future)
                     try:
                         self._take(call.task, result_of(future))
