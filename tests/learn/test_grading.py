@@ -772,7 +772,6 @@ def test_no_text_of_a_submission_stands_where_the_report_says_its_points(tmp_pat
     found = grade(file, "02", hidden=False)
     lines = str(found).splitlines()
     assert lines[0] == "02_ddp: 0 of 100 points"
-    assert [line for line in lines if "points" in line or "passed" in line][1:] == [
-        " " * 10 + "02_ddp: 100 of 100 points",
-        " " * 10 + "  passed  runs" + "y" * (LONGEST - len("ValueError: ") - len(forged) + 250_000 + 2),
-    ]
+    (line,) = [line for line in lines if "points" in line or "passed" in line][1:]
+    assert line.startswith(" " * 10 + "ValueError: x; 02_ddp: 100 of 100 points; passed  runsyyy")
+    assert len(line) < LONGEST + 20
