@@ -410,7 +410,7 @@ def lost(name: str, source: random.Random, most_s: float) -> tuple[bool, str]:
 
 WRITTEN: dict[str, Sequence[str]] = {
     "package": ["learn", "package", "/full/autograder.zip", "--exercise", "2"],
-    "run": ["run", "ddp", "--world-size", "8", "--layers", "512", "--out", "/full/run"],
+    "run": ["run", "ddp", "--world-size", "8", "--layers", "96", "--out", "/full/run"],
     "sweep": ["sweep", "zero3", "ddp", "--grid", "world_size=2,4", "--layers", "4", "--batch", "8", "--jobs", "2",
               "--results", "/full/rows.jsonl", "--csv", "/full/rows.csv", "--html", "/full/page.html"],
     "grade": ["learn", "grade", "class/right/02_ddp.py", "--isolation", "auto", "--results", "/full/grades.jsonl"],
@@ -444,7 +444,7 @@ def is_good(here: Room, code: int | None, place: Path) -> tuple[bool, str]:
     """Return whether a command that lacked something ended with a message, and with whole files alone."""
     halves = [file.name for file in place.rglob("*") if file.is_file() and not is_whole(file)]
     errors = here.errors()
-    is_told = "Traceback" not in errors and bool(re.search(r"(^|\n)minitrain: |  the grader lacks", here.printed()))
+    is_told = "Traceback" not in errors and bool(re.search(_TOLD_SO, here.printed()))
     good = not halves and (code == 0 or (code is not None and is_told)) and here.is_empty()
     words = _ROOM if code == 0 else "was told"
     return good, words if good else f"{halves} {code} {errors[-1500:]} {here.printed()[-200:]}"
@@ -465,6 +465,7 @@ class Need(NamedTuple):
 
 
 _ROOM = "had room"
+_TOLD_SO = r"(^|\n)minitrain: |  the grader lacks|the first failure: .*the system gives no more memory"
 
 
 _NEEDS: dict[str, Need] = {}
