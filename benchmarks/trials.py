@@ -39,6 +39,7 @@ import traceback
 import types
 import uuid
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -572,11 +573,10 @@ def count(kind: str, name: str, num_trials: int, source: random.Random, most_s: 
         outcomes.append(outcome)
         good = sum(is_good for is_good, _ in outcomes)
         print(f"\r{kind} of {name}: {good} of {len(outcomes)}", end="", flush=True)
+        if not outcome[0]:
+            print(f"\n  bad: {outcome[1]}", flush=True)
     print(f"; {num_with_room} more had room" if num_with_room else "", flush=True)
-    told: dict[str, int] = {}
-    for _, words in outcomes:
-        told[words] = told.get(words, 0) + 1
-    for words, times in sorted(told.items(), key=lambda item: -item[1]):
+    for words, times in Counter(words for is_good, words in outcomes if is_good).most_common():
         print(f"  {times} times {words}", flush=True)
     return good == num_trials == len(outcomes)
 
