@@ -252,12 +252,16 @@ class _StoppedError(SystemExit):
 
 def _make_calls(pipe: Connection, memory_bytes: int | None) -> None:  # pragma: no cover  (only in a worker)
     """Make the calls that come by a pipe until it is closed."""
-    begin_work(memory_bytes)
-    signal.signal(signal.SIGTERM, _stop)
-    with contextlib.suppress(EOFError, OSError):
+    try:
+        begin_work(memory_bytes)
+        signal.signal(signal.SIGTERM, _stop)
         pipe.send_bytes(b"ready")
         while True:
             pipe.send_bytes(_made(pipe.recv_bytes()))
+    except (EOFError, OSError):  # nobody waits any more
+        return
+    except MemoryError:  # there is none to say so, and who waits learns of the end
+        os._exit(1)
 
 
 def _stop(*_: Any) -> None:  # pragma: no cover  (only in a worker)
