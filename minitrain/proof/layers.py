@@ -141,8 +141,7 @@ class _Trained(Compressing, ABC):
 
     def outer_gradient(self, done: Computed, weight: Flat, local: Flat) -> Flat:
         """Return the replica's share of the mean difference."""
-        share = len(done.made.samples) / done.model.global_batch_size
-        return Flat((weight.values - local.values) * share, weight.part)
+        return Flat((weight.values - local.values) / done.model._semantics.replicas, weight.part)
 
     def outer_update(self, done: Computed, grad: Flat, weight: Flat, momentum: Flat | None = None) -> Any:
         """Take the declared outer optimizer's step."""
@@ -152,6 +151,11 @@ class _Trained(Compressing, ABC):
         moved = outer.decay * momentum.values[0] + grad.values
         values = weight.values - outer.rate * (grad.values + outer.decay * moved)
         return Flat(values, weight.part), self._kept(done, done.made[0], weight, moved[None])
+
+    def mix(self, done: Computed, weight: Flat, local: Flat) -> Flat:
+        """Return the declared mixture."""
+        kept = done.model._semantics.mixing
+        return Flat(kept * local.values + (1 - kept) * weight.values, weight.part)
 
     def _kept(self, done: Computed, updated: Any, weight: Flat, moments: Array) -> Flat:
         """Keep the optimizer's state of the elements that a weight holds, and return it."""

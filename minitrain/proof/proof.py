@@ -106,6 +106,11 @@ def results_of(run: Run, problem: Problem | TransformerProblem, reference: Refer
             for layer in sorted({*weights, *states}):
                 trained = weights.get(layer), states.get(layer)
                 yield _result(model._rank, layer, trained, problem, reference)
+        for layer, own in model.final_locals.items():
+            replica = min(own.samples) // model._semantics.share(run.global_batch_size)
+            expected = replace(reference, weights=reference.own[replica])
+            found = _result(model._rank, layer, (own, None), problem, expected)
+            yield replace(found, here=np.zeros_like(found.here))
 
 
 def _result(
@@ -195,6 +200,7 @@ class Proof:
         device = "one device does"
         if meant is not None:
             of_replicas = f"{meant.replicas} replicas with {meant.steps} steps of their own"
+            of_replicas += f", {meant.fragments} fragments in turn" if meant.goes_on else ""
             of_replicas += f" and outer gradients by {meant.compression}" if meant.compression else ""
             device = f"{meant if meant.in_turn else of_replicas} do on one device"
         by = "" if self.backend is None else f", computed by {self.backend}"

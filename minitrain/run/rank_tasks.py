@@ -112,7 +112,7 @@ class PreparedRun:
         """Tell a rank what its strategy means to compute, and let it begin a step of a longer run."""
         declared, options = declared_by(self.function, self.options)
         if declared is not None:
-            sizes = self.parameters.world_size, self.parameters.global_batch_size
+            sizes = self.parameters.world_size, self.parameters.global_batch_size, model._num_layers
             model._semantics = declared.of(self.name, options, *sizes)
         if self.entry_clocks is not None:
             model._time = self.entry_clocks[model._rank]
