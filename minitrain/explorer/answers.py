@@ -112,6 +112,7 @@ def _choices() -> Mapping[str, Sequence[Any]]:
         "hardware": [*shipped_configs(), *clusters],
         "precision": list(PRECISIONS),
         "lora": [2**power for power in range(2, 9)],
+        "ema": [0.9, 0.99, 0.999, 0.9999],
         "frozen_layers": [1, 2, 4, 8, 12, 16, 24, 32, 48, 64],
         "network": list(NETWORKS),
         "fidelity": list(FIDELITIES),

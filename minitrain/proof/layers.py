@@ -20,8 +20,8 @@ import numpy as np
 from minitrain.engine.executors import Computed
 from minitrain.errors import UsageError
 from minitrain.proof import arithmetic
-from minitrain.proof.arithmetic import Array
-from minitrain.proof.arrays import Flat, Rows, held, on_place, placed
+from minitrain.proof.arithmetic import Array, Averaged
+from minitrain.proof.arrays import Flat, Rows, at_home, held, on_place, placed
 from minitrain.proof.attention import Attention, AttentionSteps, Heads, LatentAttention
 from minitrain.proof.attention_core import KeysValues, Packing, Positions, Tokens, positions_of_shard
 from minitrain.proof.compression import Compressing
@@ -105,8 +105,10 @@ class _Trained(Compressing, ABC):
         return self._loaded(self.load(done.layer, min(weight.parts), weight.num_parts), weight)
 
     def _loaded(self, content: Flat, weight: Any) -> tuple[Flat, Flat]:
-        """Return a weight's own shard of initial weights, and of the optimizer's state, which begins at zero."""
+        """Return a weight's own shard of initial weights, and of the optimizer's state: zeros, and an average."""
         moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
+        if isinstance(self.problem.optimizer, Averaged):
+            moments[-1] = at_home(content.values)
         shard = min(weight.shards), weight.num_shards
         return content.shard(*shard), Flat(moments, content.part).shard(*shard)
 

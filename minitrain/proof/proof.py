@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import ProofError, StrategyError
-from minitrain.proof.arithmetic import Adam, Array, Momentum
+from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum
 from minitrain.proof.arrays import Flat, computed_by, held, on_place
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import Problem, TransformerProblem
@@ -86,7 +86,8 @@ def _largest(values: Array) -> float:
 
 def moments_of(problem: Problem | TransformerProblem) -> tuple[str, ...]:
     """Return what the moments of the optimizer are called."""
-    return _MOMENTS[type(problem.optimizer)]
+    optimizer: Any = problem.optimizer
+    return (*_MOMENTS[type(optimizer.of)], "average") if isinstance(optimizer, Averaged) else _MOMENTS[type(optimizer)]
 
 
 def results_of(run: Run, problem: Problem | TransformerProblem, reference: Reference) -> Iterator[Result]:

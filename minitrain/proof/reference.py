@@ -22,7 +22,7 @@ from autograd import grad
 from autograd.tracer import getval  # type: ignore[import-untyped]
 
 from minitrain.engine.semantics import LocalSteps
-from minitrain.proof.arithmetic import Adam, Array
+from minitrain.proof.arithmetic import Adam, Array, Averaged
 from minitrain.proof.declared_compression import Exchange
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.workloads.transformer import Transformer
@@ -159,11 +159,23 @@ def _in_turn(
         history.append([_exchanged(*each) for each in zip(exchanges, zip(*by_worker, strict=True), strict=True)])
         of_layers = [list(grads) for grads in zip(*history, strict=True)]
         versions.append([_after_steps(problem.optimizer, *pair) for pair in zip(versions[-1], of_layers, strict=True)])
-    return Reference(versions[-1], [_moments(problem.optimizer, np.stack(grads)) for grads in of_layers])
+    seen = [np.stack(weights) for weights in zip(*versions, strict=True)]
+    of_each = zip(map(np.stack, of_layers), seen, strict=True)
+    return Reference(versions[-1], [_moments(problem.optimizer, *each) for each in of_each])
 
 
-def _moments(optimizer: Any, grads: Array) -> Array:
-    """Return the optimizer's state after some gradients, the last one last, as sums of them that fade."""
+def _moments(optimizer: Any, grads: Array, versions: Array) -> Array:
+    """Return the optimizer's state after some gradients, the last one last, as sums of them that fade.
+
+    Args:
+        optimizer: which.
+        grads: steps x elements.
+        versions: the weights before the first step, and after each, (1 + steps) x elements.
+    """
+    if isinstance(optimizer, Averaged):  # the first weights count as if they had been there for ever
+        shares = (1 - optimizer.decay) * optimizer.decay ** np.arange(len(grads), -1.0, -1.0)
+        shares[0] = optimizer.decay ** len(grads)
+        return np.vstack([_moments(optimizer.of, grads, versions), shares @ versions])
     ago = np.arange(len(grads))[::-1, None]
     if isinstance(optimizer, Adam):
         first = (1 - optimizer.beta1) * (optimizer.beta1**ago * grads).sum(0)
@@ -173,6 +185,7 @@ def _moments(optimizer: Any, grads: Array) -> Array:
 
 def _after_steps(optimizer: Any, weights: Array, history: Sequence[Array]) -> Array:
     """Return weights after one more step: with moments as weighted sums of all gradients so far, the last one last."""
+    optimizer = getattr(optimizer, "of", optimizer)  # an average takes no part in the step
     ago = np.arange(len(history))[::-1, None]
     grads = np.stack(history)
     if isinstance(optimizer, Adam):
@@ -198,6 +211,9 @@ def after_step(optimizer: Any, weights: Array, grads: Array) -> tuple[Array, Arr
 
     Its state is zero before, so that each moment has one term.
     """
+    if isinstance(optimizer, Averaged):
+        after, state = after_step(optimizer.of, weights, grads)
+        return after, np.vstack([state, after + optimizer.decay * (weights - after)])
     if isinstance(optimizer, Adam):
         first, second = (1 - optimizer.beta1) * grads, (1 - optimizer.beta2) * grads * grads
         mean, variance = first / (1 - optimizer.beta1), second / (1 - optimizer.beta2)

@@ -124,6 +124,7 @@ def _trained_of(workload: Any) -> str:
     lora, frozen = getattr(model, "lora", None), getattr(model, "frozen_layers", 0)
     words = [f"adapters of rank {lora.rank} alone"] if lora is not None else []
     words += [f"the first {frozen} layers frozen" if frozen > 1 else "the first layer frozen"] if frozen else []
+    words += [f"weights averaged ({model.ema:g})"] if getattr(model, "ema", None) is not None else []
     return ", ".join(words)
 
 

@@ -20,7 +20,7 @@ from torch.optim.adam import adam
 from minitrain.engine.executors import Computed
 from minitrain.engine.kept_for_backward import mode_of
 from minitrain.errors import LawError, UsageError
-from minitrain.proof.arithmetic import Adam, Momentum
+from minitrain.proof.arithmetic import Adam, Averaged, Momentum
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
 from minitrain.tensors.local import LocalWeight
@@ -66,7 +66,7 @@ class Net(Protocol):
         ...
 
     @property
-    def optimizer(self) -> Adam | Momentum:
+    def optimizer(self) -> Adam | Momentum | Averaged:
         """What takes the step."""
         ...
 
@@ -297,6 +297,8 @@ class Arithmetic(Compressing):
         state = weight.values.new_zeros(num_states(net), trained.values.numel())
         if net.dtypes.has_masters:
             state[0] = trained.values
+        if isinstance(net.optimizer, Averaged):
+            state[-1] = trained.values
         values = weight.values.to(net.dtypes.compute, copy=made.num_shards == 1)
         return weight.with_values(values), trained.with_values(state)
 
@@ -491,7 +493,7 @@ def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[F
 
 
 def take_step(
-    optimizer: Adam | Momentum, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
+    optimizer: Adam | Momentum | Averaged, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
 ) -> None:
     """Take an optimizer's step in place, as `minitrain.proof.arithmetic` has it.
 
@@ -502,6 +504,10 @@ def take_step(
         state: moments x elements.
         count: which step it is, 1 for the first.
     """
+    if isinstance(optimizer, Averaged):
+        take_step(optimizer.of, weight, grad, state[:-1], count)
+        state[-1].lerp_(weight, 1 - optimizer.decay)
+        return
     if isinstance(optimizer, Momentum):
         state[0].mul_(optimizer.decay).add_(grad)
         weight.add_(state[0], alpha=-optimizer.rate)
