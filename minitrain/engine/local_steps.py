@@ -166,8 +166,9 @@ class LocalComputation(RankState):
             again = ", which has met" if own.has_met else ""
             rule = f"layer {layer} meets once, after {turn} steps of a replica's own, got {describe(local)}{again}"
             raise broken(self, "mix", rule, layer, value=local)
-        _require_shards(self, "mix", layer, local, weight)
-        _record(self, "mix", layer, weight, own.samples)
+        if not (weight.is_complete() and local.is_complete()):
+            _require_shards(self, "mix", layer, local, weight)
+        _record(self, "mix", layer, local, own.samples)
         fields = layer, self._num_layers, own.step, own.shards, own.num_shards, own.samples, own.total_samples
         return sized(self, LocalWeight(*fields, has_met=True))
 

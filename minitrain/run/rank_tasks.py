@@ -114,11 +114,11 @@ class PreparedRun:
         if declared is not None:
             sizes = self.parameters.world_size, self.parameters.global_batch_size, model._num_layers
             model._semantics = declared.of(self.name, options, *sizes)
-            trained = getattr(model._runtime_predictor.workload, "model", None)
-            if not declared.in_turn and getattr(trained, "ema", None) is not None:
+            ema = getattr(getattr(model._runtime_predictor.workload, "model", None), "ema", None)
+            if not declared.in_turn and ema is not None:
                 raise StrategyError(
                     f"{self.name} lets replicas take steps of their own, of whose weights there is no one average; "
-                    f"leave ema={trained.ema:g} out"
+                    f"leave ema={ema:g} out"
                 )
         if self.entry_clocks is not None:
             model._time = self.entry_clocks[model._rank]

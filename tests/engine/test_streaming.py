@@ -24,6 +24,7 @@ async def mine(model, local_steps=4):
     layers, sent = range(model.num_layers), {}
     for k in layers:
         weights[k], states[k] = model.load_weights(k)
+    for k in layers:
         states["outer", k] = model.load_outer_state(k, weights[k])
         weights["local", k] = model.local_copy(k, weights[k])
     for step in range(1, local_steps + 1):
@@ -153,15 +154,20 @@ def test_fragments_are_proven(sizes: dict[str, Any], options: dict[str, Any]) ->
 
 def test_what_meets_in_one_turn_meets_as_in_diloco() -> None:
     """One fragment without overlap, of which nothing is kept, is no streaming."""
-    assert mt.simulate("diloco", fragments=1, overlap=0, mixing=0, **SIZES) == mt.simulate("diloco", **SIZES)
+    options: dict[str, Any] = {"fragments": 1, "overlap": 0, "mixing": 0.0}
+    assert mt.simulate("diloco", **SIZES, **options).logs == mt.simulate("diloco", **SIZES).logs
 
 
 def test_messages_are_hidden_by_steps_and_come_in_turns() -> None:
     sizes: dict[str, Any] = {"world_size": 2, "num_layers": 4, "global_batch_size": 16}
     units = mt.FixedPredictor(forward=1, backward=2, all_reduce=5)
-    sent = {name: mt.simulate("diloco", hardware=units, local_steps=8, **sizes, **options) for name, options in {
-        "at once": {}, "in turn": {"fragments": 4}, "beside": {"fragments": 4, "overlap": 1},
-    }.items()}  # fmt: skip
+    ways: dict[str, dict[str, Any]] = {
+        "at once": {},
+        "in turn": {"fragments": 4},
+        "beside": {"fragments": 4, "overlap": 1},
+    }
+    sizes |= {"hardware": units, "local_steps": 8}
+    sent = {name: mt.simulate("diloco", **sizes, **options) for name, options in ways.items()}
     steps = 8 * 4 * 3
     assert [run.step_time for run in sent.values()] == [steps + 20, steps + 20, steps]
     starts = [event.time for event in sent["beside"].logs[0] if event.typ == "all_reduce"]

@@ -254,6 +254,18 @@ def test_messages_are_the_bytes_that_prices_count_and_say_what_proofs_say(how: s
     np.testing.assert_allclose(found, wanted, rtol=1e-6)  # scales are in single precision
 
 
+def dense_gradients(own: list[Any], first: int, share: int) -> list[Any]:
+    """Return the mean gradients of some samples by layer."""
+    seen = [Problem().inputs(BATCH)[first : first + share]]
+    for weight in own:
+        seen.append(arithmetic.forward(seen[-1], weight))
+    grad, found = (seen.pop() - Problem().targets(BATCH)[first : first + share]) / share, list[Any]()
+    for x, weight in zip(reversed(seen), reversed(own), strict=True):
+        found.insert(0, arithmetic.backward_weight(x, grad))
+        grad = arithmetic.backward_input(x, grad, weight)
+    return found
+
+
 def rounds_of_diloco(
     num_rounds: int, num_layers: int, local_steps: int, fragments: int = 1, overlap: int = 0, mixing: float = 0.0
 ) -> list[Any]:
@@ -263,23 +275,16 @@ def rounds_of_diloco(
     that the last fragment takes the common weight at the end of each.
     """
     problem = Problem()
-    inputs, targets, adam = problem.inputs(BATCH), problem.targets(BATCH), problem.optimizer
+    adam, share = problem.optimizer, BATCH // (2 * local_steps)
     weights = [problem.initial_weight(layer) for layer in range(num_layers)]
     momenta = [np.zeros_like(weight) for weight in weights]
     states = [[np.zeros((adam.num_moments, *weight.shape)) for weight in weights] for _ in range(2)]
-    share, own, drifts = BATCH // (2 * local_steps), [list(weights), list(weights)], dict[int, Any]()
+    own, drifts = [list(weights), list(weights)], dict[int, Any]()
     for t in range(1, num_rounds * local_steps + 1):
         for replica in range(2):
-            first = (2 * ((t - 1) % local_steps) + replica) * share
-            seen = [inputs[first : first + share]]
-            for weight in own[replica]:
-                seen.append(arithmetic.forward(seen[-1], weight))
-            grad = (seen.pop() - targets[first : first + share]) / share
-            for layer in reversed(range(num_layers)):
-                of_weight = arithmetic.backward_weight(seen[layer], grad)
-                before = own[replica][layer], of_weight, states[replica][layer]
-                grad = arithmetic.backward_input(seen[layer], grad, own[replica][layer])
-                own[replica][layer], states[replica][layer] = adam.step(*before, t)
+            grads = dense_gradients(own[replica], (2 * ((t - 1) % local_steps) + replica) * share, share)
+            before = zip(own[replica], grads, states[replica], strict=True)
+            own[replica], states[replica] = map(list, zip(*(adam.step(*each, t) for each in before), strict=True))
         for layer in range(num_layers):
             sent_at = (layer * fragments // num_layers + 1) * local_steps // fragments - overlap
             if (t - sent_at) % local_steps == 0:
@@ -295,10 +300,10 @@ def rounds_of_diloco(
 
 def test_rounds_on_real_processes_carry_momentum_and_every_replicas_state(tmp_path: Path) -> None:
     dense: dict[str, Any] = {"num_layers": 3, "workload": DenseRows(Problem().width, 8)}
-    streaming = {"fragments": 2, "overlap": 1, "mixing": 0.25}
+    streaming: dict[str, Any] = {"fragments": 2, "overlap": 1, "mixing": 0.25}
     words = ["diloco:local_steps=4", "diloco:local_steps=4,fragments=2,overlap=1,mixing=0.25"]
     found = trained(words, 2, tmp_path, steps=3, **dense)
-    for layers, options in zip(found.values(), ({}, streaming), strict=True):
+    for layers, options in zip(found.values(), (dict[str, Any](), streaming), strict=True):
         for layer, wanted in enumerate(rounds_of_diloco(3, 3, 4, **options)):
             np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
 
