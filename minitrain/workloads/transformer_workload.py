@@ -52,7 +52,6 @@ from minitrain.workloads.workload import (
 _SAMPLED = (Activation, ActivationGrad)
 
 ADAM_FLOP = 14
-AVERAGE_FLOP = 3
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
 
 AVERAGE_FLOP = 3
