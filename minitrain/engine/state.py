@@ -6,6 +6,8 @@ The operations that change this state are in `minitrain.engine.computation` and 
 from __future__ import annotations
 
 import copy
+import math
+import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
@@ -38,7 +40,6 @@ from minitrain.operations import (
 )
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
-from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.workload import PassMode, Recompute
 
@@ -166,8 +167,8 @@ class RankState:
     log: EventLog = _of_this_machine("log", "The events so far, a list to read.")
     time: float = _of_this_machine(
         "time",
-        "The clock: when the rank has finished its last operation, s.",
-        lambda model, clock: setattr(model, "_time", clock),
+        "The clock: when the rank has finished its last operation, s; it may be put forward, and never back.",
+        lambda model, clock: model._put_forward(clock),
     )
 
     def __init__(
@@ -195,7 +196,6 @@ class RankState:
         self._log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
         self.final_experts: dict[int, Weight] = {}
-        self.final_locals: dict[int, Weight] = {}
         tells_kinds = not (self._is_uniform or memory_by_kind)  # runs of layers that are alike report no kinds
         self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
@@ -258,10 +258,22 @@ class RankState:
                 self._account.journal.enter("activations", change, borrowed)
 
     def _final_of(self, weight: Weight) -> dict[int, Weight]:
-        """Return where a final weight is kept: experts, and a replica's own, apart from the rest of their layer."""
-        if weight.__class__ is LocalWeight and not self._semantics.in_turn:  # type: ignore[union-attr]  # it is declared
-            return self.final_locals
+        """Return where a final weight is kept: experts apart from the rest of their layer."""
         return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
+
+    def _put_forward(self, clock: Any) -> None:
+        """Let the clock go on to a time, s."""
+        is_number = isinstance(clock, float) or (isinstance(clock, int) and clock.bit_length() < sys.float_info.max_exp)
+        found = float(clock) if is_number else math.nan
+        if not self._time <= found < math.inf:
+            if self._looked_at is not None:
+                self._looked_at("time")  # which may be earlier on another machine
+            raise StrategyError(
+                f"model.time of rank {self._rank} is {self._time:.9g} s, and a clock never goes back; it was set to "
+                f"{clock!r:.80}",
+                rank=self._rank,
+            )
+        self._time = found
 
     def storage(
         self,

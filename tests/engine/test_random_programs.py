@@ -268,8 +268,8 @@ class Rank:
     async def do_sleep(self) -> None:
         await asyncio.sleep(0)
 
-    def do_rewind(self) -> None:
-        self.model.time = 0.0
+    def do_lag(self) -> None:
+        self.model.time += 1.0
 
     async def do_raw(self, name: str) -> None:
         tensor, s = self.get(name)
@@ -370,7 +370,7 @@ def wild(draw: Any, num_ranks: int) -> Move:
         st.tuples(st.just("input"), st.lists(st.integers(0, 4), max_size=3)),
         st.tuples(st.just("forward"), layer, name),
         st.tuples(st.just("raw"), name),
-        st.sampled_from([("barrier",), ("return",), ("sleep",), ("rewind",), ("join",)]),
+        st.sampled_from([("barrier",), ("return",), ("sleep",), ("lag",), ("join",)]),
     )
     move: Move = draw(plain)
     nested = draw(st.sampled_from(["no", "no", "task", "group", "shield"]))

@@ -283,7 +283,6 @@ def test_the_corpus_is_large_enough() -> None:
 
 
 WITHOUT_EFFECT = {
-    "clock set back": "model.time = 0.0",
     "rows made free": "model._log._rows[3::10] = [type(model._log._rows[3])(0.0)] * len(model._log)",
     "memory written off": "model._account.units -= 5; model._meter.peak_units = 0",
     "prices replaced": "object.__setattr__(model.runtime_predictor, 'collective', None)",

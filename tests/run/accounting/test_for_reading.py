@@ -31,6 +31,29 @@ def test_what_a_model_was_made_with_can_be_read_and_not_changed(name: str, stric
     mt.simulate(strategy, world_size=1, num_layers=1, global_batch_size=1, strict=strict, check=False)
 
 
+class _Equal(float):
+    """A number that no comparison tells from another."""
+
+    __eq__ = __le__ = __ge__ = lambda *_: True  # type: ignore[assignment]
+    __hash__ = float.__hash__
+
+
+@pytest.mark.parametrize("clock", [0.0, -1, float("nan"), float("inf"), _Equal(0), "1", None, 10**400], ids=repr)
+def test_a_clock_never_goes_back(clock: Any) -> None:
+    async def strategy(model: Model) -> Model:
+        model.load_weights(0)
+        model.time += 1.0
+        model.time = model.time  # nothing happens
+        with pytest.raises(
+            mt.StrategyError, match=r"model\.time of rank 0 is 1\.\d+ s, and a clock never goes back; it"
+        ):
+            model.time = clock
+        return model
+
+    run = mt.simulate(strategy, world_size=1, num_layers=1, global_batch_size=1, check=False)
+    assert run.models[0].time == run.logs[0][0].end + 1.0
+
+
 @pytest.mark.parametrize("parameters", [{}, {"log": "summary"}, {"fold": True}])
 def test_logs_of_every_kind_are_for_reading(parameters: dict[str, Any]) -> None:
     run = mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=4, **parameters)
