@@ -36,7 +36,7 @@ from minitrain.operations import TIME, UNITS_PER_ELEMENT
 from minitrain.run.above import above
 from minitrain.run.contention import EXACT, with_contention
 from minitrain.run.device_memory import MemoryOutsideStores, kinds_of_journals
-from minitrain.run.interpreter import undisturbed
+from minitrain.run.interpreter import unseen
 from minitrain.run.log_interning import sharing_sizes
 from minitrain.run.parameters import EXCLUSIONS, RunParameters, asks_to_fold
 from minitrain.run.rank_tasks import PreparedRun
@@ -155,7 +155,7 @@ def _around_hooked(
     parameters: RunParameters, hooks: Sequence[Observer | Executor], models: Sequence[Any]
 ) -> Iterator[None]:
     """Do what goes with keeping every event, and tell observers and executor when the run has ended."""
-    with sharing_sizes(models), undisturbed() if parameters.strict else contextlib.nullcontext():
+    with sharing_sizes(models), unseen() if parameters.strict else contextlib.nullcontext():
         yield
     for hook in hooks:
         hook.finish(models)

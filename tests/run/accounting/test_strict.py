@@ -537,8 +537,22 @@ def test_waiting_messages_can_be_too_much(tmp_path: Path) -> None:
         in_time(parks(4), strict_memory=True, hardware=str(small))
 
 
-def test_a_thread_that_samples_stacks_changes_no_peak() -> None:
+@pytest.mark.parametrize("pause_s", [1e-5, None], ids=["rests", "never rests"])
+def test_a_thread_that_samples_stacks_changes_no_peak(pause_s: float | None) -> None:
     """As the profiler of Dask's workers does: frames that it has seen live until it has looked at them."""
+
+    def look_at(model: Model, layer: int) -> None:
+        weight, _ = model.load_weights(layer)
+        time.sleep(1e-4)  # other threads have their turn
+        del model, weight
+
+    async def program(model: Model) -> Model:
+        for layer in range(model.num_layers):
+            look_at(model, layer)
+            await model.barrier()
+            await asyncio.sleep(0)
+        return model
+
     kept: list[Any] = []
     ends = threading.Event()
 
@@ -546,20 +560,37 @@ def test_a_thread_that_samples_stacks_changes_no_peak() -> None:
         while not ends.is_set():
             kept.append([*sys._current_frames().values()])
             del kept[:-50]
-            time.sleep(1e-5)
+            if pause_s is not None:
+                time.sleep(pause_s)
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
     thread = threading.Thread(target=sample)
     thread.start()
     try:
-        peaks = {
-            mt.simulate("pp_zero3", world_size=4, num_layers=8, global_batch_size=16, strict=True).peak_memory
-            for _ in range(10)
-        }
+        run = mt.simulate(program, world_size=2, num_layers=100, global_batch_size=2, strict=True, check=False)
     finally:
         ends.set()
         thread.join()
-        assert sys.getswitchinterval() == pytest.approx(1e-5)
-        sys.setswitchinterval(before)
-    assert len(peaks) == 1
+    assert run.peak_memory_per_rank == [2 * H2, 2 * H2]
+
+
+def test_who_asks_for_frames_gets_them_while_a_strict_run_goes_on() -> None:
+    seen: list[str] = []
+
+    async def program(model: Model) -> Model:
+        def look() -> None:
+            frame: Any = sys._current_frames()[ranks]
+            while frame is not None:
+                seen.append(frame.f_code.co_name)
+                frame = frame.f_back
+
+        ranks, thread = threading.get_ident(), threading.Thread(target=look)
+        thread.start()
+        for _ in range(1000):
+            await model.barrier()
+            await asyncio.sleep(0.001 * thread.is_alive())
+        assert not thread.is_alive()
+        return model
+
+    mt.simulate(program, world_size=1, num_layers=1, global_batch_size=1, strict=True, check=False)
+    assert "run_forever" in seen
+    assert "program" not in seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -78,6 +79,26 @@ def test_files_of_strategies_are_sent_with_those_beside_them(client: Client, fil
 
 def test_functions_of_modules_that_are_not_installed_are_sent(client: Client) -> None:
     assert mt.sweep(failing, {"world_size": [1, 2]}, client, **SIZES).rows() == alone(failing, {"world_size": [1, 2]})
+
+
+def test_the_profiler_of_workers_changes_no_strict_peak(client: Client) -> None:
+    sizes: Any = {"num_layers": 50, "global_batch_size": 2, "strict": True, "check": False}
+    rows = mt.sweep(lingering, {"world_size": [1, 2]}, client, **sizes).rows()
+    assert [row["peak_memory_elements"] for row in rows] == [2 * 4096**2] * 2
+
+
+async def lingering(model: mt.Model) -> mt.Model:
+    """Hold two tensors at a time, in a function in which other threads have their turn."""
+
+    def hold(layer: int) -> None:
+        weight, _ = model.load_weights(layer)
+        time.sleep(1e-3)
+        del weight
+
+    for layer in range(model.num_layers):
+        hold(layer)
+        await model.barrier()
+    return model
 
 
 async def failing(model: mt.Model) -> mt.Model:
