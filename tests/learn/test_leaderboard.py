@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from minitrain.errors import UsageError
 from minitrain.learn.leaderboard import places, write_leaderboard
+from minitrain.search.sweeps.sweep import writing
 
 
 def row(student: str, mfu: float, step_time_s: float = 1.0, *, passed: bool = True, **more: Any) -> dict[str, Any]:
@@ -30,9 +30,15 @@ def test_of_equal_mfu_the_shorter_step_is_first() -> None:
     assert [name for _, name, _ in found] == ["quick", "slow"]
 
 
+def write_row(path: Path, each: dict[str, Any]) -> None:
+    """Write a row of results."""
+    with writing(path) as write:
+        write("k", each)
+
+
 def test_a_folder_of_results_is_one_page(tmp_path: Path) -> None:
     for number, each in enumerate((row("<alice>", 0.5), row("bob", 0.6), row("carol", 0.4, exercise="02_ddp"))):
-        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"key": "k", **each}) + "\n")
+        write_row(tmp_path / f"{number}.jsonl", each)
     page = write_leaderboard(tmp_path, tmp_path / "board.html").read_text()
     assert page.index("02_ddp") < page.index("12_challenge") < page.index("bob") < page.index("&lt;alice&gt;")
     assert "<alice>" not in page
@@ -41,6 +47,6 @@ def test_a_folder_of_results_is_one_page(tmp_path: Path) -> None:
 def test_no_results_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there are no results in"):
         write_leaderboard(tmp_path, tmp_path / "board.html")
-    (tmp_path / "none.jsonl").write_text(json.dumps({"key": "k", **row("a", 0, passed=False)}) + "\n")
+    write_row(tmp_path / "none.jsonl", row("a", 0, passed=False))
     with pytest.raises(UsageError, match=r"nobody in .* has passed"):
         write_leaderboard(tmp_path, tmp_path / "board.html")

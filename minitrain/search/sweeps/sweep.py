@@ -7,8 +7,9 @@ The configurations of a sweep: every combination of some values, or whatever an 
 
 The results file of a sweep: JSON Lines to which rows are added, and from which a later sweep continues.
 
-A line is a row with its configuration's key. The last line of a sweep that was killed may be incomplete; it is cut off.
-A file that holds anything else is refused and never overwritten. Rows of other sweeps are kept.
+A line is a row with its configuration's key and a checksum. The last line of a sweep that was killed may be incomplete;
+it is cut off. A file that holds anything else, or a row that was changed, is refused and never overwritten. Rows of
+other sweeps are kept.
 
 Which of a sweep's names go to which of its strategies: an option goes to those that have it.
 """
@@ -29,8 +30,9 @@ from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
+from zlib import crc32
 
-from minitrain.errors import NO_MEMORY, UsageError, require_count
+from minitrain.errors import UsageError, require_count
 from minitrain.files import replacing
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.data_frames import data_frame
@@ -217,12 +219,20 @@ def read_rows(path: Path) -> dict[str, Row]:
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             row = json.loads(line)
+            is_as_written = row.pop("checksum") == _checksum(row)
             rows[row.pop("key")] = row
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise _no_row(path, number) from error
+        if not is_as_written:
+            raise _no_row(path, number)
     if not (rest.startswith(_BEGIN) or _BEGIN.startswith(rest)):
         raise _no_row(path, whole.count(b"\n") + 1)
     return rows
+
+
+def _checksum(row: Mapping[str, Any]) -> int:
+    """Return a number that another row hardly has."""
+    return crc32(json.dumps(row).encode())
 
 
 @contextlib.contextmanager
@@ -238,7 +248,8 @@ def writing(path: Path | None) -> Iterator[Callable[[str, Row], None]]:
     with _opened(path) as file:
 
         def write(key: str, row: Row) -> None:
-            line = json.dumps({"key": key, **row}).encode() + b"\n"
+            kept = {"key": key, **row}
+            line = json.dumps({**kept, "checksum": _checksum(kept)}).encode() + b"\n"
             try:
                 num_written = file.write(line)
             except OSError as error:
@@ -292,7 +303,9 @@ def _failed(path: Path, what: str, error: OSError) -> UsageError:
 
 def _no_row(path: Path, number: int) -> UsageError:
     return UsageError(
-        f"{path}, line {number}, is no row of results; name another results file", path=str(path), line=number
+        f"{path}, line {number}, is no row of results as it was written; remove the line, or name another results file",
+        path=str(path),
+        line=number,
     )
 
 
@@ -629,10 +642,9 @@ class Sweep:
 
 
 def _may_do_better(row: Row, time_limit_s: float | None) -> bool:
-    """Return whether a row ended at a shorter time limit than there is now, or where the system gave no memory."""
+    """Return whether a row ended at a shorter time limit than there is now."""
     before = row.get("time_limit_s")
-    had_less_time = before is not None and (time_limit_s is None or time_limit_s > before)
-    return had_less_time or str(row.get("error")).endswith(NO_MEMORY)
+    return before is not None and (time_limit_s is None or time_limit_s > before)
 
 
 def _picture(configuration: Configuration) -> str:
