@@ -8,6 +8,7 @@ once it is loaded.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from minitrain.errors import UsageError
 from minitrain.explorer.page_files import PAGE, text_of
-from minitrain.files import TemporaryFolder, write_bytes, write_text
+from minitrain.files import TemporaryFolder, replacing
 from minitrain.learn.copied_package import PACKAGE, folder_of
 from minitrain.learn.wheel import files_below, write_zip
 
@@ -54,9 +55,9 @@ def build_lab(folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in PAGE:
-        write_text(folder / name, [text_of("lab_transport.js" if name == "transport.js" else name)])
+        _write(folder / name, text_of("lab_transport.js" if name == "transport.js" else name))
     for name in _ENGINE:
-        write_text(folder / name, [text_of(name)])
+        _write(folder / name, text_of(name))
     with TemporaryFolder("minitrain-lab-") as work:
         for part in ("package.json", "package-lock.json", "wheels.txt"):
             text = resources.files("minitrain.explorer").joinpath("lab_parts", part).read_text(encoding="utf-8")
@@ -66,9 +67,9 @@ def build_lab(folder: Path) -> list[Path]:
         _run(sys.executable, "-m", "pip", "download", "-q", *_TAGS, *wheels, where=work)
         fetched = sorted((work / "wheels").glob("*.whl"))
         for path in (*(work / "node_modules" / "pyodide" / name for name in _PYODIDE), *fetched):
-            write_bytes(folder / path.name, [path.read_bytes()])
+            shutil.copyfile(path, folder / path.name)
     write_zip(folder / ARCHIVE, dict(_own_files()))
-    write_text(folder / "lab.json", [json.dumps([ARCHIVE, *(path.name for path in fetched)])])
+    _write(folder / "lab.json", json.dumps([ARCHIVE, *(path.name for path in fetched)]))
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
@@ -79,6 +80,11 @@ def _own_files() -> Iterator[tuple[str, bytes]]:
     for part in ("strategies", "hw_configs"):
         for name, data in files_below(folder_of(part)):
             yield f"minitrain/{part}/{name}", data
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _run(*command: str, where: Path) -> None:

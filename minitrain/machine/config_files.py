@@ -21,7 +21,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from minitrain.errors import HardwareConfigError
-from minitrain.files import JsonObject, json_object, key_path, parse_json, read_text, whole_number
+from minitrain.files import JsonObject, json_object, key_path, parse_json, read_text, shown, whole_number
 
 TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
 
@@ -175,14 +175,14 @@ def unknown_name(name: str) -> HardwareConfigError:
     stem = name.removesuffix(".json")
     if stem in shipped_clusters():
         fault = f"expected the config of one kind of device, found a cluster of several; use one of {', '.join(known)}"
-        return refuse(json.dumps(name), [fault])
+        return refuse(shown(name), [fault])
     close = _like(stem, (*known, *shipped_clusters()))
     hint = f"did you mean {' or '.join(map(json.dumps, close))}? " if close else ""
     fault = (
         f"expected the name of a shipped config or of a file, found no such thing; {hint}"
         f"shipped are {', '.join(known)}; give a file of your own by its path, such as ./my_config.json"
     )
-    return refuse(json.dumps(name), [fault])
+    return refuse(shown(name), [fault])
 
 
 def _like(stem: str, names: Sequence[str]) -> list[str]:

@@ -4,7 +4,8 @@ pydantic walks the structure and finds every fault; each leaf is validated by a 
 `minitrain.machine.config_leaves`, so that a fault can say in words what was expected. Import it only when a config is
 validated: pydantic is heavy.
 
-Keys that the format does not know are ignored, so that files written for other tools load unchanged.
+Keys that the format does not know are ignored, so that files written for other tools load unchanged; but one that is
+spelt nearly as a known key is a mistake.
 
 The optional keys of a hardware config, as pydantic models; `hardware.data_sheet` says what they mean.
 
@@ -13,8 +14,10 @@ Import it only when a config is validated: pydantic is heavy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails
@@ -355,8 +358,38 @@ def validate(data: Mapping[str, Any]) -> tuple[ConfigModel | None, list[str]]:
         model = ConfigModel.model_validate(data)
     except ValidationError as error:
         return None, [_fault(details) for details in error.errors(include_url=False)]
-    faults = require_consistent(model, None if model.kernels is None else model.kernels.units)
+    faults = [*_misspelt(ConfigModel, data, ())]
+    faults += require_consistent(model, None if model.kernels is None else model.kernels.units)
     return (None if faults else model), faults
+
+
+_ALIKE = 0.8  # ratio of `difflib`: a letter too many, too few, or another one
+
+
+def _misspelt(kind: Any, value: Any, place: tuple[int | str, ...]) -> Iterator[str]:
+    """Yield a fault for each key that is nearly one that its object may have.
+
+    Args:
+        kind: the annotation of a value.
+        value: what the file has there.
+        place: where that is.
+    """
+    for each in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
+        known = _kinds_by_key(each)
+        items: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list) else ()
+        for key, item in value.items() if isinstance(value, dict) else items:
+            close = [] if known is None or key in known else get_close_matches(key, known, 1, _ALIKE)
+            if close:
+                yield f"{key_path((*place, key))}: expected a key that is known; did you mean {close[0]}?"
+            inner = next(reversed(get_args(each)), None) if known is None else known.get(key)
+            yield from _misspelt(inner, item, (*place, key))
+
+
+def _kinds_by_key(kind: Any) -> Mapping[str, Any] | None:
+    """Return the annotations of the keys that an object has; None where the file itself names its entries."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or kind.model_config.get("extra"):
+        return None
+    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
 
 
 def _fault(details: ErrorDetails) -> str:

@@ -45,6 +45,7 @@ is the head with its loss; what runs between backward and the optimizer (the nor
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -735,11 +736,34 @@ MOST_BYTES = 4 * 2**30
 """Of a trace, unpacked: minutes of a large run have some hundred MB."""
 
 
-def _is_time(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
+_NUMBER, _NAME = (int, float), (int, str)
+_TIMES = {"X": ("ts", "dur"), "M": ()}  # of an event, by its phase; all others have a moment alone
+_KINDS_OF_ARGUMENTS: Mapping[str, Any] = {
+    "correlation": _NAME,
+    "Sequence number": _NAME,
+    "In msg nelems": _NUMBER,
+    "Out msg nelems": _NUMBER,
+    "Input type": list,
+}
+
+
+def _is_event(event: Any) -> bool:
+    """Return whether something has the shape of an event of a chrome trace: names, times, and arguments."""
+    if not isinstance(event, dict):
         return False
+    arguments = event.get("args", {})
+    return (
+        all(isinstance(event.get(key, ""), str) for key in ("ph", "cat", "name"))
+        and all(isinstance(event.get(key, 0), _NAME) for key in ("pid", "tid", "id"))
+        and all(_is_time(event.get(key)) for key in _TIMES.get(event.get("ph", ""), ("ts",)))
+        and event.get("dur", 0) >= 0
+        and isinstance(arguments, dict)
+        and all(isinstance(arguments[key], kind) for key, kind in _KINDS_OF_ARGUMENTS.items() if key in arguments)
+    )
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, _NUMBER) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read_trace(path: Path, source: str) -> Mapping[str, Any]:
@@ -759,11 +783,13 @@ def read_trace(path: Path, source: str) -> Mapping[str, Any]:
     data = {"traceEvents": data} if isinstance(data, list) else data
     if not isinstance(data, dict) or not isinstance(data.get("traceEvents"), list):
         raise UsageError(f"the trace {source} has no list of traceEvents; give a chrome trace of the profiler")
+    devices = data.get("deviceProperties") or []
+    if not (isinstance(devices, list) and all(isinstance(device, dict) for device in devices)):
+        raise UsageError(f"the trace {source} is damaged: its deviceProperties are no list of objects; profile again")
     for number, event in enumerate(data["traceEvents"]):
-        if not (isinstance(event, dict) and all(_is_time(event.get(key, 0)) for key in ("ts", "dur"))):
-            found = {key: event.get(key) for key in ("ts", "dur")} if isinstance(event, dict) else event
+        if not _is_event(event):
             raise UsageError(
-                f"the trace {source} is damaged: event {number} has no numbers as ts and dur, but {found!r:.60}; give "
-                "a chrome trace of the profiler"
+                f"the trace {source} is damaged: event {number} must have numbers as ts and dur (at least 0), names, "
+                f"and an object as args; found {json.dumps(event):.200}; give a chrome trace of the profiler"
             )
     return data

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import platform
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minitrain.errors import UsageError
-from minitrain.files import write_bytes
 from minitrain.machine.price import Price
 from minitrain.operations import (
     COLLECTIVES,
@@ -209,7 +209,7 @@ def _copied(prepared: Any, folder: Path) -> str:
     if function.__module__.startswith(("minitrain.", "strategies.")):
         return strategy_text(prepared.name, options)
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / STRATEGY_FILE, [Path(inspect.getfile(function)).read_bytes()])
+    shutil.copyfile(inspect.getfile(function), folder / STRATEGY_FILE)
     return strategy_text(f"{STRATEGY_FILE}:{function.__name__}", options)
 
 

@@ -273,16 +273,18 @@ class _Opened:
     def __init__(self, path: str | os.PathLike[str], place: int, marks: Marks | None, num_layers: int) -> None:
         self.source = Path(path).name
         data = read_trace(Path(path), self.source)
-        known = data.get("distributedInfo") or {}
-        self.rank, self.world_size = int(known.get("rank", place)), known.get("world_size")
-        self.backend = str(known.get("backend", "unknown"))
-        groups = known.get("pg_config") or [{}]
-        self._group = tuple(groups[0].get("ranks", ())) or None if len(groups) == 1 else None
-        self._events = [event for event in data["traceEvents"] if event.get("ph") == "X"]
-        if any(float(event.get("dur", 0)) < 0 for event in self._events):
+        try:
+            known = data.get("distributedInfo") or {}
+            self.rank, self.world_size = int(known.get("rank", place)), known.get("world_size")
+            self.backend = str(known.get("backend", "unknown"))
+            groups = known.get("pg_config") or [{}]
+            self._group = tuple(map(int, groups[0].get("ranks", ()))) or None if len(groups) == 1 else None
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise UsageError(
-                f"the clock of {self.source} runs backwards: an operation ends before it begins; profile again"
-            )
+                f"{self.source} is damaged: its distributedInfo must have a rank, world_size, backend and pg_config as "
+                "the profiler writes them; profile again"
+            ) from None
+        self._events = [event for event in data["traceEvents"] if event.get("ph") == "X"]
         trace = LaunchedKernels(data["traceEvents"])
         self.found: FoundLayers = find_layers(trace, marks, self.source)
         self._threads = {thread: ThreadRanges(ranges) for thread, ranges in trace.ranges.items()}

@@ -26,7 +26,6 @@ OF_FINISHED_RANKS = {
     "dist",
     "dropped_copies",
     "final_experts",
-    "final_locals",
     "final_weights",
     "holds",
     "log",

@@ -26,21 +26,22 @@ from minitrain.machine.devices.calibration import Notebook
 from minitrain.machine.platform.profile import read_models
 from minitrain.machine.platform.scenario import Scenario
 from minitrain.machine.platforms import Platform
-from minitrain.machine.profiler_traces import read_trace
+from minitrain.machine.profiler_traces import TracedLayers
 from minitrain.run.contributions import Contribution
 from minitrain.run.strategy_loading import load_strategy
 from minitrain.search.planning.result import saved_plan
-from minitrain.search.sweeps.sweep import read_rows
+from minitrain.search.sweeps.sweep import read_rows, writing
 from minitrain.search.tuning.words import of_calculon
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.workloads.exchange.reading import read_recipe
+from tests.machine.test_profiler_traces import MARKS, trace
 
 SHIPPED = Path(load_exercise("02").folder)
 CONFIG = resources.files("minitrain.hw_configs").joinpath("h100_80g_nvl8.json").read_text("utf-8")
 CLUSTER = "groups:\n- name: new\n  kind: h100_80g_nvl8\n  count: 2\n- name: old\n  kind: a100_80g\n  count: 2\n"
 RECIPE = '[model]\nname = "llama3"\nflavor = "8B"\n\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n'
 CASE = {"world_size": 2, "num_layers": 3, "global_batch_size": 8}
-ROW = {"key": "a", "strategy": "ddp", "step_time": 0.5, "error": None}
+ROW = {"strategy": "ddp", "step_time": 0.5, "error": None}
 TABLE = "row_id,framework,model,n_gpus,gpu,gbs,seq_len,step_time_s\na,fsdp,llama3-8b,8,H100,16,8192,5.5\n"
 HUGGING_FACE = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
@@ -111,6 +112,13 @@ def _saved_run(folder: Path) -> str:
     return path.read_text()
 
 
+def _rows(path: Path) -> str:
+    """Return the rows of a sweep."""
+    with writing(path) as write:
+        write("a", ROW)
+    return path.read_text()
+
+
 def _as_json(data: Any, **more: Any) -> str:
     return json.dumps(data, indent=1, **more)
 
@@ -150,8 +158,8 @@ def readers(folder: Path) -> dict[str, Reader]:
         "models of the platform": Reader("models.json", resources.files("minitrain.machine.platform").joinpath(
             "configs", "model_params.json").read_text("utf-8"), read_models),
         "scenario": Reader("scenario.json", _as_json(SCENARIO), lambda path: Scenario.read(path).run()),
-        "trace": Reader("trace.json", _as_json({"traceEvents": [{"name": "a", "ph": "X", "ts": 1.0, "dur": 2.0}]}),
-                        lambda path: read_trace(path, str(path))),
+        "trace": Reader("trace.json", trace(folder / "trace.json", scales=(1,)).read_text(),
+                        lambda path: TracedLayers.read(path, MARKS).rows(microbatch=1)),
         "model of Hugging Face": Reader("config.json", _as_json(HUGGING_FACE), mt.Transformer.from_hf),
         "adapters of PEFT": Reader("adapter_config.json", _as_json({"peft_type": "LORA", "r": 16, "lora_alpha": 32,
                                    "target_modules": ["q_proj"]}), mt.read_lora),
@@ -159,7 +167,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         "schedule": Reader("schedule.csv", mt.schedules.gpipe(2, 2).to_csv(), lambda path: load_strategy(str(path))),
         "plan": Reader("plan.json", _as_json(PLAN), _planned),
         "execution of Calculon": Reader("execution.json", _as_json(EXECUTION), of_calculon),
-        "rows of a sweep": Reader("rows.jsonl", json.dumps(ROW) + "\n", read_rows),
+        "rows of a sweep": Reader("rows.jsonl", _rows(folder / "rows.jsonl"), read_rows),
         "table of validate": Reader("table.csv", TABLE, _table),
         "run file": Reader("run.jsonl", _saved_run(folder), mt.load_run),
         "measured run": Reader("run.json", _as_json(CONTRIBUTION), Contribution.read),
@@ -201,11 +209,11 @@ def mutations(text: str, *, is_json: bool) -> Iterator[tuple[str, bytes]]:
     yield "a list", b"[1, 2]"
     yield "a number", b"7"
     yield "null", b"null"
-    key = re.search(r'"(\w+)":', text)
-    if isinstance(data, dict) and key:
-        first = key.group(1)
-        yield "a key misspelt", text.replace(f'"{first}"', f'"{first}x"', 1).encode()
-        yield "a key twice", text.replace(key.group(), f"{key.group()} 1, {key.group()}", 1).encode()
+    keys = [match.span(1) for match in re.finditer(r'"(\w+)":', text)] if isinstance(data, dict) else []
+    for number in sorted({0, len(keys) // 2, len(keys) - 1} if keys else ()):
+        start, end = keys[number]
+        yield f"a key misspelt ({number})", f"{text[:end]}x{text[end:]}".encode()
+        yield f"a key twice ({number})", f'{text[:start]}{text[start:end]}": 1, "{text[start:]}'.encode()
     places = [match.span() for match in _NUMBERS.finditer(text)]
     for what, instead in _INSTEAD.items():
         for number in sorted({0, len(places) // 2, len(places) - 1} if places else ()):

@@ -19,8 +19,8 @@ from minitrain.errors import MinitrainError
 from minitrain.evidence.rows import LackingError
 from tests.project.mutated_files import Reader, damaged, mutations, odd_places, readers
 
-OPAQUE = {"execution of Calculon", "measurements", "notebook", "rows of a sweep", "trace"}
-"""What holds values that others judge, if anybody: rows of a sweep are figures, of a notebook the code alone counts."""
+OPAQUE = {"measurements", "notebook", "trace"}
+"""What holds values that others judge, if anybody: the code of a notebook, a trace's layers."""
 
 VERDICTS: dict[str, set[str]] = {
     "nothing": {"all"},
@@ -36,21 +36,23 @@ VERDICTS: dict[str, set[str]] = {
     "a list": set(),
     "a number": set(),
     "null": set(),
-    "a key misspelt": set(),
+    "a key misspelt": OPAQUE
+    | {"execution of Calculon", "exercise", "hardware config"},  # where files name their entries
     "a key twice": {"notebook", "rows of a sweep", "trace"},
-    "not a number": {"notebook", "rows of a sweep"},
-    "without end": {"notebook", "rows of a sweep"},
-    "too large for a float": {"notebook", "rows of a sweep"},
+    "not a number": {"notebook", "trace"},
+    "without end": {"notebook", "trace"},
+    "too large for a float": {"notebook", "trace"},
     "negative": OPAQUE | {"hardware config"},  # whose last number is of a note
     "zero": OPAQUE | {"budgets", "calibration", "checkpoint", "hardware config", "measured run", "scenario"},
     "29 digits": OPAQUE
-    | {"adapters of PEFT", "budgets", "calibration", "checkpoint", "hardware config", "measured run", "plan"}
+    | {"adapters of PEFT", "budgets", "calibration", "checkpoint", "execution of Calculon", "hardware config"}
+    | {"measured run", "plan"}
     | {"model of Hugging Face", "models of the platform", "scenario"},
     "true for a number": OPAQUE | {"hardware config"},
     "text for a number": OPAQUE | {"hardware config"},
-    "null for a number": (OPAQUE - {"trace"}) | {"model of Hugging Face", "plan"},  # where nothing may be said
-    "a list for a number": (OPAQUE - {"trace"}) | {"hardware config"},
-    "an object for a number": OPAQUE - {"trace"},
+    "null for a number": OPAQUE | {"model of Hugging Face", "plan"},  # where nothing may be said
+    "a list for a number": OPAQUE | {"hardware config"},
+    "an object for a number": OPAQUE,
     "a folder": {"budgets", "hidden sizes"},  # which an exercise may lack
     "a pipe": {"budgets", "hidden sizes"},
     "a device": {"budgets", "hidden sizes"},

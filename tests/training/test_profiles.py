@@ -214,14 +214,16 @@ def test_kernels_of_nccl_are_matched_by_size_group_and_order(tmp_path: Path) -> 
             ),
             "has no whole step",
         ),
-        (lambda data: next(e for e in data["traceEvents"] if "dur" in e).update(dur=-5), "runs backwards"),
+        (lambda data: next(e for e in data["traceEvents"] if "dur" in e).update(dur=-5), r"dur \(at least 0\)"),
         (
             lambda data: [e.update(ts=1e15 - e["ts"]) for e in data["traceEvents"] if "ts" in e],
             "runs backwards: its steps come in the order",
         ),
-        (lambda data: data["traceEvents"][9].update(ts="soon"), "event 9 has no numbers as ts and dur"),
+        (lambda data: data.update(distributedInfo={"rank": "first"}), "its distributedInfo must have a rank"),
+        (lambda data: data.update(distributedInfo={"pg_config": 7}), "its distributedInfo must have a rank"),
+        (lambda data: data["traceEvents"][9].update(ts="soon"), "event 9 must have numbers as ts and dur"),
     ],
-    ids=["empty", "other world", "same rank", "no steps", "backwards", "all backwards", "no time"],
+    ids=["empty", "other world", "same rank", "no steps", "backwards", "all backwards", "rank", "groups", "no time"],
 )
 def test_a_trace_that_cannot_be_used_says_why(change: Any, says: str, tmp_path: Path) -> None:
     paths = traces("ddp")

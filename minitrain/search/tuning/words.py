@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from minitrain.errors import UsageError
-from minitrain.files import read_json
+from minitrain.errors import UsageError, require_count
+from minitrain.files import read_json, shown
 from minitrain.search.tuning.problem import unequal_stages
 from minitrain.search.tuning.search import Row
 from minitrain.search.tuning.space import Candidate
@@ -180,21 +180,45 @@ def _of_execution(given: Mapping[str, Any]) -> dict[str, Any]:
         what = ", ".join(offloaded) or "inference"
         raise UsageError(f"megatron cannot do what an execution of Calculon asks for: {what}; leave it out")
     recompute = {word: name for name, word in _RECOMPUTE_OF_CALCULON.items()}
-    tp = given["tensor_par"]
+    counts = {name: require_count(f"{word} of an execution of Calculon", given[word]) for name, word in _COUNTS.items()}
+    for name in ("optimizer_sharding", "data_par_overlap"):
+        _require_word(name, given[name], (False, True))
+    _require_word("activation_recompute", given["activation_recompute"], [*recompute])
+    replicas = require_count("data_par of an execution of Calculon", given["data_par"])
+    if counts["world_size"] != counts["tp"] * counts["pp"] * replicas:
+        raise UsageError(
+            f"num_procs ({counts['world_size']}) of an execution of Calculon must be tensor_par * pipeline_par * "
+            f"data_par ({counts['tp']} * {counts['pp']} * {replicas})"
+        )
+    tp, pp, overlap = counts["tp"], counts["pp"], given.get("tensor_par_overlap", "none")
     return {
-        "world_size": given["num_procs"],
-        "global_batch_size": given["batch_size"],
-        "microbatch_size": given["microbatch_size"],
-        "tp": tp,
-        "pp": given["pipeline_par"],
-        "num_chunks": given["pipeline_interleaving"],
+        **counts,
         "recompute": recompute[given["activation_recompute"]],
         "zero": int(given["optimizer_sharding"]),
         "sequence_parallel": tp > 1 and given["tensor_par_comm_type"] == "rs_ag",
-        "scatter_gather": given["pipeline_par"] > 1 and tp > 1 and given["tensor_par_comm_type"] == "p2p_rs_ag",
-        "overlap_parts": tp > 1 and given.get("tensor_par_overlap", "none") != "none",
-        "overlap_replicas": bool(given["data_par_overlap"]),
+        "scatter_gather": pp > 1 and tp > 1 and given["tensor_par_comm_type"] == "p2p_rs_ag",
+        "overlap_parts": tp > 1 and overlap != "none",
+        "overlap_replicas": given["data_par_overlap"],
     }
+
+
+_COUNTS = {
+    "world_size": "num_procs",
+    "global_batch_size": "batch_size",
+    "microbatch_size": "microbatch_size",
+    "tp": "tensor_par",
+    "pp": "pipeline_par",
+    "num_chunks": "pipeline_interleaving",
+}
+"""What an execution of Calculon calls the numbers of `megatron`."""
+
+
+def _require_word(name: str, value: Any, known: Sequence[Any]) -> None:
+    """Require one of some values of an execution of Calculon."""
+    if not any(value is word or (isinstance(word, str) and value == word) for word in known):
+        raise UsageError(
+            f"{name} of an execution of Calculon must be {' or '.join(map(shown, known))}, got {shown(value)}"
+        )
 
 
 def _read(path: Path) -> Mapping[str, Any]:
