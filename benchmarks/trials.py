@@ -8,10 +8,11 @@
   ends by itself, with all its rows or with one message, and leaves no process.
 - **disk**: a command writes to a file system that is full, half of the times its temporary files too. Each file is
   whole or absent, and the error is a message. To be started as `unshare --mount python -m benchmarks.trials disk`.
-- **memory**: a command may take a random part of the address space that it takes otherwise. Likewise.
+- **memory**: a command and each of its processes may take a random part of the address space that the command takes
+  otherwise, or in half of the trials its hungriest process. Likewise.
 
-The last two begin with what a command imports already there, which takes half of the time. Each line says how many of
-how many trials ended well. Trials are not timed.
+The last two begin with what a command imports already there, which takes half of the time, and a trial that had room
+does not count. Each line says how many of how many trials ended well. Trials are not timed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import traceback
 import types
 import uuid
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -48,6 +50,7 @@ _MARK = "MINITRAIN_TRIAL"
 _ENDED_WITHIN_S = 5.0
 _STARVED_S = 1.0  # of a processor; who had less in five seconds was kept from ending by other work
 _LONGEST_S = 300.0
+_MOST_WITH_ROOM = 5  # trials for each that is asked for, after which no more are tried
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 _ENDLESS = "    while True:\n        await model.barrier()\n"
 _SUBMISSION = f"async def ddp(model):\n{_ENDLESS}"
@@ -182,12 +185,18 @@ class Room:
             stdout=(self.folder / "out").open("w"), stderr=(self.folder / "err").open("w"), stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def run(self, arguments: Sequence[str], prepare: Callable[[], object] = lambda: None) -> int | None:
+    def run(
+        self,
+        arguments: Sequence[str],
+        prepare: Callable[[], object] = lambda: None,
+        watch: Callable[[int], object] = lambda _: None,
+    ) -> int | None:
         """Run a command in a fork of this process, which may have imported what it needs.
 
         Args:
             arguments: the command.
             prepare: what is done first, in the fork.
+            watch: called with the number of the fork again and again.
 
         Returns:
             Its exit status; None if it did not end.
@@ -200,6 +209,7 @@ class Room:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return os.waitstatus_to_exitcode(status)
+            watch(pid)
             time.sleep(0.02)
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -401,15 +411,15 @@ def lost(name: str, source: random.Random, most_s: float) -> tuple[bool, str]:
 
 WRITTEN: dict[str, Sequence[str]] = {
     "package": ["learn", "package", "/full/autograder.zip", "--exercise", "2"],
-    "run": ["run", "ddp", "--world-size", "4", "--layers", "16", "--out", "/full/run"],
-    "sweep": ["sweep", "zero3", "ddp", "--grid", "world_size=2,4", "--layers", "4", "--batch", "8", "--jobs", "1",
+    "run": ["run", "ddp", "--world-size", "8", "--layers", "96", "--out", "/full/run"],
+    "sweep": ["sweep", "zero3", "ddp", "--grid", "world_size=2,4", "--layers", "4", "--batch", "8", "--jobs", "2",
               "--results", "/full/rows.jsonl", "--csv", "/full/rows.csv", "--html", "/full/page.html"],
     "grade": ["learn", "grade", "class/right/02_ddp.py", "--isolation", "auto", "--results", "/full/grades.jsonl"],
-    "tune": ["tune", "--model", "gpt2", "--world-size", "2", "--batch", "8", "--jobs", "1", "--results",
+    "tune": ["tune", "--model", "gpt2", "--world-size", "2", "--batch", "8", "--jobs", "2", "--results",
              "/full/rows.jsonl", "--html", "/full/page.html"],
     "train": [*_TRAIN, "--steps", "2", "--out", "/full/run.jsonl", "--html", "/full/page.html", "--checkpoints",
               "/full/checkpoints", "--checkpoint-every", "1"],
-    "validate": ["validate", "c2", "--jobs", "1", "--html", "/full/page.html"],
+    "validate": ["validate", "c2", "--jobs", "2", "--html", "/full/page.html"],
 }  # fmt: skip
 """Commands that write; `explore` writes nothing."""
 
@@ -435,9 +445,9 @@ def is_good(here: Room, code: int | None, place: Path) -> tuple[bool, str]:
     """Return whether a command that lacked something ended with a message, and with whole files alone."""
     halves = [file.name for file in place.rglob("*") if file.is_file() and not is_whole(file)]
     errors = here.errors()
-    is_told = "Traceback" not in errors and bool(re.search(r"(^|\n)minitrain: |  the grader lacks", here.printed()))
+    is_told = "Traceback" not in errors and bool(re.search(_TOLD_SO, here.printed()))
     good = not halves and (code == 0 or (code is not None and is_told)) and here.is_empty()
-    words = "had room" if code == 0 else "was told"
+    words = _ROOM if code == 0 else "was told"
     return good, words if good else f"{halves} {code} {errors[-1500:]} {here.printed()[-200:]}"
 
 
@@ -447,10 +457,16 @@ class Need(NamedTuple):
     Args:
         disk_bytes: of the files that it writes.
         memory_bytes: of address space, beyond that of the imports.
+        hungriest_bytes: the same of the process that takes most.
     """
 
     disk_bytes: int
     memory_bytes: int
+    hungriest_bytes: int
+
+
+_ROOM = "had room"
+_TOLD_SO = r"(^|\n)minitrain: |  the grader lacks|the first failure: .*the system gives no more memory"
 
 
 _NEEDS: dict[str, Need] = {}
@@ -462,18 +478,20 @@ def need(name: str) -> Need:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # else each thread takes address space that it can do without
         import_all(name)
         with room() as here:
-            place, peak = here.folder / "disk", here.folder / "peak"
+            place = here.folder / "disk"
             place.mkdir()
+            own, others = [0], [0]
 
-            def prepare() -> None:
-                began = status_bytes("VmSize")
-                exit_ = os._exit
-                os._exit = lambda status: (peak.write_text(str(status_bytes("VmPeak") - began)), exit_(status))[1]
+            def watch(pid: int) -> None:
+                own.append(status_bytes("VmPeak", pid))
+                others.extend(status_bytes("VmPeak", process.pid) for process in below(pid))
 
-            code = here.run([part.replace("/full", str(place)) for part in WRITTEN[name]], prepare)
+            code = here.run([part.replace("/full", str(place)) for part in WRITTEN[name]], watch=watch)
             assert code == 0, here.printed()
             sizes = [file.stat().st_size for file in place.rglob("*") if file.is_file()]
-            _NEEDS[name] = Need(sum(sizes) + 4096 * len(sizes), int(peak.read_text()))
+            took = max(own) - status_bytes("VmSize")
+            _NEEDS[name] = Need(sum(sizes) + 4096 * len(sizes), took, max(took, max(others) - status_bytes("VmSize")))
+            print(f"{name} takes {_NEEDS[name]}", flush=True)
     return _NEEDS[name]
 
 
@@ -492,11 +510,12 @@ def import_all(name: str) -> None:
                 import_module(module)
 
 
-def status_bytes(field: str) -> int:
-    """Return a size of this process that the system tells."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+def status_bytes(field: str, pid: int | str = "self") -> int:
+    """Return a size of a process that the system tells, 0 if it has ended."""
+    with suppress(OSError):
+        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) * 1024 if found else 0
+    return 0
 
 
 def full(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
@@ -519,7 +538,7 @@ def full(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
 
 def short(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
     """Run a command with a part of the address space that it takes."""
-    most_bytes = need(name).memory_bytes
+    most_bytes = source.choice(need(name)[1:])
     with room() as here:
         place = here.folder / "disk"
         place.mkdir()
@@ -545,17 +564,21 @@ KINDS: dict[str, tuple[Trial, Sequence[str]]] = {
 def count(kind: str, name: str, num_trials: int, source: random.Random, most_s: float) -> bool:
     """Make trials of a command; print how many ended well, and how the others did."""
     outcomes: list[tuple[bool, str]] = []
-    while len(outcomes) < num_trials:
-        outcomes.append(KINDS[kind][0](name, source, most_s))
+    num_with_room = good = 0
+    while len(outcomes) < num_trials and num_with_room < _MOST_WITH_ROOM * num_trials:
+        outcome = KINDS[kind][0](name, source, most_s)
+        if outcome == (True, _ROOM):
+            num_with_room += 1
+            continue
+        outcomes.append(outcome)
         good = sum(is_good for is_good, _ in outcomes)
         print(f"\r{kind} of {name}: {good} of {len(outcomes)}", end="", flush=True)
-    print()
-    told: dict[str, int] = {}
-    for _, words in outcomes:
-        told[words] = told.get(words, 0) + 1
-    for words, times in sorted(told.items(), key=lambda item: -item[1]):
+        if not outcome[0]:
+            print(f"\n  bad: {outcome[1]}", flush=True)
+    print(f"; {num_with_room} more had room" if num_with_room else "", flush=True)
+    for words, times in Counter(words for is_good, words in outcomes if is_good).most_common():
         print(f"  {times} times {words}", flush=True)
-    return good == num_trials
+    return good == num_trials == len(outcomes)
 
 
 def main() -> None:

@@ -117,24 +117,34 @@ def text_of(error: BaseException) -> str:
         return f"(no text: {type(another).__name__} when it was asked for)"
 
 
+NO_MEMORY = "the system gives no more memory, or no more threads; ask for less, or for fewer processes"
+"""What ends so may do better another time."""
+
+
 def message_of(error: BaseException) -> str:
     """Return an error and its notes in words; if it is not minitrain's, also its type and the line that raised it."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, MinitrainError):
         return f"{text_of(error)}{notes}"
     if lacks_memory(error):
-        return f"the system gives no more memory, or no more threads; ask for less, or for fewer processes{notes}"
+        return f"{NO_MEMORY}{notes}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path, or name another one"
     text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     return f"{text}{_place(error)}{notes}"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return an error's type and text for a row; where the system gives no memory, that it does not."""
+    return f"{type(error).__name__}: {NO_MEMORY if lacks_memory(error) else text_of(error)}"
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error says that the system has no memory, or no process or thread, to give."""
     no_thread = isinstance(error, RuntimeError) and text_of(error) == "can't start new thread"
+    no_library = isinstance(error, ImportError) and "failed to map segment" in text_of(error)
     refused = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN)
-    return isinstance(error, MemoryError) or no_thread or refused
+    return isinstance(error, MemoryError) or no_thread or no_library or refused
 
 
 def _place(error: BaseException) -> str:

@@ -24,7 +24,7 @@ async def deepseek_like(
     pp: int | None = None,
     ep: int = 1,
     zero: int = 0,
-    imbalance: float | Sequence[float] = 1,
+    imbalance: float | str | Sequence[float] = 1,
     capacity_factor: float | None = None,
     layers_per_stage: Sequence[int] | None = None,
     recompute: str = "none",
@@ -45,7 +45,7 @@ async def deepseek_like(
         ep: parts that the experts are divided into.
         zero: 1 to shard optimizer states among the ranks that hold the same, 0 to keep them whole.
         imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens are
-            proportional.
+            proportional; or a file with these on a line for each layer with experts, or on one for all.
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
         layers_per_stage: layers of each stage; if None, the costliest stage costs as little as it can.
         recompute: what backward computes again: "none", "selective", "full", or modules (see `Model.forward`). Of

@@ -1,4 +1,7 @@
-"""DiLoCo (Douillard et al. 2023, algorithm 1): replicas that seldom meet, and an outer optimizer with momentum."""
+"""DiLoCo (Douillard et al. 2023, algorithm 1): replicas that seldom meet, and an outer optimizer with momentum.
+
+With fragments it is Streaming DiLoCo (Douillard et al. 2025, algorithm 2).
+"""
 
 import minitrain as mt
 from minitrain.lib import Model
@@ -6,7 +9,15 @@ from minitrain.lib import Model
 from ._local import train_locally
 
 
-@mt.local_steps("local_steps", "replicas", outer=mt.Nesterov(rate=0.7, decay=0.9), compression="compression")
+@mt.local_steps(
+    "local_steps",
+    "replicas",
+    outer=mt.Nesterov(rate=0.7, decay=0.9),
+    compression="compression",
+    fragments="fragments",
+    overlap="overlap",
+    mixing="mixing",
+)
 async def diloco(
     model: Model,
     local_steps: int = 2,
@@ -14,6 +25,9 @@ async def diloco(
     microbatch_size: int | None = None,
     recompute: str = "none",
     compression: str = "none",
+    fragments: int = 1,
+    overlap: int = 0,
+    mixing: float = 0.0,
 ) -> Model:
     """Take the common weight on every few steps; global_batch_size must be a multiple of local_steps x world_size.
 
@@ -27,7 +41,11 @@ async def diloco(
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
         compression: how outer gradients are sent: "int4" as in Streaming DiLoCo (Douillard et al. 2025, section 3.3),
             or another of `powersgd_ddp`; "none" sends them exactly.
+        fragments: in how many parts the layers meet, in turn; local_steps must be a multiple of it.
+        overlap: how many local steps before its meeting a part is sent, beside these; less than a part's turn.
+        mixing: what share of its own weights a replica keeps when it meets; the paper's alpha, there 0.5.
     """
     model.recompute = recompute
     sizes = local_steps, replicas, microbatch_size
-    return await train_locally(model, *sizes, "diloco", momentum=True, compression=compression)
+    streaming = fragments, overlap, mixing
+    return await train_locally(model, *sizes, "diloco", True, compression, *streaming)

@@ -37,7 +37,7 @@ async def megatron(
     pass_costs: Sequence[float] | None = None,
     shard_size: int | None = None,
     cp_comm_type: str = "p2p",
-    imbalance: float | Sequence[float] = 1,
+    imbalance: float | str | Sequence[float] = 1,
     capacity_factor: float | None = None,
     overlap_experts: bool = True,
 ) -> Model:
@@ -82,7 +82,7 @@ async def megatron(
         shard_size: ranks that share what `zero` shards, the sums over the others being all_reduces; all if None.
         cp_comm_type: how keys and values come to the queries: "p2p", round a ring, or "all_gather".
         imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens are
-            proportional.
+            proportional; or a file with these on a line for each layer with experts, or on one for all.
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
         overlap_experts: whether each of a pair of actions computes while the tokens of the other travel, in orders that
             have pairs ("dualpipe_v").

@@ -14,7 +14,7 @@ async def moe(
     microbatch_size: int | None = None,
     ep: int = 1,
     zero: int = 0,
-    imbalance: float | Sequence[float] = 1,
+    imbalance: float | str | Sequence[float] = 1,
     capacity_factor: float | None = None,
     recompute: str = "none",
 ) -> Model:
@@ -30,7 +30,7 @@ async def moe(
         ep: parts that the experts are divided into.
         zero: 1 to shard optimizer states among the ranks that hold the same, 0 to keep them whole.
         imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens are
-            proportional.
+            proportional; or a file with these on a line for each layer with experts, or on one for all.
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
         recompute: what backward computes again: "none", "selective", "full", or modules (see `Model.forward`). Of
             layers with experts only modules are that are less than all of it, so that no token travels again.

@@ -6,8 +6,10 @@ The commands of `minitrain learn` for teachers: grade a class, verify exercises,
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -333,6 +335,11 @@ def run(
     from minitrain.training.measured import LossWarning  # noqa: PLC0415
 
     path, exercise = _file_of(what, dir, exercises)
+    if exercise.slowed:
+        raise UsageError(
+            f"exercise {exercise.number} asks for answers, and there is no strategy to train; "
+            f"`minitrain learn check {exercise.number}` compares a step that was measured already"
+        )
     case = next((case for case in exercise.public if case.world_size == processes), exercise.public[0])
     batch = case.global_batch_size * -(-LEAST_BATCH // case.global_batch_size)
     sizes = {**case.sizes, "world_size": processes, "global_batch_size": batch}
@@ -379,12 +386,10 @@ def hint(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  #
 @learn.define()
 def solution(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
     """Show the reference solution, once you have passed, and write it into a file that runs."""
-    from minitrain.learn.solution import solution_of  # noqa: PLC0415
-
     exercise = load(n, exercises)
     if not State(dir).of(exercise)["passed"]:
         raise UsageError(f"pass exercise {exercise.number} first: `minitrain learn check {exercise.number}`")
-    text, path = solution_of(exercise), dir / f"{exercise.name}_solution.py"
+    text, path = exercise.solution, dir / f"{exercise.name}_solution.py"
     is_there = path.exists()
     if not is_there:
         write_text(path, [text])
@@ -456,6 +461,7 @@ def grade_files(
     from minitrain.learn.submissions import find_submissions  # noqa: PLC0415
     from minitrain.search.sweeps.sweep import read_rows, writing  # noqa: PLC0415
 
+    _require_that_no_file_is_an_option(sys.argv)
     if form is not None and form not in FORMATS:
         raise UsageError(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
     known = _with_seed([load(exercise, exercises)] if exercise else all_exercises(exercises), seed)
@@ -473,10 +479,23 @@ def grade_files(
         raise typer.Exit(FAILED)
 
 
+def _require_that_no_file_is_an_option(arguments: Sequence[str]) -> None:
+    """Require that a shell has not put the name of somebody's file, such as `--isolation=none`, among the options.
+
+    Raises:
+        UsageError: an argument before `--` looks like an option and is a file.
+    """
+    for argument in arguments[: arguments.index("--") if "--" in arguments else None]:
+        if argument.startswith("-") and os.path.lexists(argument):
+            raise UsageError(f"{argument} is a file here, and would be an option; write `--` before files, as in -- *")
+
+
 def _print_report(report: Any, rows: Sequence[Row]) -> None:
-    """Print a report, and below a table which submissions are alike."""
+    """Print a report; below a table, what kept submissions apart, and which are alike."""
     print_table(report) if isinstance(report, Table) else print(report)
     if isinstance(report, Table):
+        held = Counter(str(row.grade.isolation) for row in rows if row.grade)
+        print_lines(f"isolation of {count}: {words}" for words, count in sorted(held.items()))
         groups = sorted({tuple(sorted((row.file, *row.alike))) for row in rows if row.alike})
         print_lines(f"alike but for names, which proves nothing: {printable(', '.join(names))}" for names in groups)
 

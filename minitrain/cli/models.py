@@ -159,6 +159,6 @@ def _precision(model: Transformer) -> str:
     """Say what a number costs."""
     sizes = model.precision
     return (
-        f"{sizes.name}: {sizes.parameter_bytes} + {sizes.gradient_bytes} + {sizes.optimizer_bytes} bytes a parameter "
+        f"{sizes.name}: {sizes.parameter_bytes} + {sizes.gradient_bytes} + {model.state_bytes} bytes a parameter "
         f"(with gradient and optimizer state), {sizes.activation_bytes} an activation"
     )

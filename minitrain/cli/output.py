@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import copy
 import json
@@ -13,8 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from rich.console import Console
+from rich.live import Live
 from rich.measure import Measurement
-from rich.status import Status
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 1.0  # before progress is shown
 REPEAT_S = 10.0  # before it is shown again where no terminal is
+_FRAME_S = 0.08  # likewise on a terminal
 
 
 def print_table(table: Table) -> None:
@@ -122,7 +125,8 @@ class Progress:
     """Say what is going on, on stderr, once work has taken longer than `patience_s`.
 
     On a terminal the words change in place and vanish at the end; elsewhere each gets a line. Words that change while
-    the work goes on are asked for again: on a terminal all the time, elsewhere every `REPEAT_S`.
+    the work goes on are asked for again: on a terminal all the time, elsewhere every `REPEAT_S`. Where there is no
+    memory for a thread, nothing is said.
 
     Args:
         console: where to say it; stderr by default.
@@ -131,73 +135,65 @@ class Progress:
 
     def __init__(self, console: Console | None = None, patience_s: float | None = None) -> None:
         self._console = console or Console(stderr=True)
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._words: Callable[[], str] = str
         self._said = ""
-        self._status: Status | None = None
+        self._live: Live | None = None
         self._lock = threading.Lock()
-        self._timer = self._in(PATIENCE_S if patience_s is None else patience_s, self._begin)
-        self._is_over = False
+        self._end = threading.Lock()  # which is free when the work is over
+        self._is_shown = self._is_over = False
 
     def __enter__(self) -> Self:
-        self._timer.start()
+        self._end.acquire()
+        # A `threading.Thread` would count as one that may wake an event loop, so that no deadlock would be found; and
+        # who starts one waits for ever if it gets memory for its stack, and none to begin.
+        with contextlib.suppress(RuntimeError):
+            _thread.start_new_thread(self._go_on, ())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        with self._lock:  # no timer is made from now on, and the last one has been started
+        with self._lock:
             self._is_over = True
-        self._timer.cancel()
-        self._timer.join()
-        if self._status is not None:
-            self._status.stop()
+            if self._live is not None:
+                self._live.stop()
+        self._end.release()
 
     def say(self, words: str | Callable[[], str]) -> None:
         """Say what is going on from now on; words that change are given as a function."""
         with self._lock:
             self._words = words if callable(words) else lambda: words
-            if self._status is not None:
+            if self._is_shown:
                 self._show()
 
     def __rich__(self) -> Text:
         return Text(printable(self._words()))  # not as markup: a strategy's name may look like it
 
-    def _begin(self) -> None:
-        """Begin to show what is going on."""
-        with self._lock:
-            self._status = Status("", console=self._console)
-            self._status.start()
-            self._show()
-            self._repeat()
+    def _go_on(self) -> None:
+        """Show what is going on, again and again until it is over."""
+        wait_s = self._patience_s
+        with contextlib.suppress(Exception):  # nobody listens, or there is no memory left
+            while not self._end.acquire(timeout=wait_s):
+                with self._lock:
+                    if not self._is_over:
+                        self._show()
+                wait_s = _FRAME_S if self._console.is_terminal else REPEAT_S
 
     def _show(self) -> None:
-        """Show what was said last."""
-        assert self._status is not None
-        self._status.update(cast(Any, self))  # asked for its words whenever the status is drawn
+        """Show what was said last, if it is not shown."""
+        self._is_shown = True
+        if self._console.is_terminal:
+            if self._live is None:
+                spinner = Spinner("dots", cast(Any, self), style="status.spinner")  # asked for its words when drawn
+                self._live = Live(spinner, console=self._console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.refresh()
+            return
         words = printable(self._words())
-        if not self._console.is_terminal and words != self._said:
+        if words != self._said:
             self._console.print(words, markup=False, highlight=False)
         self._said = words
-
-    def _repeat(self) -> None:
-        """Show the words again and again, where the status is not drawn all the time."""
-        if not self._console.is_terminal and not self._is_over:
-            self._timer = self._in(REPEAT_S, self._say_again)
-            self._timer.start()
-
-    def _say_again(self) -> None:
-        """Show what the words are by now."""
-        with self._lock:
-            if not self._is_over:
-                self._show()
-                self._repeat()
-
-    @staticmethod
-    def _in(seconds: float, do: Callable[[], None]) -> threading.Timer:
-        """Return a timer that does something after a while, and keeps no process alive."""
-        timer = threading.Timer(seconds, do)
-        timer.daemon = True
-        return timer
 
 
 class RunsInProgress(Progress):

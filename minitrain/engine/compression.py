@@ -120,7 +120,8 @@ def _declared(model: RankState, op: str) -> Compressor:
 def _require_own_samples(model: RankState, layer: int, grad: WeightGrad, state: OptState) -> None:
     """Require the gradient of one worker's samples, of the step whose turn it is by the state."""
     meant: Any = model._semantics
-    batch, size = model._global_batch_size, meant.compressed_samples(model._global_batch_size)
+    batch = model._global_batch_size
+    size = meant.compressed_samples(batch, layer, model._num_layers)
     if len(grad.samples) != size:
         rule = f"each of {meant.workers} workers compresses the gradient of its own {size} samples, got"
         raise broken(model, "compress", f"{rule} {describe(grad)}; compress before gradients are summed", layer)
@@ -143,7 +144,7 @@ def _require_messages(model: RankState, op: str, layer: int, packed: Any, state:
     """Require messages of all workers, and the state that has made this rank's."""
     laws.require_inputs(model, op, layer, packed, state)
     meant: Any = model._semantics
-    size = meant.compressed_samples(model._global_batch_size) * meant.workers
+    size = meant.compressed_samples(model._global_batch_size, layer, model._num_layers) * meant.workers
     if len(packed.samples) != size:
         how = "all_reduce" if packed.how.sums else "all_gather"
         rule = f"messages of all {meant.workers} workers must be there, {size} samples, got {describe(packed)}"

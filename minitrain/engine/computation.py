@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from minitrain.engine import general_case, laws, sample_laws
 from minitrain.engine.experts import backward_experts, forward_experts, update_piece
-from minitrain.engine.local_steps import as_common, require_own, update_local
+from minitrain.engine.local_steps import as_declared, require_own, update_local
 from minitrain.engine.placed_passes import (
     backward_placed,
     forward_placed,
@@ -107,8 +107,8 @@ class Computation(RankState):
             LawError: it is not a weight of that layer.
         """
         laws.final_weight(self, layer, weight)
-        if self._semantics is not None and self._semantics.in_turn:
-            weight = as_common(weight)
+        if self._semantics is not None:
+            weight = as_declared(self, layer, weight)
         self._final_of(weight)[layer] = weight
 
     def get_input_activation(self, samples: Iterable[int]) -> Activation:

@@ -121,7 +121,7 @@ class ExpertComputation(RankState):
         weight: Weight,
         num_parts: int,
         *,
-        imbalance: float | Sequence[float] = 1,
+        imbalance: float | str | Sequence[float] = 1,
         capacity_factor: float | None = None,
         drop_tokens: bool = True,
         recompute: Recompute | None = None,
@@ -134,7 +134,8 @@ class ExpertComputation(RankState):
             weight: the complete router piece, from a store.
             num_parts: number of parts that the experts are divided into.
             imbalance: how many times the mean the busiest expert gets; or a number for each expert, to which its tokens
-                are proportional. Experts get the same by default.
+                are proportional; or a file with these on a line for each layer with experts, or on one for all. Experts
+                get the same by default.
             capacity_factor: how many times the mean an expert takes at most; None for all.
             drop_tokens: whether the rest is dropped (it passes by the experts); else it is an error.
             recompute: what backward computes again, as for `forward`; `model.recompute` if None.
@@ -146,7 +147,8 @@ class ExpertComputation(RankState):
         """
         _law_of_route(self, layer, inp, weight, num_parts)
         experts = _experts_of(self)
-        load = expert_load(experts.num_experts, num_parts, as_imbalance(imbalance), capacity_factor)
+        loads = as_imbalance(imbalance, layer, experts.layers)
+        load = expert_load(experts.num_experts, num_parts, loads, capacity_factor)
         _law_of_capacity(self, layer, load, capacity_factor, drop_tokens=drop_tokens)
         samples, sequence = inp.samples, inp.sequence
         mode = _mode_around(sequence.share.denominator, mode_of(recompute or self._recompute).recompute)

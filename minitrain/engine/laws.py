@@ -333,14 +333,6 @@ def final_weight(model: RankState, layer: int, weight: Any) -> None:
     """Require a weight of the layer."""
     require_kind(model, "set_final_weight", "weight", weight, Weight)
     require_layer(model, "set_final_weight", "weight", weight, layer, layer)
-    meant = model._semantics
-    if meant is not None and meant.in_turn:
-        if weight.step != meant.steps:
-            rule = f"the weight must have seen all {meant.steps} steps that the strategy declares, got"
-            raise broken(model, "set_final_weight", f"{rule} {describe(weight)}; update its layer", layer, value=weight)
-    elif meant is not None and layer not in model._met:
-        rule = f"replicas that take steps of their own must have met, got {describe(weight)}; outer_update its layer"
-        raise broken(model, "set_final_weight", rule, layer, value=weight)
 
 
 def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:

@@ -83,14 +83,12 @@ class LocalComputation(RankState):
             raise broken(self, "outer_gradient", f"{declared} have no outer step; hand in the last weights", layer)
         laws.require_inputs(self, "outer_gradient", layer, weight, local)
         _require_common(self, "outer_gradient", layer, weight)
-        if local.step != declared.steps:
-            raise broken(
-                self,
-                "outer_gradient",
-                f"replicas meet after {declared.steps} steps of their own, got {describe(local)}; take as many updates "
-                "as the strategy declares",
-                layer,
-            )
+        sent_after = declared.sends_after(layer, self._num_layers)
+        if local.step != sent_after:
+            rule = f"replicas meet after {declared.steps} steps of their own, got {describe(local)}"
+            if declared.goes_on:
+                rule = f"layer {layer} is sent after {sent_after} steps of a replica's own, got {describe(local)}"
+            raise broken(self, "outer_gradient", f"{rule}; take as many updates as the strategy declares", layer)
         _require_shards(self, "outer_gradient", layer, local, weight)
         seen: frozenset[int] = local.samples  # type: ignore[attr-defined]  # the record requires a `LocalWeight`
         _record(self, "outer_gradient", layer, weight, seen)
@@ -118,7 +116,7 @@ class LocalComputation(RankState):
         declared = _declared(self, "outer_update")
         outer = declared.outer
         laws.require_inputs(self, "outer_update", layer, weight_grad, weight, outer_state)
-        laws.require_all_samples(self, layer, weight_grad)
+        _require_all_sent(self, layer, weight_grad)
         _require_common(self, "outer_update", layer, weight)
         require_as_declared(self, "outer_update", layer, weight_grad, is_shared=True)
         if (outer_state is not None) != bool(outer.decay):
@@ -138,6 +136,42 @@ class LocalComputation(RankState):
             )
         return updated, sized(self, OuterState(*fields))
 
+    def mix(self, layer: int, weight: Weight, local: Weight) -> LocalWeight:
+        """Let a replica's own weight be the declared mixture of itself and the common weight that it meets.
+
+        Args:
+            layer: which layer.
+            weight: the common weight, as `outer_update` returned it.
+            local: this replica's own, of the same shards, whose place the result takes.
+
+        Raises:
+            LawError: it is not the layer's turn, or the common weight has not been taken on.
+            StrategyError: the strategy declares neither fragments, overlap nor mixing.
+        """
+        declared = _declared(self, "mix")
+        if not declared.goes_on:
+            raise StrategyError(
+                f"mix on rank {self._rank}: replicas go on from the common weight; declare fragments, overlap or "
+                "mixing of @mt.local_steps, or leave it out",
+                op="mix",
+                rank=self._rank,
+            )
+        laws.require_inputs(self, "mix", layer, weight, local)
+        if weight.__class__ is not Weight or weight.step != 1:
+            rule = f"weight must be the common one that outer_update has returned, got {describe(weight)}"
+            raise broken(self, "mix", rule, layer, value=weight)
+        own: Any = local  # the record requires a `LocalWeight`
+        turn = declared.meets_after(layer, self._num_layers)
+        if own.step != turn or own.has_met:
+            again = ", which has met" if own.has_met else ""
+            rule = f"layer {layer} meets once, after {turn} steps of a replica's own, got {describe(local)}{again}"
+            raise broken(self, "mix", rule, layer, value=local)
+        if not (weight.is_complete() and local.is_complete()):
+            _require_shards(self, "mix", layer, local, weight)
+        _record(self, "mix", layer, local, own.samples)
+        fields = layer, self._num_layers, own.step, own.shards, own.num_shards, own.samples, own.total_samples
+        return sized(self, LocalWeight(*fields, has_met=True))
+
 
 def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: LocalWeight, state: OptState) -> Any:
     """Take a replica's own optimizer step."""
@@ -148,14 +182,17 @@ def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: 
     price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer)
     model._record("update", layer, price, weight_grad.samples)
     seen = union(weight.samples, weight_grad.samples)
-    updated = LocalWeight(layer, model._num_layers, weight.step + 1, *shards, seen, model._global_batch_size)
+    fields = layer, model._num_layers, weight.step + 1, *shards, seen, model._global_batch_size
+    updated = LocalWeight(*fields, weight.has_met)
     moved = OptState(layer, model._num_layers, state.step + 1, state.shards, state.num_shards)
     return sized(model, updated), sized(model, moved)
 
 
 def require_own(model: RankState, layer: int, weight_grad: Any, weight: Any, state: Any) -> None:
     """Require what `laws.update` does, and a gradient of the samples of the step that the weight takes next."""
-    require_as_declared(model, "update", layer, weight_grad, is_shared=_declared(model, "update").in_turn)
+    declared = _declared(model, "update")
+    require_as_declared(model, "update", layer, weight_grad, is_shared=declared.in_turn)
+    _require_met(model, "update", layer, weight)
     laws.update(model, layer, weight_grad, weight, state, partial(_require_local_samples, step=weight.step))
 
 
@@ -177,7 +214,29 @@ def steps_of(model: RankState) -> Iterator[int]:
         yield step
 
 
-def as_common(weight: Any) -> Weight:
+def as_declared(model: RankState, layer: int, weight: Any) -> Weight:
+    """Require a weight that may be handed in by what the strategy declares, and return it as it is kept."""
+    meant, op = _declared(model, "set_final_weight"), "set_final_weight"
+    if meant.in_turn:
+        if weight.step != meant.steps:
+            rule = f"the weight must have seen all {meant.steps} steps that the strategy declares, got"
+            raise broken(model, op, f"{rule} {describe(weight)}; update its layer", layer, value=weight)
+        return _as_common(weight)
+    if meant.goes_on and weight.__class__ is LocalWeight:
+        if weight.step != meant.steps:
+            rule = f"a replica goes on with its own weight after {meant.steps} steps, got {describe(weight)}"
+            raise broken(model, op, f"{rule}; update its layer", layer, value=weight)
+        _require_met(model, op, layer, weight)
+    elif layer not in model._met:
+        rule = f"replicas that take steps of their own must have met, got {describe(weight)}; outer_update its layer"
+        raise broken(model, op, rule, layer, value=weight)
+    elif meant.goes_on and layer not in model.final_locals:
+        rule = f"replicas go on with their own weights, and that of layer {layer} is not there; hand it in first"
+        raise broken(model, op, rule, layer, value=weight)
+    return weight  # type: ignore[no-any-return]  # a weight of some kind
+
+
+def _as_common(weight: Any) -> Weight:
     """Return the weight that steps in turn end with as the common one, which carries the same numbers."""
     if weight.__class__ is LocalWeight:
         found = Weight(weight.layer, weight.layers, 1, weight.shards, weight.num_shards)
@@ -187,6 +246,28 @@ def as_common(weight: Any) -> Weight:
     if hasattr(weight, "_content"):
         found._content = weight._content  # type: ignore[misc]  # a slot of tensors
     return found
+
+
+def _require_met(model: RankState, op: str, layer: int, local: Any) -> None:
+    """Require that a replica's own weight has taken the common one, if its turn is over."""
+    declared = _declared(model, op)
+    if declared.goes_on and local.__class__ is LocalWeight and not local.has_met:
+        turn = declared.meets_after(layer, model._num_layers)
+        if local.step >= turn:
+            rule = f"layer {layer} must meet after {turn} steps of a replica's own, got {describe(local)}"
+            raise broken(model, op, f"{rule}, which has not; mix it with the common weight first", layer, value=local)
+
+
+def _require_all_sent(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
+    """Require the outer gradient of all replicas: of all samples that they have seen when they sent it."""
+    declared, batch = _declared(model, "outer_update"), model._global_batch_size
+    sent = declared.sends_after(layer, model._num_layers) * batch // declared.steps
+    if sent == batch:
+        laws.require_all_samples(model, layer, weight_grad)
+    elif len(weight_grad.samples) != sent or bounds_of(weight_grad.samples) != (0, sent - 1):
+        rule = f"the outer gradient of layer {layer} must cover the {sent} samples that all replicas have seen when"
+        rule = f"{rule} they send it, got {describe(weight_grad)}; sum it over the {declared.replicas} replicas"
+        raise broken(model, "outer_update", rule, layer, value=weight_grad)
 
 
 def _require_local_samples(model: RankState, layer: int, weight_grad: WeightGrad, step: int) -> None:

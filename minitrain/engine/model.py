@@ -75,6 +75,7 @@ class Model(Attention, ExpertComputation, LocalComputation, Compression, Communi
         log: the events so far, a list to read.
         final_weights: weight by layer, as set by `set_final_weight`.
         final_experts: likewise, part of the experts by layer.
+        final_locals: likewise, a replica's own weight, where fragments meet in turn.
         weights, opt_states, activations, grad_activations, grad_weights: the five stores.
 
     Raises:

@@ -57,6 +57,10 @@ class LocalSteps:
             ones; None for exact ones.
         workers: how many send one each; in each step, worker w has the w-th of equal, contiguous parts of its samples.
         shards: in how many equal parts a worker compresses a layer's: a replica's ranks have one each.
+        fragments: in how many equal, contiguous parts the layers meet, one after the other at equal distances, the last
+            after the last step (Streaming DiLoCo, Douillard et al. 2025, algorithm 2).
+        overlap: how many steps before its meeting a fragment's outer gradient is sent.
+        mixing: what share of a replica's own weight stays when it meets; the rest is the common weight.
     """
 
     steps: int
@@ -67,6 +71,9 @@ class LocalSteps:
     compression: Compressor | None = None
     workers: int = 1
     shards: int = 1
+    fragments: int = 1
+    overlap: int = 0
+    mixing: float = 0.0
 
     def __str__(self) -> str:
         sent = f" by {self.compression} of {self.workers} workers" if self.compression else ""
@@ -75,15 +82,30 @@ class LocalSteps:
             how = f"with gradients{old}{sent}" if old or sent else "in turn"
             return f"{self.steps} step{'s' * (self.steps > 1)} {how}"
         each, of = f"{self.steps} local step{'s' * (self.steps > 1)}", f"replica{'s' * (self.replicas > 1)}"
-        return f"{each} of {self.replicas} {of}{f', outer gradients{sent}' if sent else ''}"
+        streamed = f", {self.fragments} fragments sent {self.overlap} before they meet" if self.goes_on else ""
+        return f"{each} of {self.replicas} {of}{streamed}{f', outer gradients{sent}' if sent else ''}"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether replicas begin the next round with their own weights, and not with the common ones."""
+        return self.fragments > 1 or self.overlap > 0 or self.mixing > 0
+
+    def meets_after(self, layer: int, num_layers: int) -> int:
+        """Return after how many of its own steps a replica takes the common weight of a layer."""
+        return (layer * self.fragments // num_layers + 1) * self.steps // self.fragments
+
+    def sends_after(self, layer: int, num_layers: int) -> int:
+        """Return after how many of its own steps a replica sends its outer gradient of a layer."""
+        return self.meets_after(layer, num_layers) - self.overlap
 
     def share(self, global_batch_size: int) -> int:
         """Return the samples of one replica's local step."""
         return global_batch_size // (self.steps * self.replicas)
 
-    def compressed_samples(self, global_batch_size: int) -> int:
+    def compressed_samples(self, global_batch_size: int, layer: int, num_layers: int) -> int:
         """Return the samples of the gradient that a worker compresses."""
-        return global_batch_size // (self.workers * (self.steps if self.in_turn else 1))
+        seen = 1 if self.in_turn else self.sends_after(layer, num_layers)
+        return seen * global_batch_size // (self.workers * self.steps)
 
 
 @final
@@ -97,12 +119,18 @@ class DeclaredLocalSteps:
     in_turn: bool = False
     delay: int = 0
     compression: Any = None
+    fragments: int | str = 1
+    overlap: int | str = 0
+    mixing: float | str = 0.0
 
-    def of(self, name: str, options: Mapping[str, Any], world_size: int, global_batch_size: int) -> LocalSteps:
+    def of(
+        self, name: str, options: Mapping[str, Any], world_size: int, global_batch_size: int, num_layers: int
+    ) -> LocalSteps:
         """Return what a run of the strategy means to compute.
 
         Raises:
-            StrategyError: the batch does not divide by local steps and replicas, or they are no numbers.
+            StrategyError: the batch does not divide by local steps and replicas, steps or layers do not by fragments,
+                or they are no numbers.
             UsageError: there is no such compression.
         """
         steps = self.num_steps(name, options)
@@ -120,7 +148,30 @@ class DeclaredLocalSteps:
                 f"these steps, got {global_batch_size}"
             )
         shards = 1 if how is None else max(1, world_size // workers)
-        return LocalSteps(steps, replicas, self.outer, self.in_turn, self.delay, how, workers, shards)
+        streaming = self._streaming(name, options, steps, num_layers)
+        return LocalSteps(steps, replicas, self.outer, self.in_turn, self.delay, how, workers, shards, *streaming)
+
+    def _streaming(self, name: str, options: Mapping[str, Any], steps: int, num_layers: int) -> tuple[int, int, float]:
+        """Return fragments, overlap and mixing."""
+        fragments = self._number(name, self.fragments, options)
+        if steps % fragments or fragments > num_layers:
+            raise StrategyError(
+                f"{name} synchronises {fragments} fragments of {num_layers} layers in {steps} local steps: fragments "
+                "must be at most the layers, and local steps a multiple of them"
+            )
+        overlap = self._number(name, self.overlap, options, least=0)
+        if overlap >= steps // fragments:
+            raise StrategyError(
+                f"{name} sends a fragment {overlap} local steps before it meets: overlap must be less than the "
+                f"{steps // fragments} steps between two meetings, or a fragment would be sent while another is"
+            )
+        mixing = self._given(name, self.mixing, options)[0]
+        if isinstance(mixing, bool) or not isinstance(mixing, int | float) or not 0 <= mixing < 1:
+            raise StrategyError(
+                f"mixing must be in 0..1 (without 1, which would take nothing of the common weight) for {name}, got "
+                f"{mixing!r:.80}"
+            )
+        return fragments, overlap, float(mixing)
 
     def num_steps(self, name: str, options: Mapping[str, Any]) -> int:
         """Return how many optimizer steps a step of the run has.
@@ -131,18 +182,29 @@ class DeclaredLocalSteps:
         return int(self._number(name, self.steps, options))
 
     @staticmethod
-    def _number(name: str, declared: Any, options: Mapping[str, Any]) -> Any:
-        """Return a number that is declared, or that the option of the declared name has; None for none."""
+    def _given(name: str, declared: Any, options: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return what is declared, or what the option of the declared name has, and how it is called."""
         if isinstance(declared, str) and declared not in options:
             raise StrategyError(f"{name} declares local steps by its option {declared!r}, and takes no such option")
-        number, called = (options[declared], declared) if isinstance(declared, str) else (declared, "what it declares")
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise StrategyError(f"{called} must be an integer of at least 1 for {name}, got {number!r:.80}")
+        return (options[declared], declared) if isinstance(declared, str) else (declared, "what it declares")
+
+    def _number(self, name: str, declared: Any, options: Mapping[str, Any], least: int = 1) -> Any:
+        """Return a number that is declared, or that the option of the declared name has; None for none."""
+        number, called = self._given(name, declared, options)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+            raise StrategyError(f"{called} must be an integer of at least {least} for {name}, got {number!r:.80}")
         return number
 
 
 def local_steps(
-    steps: int | str, replicas: int | str | None = None, outer: Nesterov = MEAN, compression: Any = None
+    steps: int | str,
+    replicas: int | str | None = None,
+    outer: Nesterov = MEAN,
+    compression: Any = None,
+    *,
+    fragments: int | str = 1,
+    overlap: int | str = 0,
+    mixing: float | str = 0.0,
 ) -> Callable[[S], S]:
     """Declare that replicas take steps of their own between two meetings; to be put before a strategy.
 
@@ -156,8 +218,15 @@ def local_steps(
         outer: the optimizer of the common weight; the replicas' mean by default (local SGD, Stich 2019).
             `Nesterov(0.7, 0.9)` is DiLoCo's (Douillard et al. 2023, section 3).
         compression: how outer gradients are sent, as for `approximate_steps`; exact if None.
+        fragments: in how many equal, contiguous parts the layers meet, one after the other: layer k of n is of fragment
+            p = k fragments // n, which meets after (p + 1) steps / fragments local steps (Streaming DiLoCo, Douillard
+            et al. 2025). Where fragments, overlap or mixing are given, a replica mixes what it takes (`model.mix`),
+            hands its own weights in beside the common ones, and has them again in the next round (`local_copy`).
+        overlap: how many local steps before that a fragment's outer gradient is sent (the paper's tau).
+        mixing: what share of its own weight a replica keeps (the paper's alpha).
     """
-    return _declaring(DeclaredLocalSteps(steps, replicas, outer, compression=compression))
+    of_rounds = {"compression": compression, "fragments": fragments, "overlap": overlap, "mixing": mixing}
+    return _declaring(DeclaredLocalSteps(steps, replicas, outer, **of_rounds))
 
 
 def delayed_steps(steps: int | str, delay: int = 1) -> Callable[[S], S]:

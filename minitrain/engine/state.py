@@ -40,6 +40,7 @@ from minitrain.operations import (
 )
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.annotations import enable_annotations
+from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.workload import PassMode, Recompute
 
@@ -196,6 +197,7 @@ class RankState:
         self._log = EventLog(rank)
         self.final_weights: dict[int, Weight] = {}
         self.final_experts: dict[int, Weight] = {}
+        self.final_locals: dict[int, Weight] = {}
         tells_kinds = not (self._is_uniform or memory_by_kind)  # runs of layers that are alike report no kinds
         self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
         if memory_by_kind:
@@ -258,7 +260,9 @@ class RankState:
                 self._account.journal.enter("activations", change, borrowed)
 
     def _final_of(self, weight: Weight) -> dict[int, Weight]:
-        """Return where a final weight is kept: experts apart from the rest of their layer."""
+        """Return where a final weight is kept: experts, and a replica's own, apart from the rest of their layer."""
+        if weight.__class__ is LocalWeight and not self._semantics.in_turn:  # type: ignore[union-attr]  # it is declared
+            return self.final_locals
         return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
 
     def _put_forward(self, clock: Any) -> None:

@@ -183,6 +183,10 @@ class StrategyModel(Protocol):
         """Take the common weight on by the mean of what all replicas have moved it by."""
         ...
 
+    def mix(self, layer: int, weight: Weight, local: Weight) -> LocalWeight:
+        """Let a replica's own weight be the declared mixture of itself and the common weight that it meets."""
+        ...
+
     def load_compression(self, layer: int, weight: Weight) -> CompressionState:
         """Return what a worker keeps to compress a layer's gradients."""
         ...
@@ -279,7 +283,7 @@ class StrategyModel(Protocol):
         weight: Weight,
         num_parts: int,
         *,
-        imbalance: float | Sequence[float] = 1,
+        imbalance: float | str | Sequence[float] = 1,
         capacity_factor: float | None = None,
         drop_tokens: bool = True,
         recompute: Recompute | None = None,

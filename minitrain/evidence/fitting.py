@@ -11,10 +11,10 @@ then predict the run left out better. The same errors say how sure predictions f
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, cast, final
@@ -27,7 +27,7 @@ from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
 from minitrain.evidence.errors_by_table import Skipped
 from minitrain.evidence.rows import QUICKEST, LackingError, Row, read_rows
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
-from minitrain.run.worker_processes import worker_pool
+from minitrain.run.worker_processes import WorkerProcesses
 
 NUMBERS = ("clock", "attention_clock", "eager", "parts_exposed", "launch_s")
 """The numbers of a platform that may be fitted."""
@@ -116,9 +116,8 @@ def fit_platform(
     num_jobs = jobs or os.cpu_count() or 1
     if num_jobs == 1:
         return _Fit(cases, _common(cases, name, start), numbers, map, progress).fitted(skipped)
-    with worker_pool(num_jobs) as pool:
-        simulate = cast("Executor", pool).map
-        return _Fit(cases, _common(cases, name, start), numbers, simulate, progress).fitted(skipped)
+    with contextlib.closing(WorkerProcesses(num_jobs)) as processes:
+        return _Fit(cases, _common(cases, name, start), numbers, processes.map, progress).fitted(skipped)
 
 
 def _cases(rows: Iterable[Row], start: str | Platform | None) -> tuple[list[Case], list[Skipped]]:

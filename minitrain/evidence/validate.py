@@ -5,7 +5,7 @@ From a row to its results: how it is predicted depends on the columns of its tab
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from minitrain.evidence.real_runs import is_real, read_rows_of, real_results
 from minitrain.evidence.rows import LackingError, Row
 from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.price import Pricing
-from minitrain.run.worker_processes import worker_pool
+from minitrain.run.worker_processes import WorkerProcesses
 
 
 @final
@@ -301,16 +301,9 @@ def _results(tasks: Sequence[RowToPredict], jobs: int | None) -> Iterable[list[R
 
 def _in_processes(tasks: Sequence[RowToPredict], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:
     """Yield the results of each row; the processes end at once if the caller stops iterating."""
-    others = set(multiprocessing.active_children())
-    with worker_pool(num_jobs) as pool:
-        chunks = [pool.submit(_results_here, tasks[i : i + _CHUNK]) for i in range(0, len(tasks), _CHUNK)]
-        try:
-            for chunk in chunks:
-                yield from chunk.result()
-        except BaseException:  # nothing is cancelled first: a pool does not survive losing its processes then
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            raise
+    with contextlib.closing(WorkerProcesses(num_jobs)) as processes:
+        for chunk in processes.map(_results_here, [tasks[i : i + _CHUNK] for i in range(0, len(tasks), _CHUNK)]):
+            yield from chunk
 
 
 def _results_here(tasks: Sequence[RowToPredict]) -> list[list[RowResult | Skipped]]:

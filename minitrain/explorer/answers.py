@@ -73,23 +73,24 @@ FIRST: Mapping[str, Any] = {
 """The state of a page that is opened without one."""
 STARTER = """async def mine(model):
     weights, opt_states, activations, grads, act_grads = model.storage()
+    rank, n = model.rank, model.world_size
     for k in range(model.num_layers):
-        weights[k], opt_states[k] = model.load_weights(k)
-    share = model.global_batch_size // model.world_size
-    samples = range(model.rank * share, (model.rank + 1) * share)
-    activations[0] = model.get_input_activation(samples)
+        weights[k], opt_states[k] = model.load_weights(k, rank, n)
+    share = model.global_batch_size // n
+    activations[0] = model.get_input_activation(range(rank * share, (rank + 1) * share))
     for k in range(model.num_layers):
-        activations[k + 1] = model.forward(k, activations[k], weights[k])
+        weights["whole", k] = await model.all_gather(weights[k], k)
+        activations[k + 1] = model.forward(k, activations[k], weights["whole", k])
     act_grads[0] = model.loss(activations.pop(model.num_layers))
     for k in reversed(range(model.num_layers)):
-        grads[k], act_grads[0] = model.backward(k, activations[k], act_grads[0], weights[k])
-        del activations[k]
-        grads[k] = await model.all_reduce(grads[k], k)
+        grads[k], act_grads[0] = model.backward(k, activations[k], act_grads[0], weights["whole", k])
+        del activations[k], weights["whole", k]
+        grads[k] = await model.reduce_scatter(grads[k], k)
         weights[k], opt_states[k] = model.update(k, grads.pop(k), weights[k], opt_states[k])
         model.set_final_weight(k, weights[k])
     return model
 """
-"""What the text field has before somebody writes a strategy: replicas that sum each layer's gradient."""
+"""What the text field has before somebody writes a strategy: each weight in shards, gathered once for both passes."""
 
 _LADDERS: Mapping[str, Sequence[int]] = {
     "world_size": [2**power for power in range(15)],
@@ -111,6 +112,7 @@ def _choices() -> Mapping[str, Sequence[Any]]:
         "hardware": [*shipped_configs(), *clusters],
         "precision": list(PRECISIONS),
         "lora": [2**power for power in range(2, 9)],
+        "ema": [0.9, 0.99, 0.999, 0.9999],
         "frozen_layers": [1, 2, 4, 8, 12, 16, 24, 32, 48, 64],
         "network": list(NETWORKS),
         "fidelity": list(FIDELITIES),

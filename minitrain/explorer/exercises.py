@@ -1,7 +1,7 @@
 """The exercises on the page of explorer and lab: what they ask, and what is said of a solution.
 
-Where there is no NumPy, laws, communication, time and memory are checked, and numbers are not. Exercises on real models
-are left to `minitrain learn`.
+Where there is no NumPy, laws, communication, time and memory are checked, and numbers are not. Exercises on real
+models, and answers about a gap, are left to `minitrain learn`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def described() -> list[dict[str, Any]]:
 
 
 def _is_small(exercise: Exercise) -> bool:
-    """Return whether all public sizes are of the usual layers."""
-    return all(case.workload is None for case in exercise.public)
+    """Return whether it asks for a strategy, and all public sizes are of the usual layers."""
+    return not exercise.slowed and all(case.workload is None for case in exercise.public)
 
 
 def checked(file: Path, name: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ once it is loaded.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from minitrain.errors import UsageError
 from minitrain.explorer.page_files import PAGE, text_of
-from minitrain.files import TemporaryFolder, replacing
+from minitrain.files import TemporaryFolder, write_bytes, write_text
 from minitrain.learn.copied_package import PACKAGE, folder_of
 from minitrain.learn.wheel import files_below, write_zip
 
@@ -55,9 +54,9 @@ def build_lab(folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in PAGE:
-        _write(folder / name, text_of("lab_transport.js" if name == "transport.js" else name))
+        write_text(folder / name, [text_of("lab_transport.js" if name == "transport.js" else name)])
     for name in _ENGINE:
-        _write(folder / name, text_of(name))
+        write_text(folder / name, [text_of(name)])
     with TemporaryFolder("minitrain-lab-") as work:
         for part in ("package.json", "package-lock.json", "wheels.txt"):
             text = resources.files("minitrain.explorer").joinpath("lab_parts", part).read_text(encoding="utf-8")
@@ -67,9 +66,9 @@ def build_lab(folder: Path) -> list[Path]:
         _run(sys.executable, "-m", "pip", "download", "-q", *_TAGS, *wheels, where=work)
         fetched = sorted((work / "wheels").glob("*.whl"))
         for path in (*(work / "node_modules" / "pyodide" / name for name in _PYODIDE), *fetched):
-            shutil.copyfile(path, folder / path.name)
+            write_bytes(folder / path.name, [path.read_bytes()])
     write_zip(folder / ARCHIVE, dict(_own_files()))
-    _write(folder / "lab.json", json.dumps([ARCHIVE, *(path.name for path in fetched)]))
+    write_text(folder / "lab.json", [json.dumps([ARCHIVE, *(path.name for path in fetched)])])
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
@@ -80,11 +79,6 @@ def _own_files() -> Iterator[tuple[str, bytes]]:
     for part in ("strategies", "hw_configs"):
         for name, data in files_below(folder_of(part)):
             yield f"minitrain/{part}/{name}", data
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _run(*command: str, where: Path) -> None:

@@ -13,6 +13,8 @@ from array import array as packed
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
+from minitrain.run.analysis.breakdown import add_in_order, pairwise_sum
+
 CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "f8": "d", "b1": "b"}
 
 
@@ -258,7 +260,7 @@ class ndarray:  # noqa: N801
         if self.dtype.kind != "f":
             return self._reduced(sum, axis, int64)
         is_last = axis is None or axis % self.ndim == self.ndim - 1  # along others NumPy adds row to row
-        return self._reduced(_pairwise if is_last else _one_by_one, axis)
+        return self._reduced(pairwise_sum if is_last else add_in_order, axis)
 
     def mean(self, axis: int | None = None) -> Any:
         """Return the mean, along an axis if one is given."""
@@ -374,29 +376,6 @@ def spread(one: ndarray, shape: tuple[int, ...]) -> list[Any]:
     return [one.flat[place] for place in _places(shape, steps)]
 
 
-def _pairwise(values: Sequence[float]) -> float:
-    """Add floats in NumPy's order: eight sums side by side, halves of what is long (`pairwise_sum` in its sources)."""
-    size = len(values)
-    if size < 8:
-        return _one_by_one(values)
-    if size <= 128:
-        eights = size - size % 8
-        parts = [_one_by_one(values[first:eights:8]) for first in range(8)]
-        total = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]))
-        for value in values[eights:]:
-            total += value
-        return total
-    half = size // 2 - size // 2 % 8
-    return _pairwise(values[:half]) + _pairwise(values[half:])
-
-
-def _one_by_one(values: Sequence[float]) -> float:
-    total = -0.0  # which keeps the sign of zeros
-    for value in values:
-        total += value
-    return total if len(values) else 0.0
-
-
 def _largest(values: Sequence[Any]) -> Any:
     """Return the largest; what is no number is larger than all, as in NumPy."""
     return next((value for value in values if value != value), None) if _has_nan(values) else max(values)
@@ -473,7 +452,7 @@ class ufunc:  # noqa: N801
 
     def _whole(self, part: list[Any]) -> Any:
         if self.do is operator.add and isinstance(part[0], float):
-            return part[0] + _pairwise(part[1:]) if len(part) > 1 else part[0]
+            return part[0] + pairwise_sum(part[1:]) if len(part) > 1 else part[0]
         return list(itertools.accumulate(part, self.do))[-1]
 
 

@@ -34,7 +34,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minitrain.explorer.answers import line_of
 from minitrain.explorer.page_files import PAGE, media_type, text_of
-from minitrain.explorer.workers import WorkerEndedError, Workers
+from minitrain.explorer.workers import Workers
+from minitrain.run.worker_processes import WorkerEndedError
 
 ADDRESS = "127.0.0.1"
 PATIENCE_S = 1.0

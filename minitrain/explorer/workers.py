@@ -14,17 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, final
 
-from minitrain.errors import MinitrainError
-from minitrain.run.worker_processes import SparedProcess, begin_work
+from minitrain.run.worker_processes import SparedProcess, WorkerEndedError, begin_work
 
 MOST = 8
 """Processes at once; further questions wait."""
 SPARE = 2
 """Processes that are kept though nothing is asked."""
-
-
-class WorkerEndedError(MinitrainError):
-    """A process ended before its answer did: it was stopped, or killed."""
 
 
 @final

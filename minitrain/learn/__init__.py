@@ -22,7 +22,7 @@ May import: the rooms up to `proof`, and `search`. Open `grader` first. The ship
 | `predictions` | questions before a run, whose figures are the answers |
 | `submissions`, `uploads`, `classes` | find what was handed in, and grade it |
 | `report`, `roster`, `leaderboard` | write grades down |
-| `picture`, `unfinished`, `solution` | are for learners: a run beside the reference's, drawn; a reference as one file |
+| `picture`, `unfinished` | are for learners: a run beside the reference's, drawn |
 | `verify`, `secret_sizes`, `package`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
 """
 

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from minitrain.learn.usage import named
 from minitrain.operations import COMMUNICATIONS, LOAD_WEIGHTS
 from minitrain.operations.collectives import COLLECTIVES
-from minitrain.run.analysis.dependencies import CriticalPath, critical_path, make_graph
-from minitrain.run.analysis.explanation import find_gaps
 from minitrain.run.analysis.labels import duration
-from minitrain.run.analysis.timeline import NO_LAYER
 from minitrain.run.result import Run
 from minitrain.tensors.index_sets import ranges
 
+if TYPE_CHECKING:
+    from minitrain.run.analysis.dependencies import CriticalPath
+
 _MOST = 3
 """Things that are named of many."""
+
+_NO_LAYER = -1
 
 _NEXT = {
     "load_weights": "`weights[layer], opt_states[layer] = model.load_weights(layer)` for the layers of the rank",
@@ -238,10 +238,10 @@ def more_calls(run: Run, expected: Mapping[str, int], programs: Any, lines: Any)
     for what, number in calls_by_layer(run).items():
         kind, _, layer = what.partition(" of layer ")
         if number > expected.get(what, 0):
-            layers[kind, number, expected.get(what, 0)].append(int(layer or NO_LAYER))
+            layers[kind, number, expected.get(what, 0)].append(int(layer or _NO_LAYER))
     found = []
     for (kind, number, known), of_layers in layers.items():
-        asked = {layer for layer in of_layers if layer != NO_LAYER}
+        asked = {layer for layer in of_layers if layer != _NO_LAYER}
         first = next((call for own in calls_of(programs, lines) for call in own if _is(call, kind, asked)), None)
         where = f" of {named('layer', asked)}" if asked else ""
         at = f", at {first.line}" if first is not None and first.line else ""
@@ -261,6 +261,8 @@ def path_of(run: Run) -> dict[str, float]:
 
 def _chain(run: Run) -> CriticalPath:
     """Return the longest chain of operations of a run."""
+    from minitrain.run.analysis.dependencies import critical_path, make_graph  # noqa: PLC0415  (they need numpy)
+
     return critical_path(make_graph(run.timeline))
 
 
@@ -289,10 +291,12 @@ def longer_parts(run: Run, expected: Mapping[str, float]) -> list[str]:
     ]
     if found:
         return [f"its longest chain of operations has more than the reference's of: {'; '.join(found)}"]
+    from minitrain.run.analysis.explanation import find_gaps  # noqa: PLC0415  (it needs numpy)
+
     gaps = find_gaps(run.timeline, run.last_clock)
     if not len(gaps):
         return []
-    gap = int(np.argmax(gaps.duration))
+    gap = int(gaps.duration.argmax())
     return [f"its longest wait is {duration(gaps.duration[gap])}, of rank {gaps.rank[gap]} for {gaps.reason(gap)}"]
 
 
@@ -302,7 +306,7 @@ def _where(path: CriticalPath, typ: str) -> str:
     if typ not in line.typs:
         return ""
     events = path.event[line.typ[path.event] == line.typs.index(typ)]
-    layers = {int(layer) for layer in line.layer[events] if layer != NO_LAYER}
+    layers = {int(layer) for layer in line.layer[events] if layer >= 0}  # others are of none
     ranks = {int(rank) for rank in line.rank[events]}
     named_of = [named(what, of) for what, of in (("layer", layers), ("rank", ranks)) if of]
     return f" ({', '.join(named_of)})" if named_of else ""

@@ -17,7 +17,7 @@ from minitrain.learn.exercise import Case, Exercise
 from minitrain.learn.hints import hint_for
 from minitrain.learn.memory import Excess, Moment, excess_of
 from minitrain.learn.replay import Player, replayed
-from minitrain.learn.result import CheckResult, printable
+from minitrain.learn.result import CheckResult, one_line
 from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in, states_on_host
 from minitrain.learn.wire import MOST_STEPS
 from minitrain.run.result import Run
@@ -25,6 +25,9 @@ from minitrain.run.simulation import simulate
 
 LONGEST = 2000
 """Characters of a message."""
+
+_ROUNDED = 1e-4
+"""By how much bytes may differ: a shard of what does not divide is rounded to whole ones."""
 
 _KINDS = frozenset(
     name
@@ -194,7 +197,7 @@ def failed(
         shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
         shown["cause"] = tuple(map(_shown, shown.get("cause", ())))
         size = "" if case is None else str(case)
-        return CheckResult(name, "failed", printable(message), size=size, hint=hint, **shown)
+        return CheckResult(name, "failed", one_line(message), size=size, hint=hint, **shown)
     if kind:
         known = kind if kind in _KINDS else "an error of the submission's own"
         message = f"{known}; its text is kept back, since it may tell the size: run it with sizes that are not public"
@@ -202,8 +205,8 @@ def failed(
 
 
 def _shown(value: Any) -> Any:
-    """Return a field as it may be shown: text without control characters, and not too long."""
-    return printable(value)[:LONGEST] if isinstance(value, str) else value
+    """Return a field as it may be shown: text of one line, and not too long."""
+    return one_line(value[:LONGEST]) if isinstance(value, str) else value
 
 
 def _up_to(name: str, result: CheckResult) -> Judged:
@@ -387,7 +390,7 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
             got=str(num_calls),
             cause=causes,
         )
-    elif sum(moved.values()) > budget.communication_bytes * (1 + 1e-9):
+    elif sum(moved.values()) > budget.communication_bytes * (1 + _ROUNDED):
         results["communication"] = failed(
             exercise,
             case,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,17 +17,18 @@ from typing import Any
 from minitrain.errors import UsageError
 from minitrain.learn.grader import Grade, grade
 from minitrain.learn.isolation import Isolation
-from minitrain.learn.result import CheckResult, printable
+from minitrain.learn.result import CheckResult, one_line
 from minitrain.learn.sandbox import Limits, source_of
 from minitrain.learn.submissions import Submission, alike
-from minitrain.run.worker_processes import worker_pool
+from minitrain.run.worker_processes import WorkerEndedError, WorkerProcesses
 
 MOST_MEMORY = 8 * 2**30
 """Address space of a process that judges submissions, bytes."""
 
 _LACKS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN)
 _RECYCLED_AFTER = 50
-"""Submissions that one such process judges."""
+"""Submissions that one such process judges, since judging leaves some MB of compiled functions behind."""
+_KILLED = "the process that judged it was killed; the machine may lack memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ class Row:
     def failure(self) -> str:
         """The first failure in one line: which check, what, and where; "" if all passed."""
         if self.grade is None:
-            return printable(self.reason)
+            return one_line(self.reason)
         if not self.grade.failures:
             return ""
         first = self.grade.failures[0]
         where = f" ({first.where()})" if first.where() else ""
-        return printable(f"{first.name}: {first.message}{where}").replace("\n", " ")
+        return one_line(f"{first.name}: {first.message}{where}")
 
 
 def grade_all(
@@ -175,60 +175,17 @@ def key_of(submission: Submission, limits: Limits) -> str:
 
 
 def _graded(todo: Sequence[tuple[int, Submission]], limits: Limits, workers: int) -> Iterator[tuple[int, Row]]:
-    """Yield places and rows as they are done."""
-    seats = [_Seat() for _ in range(min(workers, len(todo)))]
-    left = iter(todo)
-    running: dict[Future[Row], tuple[_Seat, int, Submission]] = {}
-    try:
-        for seat, (place, submission) in zip(seats, left, strict=False):
-            running[seat.begin(submission, limits)] = seat, place, submission
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                seat, place, submission = running.pop(future)
-                row = seat.row_of(future, submission)
-                following = next(left, None)
-                if following is not None:
-                    running[seat.begin(following[1], limits)] = seat, *following
-                yield place, row
-    finally:
-        for seat in seats:
-            seat.leave()
+    """Yield places and rows as they are done.
 
-
-class _Seat:
-    """A process that judges one submission after the other, and is made anew when it ends or has done many.
-
-    What a submission did is judged here, not in the process that sums up a class: it may need more time or memory than
-    there is, and then only its own row is lost.
+    What a submission did is judged in a process that may need more time or memory than there is. Then only its own row
+    is lost: each process judges one submission after the other.
     """
-
-    def __init__(self) -> None:
-        self._sit_down()
-
-    def _sit_down(self) -> None:
-        """Begin with a fresh process."""
-        self._pool = worker_pool(1, MOST_MEMORY)
-        self._num_done = 0
-
-    def begin(self, submission: Submission, limits: Limits) -> Future[Row]:
-        """Begin to grade a submission."""
-        if self._num_done == _RECYCLED_AFTER:  # judging leaves some MB of compiled functions behind
-            self.leave()
-            self._sit_down()
-        self._num_done += 1
-        return self._pool.submit(grade_one, submission, limits)
-
-    def row_of(self, future: Future[Row], submission: Submission) -> Row:
-        """Return the row of a submission that was graded, or whose process ended."""
-        try:
-            return future.result()
-        except BrokenProcessPool:
-            self._sit_down()
-            return Row(submission.name, reason="the process that judged it was killed; the machine may lack memory")
-
-    def leave(self) -> None:
-        """End the process."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    calls = ((place, (grade_one, submission, limits)) for place, submission in todo)
+    submissions = dict(todo)
+    with contextlib.closing(WorkerProcesses(workers, MOST_MEMORY, _RECYCLED_AFTER)) as processes:
+        for place, outcome in processes.outcomes(calls):
+            is_lost = isinstance(outcome.error, WorkerEndedError) and outcome.is_begun
+            yield place, Row(submissions[place].name, reason=_KILLED) if is_lost else outcome.get()
 
 
 def grade_one(submission: Submission, limits: Limits) -> Row:

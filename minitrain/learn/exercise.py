@@ -194,6 +194,17 @@ class Exercise:
         """The reference solution, as `simulate` takes it."""
         return f"{self.folder / 'reference.py'}:{self.function}"
 
+    @property
+    def solution(self) -> str:
+        """The text of the reference solution.
+
+        Raises:
+            UsageError: it is not there, as in the wheel for students.
+        """
+        if not self.has_reference:
+            raise UsageError(f"the solution of {self.name} is not part of this installation; ask your teacher for it")
+        return (self.folder / "reference.py").read_text(encoding="utf-8")
+
     def semantics(self, case: Case) -> DeclaredLocalSteps | None:
         """Return what a strategy means to compute with some sizes, whatever it declares; None for a usual step."""
         return None if self.local_steps is None else DeclaredLocalSteps(case.options[self.local_steps], None, MEAN)

@@ -18,7 +18,7 @@ from minitrain.errors import UsageError
 from minitrain.learn.checks import Judged, failed, judge, prepare_judgement
 from minitrain.learn.exercise import Case, Exercise, load_exercise
 from minitrain.learn.hints import FILE
-from minitrain.learn.isolation import HERE, Isolation
+from minitrain.learn.isolation import HERE, NOTHING_RUNS, Isolation
 from minitrain.learn.result import CHECKS, GAP_POINTS, POINTS, CheckResult
 from minitrain.learn.sandbox import Limits, Outcome, submitted
 from minitrain.learn.submissions import imported
@@ -135,7 +135,7 @@ def grade(
     began = time.monotonic()
     asked = exercise if isinstance(exercise, Exercise) else load_exercise(exercise)
     if asked.slowed:
-        return Grade(asked.name, _explained(strategy, asked), time.monotonic() - began)
+        return Grade(asked.name, _explained(strategy, asked), time.monotonic() - began, isolation=NOTHING_RUNS)
     if isinstance(strategy, Mapping):
         raise UsageError(f"exercise {asked.name} asks for a strategy; give a function or a file")
     cases = [*asked.public, *(asked.hidden if hidden else ())]

@@ -199,6 +199,11 @@ _MISTAKES = (
         "model.world_size)` cuts it, reduce_scatter returns it",
     ),
     _Mistake(
+        "other_shards", r"that add: shards must be equal",
+        "only equal shards are added, of different samples; `shard.combine(other)` puts different shards of one sum "
+        "together",
+    ),
+    _Mistake(
         "made", r"was made by hand|is a copy made|dataclasses\.replace|was altered|belongs to rank",
         "tensors come out of the model's operations, and are neither made, copied nor changed",
     ),

@@ -160,7 +160,9 @@ def _shown(figure: _Figure, value: float) -> str:
     """Return a figure in words."""
     if figure.kind == "share":
         return f"{value:.1%}"
-    return f"{value:.0f}" if figure.kind == "number" else f"{value / 2**20:.0f} MiB"
+    size, unit = (value / 2**20, " MiB") if value >= 2**20 else (value / 2**10, " KiB")  # of small models
+    number, after = (value, "") if figure.kind == "number" else (size, unit)
+    return f"{number:.0f}{after}" if number >= 100 or number == round(number) else f"{number:.3g}{after}"
 
 
 def predict(exercise: str | Exercise, **answers: str) -> None:

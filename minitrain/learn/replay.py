@@ -25,7 +25,7 @@ from minitrain.tensors.index_sets import overlapping_shards
 KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
 _COMPUTED = frozenset(COMPUTATIONS) - {"combine", "set_final_weight"} | {"combine_outputs"}  # tensors combine too
 _INPUTS = frozenset(names_of("input"))
-_OF_LOCAL_STEPS = frozenset({*names_of("compression", "local"), "load_compression", "load_outer_state", "outer_update"})
+_OF_LOCAL_STEPS = {*names_of("compression", "local", "update"), "load_compression", "load_outer_state"} - {"update"}
 _LOADS = frozenset(names_of("load"))
 
 MOST_TENSORS = 100_000

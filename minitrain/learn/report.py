@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from minitrain.learn.classes import Row
 from minitrain.learn.grader import Grade
-from minitrain.learn.result import DESCRIPTIONS, CheckResult, printable
+from minitrain.learn.result import DESCRIPTIONS, CheckResult, one_line, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,8 +30,8 @@ def as_text(rows: Sequence[Row]) -> str:
 def _text(row: Row, *, named: bool) -> str:
     """Return one grade for a person."""
     if row.grade is None:
-        return f"{printable(row.file)}: not graded\n  {printable(row.reason)}"
-    name = f"{printable(row.file)}\n" if named and row.file else ""
+        return f"{one_line(row.file)}: not graded\n  {one_line(row.reason)}"
+    name = f"{one_line(row.file)}\n" if named and row.file else ""
     return f"{name}{row.grade}\n  isolation: {row.grade.isolation}"
 
 
@@ -48,7 +48,7 @@ def as_table(rows: Sequence[Row]) -> Table:
     table.add_column("first failure", overflow="fold", ratio=1)
     for row in rows:
         score = f"{row.score}" if row.grade else "-"
-        cells = (printable(row.file), row.exercise or "-", score, f"{row.seconds:.1f}", row.failure)
+        cells = (one_line(row.file), row.exercise or "-", score, f"{row.seconds:.1f}", row.failure)
         table.add_row(*map(Text, cells))
     return table
 
@@ -153,7 +153,7 @@ def _junit_case(suite: ElementTree.Element, row: Row, result: CheckResult) -> No
 def as_gradescope(rows: Sequence[Row]) -> str:
     """Return the submissions of one student as Gradescope's `results.json`."""
     grades = [row.grade for row in rows if row.grade is not None]
-    odd = [f"{row.file}: {row.reason}" for row in rows if row.grade is None]
+    odd = [one_line(f"{row.file}: {row.reason}") for row in rows if row.grade is None]
     return json.dumps(
         {
             "score": sum(grade.score for grade in grades),

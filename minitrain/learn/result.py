@@ -100,6 +100,15 @@ class CheckResult:
         return {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
 
 
+def one_line(text: str) -> str:
+    r"""Return text without what could be taken for further lines of a report.
+
+    >>> one_line("wrong\n02_ddp: 100 of 100 points")
+    'wrong; 02_ddp: 100 of 100 points'
+    """
+    return "; ".join(printable(line.strip()) for line in text.splitlines() if line.strip())
+
+
 def printable(text: str) -> str:
     """Return text without characters that a terminal, a browser or XML takes for something else than text."""
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)

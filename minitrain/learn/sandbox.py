@@ -160,8 +160,10 @@ def source_of(file: Path) -> bytes:
     Raises:
         UsageError: it is no file of its own folder, too long for one, or no notebook.
     """
-    if not file.resolve().is_relative_to(file.parent.resolve()) or not file.is_file():
+    if not file.resolve().is_relative_to(file.parent.resolve()):
         raise UsageError(f"{file} must be a file of its own folder; a link to another one is not graded")
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is a folder, a pipe or a device; a submission is a file")
     longest = LONGEST_NOTEBOOK if file.suffix == NOTEBOOK else LONGEST_SOURCE
     with file.open("rb") as opened:
         text = opened.read(longest + 1)

@@ -13,6 +13,7 @@ from minitrain.learn.checks import operations_fault
 from minitrain.learn.exercise import Exercise
 from minitrain.learn.grader import grade
 from minitrain.learn.hints import NAMES
+from minitrain.learn.predictions import FIGURES
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.result import CHECKS
 from minitrain.proof.problem import Problem
@@ -38,7 +39,7 @@ def faults_of(exercise: Exercise) -> list[str]:
         for name in exercise.hints_by_check
         if name not in known
     ]
-    faults += _faults_of_reference(exercise)
+    faults += [*_faults_of_reference(exercise), *_faults_of_questions(exercise)]
     if faults:
         return faults
     starter = grade(exercise.folder / "starter.py", exercise)
@@ -67,6 +68,21 @@ def _rules(exercise: Exercise) -> Iterator[str]:
     if exercise.ordered_operations:
         yield f"the statement asks for an order of {' and '.join(exercise.ordered_operations)}"
     yield from (_OF_BOUNDS[name] for name in exercise.bounds)
+
+
+def _faults_of_questions(exercise: Exercise) -> Iterator[str]:
+    """Yield what of the questions asked first has no answer."""
+    asked = exercise.predict
+    if asked is None:
+        return
+    try:
+        run = run_reference(exercise, asked.case)
+    except (MinitrainError, KeyError) as error:
+        yield f"predict asks for {asked.case}, with which the reference fails: {error}"
+        return
+    for name in asked.because:
+        if FIGURES[name].is_near(0.0, FIGURES[name].value(run)):
+            yield f"predict asks for {name} with {asked.case}, where 0 is near enough; take sizes with more of it"
 
 
 def _faults_of_reference(exercise: Exercise) -> list[str]:

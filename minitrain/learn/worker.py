@@ -276,6 +276,7 @@ def main() -> None:  # pragma: no cover  (only in a submission's process)
         return
     sys.addaudithook(Guard(readable_folders(job["home"], *job["packages"]), job["refused"]))
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # a hint reports it
+    job = {name: job[name] for name in ("file", "function", "cases")}  # a submission can read this frame
     for result in run_all(load, system, job, deadline):
         for part in batched(wire.encoded(result)):
             send(part)

@@ -182,6 +182,10 @@ _IN_ORDER = (
         "outer_update", "update", (*_UPDATED[:2], Input("outer_state", OuterState, optional=True)), "#00735A",
         ink="#ffffff",
     ),
+    ComputeOperation(
+        "mix", "update", (_UPDATED[1], Input("local", LocalWeight)), "#4FA58C",
+        torch="torch.lerp(weight, local, mixing)", jax="mixing * local + (1 - mixing) * weight",
+    ),
     ComputeOperation("set_final_weight", "final", (Input("weight", Weight),)),
 )  # fmt: skip
 COMPUTATIONS: Mapping[str, ComputeOperation] = MappingProxyType({record.name: record for record in _IN_ORDER})

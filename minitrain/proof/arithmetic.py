@@ -96,3 +96,28 @@ class Momentum:
         """
         velocity = self.decay * state[0] + grad
         return weight - self.rate * velocity, np.stack([velocity])
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """An optimizer, and the exponential moving average of the weights: its state's last row, which begins with them.
+
+    a' = decay a + (1 - decay) w', of the weights w' after each step.
+
+    Args:
+        of: the optimizer.
+        decay: of the average.
+    """
+
+    of: Adam | Momentum
+    decay: float
+
+    @property
+    def num_moments(self) -> int:
+        """How many numbers its state has of each element."""
+        return self.of.num_moments + 1
+
+    def step(self, weight: Array, grad: Array, state: Array, count: int) -> tuple[Array, Array]:
+        """Return weight and state after a step; see `Adam.step`."""
+        after, moments = self.of.step(weight, grad, state[:-1], count)
+        return after, np.stack([*moments, self.decay * state[-1] + (1 - self.decay) * after])

@@ -106,6 +106,11 @@ def placed(values: Any, problem: Problem | TransformerProblem) -> Any:
     return values if problem.backend is None else problem.backend.put(values)
 
 
+def at_home(values: Any) -> Array:
+    """Return numbers in NumPy's memory."""
+    return values.home() if hasattr(values, "home") else values  # type: ignore[no-any-return]  # an array either way
+
+
 def brought(content: Any, place: Any) -> Any:
     """Return what a tensor carries on a rank's own place, where it came from another rank's.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from minitrain.engine.executors import Computed
 from minitrain.proof.arithmetic import Array
-from minitrain.proof.arrays import Flat, held, placed
+from minitrain.proof.arrays import Flat, at_home, held, placed
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
 
@@ -64,7 +64,7 @@ class Compressing:
 
     def load_compression(self, done: Computed, weight: Flat) -> Memory:
         """Return no error, and random factors."""
-        here, shapes = self._here(done.layer, _at_home(weight.values))
+        here, shapes = self._here(done.layer, at_home(weight.values))
         how = done.made.how
         if not isinstance(how, PowerSGD):
             return Memory(np.zeros(int(here.sum())), [])
@@ -73,7 +73,7 @@ class Compressing:
 
     def compress(self, done: Computed, grad: Flat, memory: Memory) -> tuple[Message, Memory]:
         """Return the first message of a gradient with the error so far."""
-        values = _at_home(grad.values)
+        values = at_home(grad.values)
         here, shapes = self._here(done.layer, values)
         how, given = done.made[0].how, values[here] + memory.error
         if isinstance(how, PowerSGD):
@@ -126,11 +126,6 @@ class Compressing:
         """Return which elements of a layer train and are held, and the shapes of its weights."""
         mask, shapes = self.problem.trained(layer)
         return (mask if values is None else mask & ~np.isnan(values)), shapes
-
-
-def _at_home(values: Any) -> Array:
-    """Return numbers in NumPy's memory, where messages are made."""
-    return values.home() if hasattr(values, "home") else values  # type: ignore[no-any-return]  # an array either way
 
 
 def _matrices(values: Array, shapes: Shapes) -> Iterator[Array]:

@@ -20,8 +20,8 @@ import numpy as np
 from minitrain.engine.executors import Computed
 from minitrain.errors import UsageError
 from minitrain.proof import arithmetic
-from minitrain.proof.arithmetic import Array
-from minitrain.proof.arrays import Flat, Rows, held, on_place, placed
+from minitrain.proof.arithmetic import Array, Averaged
+from minitrain.proof.arrays import Flat, Rows, at_home, held, on_place, placed
 from minitrain.proof.attention import Attention, AttentionSteps, Heads, LatentAttention
 from minitrain.proof.attention_core import KeysValues, Packing, Positions, Tokens, positions_of_shard
 from minitrain.proof.compression import Compressing
@@ -105,8 +105,10 @@ class _Trained(Compressing, ABC):
         return self._loaded(self.load(done.layer, min(weight.parts), weight.num_parts), weight)
 
     def _loaded(self, content: Flat, weight: Any) -> tuple[Flat, Flat]:
-        """Return a weight's own shard of initial weights, and of the optimizer's state, which begins at zero."""
+        """Return a weight's own shard of initial weights, and of the optimizer's state: zeros, and an average."""
         moments = np.zeros((self.problem.optimizer.num_moments, content.values.size))
+        if isinstance(self.problem.optimizer, Averaged):
+            moments[-1] = at_home(content.values)
         shard = min(weight.shards), weight.num_shards
         return content.shard(*shard), Flat(moments, content.part).shard(*shard)
 
@@ -141,8 +143,7 @@ class _Trained(Compressing, ABC):
 
     def outer_gradient(self, done: Computed, weight: Flat, local: Flat) -> Flat:
         """Return the replica's share of the mean difference."""
-        share = len(done.made.samples) / done.model.global_batch_size
-        return Flat((weight.values - local.values) * share, weight.part)
+        return Flat((weight.values - local.values) / done.model._semantics.replicas, weight.part)
 
     def outer_update(self, done: Computed, grad: Flat, weight: Flat, momentum: Flat | None = None) -> Any:
         """Take the declared outer optimizer's step."""
@@ -152,6 +153,11 @@ class _Trained(Compressing, ABC):
         moved = outer.decay * momentum.values[0] + grad.values
         values = weight.values - outer.rate * (grad.values + outer.decay * moved)
         return Flat(values, weight.part), self._kept(done, done.made[0], weight, moved[None])
+
+    def mix(self, done: Computed, weight: Flat, local: Flat) -> Flat:
+        """Return the declared mixture."""
+        kept = done.model._semantics.mixing
+        return Flat(kept * local.values + (1 - kept) * weight.values, weight.part)
 
     def _kept(self, done: Computed, updated: Any, weight: Flat, moments: Array) -> Flat:
         """Keep the optimizer's state of the elements that a weight holds, and return it."""

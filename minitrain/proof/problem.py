@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import UsageError
-from minitrain.proof.arithmetic import Adam, Array, Momentum
+from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum
 from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.shapes import WeightShape
@@ -45,7 +45,7 @@ class Problem:
 
     width: int = 8
     seed: int = 0
-    optimizer: Adam | Momentum = field(default_factory=Adam)
+    optimizer: Adam | Momentum | Averaged = field(default_factory=Adam)
     backend: Any = None
 
     def inputs(self, global_batch_size: int) -> Array:
@@ -90,7 +90,7 @@ class TransformerProblem:
         model: what is trained.
         seq_len: tokens of a sample; the model's own if None.
         seed: of tokens and initial weights.
-        optimizer: takes the step.
+        optimizer: takes the step; with the average of weights, if the model has one.
         capacity_factor: how many times its fair share of a sample's tokens an expert takes at most; None for all.
         backend: as for `Problem`.
         most_parameters: how large the model may be, since each rank of a proof has all of it in float64; None for any.
@@ -102,7 +102,7 @@ class TransformerProblem:
     model: Transformer
     seq_len: int = None  # type: ignore[assignment]  # filled in by __post_init__
     seed: int = 0
-    optimizer: Adam | Momentum = field(default_factory=Adam)
+    optimizer: Adam | Momentum | Averaged = field(default_factory=Adam)
     capacity_factor: float | None = None
     backend: Any = None
     most_parameters: int | None = MOST_PARAMETERS
@@ -110,6 +110,8 @@ class TransformerProblem:
     def __post_init__(self) -> None:
         if self.seq_len is None:
             object.__setattr__(self, "seq_len", self.model.seq_len)
+        if self.model.ema is not None and not isinstance(self.optimizer, Averaged):
+            object.__setattr__(self, "optimizer", Averaged(self.optimizer, self.model.ema))
         faults = list(_faults(self.model, self.most_parameters))
         if faults:
             raise refuse(f"{self.model.name} with real arrays", faults)

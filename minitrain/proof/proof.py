@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import ProofError, StrategyError
-from minitrain.proof.arithmetic import Adam, Array, Momentum
+from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum
 from minitrain.proof.arrays import Flat, computed_by, held, on_place
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import Problem, TransformerProblem
@@ -86,7 +86,8 @@ def _largest(values: Array) -> float:
 
 def moments_of(problem: Problem | TransformerProblem) -> tuple[str, ...]:
     """Return what the moments of the optimizer are called."""
-    return _MOMENTS[type(problem.optimizer)]
+    optimizer: Any = problem.optimizer
+    return (*_MOMENTS[type(optimizer.of)], "average") if isinstance(optimizer, Averaged) else _MOMENTS[type(optimizer)]
 
 
 def results_of(run: Run, problem: Problem | TransformerProblem, reference: Reference) -> Iterator[Result]:
@@ -106,6 +107,11 @@ def results_of(run: Run, problem: Problem | TransformerProblem, reference: Refer
             for layer in sorted({*weights, *states}):
                 trained = weights.get(layer), states.get(layer)
                 yield _result(model._rank, layer, trained, problem, reference)
+        for layer, own in model.final_locals.items():
+            replica = min(own.samples) // model._semantics.share(run.global_batch_size)
+            expected = replace(reference, weights=reference.own[replica])
+            found = _result(model._rank, layer, (own, None), problem, expected)
+            yield replace(found, here=np.zeros_like(found.here))
 
 
 def _result(
@@ -195,6 +201,7 @@ class Proof:
         device = "one device does"
         if meant is not None:
             of_replicas = f"{meant.replicas} replicas with {meant.steps} steps of their own"
+            of_replicas += f", {meant.fragments} fragments in turn" if meant.goes_on else ""
             of_replicas += f" and outer gradients by {meant.compression}" if meant.compression else ""
             device = f"{meant if meant.in_turn else of_replicas} do on one device"
         by = "" if self.backend is None else f", computed by {self.backend}"

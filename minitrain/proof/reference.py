@@ -22,7 +22,7 @@ from autograd import grad
 from autograd.tracer import getval  # type: ignore[import-untyped]
 
 from minitrain.engine.semantics import LocalSteps
-from minitrain.proof.arithmetic import Adam, Array
+from minitrain.proof.arithmetic import Adam, Array, Averaged
 from minitrain.proof.declared_compression import Exchange
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.workloads.transformer import Transformer
@@ -38,10 +38,12 @@ class Reference:
     Args:
         weights: by layer, one flat array after the step.
         states: by layer, the optimizer's state after the step, moments x elements.
+        own: of each replica, with what weights it goes on, by layer; only where steps are local.
     """
 
     weights: Sequence[Array]
     states: Sequence[Array]
+    own: Sequence[Sequence[Array]] = ()
 
 
 @lru_cache(maxsize=256)
@@ -72,28 +74,42 @@ def local_reference(
 ) -> Reference:
     """Return the outcome of one round of local steps, replica after replica on a single device.
 
-    Douillard et al. 2023, algorithm 1; with the mean as the outer optimizer, Stich 2019, algorithm 1. With a delay, the
+    Douillard et al. 2023, algorithm 1; with the mean as the outer optimizer, Stich 2019, algorithm 1; with fragments,
+    Douillard et al. 2025, algorithm 2, whose theta(t - H) is the common weight, as torchft has it. With a delay, the
     gradients are of older weights: Narayanan et al. 2021 (PipeDream-2BW), section 3.1.
     """
     if isinstance(problem, TransformerProblem):
         before = [problem.initial_weight(layer) for layer in range(num_layers)]
     else:
         before = _dense_weights(problem, num_layers)
-    if meant.in_turn:
-        return _in_turn(problem, before, global_batch_size, meant)
-    moved, share = list[list[Array]](), meant.share(global_batch_size)
-    for replica in range(meant.replicas):
-        weights, history = before, []
-        for step in range(meant.steps):
-            first = (step * meant.replicas + replica) * share
+    return (_in_turn if meant.in_turn else _round)(problem, before, global_batch_size, meant)
+
+
+def _round(
+    problem: Problem | TransformerProblem, before: list[Array], global_batch_size: int, meant: LocalSteps
+) -> Reference:
+    """Return the outcome of replicas' own steps, after some of which each fragment's outer step follows."""
+    num_layers = len(before)
+    common, own, share = list(before), [list(before) for _ in range(meant.replicas)], meant.share(global_batch_size)
+    history: list[list[list[Array]]] = [[] for _ in own]
+    sent, exchanges, outer = list(before), _exchanges(problem, num_layers, meant), meant.outer
+    for step in range(1, meant.steps + 1):
+        for replica, weights in enumerate(own):
+            first = ((step - 1) * meant.replicas + replica) * share
             chosen = range(first, first + share)
-            history.append(_gradient_of(problem, weights, global_batch_size, chosen))
-            grads = [[of_step[layer] for of_step in history] for layer in range(num_layers)]
-            weights = [_after_steps(problem.optimizer, *pair) for pair in zip(weights, grads, strict=True)]
-        moved.append([(own - weight) / meant.replicas for own, weight in zip(before, weights, strict=True)])
-    mean, outer = _exchanged(_exchanges(problem, num_layers, meant), moved), meant.outer
-    after = [weight - outer.rate * (1 + outer.decay) * grad for weight, grad in zip(before, mean, strict=True)]
-    return Reference(after, [grad[None] for grad in mean])  # the momentum was zero before
+            history[replica].append(_gradient_of(problem, weights, global_batch_size, chosen))
+            grads = [list(of_layer) for of_layer in zip(*history[replica], strict=True)]
+            own[replica] = [_after_steps(problem.optimizer, *pair) for pair in zip(weights, grads, strict=True)]
+        for layer in range(num_layers):
+            turn = (1 + layer * meant.fragments // num_layers) * (meant.steps // meant.fragments)
+            if step == turn - meant.overlap:  # line 6
+                moved = [(common[layer] - weights[layer]) / meant.replicas for weights in own]
+                sent[layer] = _exchanged(exchanges[layer], moved)
+            if step == turn:  # line 10; the momentum was zero before
+                common[layer] = common[layer] - outer.rate * (1 + outer.decay) * sent[layer]
+                for weights in own:
+                    weights[layer] = meant.mixing * weights[layer] + (1 - meant.mixing) * common[layer]
+    return Reference(common, [grad[None] for grad in sent], own)
 
 
 def _gradient_of(
@@ -117,16 +133,13 @@ def _exchanges(problem: Problem | TransformerProblem, num_layers: int, meant: Lo
     return found
 
 
-def _exchanged(exchanges: list[Any], by_worker: list[list[Array]]) -> list[Array]:
-    """Return the sum of the workers' gradients by layer, as their messages give it."""
-    totals = []
-    for exchange, grads in zip(exchanges, zip(*by_worker, strict=True), strict=True):
-        total = np.sum(grads, axis=0)
-        total = np.zeros_like(total) if exchange else total
-        for here, messages in exchange:
-            total[here] = messages.of([grad[here] for grad in grads])
-        totals.append(total)
-    return totals
+def _exchanged(exchange: list[Any], grads: Sequence[Array]) -> Array:
+    """Return the sum of the workers' gradients of a layer, as their messages give it."""
+    total = np.sum(grads, axis=0)
+    total = np.zeros_like(total) if exchange else total
+    for here, messages in exchange:
+        total[here] = messages.of([grad[here] for grad in grads])
+    return np.asarray(total)
 
 
 def _in_turn(
@@ -143,14 +156,26 @@ def _in_turn(
         for share in range(step * meant.workers, (step + 1) * meant.workers):
             grads = _gradient_of(problem, old, global_batch_size, range(share * size, (share + 1) * size))
             by_worker.append([grad / meant.workers for grad in grads])
-        history.append(_exchanged(exchanges, by_worker))
+        history.append([_exchanged(*each) for each in zip(exchanges, zip(*by_worker, strict=True), strict=True)])
         of_layers = [list(grads) for grads in zip(*history, strict=True)]
         versions.append([_after_steps(problem.optimizer, *pair) for pair in zip(versions[-1], of_layers, strict=True)])
-    return Reference(versions[-1], [_moments(problem.optimizer, np.stack(grads)) for grads in of_layers])
+    seen = [np.stack(weights) for weights in zip(*versions, strict=True)]
+    of_each = zip(map(np.stack, of_layers), seen, strict=True)
+    return Reference(versions[-1], [_moments(problem.optimizer, *each) for each in of_each])
 
 
-def _moments(optimizer: Any, grads: Array) -> Array:
-    """Return the optimizer's state after some gradients, the last one last, as sums of them that fade."""
+def _moments(optimizer: Any, grads: Array, versions: Array) -> Array:
+    """Return the optimizer's state after some gradients, the last one last, as sums of them that fade.
+
+    Args:
+        optimizer: which.
+        grads: steps x elements.
+        versions: the weights before the first step, and after each, (1 + steps) x elements.
+    """
+    if isinstance(optimizer, Averaged):  # the first weights count as if they had been there for ever
+        shares = (1 - optimizer.decay) * optimizer.decay ** np.arange(len(grads), -1.0, -1.0)
+        shares[0] = optimizer.decay ** len(grads)
+        return np.vstack([_moments(optimizer.of, grads, versions), shares @ versions])
     ago = np.arange(len(grads))[::-1, None]
     if isinstance(optimizer, Adam):
         first = (1 - optimizer.beta1) * (optimizer.beta1**ago * grads).sum(0)
@@ -160,6 +185,7 @@ def _moments(optimizer: Any, grads: Array) -> Array:
 
 def _after_steps(optimizer: Any, weights: Array, history: Sequence[Array]) -> Array:
     """Return weights after one more step: with moments as weighted sums of all gradients so far, the last one last."""
+    optimizer = getattr(optimizer, "of", optimizer)  # an average takes no part in the step
     ago = np.arange(len(history))[::-1, None]
     grads = np.stack(history)
     if isinstance(optimizer, Adam):
@@ -185,6 +211,9 @@ def after_step(optimizer: Any, weights: Array, grads: Array) -> tuple[Array, Arr
 
     Its state is zero before, so that each moment has one term.
     """
+    if isinstance(optimizer, Averaged):
+        after, state = after_step(optimizer.of, weights, grads)
+        return after, np.vstack([state, after + optimizer.decay * (weights - after)])
     if isinstance(optimizer, Adam):
         first, second = (1 - optimizer.beta1) * grads, (1 - optimizer.beta2) * grads * grads
         mean, variance = first / (1 - optimizer.beta1), second / (1 - optimizer.beta2)

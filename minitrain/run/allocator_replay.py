@@ -82,7 +82,7 @@ class _Rank:
         workload = model._runtime_predictor.workload
         self.bytes_per_element: int = workload.bytes_per_element
         self.units = getattr(workload, "units", ())
-        self.optimizer_arrays = workload.model.precision.optimizer_bytes // 4 if self.units else 1
+        self.optimizer_arrays = workload.model.state_bytes // 4 if self.units else 1
         self.recompute = model._recompute
         self.allocator = allocator
         self.held: dict[int, tuple[int, Arrays]] = {}  # bytes and arrays of each tensor

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import HardwareConfigError, UsageError, require_count, text_of
+from minitrain.errors import HardwareConfigError, UsageError, reason_of, require_count
 from minitrain.machine.predictor import network_of
 from minitrain.run.above import above
 from minitrain.run.data_frames import data_frame
@@ -61,7 +61,7 @@ class FailedRun:
             "options": {name: plain(value) for name, value in self.parameters.items() if name not in DEFAULTS},
             **{name: getattr(trained, name, None) for name in ("seq_len", "precision")},
             "model": getattr(trained, "name", None),
-            "error": f"{type(self.error).__name__}: {text_of(self.error)}",
+            "error": reason_of(self.error),
         }
         return summary_of(SimpleNamespace(trained_model=trained, device_kinds=()), known)
 

@@ -147,7 +147,7 @@ EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
 SIZES = ("world_size", "num_layers", "global_batch_size")
 PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
 """Parameters that change how long operations take, but not which operations there are."""
-OF_TRANSFORMER = ("seq_len", "precision", "lora", "frozen_layers", "documents")
+OF_TRANSFORMER = ("seq_len", "precision", "lora", "frozen_layers", "documents", "ema")
 """Parameters that change what is trained, where that is a transformer."""
 LOGS = ("full", "summary")
 
@@ -242,6 +242,8 @@ class RunParameters:
         documents: Tokens of the documents that are packed into a transformer's samples, which alone see one another: a
             length that all have, lognormal:MEDIAN:SIGMA, or a file with a length on each line; each sample is one
             document by default. In Python also an `mt.Documents`.
+        ema: Decay of the exponential moving average of a transformer's weights, which each update takes on in single
+            precision; none by default.
         num_layers: Layers of the model. In Python they may be left out only where they are not those of `workload`: a
             transformer's layers are its units.
         global_batch_size: Samples of the step, over all ranks.
@@ -301,6 +303,7 @@ class RunParameters:
     lora: Any = parameter(None, "--lora", commands=_ALL, metavar="RANK")
     frozen_layers: int | None = count(None, "--frozen-layers", commands=_ALL)
     documents: Any = parameter(None, "--documents", commands=_SIZED.replace(" tune", ""), metavar="LENGTHS")
+    ema: float | None = parameter(None, "--ema", commands=_TRAINING, metavar="DECAY", kind=float)
     num_layers: int = count(32, "--num-layers", "--layers", commands=_ALL, most=MOST_LAYERS)
     global_batch_size: int = count(64, "--global-batch-size", "--batch", commands=_ALL, most=MOST_SAMPLES)
     steps: int = count(1, "--steps", commands="compare run", most=MOST_STEPS)

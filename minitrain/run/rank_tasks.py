@@ -112,8 +112,14 @@ class PreparedRun:
         """Tell a rank what its strategy means to compute, and let it begin a step of a longer run."""
         declared, options = declared_by(self.function, self.options)
         if declared is not None:
-            sizes = self.parameters.world_size, self.parameters.global_batch_size
+            sizes = self.parameters.world_size, self.parameters.global_batch_size, model._num_layers
             model._semantics = declared.of(self.name, options, *sizes)
+            ema = getattr(getattr(model._runtime_predictor.workload, "model", None), "ema", None)
+            if not declared.in_turn and ema is not None:
+                raise StrategyError(
+                    f"{self.name} lets replicas take steps of their own, of whose weights there is no one average; "
+                    f"leave ema={ema:g} out"
+                )
         if self.entry_clocks is not None:
             model._time = self.entry_clocks[model._rank]
             model._entry = Entry(self.is_later)

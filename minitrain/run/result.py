@@ -34,7 +34,7 @@ from minitrain.workloads.matmul import SPECIFIED
 if TYPE_CHECKING:
     from minitrain.engine.model import Model
     from minitrain.machine.data_sheet import DataSheet
-    from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTimes, TypeTotal
+    from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTime, TypeTotal
     from minitrain.run.analysis.explanation import Explanation
     from minitrain.run.analysis.timeline import Timeline, Trace
     from minitrain.run.device_kinds import DeviceKind, KindFigures
@@ -247,7 +247,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         return None if each is None else self.global_batch_size * each
 
     @cached_property
-    def _passes(self) -> PassTimes:
+    def _passes(self) -> list[PassTime]:
         """When each rank passes microbatches through its layers."""
         from minitrain.run.analysis.breakdown import pass_times  # noqa: PLC0415
 
@@ -259,16 +259,16 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
 
         This is the bubble that zero-bubble papers quote (Qi et al. 2023): load and update are outside of it.
         """
-        passes = self._passes
-        return float((passes.last_end - passes.first_start - passes.busy).max(initial=0.0))
+        idle = (passes.last_end - passes.first_start - passes.busy for passes in self._passes)
+        return max(0.0, max(idle, default=0.0))
 
     @cached_property
     def makespan_bubble(self) -> float:
         """Time from the first pass of any rank to the last, less the compute of the busiest rank, s."""
-        passes = self._passes
-        if not passes.busy.size:
+        if not self._passes:
             return 0.0
-        return float(passes.last_end.max() - passes.first_start.min() - passes.busy.max())
+        first_starts, last_ends, busy = zip(*self._passes, strict=True)
+        return float(max(last_ends) - min(first_starts) - max(busy))
 
     @property
     def _load_ends(self) -> Sequence[float]:
@@ -289,7 +289,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def loads_alike(self) -> bool:
         """Whether the weights of all ranks are there at the same time, or an outage has come between."""
-        from minitrain.run.analysis.breakdown import are_alike  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.run.analysis.breakdown import are_alike  # noqa: PLC0415
 
         return bool(self.outages) or are_alike(self._load_ends)
 
@@ -359,7 +359,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         return self.step_timeline
 
     def _of_step(self, timeline: Timeline) -> Timeline:
-        from minitrain.run.analysis.breakdown import step_alone  # noqa: PLC0415
+        from minitrain.run.analysis.retiming import step_alone  # noqa: PLC0415  (numpy only where ranks load unlike)
 
         return timeline if self.loads_alike else step_alone(timeline)
 

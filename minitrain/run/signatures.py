@@ -49,7 +49,7 @@ class StepKeywords(RunParameters):
     cp_comm_type: str = _STRATEGYS
     cut: str = _STRATEGYS
     ep: int = _STRATEGYS
-    imbalance: float | Sequence[float] = _STRATEGYS
+    imbalance: float | str | Sequence[float] = _STRATEGYS
     layers_per_stage: Sequence[int] | None = _STRATEGYS
     local_steps: int = _STRATEGYS
     num_steps: int = _STRATEGYS

@@ -121,9 +121,10 @@ def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: 
 def _trained_of(workload: Any) -> str:
     """Return what of a model is trained, in words; nothing where all is."""
     model = getattr(workload, "model", None)
-    lora, frozen = getattr(model, "lora", None), getattr(model, "frozen_layers", 0)
+    lora, frozen, ema = (getattr(model, name, None) for name in ("lora", "frozen_layers", "ema"))
     words = [f"adapters of rank {lora.rank} alone"] if lora is not None else []
     words += [f"the first {frozen} layers frozen" if frozen > 1 else "the first layer frozen"] if frozen else []
+    words += [f"weights averaged ({ema:g})"] if ema is not None else []
     return ", ".join(words)
 
 

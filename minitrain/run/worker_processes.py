@@ -1,10 +1,13 @@
 """Worker processes that leave Ctrl-C to the process that waits for them, and that end when it does.
 
 A terminal sends Ctrl-C to all processes of a command. A worker that is interrupted prints a traceback, also while it
-still imports, when no initializer of a pool has run yet. So SIGINT is blocked before a worker starts, which inherits
-that, and the process that waits for the worker ends it.
+still imports. So SIGINT is blocked before a worker starts, which inherits that, and the process that waits for the
+worker ends it.
 
 A process that is killed ends nothing. So each worker watches for the end of the one that started it.
+
+Who waits for workers reads their pipes, and needs no thread. A pool of `concurrent.futures` has two threads; where
+there is no memory for the second one, it waits for ever.
 """
 
 from __future__ import annotations
@@ -13,27 +16,276 @@ import _thread
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import final
+from typing import Any, NamedTuple, final
+
+from minitrain.errors import MinitrainError, lacks_memory
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_GRACE_S = 3.0  # in which a worker that is stopped removes its temporary files
+_MOST_FAILED_STARTS = 3  # one after the other
+_NO_START = (
+    "the worker processes end before they can do anything (killed, or out of the machine's own memory?); a script that "
+    "starts processes needs `if __name__ == '__main__':`"
+)
+_LOST = "a worker process ended before its work did (killed, or out of the machine's own memory?); do it again"
 
 
-def worker_pool(num_processes: int, memory_bytes: int | None = None) -> ProcessPoolExecutor:
-    """Return a pool of fresh processes, which Ctrl-C does not reach, and which end with this process.
+@final
+class WorkerEndedError(MinitrainError):
+    """A worker ended before it had done what it was asked for."""
 
-    They are spawned, not forked: the caller may have threads, and libraries that no fork survives.
+
+@final
+class _TracebackOfWorkerError(Exception):
+    """Where an error was raised in its worker: the cause of the error here."""
+
+
+class Outcome(NamedTuple):
+    """What a call has come to.
+
+    Args:
+        result: what it returned.
+        error: what it raised, or a `WorkerEndedError`; None if it returned.
+        is_begun: whether a worker was there to make it.
+    """
+
+    result: Any
+    error: BaseException | None = None
+    is_begun: bool = True
+
+    def get(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@final
+class WorkerProcesses:
+    """Fresh processes, each of which makes one call at a time.
+
+    They are spawned, not forked: the caller may have threads, and libraries that no fork survives. Each is started
+    when there is a call for it. Where there is no memory for one more, those that are there make the calls.
 
     Args:
         num_processes: how many there are at most.
         memory_bytes: address space of each, where the system can limit it; without a limit if None.
+        most_calls: how many calls a process makes before it is replaced; any number if None.
     """
-    return ProcessPoolExecutor(num_processes, _CONTEXT, begin_work, (memory_bytes,))
+
+    def __init__(self, num_processes: int, memory_bytes: int | None = None, most_calls: int | None = None) -> None:
+        self._num_processes = num_processes
+        self._memory_bytes = memory_bytes
+        self._most_calls = most_calls
+        self._waiting: deque[tuple[Any, bytes]] = deque()
+        self._idle: list[_Worker] = []
+        self._busy: dict[Any, tuple[_Worker, Any, bytes]] = {}  # by pipe
+        self._num_failed_starts = 0
+
+    def begin(self, key: Any, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have a call made as soon as a process is free.
+
+        Args:
+            key: what its outcome is known by.
+            function: one that can be imported.
+            arguments: by position.
+
+        Raises:
+            OSError, MemoryError: no process can be started, and none is there.
+            TypeError, AttributeError, pickle.PicklingError: the call cannot be sent.
+        """
+        self._waiting.append((key, pickle.dumps((function, arguments))))
+        self._give()
+
+    def _give(self) -> None:
+        """Give calls to free processes."""
+        while self._waiting and (worker := self._free()) is not None:
+            key, call = self._waiting.popleft()
+            worker.begin(call)
+            self._busy[worker.pipe] = worker, key, call
+
+    def _free(self) -> _Worker | None:
+        """Return a process that is free, a new one if need be; None while there are enough, or no memory for more."""
+        if self._idle:
+            return self._idle.pop()
+        if len(self._busy) < self._num_processes:
+            try:
+                return _Worker(self._memory_bytes)
+            except Exception as error:
+                if not self._busy or not lacks_memory(error):
+                    raise
+                self._num_processes = len(self._busy)
+        return None
+
+    def next_outcomes(self) -> list[tuple[Any, Outcome]]:
+        """Wait for what a process says; return keys and outcomes of calls that are over, none if it says it is ready.
+
+        Raises:
+            OSError, MemoryError: no process can be started, and none is there.
+        """
+        self._give()
+        found = []
+        for pipe in wait(list(self._busy)):
+            worker, key, call = self._busy[pipe]
+            outcome = worker.outcome()
+            if outcome is None:
+                self._num_failed_starts = 0
+                continue
+            del self._busy[pipe]
+            if not isinstance(outcome.error, WorkerEndedError) and worker.num_calls != self._most_calls:
+                self._idle.append(worker)
+            else:
+                worker.leave()
+                worker.join()
+            if outcome.is_begun or not self._may_start_again():
+                found.append((key, outcome))
+            else:
+                self._waiting.appendleft((key, call))
+        return found
+
+    def _may_start_again(self) -> bool:
+        """Note that a process ended before it was ready, and return whether its call is to be given to another one."""
+        self._num_failed_starts += 1
+        if self._busy:  # there may be memory for these, and for no more
+            self._num_processes = len(self._busy)
+        return bool(self._busy) or self._num_failed_starts < _MOST_FAILED_STARTS
+
+    def outcomes(self, calls: Iterable[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any, Outcome]]:
+        """Make calls, each with its key, and yield keys and outcomes as the calls are over."""
+        left = iter(calls)
+        following = next(left, None)
+        while following is not None or self._busy or self._waiting:
+            while following is not None and len(self._busy) + len(self._waiting) < self._num_processes:
+                self.begin(following[0], *following[1])
+                following = next(left, None)
+            yield from self.next_outcomes()
+
+    def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        """Yield what a function returns for each task, in the order of the tasks; raise what it raises."""
+        found: dict[int, Outcome] = {}
+        following = 0
+        for place, outcome in self.outcomes((place, (function, task)) for place, task in enumerate(tasks)):
+            found[place] = outcome
+            while following in found:
+                yield found.pop(following).get()
+                following += 1
+
+    def close(self) -> None:
+        """End all processes, those at work too."""
+        at_work = [worker for worker, _, _ in self._busy.values()]
+        workers = [*self._idle, *at_work]
+        self._waiting.clear()
+        self._idle.clear()
+        self._busy.clear()
+        for worker in workers:
+            worker.leave()
+        for worker in at_work:
+            worker.process.terminate()
+        for worker in workers:
+            worker.join()
+
+
+@final
+class _Worker:
+    """A process that makes calls.
+
+    Args:
+        memory_bytes: address space that it may have; without a limit if None.
+
+    Attributes:
+        pipe: can be read when there is something to know.
+        num_calls: how many it has made.
+    """
+
+    def __init__(self, memory_bytes: int | None) -> None:
+        self.pipe, theirs = _SPAWN.Pipe()
+        self.num_calls = 0
+        self._is_ready = False
+        with theirs:
+            self.process = SparedProcess(target=_make_calls, args=(theirs, memory_bytes), daemon=True)
+            self.process.start()
+
+    def begin(self, call: bytes) -> None:
+        """Send it a call."""
+        with contextlib.suppress(OSError):  # it has ended, which is the outcome
+            self.pipe.send_bytes(call)
+
+    def outcome(self) -> Outcome | None:
+        """Return what a call has come to; None at the news that the process is ready."""
+        try:
+            sent = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            return Outcome(None, WorkerEndedError(_LOST if self._is_ready else _NO_START), self._is_ready)
+        if not self._is_ready:
+            self._is_ready = True
+            return None
+        self.num_calls += 1
+        result, error, text = pickle.loads(sent)
+        if error is not None:
+            error.__cause__ = _TracebackOfWorkerError(text)
+        return Outcome(result, error)
+
+    def leave(self) -> None:
+        """Tell it that there are no more calls."""
+        self.pipe.close()
+
+    def join(self) -> None:
+        """Wait for its end, and not for long."""
+        self.process.join(_GRACE_S)
+        self.process.kill()
+        self.process.join()
+
+
+@final
+class _StoppedError(SystemExit):
+    """A worker is to end: with what it does, and not without removing its temporary files."""
+
+
+def _make_calls(pipe: Connection, memory_bytes: int | None) -> None:  # pragma: no cover  (only in a worker)
+    """Make the calls that come by a pipe until it is closed."""
+    try:
+        begin_work(memory_bytes)
+        signal.signal(signal.SIGTERM, _stop)
+        pipe.send_bytes(b"ready")
+        while True:
+            pipe.send_bytes(_made(pipe.recv_bytes()))
+    except (EOFError, OSError):  # nobody waits any more
+        return
+    except MemoryError:  # there is none to say so, and who waits learns of the end
+        os._exit(1)
+
+
+def _stop(*_: Any) -> None:  # pragma: no cover  (only in a worker)
+    raise _StoppedError
+
+
+def _made(call: bytes) -> bytes:
+    """Make a call, and return its result, its error and where that was raised."""
+    try:
+        function, arguments = pickle.loads(call)
+        return pickle.dumps((function(*arguments), None, ""))
+    except _StoppedError:
+        raise
+    except BaseException as error:  # whatever a strategy raises
+        return _of_error(error, traceback.format_exc())
+
+
+def _of_error(error: BaseException, text: str) -> bytes:
+    """Return what is sent of an error; of one that cannot be sent, its words."""
+    with contextlib.suppress(Exception):
+        sent = pickle.dumps((None, error, text))
+        pickle.loads(sent)
+        return sent
+    return pickle.dumps((None, MinitrainError(f"{type(error).__name__}: {error}"), text))
 
 
 @final
@@ -46,14 +298,7 @@ class SparedProcess(SpawnProcess):
             super().start()
 
 
-@final
-class _SparedContext(SpawnContext):
-    """The context in which a pool makes its processes."""
-
-    Process = SparedProcess
-
-
-_CONTEXT = _SparedContext()
+_SPAWN = SpawnContext()
 
 
 @contextlib.contextmanager
@@ -80,7 +325,8 @@ def begin_work(memory_bytes: int | None = None) -> None:  # pragma: no cover  (o
     if multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # A `threading.Thread` would count as one that may wake an event loop, so that no deadlock would be found.
-        _thread.start_new_thread(_end_with_parent, ())
+        with contextlib.suppress(RuntimeError):  # without memory for it, a worker ends after its call
+            _thread.start_new_thread(_end_with_parent, ())
 
 
 def die_with(parent: int) -> None:

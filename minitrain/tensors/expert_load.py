@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, final
 
 from minitrain.errors import UsageError
@@ -111,6 +112,53 @@ def _exactly(value: float) -> Fraction:
     return Fraction(str(value))
 
 
-def as_imbalance(imbalance: float | Sequence[float]) -> float | tuple[float, ...]:
-    """Return a factor as it is, and numbers of a sequence as a tuple, which is hashable."""
-    return tuple(imbalance) if isinstance(imbalance, Sequence) and not isinstance(imbalance, str) else imbalance
+def as_imbalance(
+    imbalance: float | str | Sequence[float], layer: int = 0, layers: Collection[int] = (0,)
+) -> float | tuple[float, ...]:
+    """Return a factor as it is, and the numbers of a sequence or a file as a tuple, which is hashable.
+
+    Args:
+        imbalance: a factor, a number for each expert, or the path of a file with these on a line for each layer.
+        layer: for which layer.
+        layers: those that have experts.
+
+    Raises:
+        UsageError: the file cannot be read, or has another number of lines.
+    """
+    given: Any = imbalance  # text is a sequence, too
+    if not isinstance(given, str):
+        return tuple(given) if isinstance(given, Sequence) else given  # `_by_expert` judges it
+    rows = _loads_in(given, _version_of(given))
+    if len(rows) not in (1, len(layers)):
+        raise UsageError(
+            f"{imbalance} must have the loads of experts on a line for each of {len(layers)} layers that have them, or "
+            f"on one for all, found {len(rows)} lines",
+            imbalance=imbalance,
+        )
+    return rows[sorted(layers).index(layer) if len(rows) > 1 else 0]
+
+
+def _version_of(path: str) -> tuple[int, int]:
+    """Return what changes when a file does; a file that is not there is told when it is read."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=16)
+def _loads_in(path: str, _version: tuple[int, int]) -> tuple[tuple[float, ...], ...]:
+    """Return the numbers of each line of a file."""
+    from minitrain.files import read_text  # noqa: PLC0415 - only where a file is read
+
+    try:
+        text = read_text(path, "file with the loads of experts")
+        rows = (line.replace(",", " ").split() for line in text.splitlines())
+        return tuple(tuple(map(float, row)) for row in rows if row)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the loads of experts in {path}: {error}; write the tokens that each expert gets on a line "
+            "for each layer, such as 812,790,1033,409",
+            imbalance=path,
+        ) from None

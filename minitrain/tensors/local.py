@@ -22,10 +22,12 @@ class LocalWeight(Weight):
         step: how many steps of its own it has seen since it was the common one.
         samples: the samples of these steps.
         total_samples: size of the global batch: of all samples between two meetings.
+        has_met: whether it was mixed with the common weight in this round, where fragments of layers are in turn.
     """
 
     samples: frozenset[int] = frozenset()
     total_samples: int = 1
+    has_met: bool = False
 
 
 @dataclass(slots=True)

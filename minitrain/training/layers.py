@@ -20,7 +20,7 @@ from torch.optim.adam import adam
 from minitrain.engine.executors import Computed
 from minitrain.engine.kept_for_backward import mode_of
 from minitrain.errors import LawError, UsageError
-from minitrain.proof.arithmetic import Adam, Momentum
+from minitrain.proof.arithmetic import Adam, Averaged, Momentum
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
 from minitrain.tensors.local import LocalWeight
@@ -66,7 +66,7 @@ class Net(Protocol):
         ...
 
     @property
-    def optimizer(self) -> Adam | Momentum:
+    def optimizer(self) -> Adam | Momentum | Averaged:
         """What takes the step."""
         ...
 
@@ -255,12 +255,14 @@ class Arithmetic(Compressing):
         carried: weight and optimizer state by layer, of the step before; the initial ones where there is none.
         states: optimizer state after the update of each layer.
         momenta: of the outer optimizer, by layer, where replicas take steps of their own.
+        locals: the replica's own weights by layer, with which it goes on in the next round.
         memories: what is kept to compress gradients, by layer.
     """
 
     def __init__(self, net: Net, global_batch_size: int) -> None:
         self.net, self.global_batch_size = net, global_batch_size
         self.momenta: dict[int, Flat] = {}
+        self.locals: dict[int, Flat] = {}
         self.memories, self.shapes = {}, {}
         self.begin(0, {})
 
@@ -295,6 +297,8 @@ class Arithmetic(Compressing):
         state = weight.values.new_zeros(num_states(net), trained.values.numel())
         if net.dtypes.has_masters:
             state[0] = trained.values
+        if isinstance(net.optimizer, Averaged):
+            state[-1] = trained.values
         values = weight.values.to(net.dtypes.compute, copy=made.num_shards == 1)
         return weight.with_values(values), trained.with_values(state)
 
@@ -401,9 +405,10 @@ class Arithmetic(Compressing):
         count = sum(last - first for first, last in pieces)
         return Flat(weight.values[weight.values.numel() - count :], pieces, regions)
 
-    def local_copy(self, done: Computed, weight: Flat) -> Flat:  # noqa: ARG002  (as all operations)
-        """Return a copy, which the replica's own steps change."""
-        return weight.with_values(weight.values.clone())
+    def local_copy(self, done: Computed, weight: Flat) -> Flat:
+        """Return a copy, which the replica's own steps change; its own weight if it has kept that."""
+        kept = self.locals.pop(done.layer, None)
+        return weight.with_values(weight.values.clone()) if kept is None else kept
 
     def load_outer_state(self, done: Computed, weight: Flat) -> Flat:
         """Return the momentum of the common weight, as the meeting before has left it."""
@@ -412,9 +417,8 @@ class Arithmetic(Compressing):
 
     def outer_gradient(self, done: Computed, weight: Flat, local: Flat) -> Flat:
         """Return the replica's share of the mean difference."""
-        share = len(done.made.samples) / self.global_batch_size
         common, own = (self._trained(done.made, each) for each in (weight, local))
-        return common.with_values((common.values - own.values) * share)
+        return common.with_values((common.values - own.values) / done.model._semantics.replicas)
 
     def outer_update(self, done: Computed, grad: Flat, weight: Flat, momentum: Flat | None = None) -> Any:
         """Take the declared outer optimizer's step; the new numbers take the place of the old ones."""
@@ -428,6 +432,11 @@ class Arithmetic(Compressing):
         trained.values.add_(found + outer.decay * momentum.values, alpha=-outer.rate)
         self.momenta[done.layer] = momentum
         return weight, momentum
+
+    def mix(self, done: Computed, weight: Flat, local: Flat) -> Flat:
+        """Return the declared mixture; the new numbers take the place of the replica's own."""
+        local.values.mul_(done.model._semantics.mixing).add_(weight.values, alpha=1 - done.model._semantics.mixing)
+        return local
 
 
 _NOTHING = torch.zeros(())  # the gradient of tokens' numbers
@@ -484,7 +493,7 @@ def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[F
 
 
 def take_step(
-    optimizer: Adam | Momentum, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
+    optimizer: Adam | Momentum | Averaged, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
 ) -> None:
     """Take an optimizer's step in place, as `minitrain.proof.arithmetic` has it.
 
@@ -495,6 +504,10 @@ def take_step(
         state: moments x elements.
         count: which step it is, 1 for the first.
     """
+    if isinstance(optimizer, Averaged):
+        take_step(optimizer.of, weight, grad, state[:-1], count)
+        state[-1].lerp_(weight, 1 - optimizer.decay)
+        return
     if isinstance(optimizer, Momentum):
         state[0].mul_(optimizer.decay).add_(grad)
         weight.add_(state[0], alpha=-optimizer.rate)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import platform
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minitrain.errors import UsageError
+from minitrain.files import write_bytes
 from minitrain.machine.price import Price
 from minitrain.operations import (
     COLLECTIVES,
@@ -209,7 +209,7 @@ def _copied(prepared: Any, folder: Path) -> str:
     if function.__module__.startswith(("minitrain.", "strategies.")):
         return strategy_text(prepared.name, options)
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(inspect.getfile(function), folder / STRATEGY_FILE)
+    write_bytes(folder / STRATEGY_FILE, [Path(inspect.getfile(function)).read_bytes()])
     return strategy_text(f"{STRATEGY_FILE}:{function.__name__}", options)
 
 

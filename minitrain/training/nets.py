@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 
 from minitrain.errors import UsageError
-from minitrain.proof.arithmetic import Adam, Momentum
+from minitrain.proof.arithmetic import Adam, Averaged, Momentum
 from minitrain.proof.problem import Problem
 from minitrain.proof.units import Part
 from minitrain.tensors.sequence_parts import SequencePart
@@ -81,7 +81,7 @@ class Dense:
         self,
         num_layers: int,
         width: int,
-        optimizer: Adam | Momentum,
+        optimizer: Adam | Averaged | Momentum,
         dtypes: Datatypes,
         device: torch.device,
         *,

@@ -238,6 +238,8 @@ def bytes_of(carried: Carried) -> int:
 def _handed_on(model: Model, arithmetic: Arithmetic) -> Carried:
     """Return what the next step begins with: the weights that were handed in, and their optimizer states."""
     final: Any = (*model.final_weights.values(), *model.final_experts.values())
+    locals_: Any = model.final_locals
+    arithmetic.locals = {layer: weight._content for layer, weight in locals_.items()}
     found = {}
     for weight in final:
         content, key = weight._content, key_of(weight)

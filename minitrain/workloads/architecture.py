@@ -204,6 +204,9 @@ def precision_fault(value: Any) -> str | None:
     return f"precision must be {known} or a Precision, got {shown(value)}; {hint or 'use one of them'}"
 
 
+AVERAGE_BYTES = 4
+"""What an element of an average of weights takes: it is kept in single precision."""
+
 USUAL_DROPOUT = 0.1
 """What `dropout=True` means: the probability that GPT-2 and Megatron-LM use."""
 
@@ -216,7 +219,7 @@ _FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "sinks")
 _LAYERS = ("moe_layers", "window_layers")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
 _MAY_BE_NONE = frozenset(
-    _FOLLOWING | {"window", "latent", "score_cap", "logit_cap", "max_seq_len", "lora", "documents"}
+    _FOLLOWING | {"window", "latent", "score_cap", "logit_cap", "max_seq_len", "lora", "documents", "ema"}
 )
 GATED = ("swiglu", "geglu")
 """The MLPs with three matrices."""
@@ -289,6 +292,11 @@ def _share_fault(name: str, value: Any) -> str | None:
     return fault or (None if value <= 1 else f"{name} must be at most 1, got {shown(value)}; write {name}=0.5")
 
 
+def _decay_fault(name: str, value: Any) -> str | None:
+    fault = _positive_fault(name, value)
+    return fault or (None if value < 1 else f"{name} must be less than 1, got {shown(value)}; write {name}=0.999")
+
+
 def _texts_fault(name: str, value: Any) -> str | None:
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(text, str) for text in value):
         return None
@@ -339,6 +347,7 @@ _OTHERS: Mapping[str, Callable[[str, Any], str | None]] = MappingProxyType(
         "latent": _latent_fault,
         "lora": _lora_fault,
         "documents": _documents_fault,
+        "ema": _decay_fault,
         "precision": lambda _, value: precision_fault(value),
         "name": _text_fault,
         "source": _text_fault,
@@ -622,6 +631,8 @@ class Architecture:
         frozen_layers: how many transformer layers, from the first, are not trained, and the embedding with them. What
             lies below all that is trained has no backward.
         documents: which documents are packed into its samples; None where each is one.
+        ema: decay of the exponential moving average of all weights that train, which each update takes on; None for
+            none.
         precision: a `Precision`, or "bf16" (mixed), "fp16" (mixed) or "fp32".
         max_seq_len: the longest sequence that its source allows, where `seq_len` is shorter; None if not known.
         taken_as: what its source says that costs the same as what these fields say, and is not the same.
@@ -673,6 +684,7 @@ class Architecture:
     lora: Lora | None = None
     frozen_layers: int = 0
     documents: Documents | None = None
+    ema: float | None = None
     precision: Precision = PRECISIONS["bf16"]
     max_seq_len: int | None = None
     taken_as: Sequence[str] = ()
@@ -693,6 +705,11 @@ class Architecture:
         if self.moe_layers:
             return "mixture of experts"
         return "Llama-like" if self.is_gated else "GPT-like"
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a parameter's optimizer state, of which the average of weights is a part."""
+        return self.precision.optimizer_bytes + (0 if self.ema is None else AVERAGE_BYTES)
 
     @property
     def is_gated(self) -> bool:

@@ -21,15 +21,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError
 from minitrain.workloads.field_faults import count_fault, is_count, refuse, shown
 
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
 CUTS = ("sequence", "document")
 """What ranks that share a sequence may cut into shards."""
 
@@ -148,6 +150,8 @@ def _lengths_in(path: str) -> list[int]:
 @lru_cache(maxsize=4096)
 def _of_sample(documents: Documents, sample: int, seq_len: int) -> tuple[int, ...]:
     """Find a sample's documents for the first time."""
+    import numpy as np  # noqa: PLC0415  (only where there are documents)
+
     if documents.lengths:
         return tuple(_cut_out(documents.lengths, sample * seq_len, seq_len))
     generator, found, rest = np.random.default_rng([documents.seed, sample]), list[int](), seq_len
@@ -160,6 +164,8 @@ def _of_sample(documents: Documents, sample: int, seq_len: int) -> tuple[int, ..
 
 def _cut_out(lengths: Sequence[int], first: int, count: int) -> Iterator[int]:
     """Yield the lengths of what lies between two tokens of documents that begin again after the last."""
+    import numpy as np  # noqa: PLC0415
+
     ends = np.fromiter(accumulate(lengths), dtype=np.int64)
     begin, end = first % int(ends[-1]), first % int(ends[-1]) + count
     place = int(np.searchsorted(ends, begin, side="right"))
@@ -176,6 +182,8 @@ def starts(lengths: Sequence[int]) -> Ints:
     >>> starts((2, 3)).tolist()
     [0, 0, 2, 2, 2]
     """
+    import numpy as np  # noqa: PLC0415
+
     first = np.cumsum((0, *lengths[:-1]))
     return np.repeat(first, lengths)
 
@@ -183,10 +191,13 @@ def starts(lengths: Sequence[int]) -> Ints:
 @lru_cache(maxsize=1024)
 def _shard_of_tokens(lengths: tuple[int, ...], num_shards: int, cut: str) -> Ints:
     """Return the shard of each token of a sequence, (seq_len,)."""
+    import numpy as np  # noqa: PLC0415
+
     seq_len = sum(lengths)
     if cut == "sequence":
         return np.arange(seq_len) * num_shards // seq_len
-    found, turn = list[Ints](), 0
+    found: list[Ints] = []
+    turn = 0
     for length in lengths:
         size, rest = divmod(length, num_shards)
         sizes = np.full(num_shards, size)
@@ -208,6 +219,8 @@ def order(lengths: tuple[int, ...], num_shards: int, cut: str) -> Ints:
     >>> order((2, 6), 4, "document").tolist()
     [0, 2, 1, 3, 4, 5, 6, 7]
     """
+    import numpy as np  # noqa: PLC0415
+
     return np.argsort(_shard_of_tokens(lengths, num_shards, cut), kind="stable")
 
 
@@ -227,6 +240,8 @@ def shard_pairs(
         >>> shard_pairs((6, 2), 2).tolist(), shard_pairs((6, 2), 2, "document").tolist()
         ([[10, 0], [8, 6]], [[7, 0], [10, 7]])
     """
+    import numpy as np  # noqa: PLC0415
+
     seq_len, shard = sum(lengths), _shard_of_tokens(lengths, num_shards, cut)
     tokens, first = np.arange(seq_len), starts(lengths)
     if window is not None:
@@ -243,6 +258,8 @@ def pairs_of(
     documents: Documents, samples: Iterable[int], seq_len: int, num_shards: int, cut: str, window: int | None
 ) -> Ints:
     """Return the sum of `shard_pairs` over some samples."""
+    import numpy as np  # noqa: PLC0415
+
     total = np.zeros((num_shards, num_shards), dtype=np.int64)
     for sample in samples:
         total += shard_pairs(documents.of_sample(sample, seq_len), num_shards, cut, window)

@@ -24,7 +24,7 @@ from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.local import OUTER_MOMENTUM_BYTES, OuterState
 from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
 from minitrain.workloads import attention_steps, compression
-from minitrain.workloads.architecture import STATISTIC_BYTES
+from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.attention_steps import step_kernels
 from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.dense_rows import DenseRows
@@ -53,6 +53,9 @@ _SAMPLED = (Activation, ActivationGrad)
 
 ADAM_FLOP = 14
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
+
+AVERAGE_FLOP = 3
+"""Operations of an average's step a parameter: a difference, times a factor, added."""
 
 
 class TransformerWorkload:
@@ -143,11 +146,14 @@ class TransformerWorkload:
         return pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> Cost:
-        """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter."""
+        """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter.
+
+        An average of weights is a pass of its own: it reads both, and writes one.
+        """
         held = self._shards(num_shards_on_device, num_shards, self._trained(layer, num_parts))
-        sizes = self.model.precision
+        sizes, averages = self.model.precision, self.model.ema is not None
         traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
-        return Cost(ADAM_FLOP * held, traffic * held)
+        return Cost((ADAM_FLOP + AVERAGE_FLOP * averages) * held, (traffic + 3 * AVERAGE_BYTES * averages) * held)
 
     def first_like(self, layer: int) -> int:
         """Return the first layer that runs the same kernels: units differ by their place alone where they are alike."""
@@ -176,6 +182,7 @@ class TransformerWorkload:
             style,
             num_gradients=trained,
             gradient_bytes=self.model.precision.gradient_bytes,
+            averages=self.model.ema is not None,
         )
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> int:
@@ -187,7 +194,7 @@ class TransformerWorkload:
         """Return the bytes of a layer's weight, of its gradient and of its optimizer state, or of those of a part."""
         sizes, trained = self.model.precision, self._trained(layer, num_parts)
         weight = sizes.parameter_bytes * self._parameters(layer, num_parts)
-        return weight, sizes.gradient_bytes * trained, sizes.optimizer_bytes * trained
+        return weight, sizes.gradient_bytes * trained, self.model.state_bytes * trained
 
     def trained_share(self, weight: Any) -> float:
         """Return which share of a weight's elements is trained."""
@@ -222,7 +229,7 @@ class TransformerWorkload:
             return (sizes.gradient_bytes or sizes.parameter_bytes) * self._trained(tensor.layer, num_parts)
         if isinstance(tensor, OptState):
             num_shards: int = tensor.num_shards
-            return sizes.optimizer_bytes * self._trained(tensor.layer, num_parts) // num_shards
+            return self.model.state_bytes * self._trained(tensor.layer, num_parts) // num_shards
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -355,7 +362,7 @@ class TransformerWorkload:
         found = self._bytes_by_kind.get(tensor.__class__)
         if found is None:  # asking a kind what it extends takes long
             sizes = self.model.precision
-            of_others = sizes.gradient_bytes if isinstance(tensor, WeightGrad) else sizes.optimizer_bytes
+            of_others = sizes.gradient_bytes if isinstance(tensor, WeightGrad) else self.model.state_bytes
             found = sizes.parameter_bytes if isinstance(tensor, Weight) else of_others
             found = OUTER_MOMENTUM_BYTES if isinstance(tensor, OuterState) else found
             self._bytes_by_kind[tensor.__class__] = found
@@ -416,6 +423,7 @@ def find_workload(
     lora: Any = None,
     frozen_layers: int | None = None,
     documents: Any = None,
+    ema: float | None = None,
 ) -> Workload:
     """Return what a run trains: the same object for the same model, length and precision, which predictors share.
 
@@ -428,6 +436,7 @@ def find_workload(
         lora: its adapters, likewise, or the text of their rank, or the path of a config of PEFT.
         frozen_layers: how many of its layers are not trained, likewise.
         documents: which are packed into its samples, likewise, or as `Documents.read` takes them.
+        ema: decay of the average of its weights, likewise.
 
     Raises:
         UsageError: there is no such model or precision, or the length is not one for it.
@@ -437,7 +446,7 @@ def find_workload(
 
         lora = int(lora) if lora.strip().isdecimal() else read_lora(lora)
     documents = None if documents is None else Documents.read(documents)
-    changes = {"precision": precision, "lora": lora, "frozen_layers": frozen_layers, "documents": documents}
+    changes = {"precision": precision, "lora": lora, "frozen_layers": frozen_layers, "documents": documents, "ema": ema}
     changed = {name: value for name, value in changes.items() if value is not None}
     if isinstance(workload, str):
         workload = DENSE_LAYER if workload == DENSE else DenseRows.named(workload) or workload

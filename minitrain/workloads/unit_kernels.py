@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from minitrain.workloads.architecture import MASK_BYTES, STATISTIC_BYTES, Architecture, Precision
+from minitrain.workloads.architecture import AVERAGE_BYTES, MASK_BYTES, STATISTIC_BYTES, Architecture, Precision
 from minitrain.workloads.degrees import Cut, Work
 from minitrain.workloads.kernels import (
     FlashAttention,
@@ -177,7 +177,12 @@ def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEF
 
 
 def update_kernels(
-    num_parameters: int, style: Style = DEFAULT_STYLE, *, num_gradients: int = 0, gradient_bytes: int = 4
+    num_parameters: int,
+    style: Style = DEFAULT_STYLE,
+    *,
+    num_gradients: int = 0,
+    gradient_bytes: int = 4,
+    averages: bool = False,
 ) -> KernelList:
     """Return what a step does with gradients and parameters once they are whole.
 
@@ -186,13 +191,16 @@ def update_kernels(
         style: how a framework runs it.
         num_gradients: elements of the rank's gradients before they are sharded.
         gradient_bytes: bytes of one of them.
+        averages: whether another kernel takes an average of the weights on.
     """
     if not num_parameters:
         return KernelList()
-    adam = MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager)
-    if not style.gradient_accesses:
-        return KernelList((adam,), 1)
-    return KernelList((adam, MemoryPass("gradients", num_gradients, gradient_bytes * style.gradient_accesses)), 2)
+    kernels = [MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager)]
+    if style.gradient_accesses:
+        kernels.append(MemoryPass("gradients", num_gradients, gradient_bytes * style.gradient_accesses))
+    if averages:
+        kernels.append(MemoryPass("average", num_parameters, 3 * AVERAGE_BYTES))
+    return KernelList(tuple(kernels), len(kernels))
 
 
 def _added_up(precision: Precision) -> int:

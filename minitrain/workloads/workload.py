@@ -224,9 +224,10 @@ USUAL = PassMode()
 """The whole layer, everything kept for backward."""
 
 
-_ARRAYS: Mapping[str, int] = MappingProxyType({"local_copy": 2, "outer_gradient": 3, "outer_update": 5})
+_ARRAYS: Mapping[str, int] = MappingProxyType({"local_copy": 2, "outer_gradient": 3, "outer_update": 5, "mix": 3})
 """How often an element's bytes are read or written by what goes through weights and no samples: a copy reads one array
-and writes one, a difference reads two, and Nesterov's step reads weight, momentum and gradient and writes two."""
+and writes one, a difference and a mixture read two, and Nesterov's step reads weight, momentum and gradient and writes
+two."""
 
 WEIGHT_PASSES = frozenset((*_ARRAYS, *COMPRESSING))
 """The passes through a weight or its gradient, and no samples."""

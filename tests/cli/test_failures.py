@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+import minitrain as mt
 from minitrain.cli import app
 from minitrain.cli.output import Progress, RunsInProgress
+from minitrain.engine.model import Model
 from minitrain.errors import message_of
 from minitrain.run.progress import RunProgress
 from minitrain.run.result import Run
@@ -343,56 +346,60 @@ def test_messages_tell_kind_place_and_notes() -> None:
     )
 
 
-class _Timer:
-    """A timer that goes off when the test says so."""
-
-    def __init__(self, patience_s: float, begin: object) -> None:
-        self.begin, self.daemon = begin, False
-
-    def start(self) -> None: ...
-    def cancel(self) -> None: ...
-    def join(self) -> None: ...
-
-
 @pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_silent_at_first_and_then_says_what_goes_on(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("threading.Timer", _Timer)
+def test_progress_is_silent_at_first_and_then_says_what_goes_on(terminal: bool) -> None:
     console = Console(record=True, force_terminal=terminal, width=80, file=Path("log").open("w"))  # noqa: SIM115
-    with Progress(console) as progress, console.file:
+    with console.file, Progress(console) as progress:
         progress.say("simulating ddp")
         console.file.flush()
         assert Path("log").read_text() == ""
-        progress._timer.begin()  # type: ignore[attr-defined]  # of the test's timer
+        progress._show()  # as its thread does in time
         progress.say("simulating gpipe")
         console.print("")
         console.file.flush()
         said = Path("log").read_text()
-        progress.__exit__(None, None, None)
     assert "simulating gpipe" in said
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_words_that_change_are_asked_for_again(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("threading.Timer", _Timer)
+def test_words_that_change_are_asked_for_again(terminal: bool) -> None:
     console = Console(force_terminal=terminal, width=80, file=Path("log").open("w"))  # noqa: SIM115
     model = SimpleNamespace(_log=[], dist=SimpleNamespace(detector=SimpleNamespace(finished_ranks=set())))
-    with RunsInProgress(console) as progress, console.file:
-        progress.simulating("ddp")
-        progress.watch(RunProgress([model]))  # type: ignore[list-item]  # all that is read of a model
-        progress._timer.begin()  # type: ignore[attr-defined]  # of the test's timer
-        model._log += range(1234)
-        if terminal:
-            progress.say(progress._words)
-        else:
-            progress._timer.begin()  # type: ignore[attr-defined]
-            progress._timer.begin()  # type: ignore[attr-defined]
-        progress.__exit__(None, None, None)
+    with console.file:
+        with RunsInProgress(console) as progress:
+            progress.simulating("ddp")
+            progress.watch(RunProgress([model]))  # type: ignore[list-item]  # all that is read of a model
+            for num_events in (0, 1234, 0):
+                model._log += range(num_events)
+                progress._show()
         console.file.flush()
         said = Path("log").read_text()
     assert "simulating ddp: 0 of 1 ranks done, 1,234 events so far" in said
     assert terminal or said.splitlines() == ["simulating ddp", "simulating ddp: 0 of 1 ranks done, 1,234 events so far"]
+
+
+def test_a_deadlock_is_found_while_progress_is_shown() -> None:
+    async def waits(model: Model) -> Model:
+        while "simulating" not in Path("log").read_text():
+            pass  # as long as the thread of the progress needs
+        await model.receive(1 - model.rank)
+        return model
+
+    with Path("log").open("w", buffering=1) as log, Progress(Console(file=log), patience_s=0.0) as progress:
+        progress.say("simulating")
+        with pytest.raises(mt.DeadlockError, match="rank 0"):
+            mt.simulate(waits, world_size=2, num_layers=1, global_batch_size=2)
+
+
+def test_nothing_is_said_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", fails)
+    said = StringIO()
+    with Progress(Console(file=said), patience_s=0.0) as progress:
+        progress.say("simulating ddp")
+    assert said.getvalue() == ""
 
 
 @pytest.mark.parametrize(

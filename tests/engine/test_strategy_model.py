@@ -26,6 +26,7 @@ OF_FINISHED_RANKS = {
     "dist",
     "dropped_copies",
     "final_experts",
+    "final_locals",
     "final_weights",
     "holds",
     "log",

@@ -20,7 +20,9 @@ import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.explorer.answers import STARTER
 from minitrain.explorer.lab import build_lab
+from minitrain.learn import load_exercise, shipped_exercises
 
+NO_SUM = STARTER.replace("await model.reduce_scatter(grads[k], k)", "grads[k].shard(rank, n)")
 SMALL = "strategy=zero3&world_size=8&num_layers=8&global_batch_size=16"
 ENDLESS = "async def mine(model):\n    while True:\n        pass\n"
 IN_NODE = """
@@ -119,7 +121,7 @@ def test_a_person_uses_the_lab(page: Any) -> None:
 
     after(page, lambda: page.select_option("#knob-strategy", "own"))  # a strategy of one's own
     text, told = page.locator("#field-source textarea"), page.locator("#field-source .fault")
-    after(page, lambda: text.fill(STARTER.replace("await model.all_reduce(grads[k], k)", "grads[k]")))
+    after(page, lambda: text.fill(NO_SUM))
     assert "must cover all 16 samples" in told.text_content()
     after(page, lambda: text.fill(STARTER))
     assert told.count() == 0
@@ -136,7 +138,7 @@ def test_a_person_uses_the_lab(page: Any) -> None:
     page.click("#check")
     page.wait_for_function("document.body.dataset.checked === '1'")
     assert "has no function 'ddp'" in page.locator("#verdict").text_content()
-    after(page, lambda: text.fill(STARTER.replace("def mine", "def ddp")))
+    after(page, lambda: text.fill(load_exercise("02").solution))
     page.click("#check")
     page.wait_for_function("document.body.dataset.checked === '2'")
     assert "every check passed but numbers" in page.locator("#verdict").text_content()
@@ -163,12 +165,17 @@ def test_the_lab_answers_in_node(lab: Path) -> None:
     asked = [
         ["evaluate", {"state": {"strategy": "fsdp", **llama}}],
         ["evaluate", {"state": {"strategy": "own", "source": waits, "world_size": 2, "num_layers": 2}}],
+        *(["check", {"state": {"source": one.solution}, "exercise": one.name}] for one in shipped_exercises()),
     ]
     done = subprocess.run(
         [node, script, lab], check=False, input=json.dumps(asked), capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
-    figures, picture, why, deadlock = map(json.loads, done.stdout.splitlines())
+    figures, picture, why, deadlock, *checks = map(json.loads, done.stdout.splitlines())
+    verdicts = {one.name: said for one, said in zip(shipped_exercises(), checks, strict=True)}
+    left_out = {name for name, said in verdicts.items() if "is checked by `minitrain learn check`" in str(said)}
+    assert {name[:2] for name in left_out} == {"13", "14", "15", "16", "20"}
+    assert all("every check passed but numbers" in str(verdicts[name]) for name in verdicts.keys() - left_out), verdicts
     run = mt.simulate("fsdp", **llama)
     assert figures["summary"] == json.loads(json.dumps(run.summary()))
     assert picture["picture"]["rows"][0]["count"] == 64

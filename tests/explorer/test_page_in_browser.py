@@ -21,6 +21,7 @@ from minitrain.explorer.answers import STARTER
 pytestmark = pytest.mark.browser
 
 TOKEN = "secret"
+NO_SUM = STARTER.replace("await model.reduce_scatter(grads[k], k)", "grads[k].shard(rank, n)")
 SMALL = "strategy=zero3&world_size=8&num_layers=8&global_batch_size=16"
 
 
@@ -118,7 +119,7 @@ def test_a_strategy_is_checked_while_it_is_typed(page: Any) -> None:
     after(page, lambda: page.select_option("#knob-strategy", "own"))
     text = page.locator("#field-source textarea")
     assert text.input_value() == STARTER
-    after(page, lambda: text.fill(STARTER.replace("await model.all_reduce(grads[k], k)", "grads[k]")))
+    after(page, lambda: text.fill(NO_SUM))
     assert "sample" in page.locator("#field-source .fault").text_content()
     after(page, lambda: text.fill(f"{STARTER}# mine\n"))
     assert page.locator("#field-source .fault").count() == 0

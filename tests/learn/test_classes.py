@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.learn import load_exercise, shipped_exercises
-from minitrain.learn.classes import MOST_MEMORY, grade_all, grade_one, key_of
+from minitrain.learn.classes import MOST_MEMORY, Row, grade_all, grade_one, key_of
 from minitrain.learn.report import as_csv
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits
 from minitrain.learn.submissions import find_submissions, fingerprint, imported
@@ -65,6 +65,7 @@ def odd(tmp_path: Path) -> Path:
     folder = write(tmp_path / "class", files)
     (folder / "link.py").symlink_to("alice.py")
     (folder / "nowhere.py").symlink_to("/nowhere")
+    os.mkfifo(folder / "pipe.py")
     return folder
 
 
@@ -78,6 +79,7 @@ REASONS = {
     "latin.py": "it is no text",
     "link.py": "it is a link",
     "nowhere.py": "it is a link",
+    "pipe.py": "it is a folder, a pipe or a device",
 }
 
 
@@ -315,6 +317,7 @@ def test_grade_prints_a_table_of_a_class(learn: Learn) -> None:
     result = learn("class", "--jobs", "1")
     assert result.exit_code == 1
     assert [word for word in ("02_a.py", "100", "essay.txt", "it is no Python") if word not in result.stdout] == []
+    assert "\nisolation of 1: " in result.stdout
     found = json.loads(learn("class", "--format", "json").stdout)
     assert [(one["file"], one["score"]) for one in found] == [("02_a.py", 100), ("essay.txt", 0)]
     assert learn("class/02_a.py").stdout.startswith("02_ddp: 100 of 100 points\n")
@@ -332,6 +335,16 @@ def test_grade_uses_the_sizes_of_a_secret(learn: Learn) -> None:
     result = learn("02_a.py", "--seed", "a secret")
     assert result.exit_code == 1
     assert "a hidden size" in result.stdout
+
+
+def test_a_file_whose_name_is_an_option_is_none(learn: Learn, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path(), {"--isolation=none": DDP, "02_a.py": DDP})
+    arguments = ["--isolation=none", "02_a.py"]  # as a shell makes of *
+    monkeypatch.setattr("sys.argv", ["minitrain", "learn", "grade", *arguments])
+    assert "--isolation=none is a file here" in " ".join(learn(*arguments).stderr.split())
+    monkeypatch.setattr("sys.argv", ["minitrain", "learn", "grade", "--", *arguments])
+    monkeypatch.setattr("minitrain.learn.classes.grade_all", lambda found, **_: [Row(one.name) for one in found])
+    assert learn("--format", "csv", "--", *arguments).stdout.splitlines()[1].startswith(",'--isolation=none,")
 
 
 SLEEPS = DDP + "\nimport time\ntime.sleep(60)\n"

@@ -144,3 +144,12 @@ def test_a_strategy_is_no_answer_and_answers_are_no_strategy() -> None:
         grade(mt.strategies()["zero3"], "gap")
     with pytest.raises(UsageError, match="exercise 02_ddp asks for a strategy; give a function or a file"):
         grade({"name": "ada"}, "02")
+
+
+def test_there_is_no_strategy_to_train_and_the_message_says_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "gap.py").write_text(GAP.starter)
+    result = CliRunner().invoke(app, ["learn", "run", "gap", "--dir", str(tmp_path)])
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "exercise gap asks for answers, and there is no strategy to train" in said
+    assert "`minitrain learn check gap` compares a step that was measured already" in said

@@ -478,6 +478,15 @@ def test_terminal_escapes_do_not_reach_the_report(tmp_path: Path) -> None:
     assert "ValueError: ?]0;title??31m" in found.failures[0].message
 
 
+def test_no_folder_of_the_grader_stands_in_a_frame_of_the_process(tmp_path: Path) -> None:
+    code = (
+        "import sys\nframe, seen = sys._getframe(), ''\n"
+        "while frame:\n    seen, frame = seen + repr(frame.f_locals), frame.f_back\n"
+        f"print({str(Path(mt.__file__).parent)!r} in seen, '02_ddp.py' in seen)"
+    )
+    assert {*graded(tmp_path, code, hidden=False).output.splitlines()} == {"False True"}
+
+
 def test_an_error_without_text_is_reported_nevertheless(tmp_path: Path) -> None:
     code = "class Mute(Exception):\n    def __str__(self): raise RuntimeError\nraise Mute"
     failure = graded(tmp_path, code, hidden=False).failures[0]

@@ -124,7 +124,7 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention": ("ring_attention", {"workload": "tiny"}),
     "split": ("zbv", {"num_layers": 4}),
     "host": ("fsdp", {"workload": "tiny", "offload": "activations"}),
-    "local": ("diloco", {"num_layers": 2, "local_steps": 1}),
+    "local": ("diloco", {"num_layers": 2, "local_steps": 1, "mixing": 0.5}),
     "compressed": ("powersgd_ddp", {"num_layers": 2, "num_steps": 1}),
     "meetings": (meets, {"num_layers": 1}),
 }

@@ -36,6 +36,23 @@ def test_importing_minitrain_imports_no_heavy_library() -> None:
     assert run_python(f"import sys, minitrain; print({heavy} & set(sys.modules))").strip() == "set()"
 
 
+FIGURES = """
+import json, minitrain as mt
+from minitrain.learn import predict
+sizes = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
+for run in (mt.simulate("1f1b", microbatch_size=2, **sizes), mt.simulate("zero3", log="summary", fold=False, **sizes)):
+    print(json.dumps([run.summary(), run.by_type, run.communication_by_axis]))
+predict("07", bubble="27%")
+"""
+
+
+def test_figures_of_a_run_and_predictions_need_no_numpy(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(FIGURES, {})
+    here = capsys.readouterr().out
+    assert "right, it is 27.1%" in here
+    assert run_python(f"import sys; sys.modules['numpy'] = None\n{FIGURES}") == here
+
+
 @pytest.mark.parametrize(
     "before", ["", "mt.strategies()", "import minitrain.strategies", "from minitrain.strategies import ddp"]
 )

@@ -45,7 +45,7 @@ def test_the_lab_below_a_strategy_runs_that_strategy(source: Path, tmp_path: Pat
     found = re.search(r'src="(lab/index\.html)#([^"]*)"', (source / "index.md").read_text())
     assert found is not None
     state = {name: value[0] for name, value in parse_qs(found[2].replace("&amp;", "&")).items()}
-    assert "async def my_ddp(model)" in state["source"]
+    assert "async def my_fsdp(model)" in state["source"]
     file = tmp_path / "shown.py"
     file.write_text(state["source"])
     sizes: dict[str, Any] = {name: int(state[name]) for name in ("world_size", "num_layers", "global_batch_size")}

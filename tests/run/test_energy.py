@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import minitrain as mt
@@ -11,7 +10,7 @@ from minitrain.machine import load_config
 from minitrain.machine.data_sheet import DataSheet, Power
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.machine.price import RankPredictors
-from minitrain.run.analysis.breakdown import Breakdown
+from minitrain.run.analysis.breakdown import Breakdown, Split
 from minitrain.run.energy import dollars_of, energy_of, peak_watts
 from minitrain.workloads.matmul import MATMUL_LAYER
 
@@ -100,9 +99,8 @@ LLAMA_2 = {
 def test_llama_2_s_published_gpu_hours_and_watts_give_its_published_energy() -> None:
     kilograms_a_kwh = []
     for hours, watts, tonnes in LLAMA_2.values():
-        busy = np.array([hours * 3600.0])
-        none = np.zeros(1)
-        found = energy_of(Breakdown(hours * 3600.0, busy, none, none, none), [DataSheet(power=Power(watts, 0))])
+        busy = Split(computing=hours * 3600.0, exposed=0.0, overlapped=0.0, waiting=0.0)
+        found = energy_of(Breakdown(hours * 3600.0, [busy]), [DataSheet(power=Power(watts, 0))])
         assert found is not None
         assert found.joules / 3.6e6 == pytest.approx(hours * watts / 1000)
         kilograms_a_kwh.append(tonnes * 1000 / (found.joules / 3.6e6))

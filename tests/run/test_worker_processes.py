@@ -1,33 +1,93 @@
 """Worker processes: Ctrl-C is left to the process that waits for them, and they end with it."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from minitrain.run.worker_processes import SparedProcess, worker_pool
+import pytest
+
+from minitrain.errors import MinitrainError
+from minitrain.run.worker_processes import SparedProcess, WorkerEndedError, WorkerProcesses
 
 
 def _blocked() -> set[int]:
     return {int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
 
 
-def test_a_worker_is_born_with_ctrl_c_blocked_and_its_caller_is_not() -> None:
-    with worker_pool(1) as pool:
-        assert signal.SIGINT in pool.submit(_blocked).result()
+@pytest.fixture(scope="module")
+def processes() -> Iterator[WorkerProcesses]:
+    with closing(WorkerProcesses(2, most_calls=20)) as processes:
+        yield processes
+
+
+def test_a_worker_is_born_with_ctrl_c_blocked_and_its_caller_is_not(processes: WorkerProcesses) -> None:
+    assert signal.SIGINT in next(processes.map(_within, [_blocked]))
     assert signal.SIGINT not in _blocked()
 
 
-def test_a_pool_makes_its_processes_that_way() -> None:
-    with worker_pool(1) as pool:
-        pool.submit(_blocked).result()
-        assert all(isinstance(each, SparedProcess) for each in pool._processes.values())
+def _within(function: Callable[[], Any]) -> Any:
+    return function()
+
+
+def test_results_come_in_order_and_an_error_in_its_place(processes: WorkerProcesses) -> None:
+    found = processes.map(int, ["1", "2", "x", "4"])
+    assert [next(found), next(found)] == [1, 2]
+    with pytest.raises(ValueError, match="invalid literal") as error:
+        next(found)
+    assert "in _made" in str(error.value.__cause__)  # where it was raised
+    assert list(processes.map(len, ["", "a"])) == [0, 1]
+
+
+def test_what_cannot_be_sent_is_told(processes: WorkerProcesses) -> None:
+    with pytest.raises(AttributeError, match="local object"):
+        list(processes.map(lambda _: 1, [1]))
+    with pytest.raises(MinitrainError, match="_OddError: 1 and 2"):
+        list(processes.map(_fail_oddly, [1]))
+
+
+class _OddError(Exception):
+    """An error that cannot be unpickled."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def _fail_oddly(number: int) -> None:
+    raise _OddError(number, 2)
+
+
+def test_a_process_that_ends_costs_its_own_call_alone(processes: WorkerProcesses) -> None:
+    calls = [(place, (function, place)) for place, function in enumerate([os._exit, abs, abs])]
+    outcomes = dict(processes.outcomes(calls))
+    assert isinstance(outcomes[0].error, WorkerEndedError)
+    assert outcomes[0].is_begun
+    assert [outcomes[1].get(), outcomes[2].get()] == [1, 2]
+
+
+def test_those_that_are_there_make_the_calls_where_there_is_no_memory_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with closing(WorkerProcesses(3)) as processes:
+        assert list(processes.map(abs, [0])) == [0]
+        monkeypatch.setattr(SparedProcess, "start", _without_memory)
+        assert list(processes.map(abs, range(5))) == [*range(5)]
+    with closing(WorkerProcesses(3)) as processes, pytest.raises(OSError, match="Cannot allocate"):
+        list(processes.map(abs, [1]))
+
+
+def _without_memory(_: SparedProcess) -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 PARENT = """
 import os
-from minitrain.run.worker_processes import worker_pool
+from minitrain.run.worker_processes import WorkerProcesses
 from minitrain.search.sweeps.executors.own_processes import OwnProcesses
 
 def work_for_ever():
@@ -36,8 +96,10 @@ def work_for_ever():
         pass
 
 if __name__ == "__main__":
-    print(worker_pool(1).submit(os.getpid).result(), flush=True)  # has nothing more to do
-    OwnProcesses(1).submit(work_for_ever).result()
+    idle, busy = WorkerProcesses(1), OwnProcesses(1)
+    ((_, found),) = idle.outcomes([(0, (os.getpid,))])
+    print(found.get(), flush=True)  # has nothing more to do
+    busy.first_done([busy.submit(work_for_ever)])
 """
 
 

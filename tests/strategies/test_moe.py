@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,33 @@ def test_a_histogram_of_experts_is_taken_as_it_is() -> None:
     (moved,) = exchanges(run)
     assert moved == 4 * 6 * S * K * H * 2 // 16
     assert train(ep=4, imbalance=[1] * 8).step_time == train(ep=4).step_time
+
+
+def test_loads_of_a_file_are_taken_layer_by_layer(tmp_path: Path) -> None:
+    loads = [[4, 2, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 1, 9]]
+    path = tmp_path / "loads.csv"
+    lines = [",".join(map(str, line)) for line in loads]
+    path.write_text("\n".join(lines))
+    both, each = train(ep=4, imbalance=str(path)), [train(ep=4, imbalance=line) for line in loads]
+    for place, layer in enumerate(place for place, unit in enumerate(MODEL.units()) if unit.kind == "moe"):
+        found, wanted = (
+            [event.size_bytes for event in run.logs[0] if event.typ == "all_to_all" and event.layer == layer]
+            for run in (both, each[place])
+        )
+        assert found == wanted
+    path.write_text(lines[1])
+    assert train(ep=4, imbalance=str(path)).logs == each[1].logs  # one line is for all layers, and files are read again
+    for text, message in (
+        ("\n".join([*lines, lines[0]]), "on a line for each of 2 layers .* found 3 lines"),
+        ("1,2,three", "cannot read the loads of experts"),
+        ("1,2,3", "a number of at least 0 for each of the 8 experts"),
+        ("", "found 0 lines"),
+    ):
+        path.write_text(text)
+        with pytest.raises(mt.UsageError, match=message):
+            train(ep=4, imbalance=str(path))
+    with pytest.raises(mt.UsageError, match="cannot read the loads of experts"):
+        train(ep=4, imbalance=str(tmp_path / "none"))
 
 
 # ---- what is computed and held ---------------------------------------------------------------------------------------

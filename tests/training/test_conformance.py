@@ -254,41 +254,58 @@ def test_messages_are_the_bytes_that_prices_count_and_say_what_proofs_say(how: s
     np.testing.assert_allclose(found, wanted, rtol=1e-6)  # scales are in single precision
 
 
-def rounds_of_diloco(num_rounds: int, num_layers: int, local_steps: int) -> list[Any]:
-    """Return the weights after some rounds of two replicas, in NumPy: Douillard et al. 2023, algorithm 1."""
+def dense_gradients(own: list[Any], first: int, share: int) -> list[Any]:
+    """Return the mean gradients of some samples by layer."""
+    seen = [Problem().inputs(BATCH)[first : first + share]]
+    for weight in own:
+        seen.append(arithmetic.forward(seen[-1], weight))
+    grad, found = (seen.pop() - Problem().targets(BATCH)[first : first + share]) / share, list[Any]()
+    for x, weight in zip(reversed(seen), reversed(own), strict=True):
+        found.insert(0, arithmetic.backward_weight(x, grad))
+        grad = arithmetic.backward_input(x, grad, weight)
+    return found
+
+
+def rounds_of_diloco(
+    num_rounds: int, num_layers: int, local_steps: int, fragments: int = 1, overlap: int = 0, mixing: float = 0.0
+) -> list[Any]:
+    """Return the weights after some rounds of two replicas, in NumPy.
+
+    Douillard et al. 2023, algorithm 1, and 2025, algorithm 2: steps are counted through all rounds, and t_p is such
+    that the last fragment takes the common weight at the end of each.
+    """
     problem = Problem()
-    inputs, targets, adam = problem.inputs(BATCH), problem.targets(BATCH), problem.optimizer
+    adam, share = problem.optimizer, BATCH // (2 * local_steps)
     weights = [problem.initial_weight(layer) for layer in range(num_layers)]
     momenta = [np.zeros_like(weight) for weight in weights]
     states = [[np.zeros((adam.num_moments, *weight.shape)) for weight in weights] for _ in range(2)]
-    share = BATCH // (2 * local_steps)
-    for number in range(num_rounds):
-        drifts = [np.zeros_like(weight) for weight in weights]
+    own, drifts = [list(weights), list(weights)], dict[int, Any]()
+    for t in range(1, num_rounds * local_steps + 1):
         for replica in range(2):
-            own = list(weights)
-            for step in range(local_steps):
-                first = (2 * step + replica) * share
-                seen = [inputs[first : first + share]]
-                for weight in own:
-                    seen.append(arithmetic.forward(seen[-1], weight))
-                grad = (seen.pop() - targets[first : first + share]) / share
-                for layer in reversed(range(num_layers)):
-                    of_weight = arithmetic.backward_weight(seen[layer], grad)
-                    grad = arithmetic.backward_input(seen[layer], grad, own[layer])
-                    count = number * local_steps + step + 1
-                    own[layer], states[replica][layer] = adam.step(own[layer], of_weight, states[replica][layer], count)
-            drifts = [drift + (weight - mine) / 2 for drift, weight, mine in zip(drifts, weights, own, strict=True)]
-        momenta = [0.9 * momentum + drift for momentum, drift in zip(momenta, drifts, strict=True)]
-        steps = [drift + 0.9 * momentum for drift, momentum in zip(drifts, momenta, strict=True)]
-        weights = [weight - 0.7 * step for weight, step in zip(weights, steps, strict=True)]
+            grads = dense_gradients(own[replica], (2 * ((t - 1) % local_steps) + replica) * share, share)
+            before = zip(own[replica], grads, states[replica], strict=True)
+            own[replica], states[replica] = map(list, zip(*(adam.step(*each, t) for each in before), strict=True))
+        for layer in range(num_layers):
+            sent_at = (layer * fragments // num_layers + 1) * local_steps // fragments - overlap
+            if (t - sent_at) % local_steps == 0:
+                drifts[layer] = weights[layer] - (own[0][layer] + own[1][layer]) / 2
+            if (t - sent_at - overlap) % local_steps == 0 and layer in drifts:
+                drift = drifts.pop(layer)
+                momenta[layer] = 0.9 * momenta[layer] + drift
+                weights[layer] = weights[layer] - 0.7 * (drift + 0.9 * momenta[layer])
+                for mine in own:
+                    mine[layer] = mixing * mine[layer] + (1 - mixing) * weights[layer]
     return weights
 
 
 def test_rounds_on_real_processes_carry_momentum_and_every_replicas_state(tmp_path: Path) -> None:
     dense: dict[str, Any] = {"num_layers": 3, "workload": DenseRows(Problem().width, 8)}
-    (layers,) = trained(["diloco:local_steps=4"], 2, tmp_path, steps=3, **dense).values()
-    for layer, wanted in enumerate(rounds_of_diloco(3, 3, 4)):
-        np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
+    streaming: dict[str, Any] = {"fragments": 2, "overlap": 1, "mixing": 0.25}
+    words = ["diloco:local_steps=4", "diloco:local_steps=4,fragments=2,overlap=1,mixing=0.25"]
+    found = trained(words, 2, tmp_path, steps=3, **dense)
+    for layers, options in zip(found.values(), (dict[str, Any](), streaming), strict=True):
+        for layer, wanted in enumerate(rounds_of_diloco(3, 3, 4, **options)):
+            np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
 
 
 def test_rounds_on_real_processes_learn() -> None:
@@ -536,6 +553,7 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
             ],
         ),
         ({"lora": 2, "workload": "tiny-moe"}, ["ddp", "moe:ep=2", "megatron:ep=2"]),
+        ({"ema": 0.9}, ["ddp", "zero1", "fsdp"]),
         (
             {"documents": mt.Documents(median=7, sigma=0.9)},
             [
@@ -547,7 +565,7 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
             ],
         ),
     ],
-    ids=["adapters", "frozen", "divided", "experts", "documents"],
+    ids=["adapters", "frozen", "divided", "experts", "average", "documents"],
 )
 def test_a_model_is_trained_as_on_one_device(what: dict[str, Any], names: list[str], tmp_path: Path) -> None:
     given: dict[str, Any] = {"workload": "tiny", **what}

@@ -278,7 +278,7 @@ function build() {
       return made;
     });
   const place = name => knobs.filter(one => one.id === 'field-' + name);
-  const rest = ['network', 'fidelity', 'platform', 'precision', 'lora', 'frozen_layers'];
+  const rest = ['network', 'fidelity', 'platform', 'precision', 'lora', 'frozen_layers', 'ema'];
   const source = make('textarea', {
     spellcheck: false,
     value: state.source ?? page.starter,

@@ -8,7 +8,8 @@ How long each rank is at work, read from the engine's flat logs in one pass.
 
 A row of a sweep needs only these sums, and making columns for them would take longer. They are the same floats
 as those of columns, since intervals are added in the same order: by start, then by
-end. tests/run/analysis/test_breakdown.py checks that.
+end. tests/run/analysis/test_breakdown.py checks that. Nothing here needs numpy, unless it is given columns or asked for
+arrays.
 
 What ranks communicate along each axis of their mesh: how often, how many bytes, how long, and how much is exposed.
 
@@ -23,13 +24,6 @@ How many events of each type there are, and how long they worked, summed exactly
 
 A sum of floats depends on its order, and events come in different orders: rank after rank, or in chunks of all ranks.
 So equal durations are counted, and their multiples are added as fractions. The sum is rounded once, at the end.
-
-A step without the loading before it, where ranks load for unequal times.
-
-The step begins when the weights are there. Where all ranks load for the same time, they begin together, and the clocks
-of the log, less that time, are those of the step. Where they do not, some begin while others still load, and the clocks
-say when loading ends, and not what the step takes. So the run is timed again with the same dependencies and with loads
-that take no time.
 """
 
 from __future__ import annotations
@@ -37,12 +31,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import starmap
 from math import prod
-from typing import Any, NamedTuple, TypeGuard
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from minitrain.errors import UsageError
 from minitrain.operations import (
@@ -59,19 +52,9 @@ from minitrain.operations import (
     EventLog,
     Stream,
 )
-from minitrain.run.analysis.dependencies import collectives, make_graph, messages
-from minitrain.run.analysis.retiming import retimed_events
-from minitrain.run.analysis.timeline import (
-    NONE,
-    Bools,
-    Floats,
-    Ints,
-    Timeline,
-    Trace,
-    as_timeline,
-    sweep,
-    sweep_timeline,
-)
+
+if TYPE_CHECKING:
+    from minitrain.run.analysis.timeline import Floats, Trace
 
 Interval = tuple[float, float, bool]
 """Start and end of an event, s, and whether it is on the compute stream."""
@@ -214,23 +197,46 @@ def passes_of(log: EventLog, typs: Collection[str]) -> PassTime | None:
     return sums.passes
 
 
+class Split(NamedTuple):
+    """Where the step time of one rank goes, s: see `Breakdown`."""
+
+    computing: float
+    exposed: float
+    overlapped: float
+    waiting: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Breakdown:
     """The split of the step time, one row a rank.
 
     Args:
         step_time_s: the step time, s.
-        computing: time with the compute stream at work, s, (num_ranks,).
-        exposed: time communicating with no compute beside it, s, (num_ranks,).
-        overlapped: time communicating beside compute, s, (num_ranks,).
-        waiting: time with no stream at work, s, (num_ranks,).
+        ranks: the split of each rank.
     """
 
     step_time_s: float
-    computing: Floats
-    exposed: Floats
-    overlapped: Floats
-    waiting: Floats
+    ranks: Sequence[Split]
+
+    @property
+    def computing(self) -> Floats:
+        """Time with the compute stream at work, s, (num_ranks,)."""
+        return self._array("computing")
+
+    @property
+    def exposed(self) -> Floats:
+        """Time communicating with no compute beside it, s, (num_ranks,)."""
+        return self._array("exposed")
+
+    @property
+    def overlapped(self) -> Floats:
+        """Time communicating beside compute, s, (num_ranks,)."""
+        return self._array("overlapped")
+
+    @property
+    def waiting(self) -> Floats:
+        """Time with no stream at work, s, (num_ranks,)."""
+        return self._array("waiting")
 
     @property
     def communicating(self) -> Floats:
@@ -240,26 +246,59 @@ class Breakdown:
     @property
     def bubble_fraction(self) -> float:
         """Share of all ranks' time spent waiting, 0 to 1."""
-        return self._share(self.waiting)
+        return self._share("waiting")
 
     @property
     def exposed_comm_fraction(self) -> float:
         """Share of all ranks' time spent in exposed communication, 0 to 1."""
-        return self._share(self.exposed)
+        return self._share("exposed")
 
     @property
     def computing_fraction(self) -> float:
         """Share of all ranks' time spent computing, 0 to 1."""
-        return self._share(self.computing)
+        return self._share("computing")
 
     @property
     def overlapped_comm_fraction(self) -> float:
         """Share of all ranks' time with communication hidden beside compute, 0 to 1."""
-        return self._share(self.overlapped)
+        return self._share("overlapped")
 
-    def _share(self, part: Floats) -> float:
-        total = self.step_time_s * len(part)
-        return float(part.sum() / total) if total > 0 else 0.0
+    def _of_ranks(self, part: str) -> list[float]:
+        place = Split._fields.index(part)
+        return [rank[place] for rank in self.ranks]
+
+    def _array(self, part: str) -> Floats:
+        import numpy as np  # noqa: PLC0415  (only when somebody looks)
+
+        return np.array(self._of_ranks(part), dtype=float)
+
+    def _share(self, part: str) -> float:
+        total = self.step_time_s * len(self.ranks)
+        return pairwise_sum(self._of_ranks(part)) / total if total > 0 else 0.0
+
+
+def pairwise_sum(values: Sequence[float]) -> float:
+    """Add floats in NumPy's order: eight sums side by side, halves of what is long (`pairwise_sum` in its sources)."""
+    size = len(values)
+    if size < 8:
+        return add_in_order(values)
+    if size <= 128:
+        eights = size - size % 8
+        parts = [add_in_order(values[first:eights:8]) for first in range(8)]
+        total = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]))
+        for value in values[eights:]:
+            total += value
+        return total
+    half = size // 2 - size // 2 % 8
+    return pairwise_sum(values[:half]) + pairwise_sum(values[half:])
+
+
+def add_in_order(values: Sequence[float]) -> float:
+    """Add floats one after the other."""
+    total = -0.0  # which keeps the sign of zeros
+    for value in values:
+        total += value
+    return total if len(values) else 0.0
 
 
 def breakdown(trace: Trace, end: float | None = None, step_time: float | None = None) -> Breakdown:
@@ -278,42 +317,32 @@ def breakdown(trace: Trace, end: float | None = None, step_time: float | None = 
     """
     if are_flat(trace):
         begin = max((load_end_of(log._rows) for log in trace), default=0.0)
-        return _split(_sums([busy_of(log, begin) for log in trace]), begin, end, step_time)
+        return breakdown_of([busy_of(log, begin) for log in trace], begin, end, step_time)
+    from minitrain.run.analysis.timeline import as_timeline  # noqa: PLC0415  (numpy only for columns)
+
     timeline = as_timeline(trace)
-    return _split(_sums_of_columns(timeline), timeline.begin, end, step_time)
+    busy = zip(*timeline.busy_times().T.tolist(), [timeline.last_end] * timeline.num_ranks, strict=True)
+    return breakdown_of(list(starmap(BusyTime, busy)), timeline.begin, end, step_time)
 
 
-def breakdown_of(ranks: Sequence[BusyTime], begin: float, end: float | None = None) -> Breakdown:
-    """Split the step time of ranks whose time at work is known: the same floats as from their logs."""
-    return _split(_sums(ranks), begin, end)
-
-
-def _split(
-    found: tuple[Floats, Floats, Floats, float], begin: float, end: float | None, step_time: float | None = None
+def breakdown_of(
+    ranks: Sequence[BusyTime], begin: float, end: float | None = None, step_time: float | None = None
 ) -> Breakdown:
-    """Split the step time into the three parts, which add up to it."""
-    computing, communicating, either, latest = found
+    """Split the step time of ranks whose time at work is known: the same floats as from their logs."""
+    latest = max((rank.last_end for rank in ranks), default=0.0)
     step = checked_end(latest, end) - begin if step_time is None else step_time
-    busy = np.maximum(either, computing)
-    exposed = busy - computing
-    overlapped = communicating - exposed
-    overlapped[overlapped < 1e-12 * step] = 0.0  # a rounding error where nothing overlaps
-    waiting = step - busy
-    waiting[waiting < 1e-12 * step] = 0.0  # likewise, where a rank never waits
-    return Breakdown(step, computing, exposed, overlapped, waiting)
+    return Breakdown(step, [_split(rank, step) for rank in ranks])
 
 
-def _sums(ranks: Sequence[BusyTime]) -> tuple[Floats, Floats, Floats, float]:
-    """Return how long each rank computed, communicated, and did either, s, and the latest end."""
-    found = np.array(ranks, dtype=float).reshape(-1, len(BusyTime._fields))
-    computing, communicating, either, last_end = found.T.copy()
-    return computing, communicating, either, float(last_end.max(initial=0.0))
-
-
-def _sums_of_columns(timeline: Timeline) -> tuple[Floats, Floats, Floats, float]:
-    """Return the same floats as `_sums`, from columns."""
-    either = sweep_timeline(timeline).covered(timeline.num_ranks)
-    return _covered(timeline, True), _covered(timeline, False), either, timeline.last_end
+def _split(rank: BusyTime, step: float) -> Split:
+    """Split the step time into the three parts, which add up to it."""
+    busy = max(rank.any, rank.computing)
+    exposed = busy - rank.computing
+    overlapped, waiting = rank.communicating - exposed, step - busy
+    least = 1e-12 * step  # what is less is a rounding error: where nothing overlaps, or a rank never waits
+    return Split(
+        rank.computing, exposed, 0.0 if overlapped < least else overlapped, 0.0 if waiting < least else waiting
+    )
 
 
 def checked_end(latest: float, end: float | None) -> float:
@@ -330,28 +359,7 @@ def checked_end(latest: float, end: float | None) -> float:
     return end
 
 
-def _covered(timeline: Timeline, computes: bool) -> Floats:
-    """Return how long each rank computed, or communicated, s, (num_ranks,)."""
-    chosen = timeline.computes == computes
-    part = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen], timeline.begin)
-    return part.covered(timeline.num_ranks)
-
-
-class PassTimes(NamedTuple):
-    """When the ranks that pass anything through layers do so, one entry a rank, s.
-
-    Args:
-        first_start: start of the first pass.
-        last_end: end of the last one.
-        busy: time at work in passes.
-    """
-
-    first_start: Floats
-    last_end: Floats
-    busy: Floats
-
-
-def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
+def pass_times(trace: Trace, typs: Collection[str]) -> list[PassTime]:
     """Return when each rank passes microbatches through its layers; ranks that never do are left out.
 
     Args:
@@ -359,23 +367,10 @@ def pass_times(trace: Trace, typs: Collection[str]) -> PassTimes:
         typs: the event types that count as passes.
     """
     if are_flat(trace):
-        return pass_times_of(passes_of(log, typs) for log in trace)
-    timeline = as_timeline(trace)
-    chosen = timeline.of_types(typs)
-    ranks = timeline.rank[chosen]
-    first = np.full(timeline.num_ranks, np.inf)
-    last, busy = np.zeros(timeline.num_ranks), np.zeros(timeline.num_ranks)
-    np.minimum.at(first, ranks, timeline.time[chosen])
-    np.maximum.at(last, ranks, timeline.end[chosen])
-    np.add.at(busy, ranks, timeline.duration[chosen])
-    there = np.isfinite(first)
-    return PassTimes(first[there], last[there], busy[there])
+        return [passes for log in trace if (passes := passes_of(log, typs)) is not None]
+    from minitrain.run.analysis.timeline import as_timeline  # noqa: PLC0415  (numpy only for columns)
 
-
-def pass_times_of(ranks: Iterable[PassTime | None]) -> PassTimes:
-    """Return the same for ranks whose passes were summed already; None stands for a rank without passes."""
-    found = [passes for passes in ranks if passes is not None]
-    return PassTimes(*np.array(found, dtype=float).reshape(-1, len(PassTime._fields)).T.copy())
+    return [PassTime(*seconds) for seconds in as_timeline(trace).pass_times(typs).tolist()]
 
 
 WORLD, PEERS, OTHER, HOST = "world", "peers", "other", "host"
@@ -625,36 +620,3 @@ def totals_by_type(logs: Sequence[Sequence[Event]], times: int = 1) -> dict[str,
 def are_alike(load_ends: Iterable[float]) -> bool:
     """Return whether the weights of all ranks are there at the same time."""
     return len(set(load_ends)) < 2
-
-
-def step_alone(timeline: Timeline) -> Timeline:
-    """Return a run as it would be if the weights of all ranks were there at 0: the run itself where they load alike."""
-    working = np.diff(timeline.starts) > 0
-    if are_alike(np.unique(timeline.load_ends[working])):
-        return timeline
-    duration = np.where(timeline.loading, 0.0, timeline.duration)
-    launched, time = retimed_events(make_graph(timeline), duration)
-    found = replace(timeline, time=time, end=time + duration, duration=duration, launched=launched)
-    return replace(found, waited_for=_waited_for(found))
-
-
-def _waited_for(timeline: Timeline) -> Ints:
-    """Return the rank that each operation waited for, or `NONE`: the lowest of the last ones to come."""
-    waited_for = np.full(timeline.num_events, NONE)
-    sends, receives = messages(timeline)
-    late = (timeline.launched[receives] < timeline.time[sends]) & (timeline.time[receives] == timeline.time[sends])
-    waited_for[receives[late]] = timeline.peer[receives[late]]
-    members, places = collectives(timeline)
-    if len(members):
-        launched, sizes = timeline.launched[members], np.diff(places)
-        latest = np.repeat(np.maximum.reduceat(launched, places[:-1]), sizes)
-        last = np.repeat(_lowest(timeline.rank[members], launched == latest, places), sizes)
-        late = (launched < latest) & (timeline.time[members] == latest)
-        waited_for[members[late]] = last[late]
-    return waited_for
-
-
-def _lowest(rank: Ints, chosen: Bools, places: Ints) -> Ints:
-    """Return the lowest of the chosen ranks of each group."""
-    found: Ints = np.minimum.reduceat(np.where(chosen, rank, np.iinfo(np.int64).max), places[:-1])
-    return found

@@ -12,6 +12,11 @@ floats is exact in any order. So what is left out changes no float, either.
 What if operations lasted differently: the times of a run with other durations and the same dependencies. Only durations
 change. A strategy that would then choose another order or more overlap is not modelled. An operation that was slowed
 down by communication beside it stays slow. Loading stays as it is, and is no part of the step.
+
+A step without the loading before it, where ranks load for unequal times. The step begins when the weights are there.
+Where all ranks load for the same time, they begin together, and the clocks of the log, less that time, are those of the
+step. Where they do not, some begin while others still load, and the clocks say when loading ends, and not what the step
+takes. So the run is timed again with the same dependencies and with loads that take no time.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from minitrain.operations import COLLECTIVES, COMMUNICATIONS, PRICE, RECV, SEND, STRIDE
-from minitrain.run.analysis.dependencies import Graph, circle, make_graph, messages
+from minitrain.run.analysis.breakdown import are_alike
+from minitrain.run.analysis.dependencies import Graph, circle, collectives, make_graph, messages
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline, Trace, as_timeline
 
 _FARTHEST = 64
@@ -407,3 +413,36 @@ def _typs_that_last(timeline: Timeline) -> list[str]:
     """Return the types of which some operation takes time."""
     lasts = (timeline.duration > 0) & ~timeline.loading
     return [timeline.typs[code] for code in np.unique(timeline.typ[lasts]).tolist()]
+
+
+def step_alone(timeline: Timeline) -> Timeline:
+    """Return a run as it would be if the weights of all ranks were there at 0: the run itself where they load alike."""
+    working = np.diff(timeline.starts) > 0
+    if are_alike(np.unique(timeline.load_ends[working])):
+        return timeline
+    duration = np.where(timeline.loading, 0.0, timeline.duration)
+    launched, time = retimed_events(make_graph(timeline), duration)
+    found = replace(timeline, time=time, end=time + duration, duration=duration, launched=launched)
+    return replace(found, waited_for=_waited_for(found))
+
+
+def _waited_for(timeline: Timeline) -> Ints:
+    """Return the rank that each operation waited for, or `NONE`: the lowest of the last ones to come."""
+    waited_for = np.full(timeline.num_events, NONE)
+    sends, receives = messages(timeline)
+    late = (timeline.launched[receives] < timeline.time[sends]) & (timeline.time[receives] == timeline.time[sends])
+    waited_for[receives[late]] = timeline.peer[receives[late]]
+    members, places = collectives(timeline)
+    if len(members):
+        launched, sizes = timeline.launched[members], np.diff(places)
+        latest = np.repeat(np.maximum.reduceat(launched, places[:-1]), sizes)
+        last = np.repeat(_lowest(timeline.rank[members], launched == latest, places), sizes)
+        late = (launched < latest) & (timeline.time[members] == latest)
+        waited_for[members[late]] = last[late]
+    return waited_for
+
+
+def _lowest(rank: Ints, chosen: Bools, places: Ints) -> Ints:
+    """Return the lowest of the chosen ranks of each group."""
+    found: Ints = np.minimum.reduceat(np.where(chosen, rank, np.iinfo(np.int64).max), places[:-1])
+    return found

@@ -233,6 +233,24 @@ class Timeline:
         """
         return self.of_types([typ for typ in self.typs if typ.startswith(names)])
 
+    def busy_times(self) -> Floats:
+        """Return how long each rank computed, communicated and did either in the step, s, (num_ranks, 3)."""
+        chosen = (self.computes, ~self.computes, slice(None))
+        parts = (sweep(self.rank[part], self.time[part], self.end[part], self.begin) for part in chosen)
+        return np.stack([part.covered(self.num_ranks) for part in parts], axis=1)
+
+    def pass_times(self, typs: Collection[str]) -> Floats:
+        """Return first start, last end and seconds of events of these types on each rank that has any, s, (num, 3)."""
+        chosen = self.of_types(typs)
+        ranks = self.rank[chosen]
+        first = np.full(self.num_ranks, np.inf)
+        last, busy = np.zeros(self.num_ranks), np.zeros(self.num_ranks)
+        np.minimum.at(first, ranks, self.time[chosen])
+        np.maximum.at(last, ranks, self.end[chosen])
+        np.add.at(busy, ranks, self.duration[chosen])
+        found: Floats = np.stack([first, last, busy], axis=1)[np.isfinite(first)]
+        return found
+
 
 Trace = Timeline | Sequence[Sequence[Event]]
 """What analyses and pictures take: columns, or one log a rank."""

@@ -97,6 +97,7 @@ def _require_same(prepared: PreparedRun, run: FoldedRun, model: Model) -> None:
         ("events", len(model.log), len(run.logs[rank])),
         ("final weights", model.final_weights, expected.final_weights),
         ("final experts", model.final_experts, expected.final_experts),
+        ("replicas' own weights", model.final_locals, expected.final_locals),
         ("elements at its peak", model.peak_memory, run.peak_memory_per_rank[rank]),
     )
     for what, own, of_class in compared:

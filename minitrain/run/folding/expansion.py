@@ -149,9 +149,9 @@ class Expansion:
         for name in (*_AT_THE_END, *of_strategy):
             setattr(model, name, place.value(getattr(source, name)))
         model._log, model._rows = log, log._rows
-        model.final_weights, model.final_experts = (
+        model.final_weights, model.final_experts, model.final_locals = (
             {key: place.value(value) for key, value in held.items()}
-            for held in (source.final_weights, source.final_experts)
+            for held in (source.final_weights, source.final_experts, source.final_locals)
         )
         _copy_stores(source, model, place)
         return model

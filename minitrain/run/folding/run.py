@@ -122,14 +122,8 @@ class FoldedRun(Run):
     @cached_property
     def breakdown(self) -> Breakdown:
         """The split of each rank's step time, s, one row a rank."""
-        import numpy as np  # noqa: PLC0415  (only when somebody looks)
-
         parts = super().breakdown
-        if not self._classes:
-            return parts
-        ranks = np.array(self.fold.of_every_rank(list(range(len(self._classes)))))
-        names = ("computing", "exposed", "overlapped", "waiting")
-        return replace(parts, **{name: getattr(parts, name)[ranks] for name in names})
+        return replace(parts, ranks=self.fold.of_every_rank(list(parts.ranks))) if self._classes else parts
 
     @cached_property
     def peak_watts(self) -> float | None:

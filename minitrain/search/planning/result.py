@@ -121,7 +121,7 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, for `saved_plan` with the same cluster and step."""
-        write_text(Path(path), json.dumps({"format": _FORMAT, **self.summary()}, indent=2) + "\n")
+        write_text(Path(path), [json.dumps({"format": _FORMAT, **self.summary()}, indent=2), "\n"])
 
     def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
         """Write the page of the simulated step; see `Run.write_html`."""

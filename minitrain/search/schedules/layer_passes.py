@@ -158,7 +158,7 @@ count_as_strategy(__file__)
 class Routing:
     """How tokens are sent to experts: see `Model.route`."""
 
-    imbalance: float | Sequence[float] = 1
+    imbalance: float | str | Sequence[float] = 1
     capacity_factor: float | None = None
 
 

@@ -334,7 +334,7 @@ def from_schedule(schedule: Schedule) -> ShippedStrategy:
         sequence_parallel: bool = False,
         shard_size: int | None = None,
         cp_comm_type: str = "p2p",
-        imbalance: float | Sequence[float] = 1,
+        imbalance: float | str | Sequence[float] = 1,
         capacity_factor: float | None = None,
         overlap_experts: bool = True,
     ) -> Model:

@@ -17,7 +17,7 @@ import json
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from concurrent.futures import BrokenExecutor, Future
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +34,7 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, framework_of
-from minitrain.search.sweeps.executors.choice import workers_of
+from minitrain.search.sweeps.executors.choice import first_done, workers_of
 from minitrain.search.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def run_batches(
                 in_flight[workers.submit(work, batch)] = batch
             if not in_flight:
                 return
-            for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
+            for future in first_done(workers, in_flight):
                 batch = in_flight.pop(future)
                 try:
                     seconds_each, rows = result_of(future)

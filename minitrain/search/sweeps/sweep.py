@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 from zlib import crc32
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import NO_MEMORY, UsageError, require_count
 from minitrain.files import replacing
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.data_frames import data_frame
@@ -642,9 +642,10 @@ class Sweep:
 
 
 def _may_do_better(row: Row, time_limit_s: float | None) -> bool:
-    """Return whether a row ended at a shorter time limit than there is now."""
+    """Return whether a row ended at a shorter time limit than there is now, or where the system gave no memory."""
     before = row.get("time_limit_s")
-    return before is not None and (time_limit_s is None or time_limit_s > before)
+    had_less_time = before is not None and (time_limit_s is None or time_limit_s > before)
+    return had_less_time or str(row.get("error")).endswith(NO_MEMORY)
 
 
 def _picture(configuration: Configuration) -> str:

@@ -15,7 +15,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,14 +23,14 @@ from typing import Any, final
 
 import numpy as np
 
-from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
+from minitrain.errors import NO_MEMORY, MinitrainError, OutOfMemoryError, UsageError, reason_of
 from minitrain.run.analysis.labels import GIB
 from minitrain.run.analysis.timeline import Floats
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
 from minitrain.search.sweeps.batches import SharedByBatch, Workers, key_of, result_of
-from minitrain.search.sweeps.executors.choice import workers_of
+from minitrain.search.sweeps.executors.choice import first_done, workers_of
 from minitrain.search.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
 from minitrain.search.sweeps.sweep import read_rows, writing
 from minitrain.search.tuning.bounds import Bound, bound_of, least_times
@@ -230,7 +230,7 @@ async def _figures_of(problem: TuningProblem, shared: SharedByBatch, strategy: A
     except MinitrainError as error:
         return Figures(error=first_line(error), is_rule=True)
     except Exception as error:  # a strategy may raise anything, and the others go on
-        return Figures(error=f"{type(error).__name__}: {first_line(error)}")
+        return Figures(error=reason_of(error).partition("\n")[0])
     busy_s = float((parts.computing + parts.exposed).sum())
     return Figures(run.step_time, run.peak_memory_bytes, busy_s, run.needed_memory_bytes)
 
@@ -506,7 +506,9 @@ class Search:
         for place, candidate in enumerate(self.candidates):
             machine = candidate.problem.machine
             key = key_of_candidate(candidate) if self._known else ""
-            row = judged_again(self._known[key], self.most_bytes(machine)) if key in self._known else None
+            known = self._known.get(key, {})
+            is_known = known and not str(known["reason"]).endswith(NO_MEMORY)
+            row = judged_again(known, self.most_bytes(machine)) if is_known else None
             if row is None and candidate.illegal is not None:
                 row = row_of(candidate, None, machine, 0.0)
             if row is None:
@@ -632,7 +634,7 @@ class Search:
                     in_flight[self._workers[0].submit(call.function, *call.arguments())] = call
                 if not in_flight:
                     return
-                for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                for future in first_done(self._workers[0], in_flight):
                     call = in_flight.pop(future)
                     try:
                         self._take(call.task, result_of(future))

@@ -29,7 +29,6 @@ from minitrain.operations import COMPUTE, PRICE, RECV, STREAM, STRIDE, TYP, Even
 from minitrain.run.analysis.breakdown import (
     AxisTotal,
     Meshes,
-    PassTimes,
     axis_finder,
 )
 from minitrain.run.analysis.timeline import Floats, Ints
@@ -74,6 +73,20 @@ def rank_times(logs: Sequence[TimedLog], step_times: Floats) -> RankTimes:
     busy = np.maximum(np.array([log.work[1] for log in logs]), computing)
     waiting = step_times - busy
     return RankTimes(computing, busy - computing, np.where(waiting < 1e-12 * step_times, 0.0, waiting))
+
+
+class PassTimes(NamedTuple):
+    """When the logs that pass anything through layers do so on every machine, s, (num_logs, num_machines) each.
+
+    Args:
+        first_start: start of the first pass.
+        last_end: end of the last one.
+        busy: time at work in passes.
+    """
+
+    first_start: Floats
+    last_end: Floats
+    busy: Floats
 
 
 def pass_times(logs: Sequence[TimedLog], num_machines: int) -> PassTimes:

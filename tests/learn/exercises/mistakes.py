@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minitrain.learn.exercise import load_exercise
-from minitrain.learn.solution import solution_of
 from tests.learn.exercises.sources import DDP, SUBMISSIONS, changed
 
 REDUCE = "        grads[k] = await model.all_reduce(grads[k], k)\n"
@@ -57,7 +56,7 @@ SEND_GRADIENT = "        if not first:\n            await model.send(stage - 1, 
 WEIGHTS_LATER = "        if i >= delay:\n            backward_weight(i - delay)\n"
 
 RING, TREE, RECOMPUTE, OFFLOAD, LOCAL, DUALPIPE = (
-    solution_of(load_exercise(number)) for number in ("19", "20", "21", "22", "23", "24")
+    load_exercise(number).solution for number in ("19", "20", "21", "22", "23", "24")
 )
 EXCHANGE = """    sent = model.launch(model.send((model.rank + 1) % model.world_size, shard))
     came = await model.receive((model.rank - 1) % model.world_size)
@@ -378,6 +377,16 @@ MISTAKES: dict[str, Mistake] = {
         "time", "longer", "forward"),
     "the_last_weights_are_forgotten": Mistake(
         "18", changed(ZERO_BUBBLE, (LAST_WEIGHTS, "")), "laws", "must cover all 8 samples", "summed over"),
+    "an_input_is_freed_with_the_first_half_of_its_backward": Mistake(
+        "18", changed(ZERO_BUBBLE, ("                layer, activations[layer, i], grad_activations[layer, i], weights[layer]\n            )\n",
+                                    "                layer, activations[layer, i], grad_activations[layer, i], weights[layer]\n            )\n"
+                                    "            del activations[layer, i]\n")),
+        "runs", "KeyError", "stored under this key"),
+    "the_whole_backward_makes_the_weights_gradient": Mistake(
+        "18", changed(ZERO_BUBBLE, ('grad_weights["new"] = model.backward_weight(layer, activations[layer, i], grad_activations[layer, i])',
+                                    'grad_weights["new"], _ = model.backward(\n                layer, activations[layer, i], '
+                                    "grad_activations[layer, i], weights[layer]\n            )\n            del _")),
+        "time", "longer", "backward"),
     # 19
     "a_collective_sums": Mistake(
         "19", changed(RING, (RING_CALL, "        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)\n")),
@@ -404,6 +413,9 @@ MISTAKES: dict[str, Mistake] = {
                              "            kept[layer] = kept[layer].shard(place, model.world_size)\n"
                              "        weights[layer], opt_states[layer] = model.update(")),
         "laws", "final weight must lie on the ranks", "makes it whole"),
+    "sums_of_other_shards_are_added": Mistake(
+        "19", changed(RING, ("grads[layer] = grads[layer].combine(going)", "grads[layer] = grads[layer] + going")),
+        "laws", "that add: shards must be equal", "combine"),
     # 20
     "always_the_ring": Mistake("20", changed(TREE, (CHOICE, "if False:")), "time", "longer", "which of the two is quicker"),
     "always_the_tree": Mistake("20", changed(TREE, (CHOICE, "if True:")), "time", "longer", "which of the two is quicker"),
@@ -424,6 +436,13 @@ MISTAKES: dict[str, Mistake] = {
             grads[layer] = grads[layer] + await model.receive(other)
     for level in ():
 """)), "time", "longer", "recv"),
+    "whole_gradients_go_round_the_ring": Mistake(
+        "20", changed(TREE, ("            await sum_round_ring(model, grad_weights, layer)\n", """            going = grad_weights[layer]
+            for _ in range(n - 1):
+                going = await exchange(model, going)
+                grad_weights[layer] = grad_weights[layer] + going
+            del going
+""")), "communication", "communicate more than the budget", "each message is a shard"),
     # 21
     "all_inputs_are_kept": Mistake(
         "21", changed(RECOMPUTE, (FREED, ""), (AGAIN, AGAIN.replace("of_segment[:-1]", "()"))),
@@ -463,6 +482,13 @@ MISTAKES: dict[str, Mistake] = {
         "laws", "exactly the weight's shards", "same shard"),
     "what_is_fetched_is_no_copy_on_the_host": Mistake(
         "22", changed(OFFLOAD, ("model.fetch(model.host[layer])", "model.fetch(weights[layer])")), "laws", "takes what offload gave", "."),
+    "new_weights_are_not_gathered": Mistake(
+        "22", changed(OFFLOAD, ("        weights[layer] = await model.all_gather(weights[layer], layer)\n", "")),
+        "laws", "final weight must lie on the ranks", "all_gather"),
+    "the_whole_gradient_is_summed": Mistake(
+        "22", changed(OFFLOAD, ("await model.reduce_scatter(grad_weights[layer], layer)",
+                                "(await model.all_reduce(grad_weights[layer], layer)).shard(rank, n)")),
+        "communication", "communicate more than the budget", "all_reduce of layers .* the reference does none"),
     # 23
     "the_outer_gradient_is_not_summed": Mistake(
         "23", changed(LOCAL, (OUTER_SUM, "")), "laws", "must cover all 8 samples", "outer gradient is summed over all ranks"),
@@ -507,6 +533,23 @@ MISTAKES: dict[str, Mistake] = {
         "24", changed(DUALPIPE, ("if stages[chunk] == 2 * p - 1:", "if stages[chunk] == p - 1:")), "runs", "KeyError", "under this key"),
     "weights_that_were_put_off_are_forgotten": Mistake(
         "24", changed(DUALPIPE, ('        ("W", rank + 1),\n', "")), "laws", "must cover all 8 samples", "summed over"),
+    "the_warmup_is_half_as_long": Mistake(
+        "24", changed(DUALPIPE, ('("F0", 2 * after)', '("F0", after)')), "runs", "deadlock", "m forwards and m backwards of each chunk"),
+    "stages_lie_round_the_ranks": Mistake(
+        "24", changed(DUALPIPE, ("(rank, 2 * p - 1 - rank)", "(rank, p + rank)"),
+                      ("found = min(stage, 2 * p - 1 - stage)", "found = stage % p")), "runs", "deadlock", "Print the lists of both ranks"),
+    "an_input_is_freed_with_its_first_half": Mistake(
+        "24", changed(DUALPIPE, ("                grad_activations[layer - 1, i] = model.backward_input(\n"
+                                 "                    layer, activations[layer, i], grad_activations[layer, i], weights[layer]\n                )\n",
+                                 "                grad_activations[layer - 1, i] = model.backward_input(\n"
+                                 "                    layer, activations[layer, i], grad_activations[layer, i], weights[layer]\n                )\n"
+                                 "                del activations[layer, i]\n")),
+        "runs", "KeyError", "stored under this key"),
+    "the_second_chunk_begins_with_the_last_microbatch": Mistake(
+        "24", changed(DUALPIPE, ("            order.append((action[0], int(action[1]), begun[counter]))\n",
+                                 '            i = num_microbatches - 1 - begun[counter] if action == "F1" else begun[counter]\n'
+                                 "            order.append((action[0], int(action[1]), i))\n")),
+        "runs", r"KeyError: \(2, 3\)", "stored under this key"),
     "a_launched_send_is_never_awaited": Mistake(
         "24", changed(DUALPIPE, ("    while sends:\n        await sends.pop(0)\n", "")), "runs", "launched send and never awaited", "needs its `await work`"),
 }  # fmt: skip

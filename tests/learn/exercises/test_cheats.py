@@ -19,7 +19,6 @@ import pytest
 from minitrain.learn import Grade, grade
 from minitrain.learn.exercise import load_exercise
 from minitrain.learn.sandbox import Limits
-from minitrain.learn.solution import solution_of
 from tests.learn.exercises.sources import DDP, RIGHT, SUBMISSIONS, changed
 from tests.learn.exercises.test_corpus import WITHOUT_EFFECT as OF_THE_ENGINE
 from tests.learn.exercises.test_corpus import WRONG
@@ -34,7 +33,7 @@ LOADED = "weights[k], opt_states[k] = model.load_weights(k)"
 OWN = "range(model.rank, model.global_batch_size, model.world_size)"
 GATHERED = 'weights["whole", k] = await model.all_gather(weights["shard", k], k)'
 ZERO3 = (SUBMISSIONS / "zero3_kept_apart.py").read_text()
-EXPERTS = solution_of(load_exercise("16"))
+EXPERTS = load_exercise("16").solution
 HELD = "[model.get_input_activation([0]) for _ in range(24)]"
 TOO_MUCH = ("memory", "more than the budget")
 SAME = ""

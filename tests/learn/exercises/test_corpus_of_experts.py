@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from minitrain.learn.exercise import load_exercise
-from minitrain.learn.solution import solution_of
 from tests.learn.exercises.sources import changed
 from tests.learn.exercises.verdicts import require_own_reason
 
-EXPERTS = solution_of(load_exercise("16"))  # which has full marks
+EXPERTS = load_exercise("16").solution  # which has full marks
 
 SEND = "                activations[tokens] = await model.all_to_all(activations[tokens], layer, group=parts)\n"
 BACK = "                activations[made] = await model.all_to_all(activations[made], layer, group=parts)\n"
@@ -53,6 +52,19 @@ WRONG: dict[str, tuple[str, str, str]] = {
         changed(EXPERTS, (GROUP, GROUP.replace("replicas", "everyone"))),
         "laws",
         "must bring gradients of one part of the experts: those of different parts have nothing to add",
+    ),
+    "neighbours_take_the_same_samples": (
+        changed(EXPERTS, (FIRST, "    first = replicas.index * share\n")),
+        "laws",
+        "samples",
+    ),
+    "both_pieces_have_one_key": (
+        changed(
+            EXPERTS,
+            ('weights["experts", layer], opt_states["experts", layer] = ', "weights[layer], opt_states[layer] = "),
+        ),
+        "laws",
+        r"route on rank 0: weight must be a RouterWeight, got ExpertWeight",
     ),
     "experts_not_divided": (
         changed(EXPERTS, ("part=parts.index, num_parts=ep", "part=0, num_parts=1")),

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from minitrain.learn.exercise import load_exercise
-from minitrain.learn.solution import solution_of
 from tests.learn.exercises.sources import changed
 from tests.learn.exercises.verdicts import Wrong, require_own_reason
 
-TENSOR, SEQUENCE = (solution_of(load_exercise(number)) for number in ("13", "14"))  # which have full marks
+TENSOR, SEQUENCE = (load_exercise(number).solution for number in ("13", "14"))  # which have full marks
 
 PASS = "model.forward(layer, activations[layer], weights[layer])"
 SUM_OF_PASS = f"""await model.all_reduce(
@@ -26,6 +25,9 @@ SUM_OF_NORMS = """        if layer > 0:
 SHARE = "share = model.global_batch_size // replicas.size\n    first = replicas.index * share"
 SHARE_OF_RANK = "share = model.global_batch_size // model.world_size\n    first = model.rank * share"
 INTO_A_LAYER = "            inp = await gather(activations, layer, layer)\n            activations[layer + 1]"
+HEAD = """        if border == len(layers):
+            return await model.all_reduce(partial, border, group=parts)
+"""
 FREE_WHOLE = '            activations.pop("whole", None)\n'
 KEEP_WHOLE = '            activations["kept", layer] = activations.pop("whole", None) or activations[layer]\n'
 FREE_KEPT = '        for layer in layers:\n            del activations["kept", layer]\n'
@@ -116,6 +118,18 @@ WRONG: dict[str, Wrong] = {
         changed(TENSOR, ("def tensor_parallel", "def sequence_parallel")),
         "memory",
         "activations",
+    ),
+    "the_heads_sums_are_scattered": (
+        "14",
+        changed(SEQUENCE, (HEAD, "")),
+        "laws",
+        "whole",
+    ),
+    "the_first_layer_is_summed_over_the_parts_too": (
+        "14",
+        changed(SEQUENCE, (SUM_OF_NORMS, SUM_OF_NORMS.replace("if layer > 0", "if True"))),
+        "laws",
+        "must bring gradients of one part",
     ),
     "gathered_tensors_are_kept": (
         "14",

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from minitrain.learn.exercise import load_exercise
-from minitrain.learn.solution import solution_of
 from tests.learn.exercises.sources import changed
 from tests.learn.exercises.verdicts import require_own_reason
 
-RING = solution_of(load_exercise("15"))  # which has full marks
+RING = load_exercise("15").solution  # which has full marks
 
 EXCHANGE = """                sent = model.launch(model.send(after, block, tag=("block", layer, step)))
                 coming = model.launch(model.receive(before, tag=("block", layer, step)))
@@ -90,6 +89,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
                  "del block, here, activations[\"block\"]\n        return model.project")),
         "time",
         "the step takes longer than the budget",
+    ),
+    "a_block_lies_in_no_store": (
+        changed(RING, ('block = activations["block"] = await coming\n        del block, activations["block"]\n',
+                       "block = await coming\n        del block\n")),
+        "laws",
+        "must be in one of the rank's stores",
     ),
     "ranks_take_other_samples": (
         changed(RING, ("share = model.global_batch_size // mesh.group(\"dp\").size",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +41,24 @@ def test_what_kills_its_process_twice_is_a_failed_row_of_a_sweep_and_of_a_search
     assert len(said) == 1
 
 
-@pytest.mark.filterwarnings("ignore:a worker was lost")  # said only if work was under way again by then
+@pytest.mark.filterwarnings("ignore:a worker was lost")
 def test_a_process_that_is_lost_while_it_has_nothing_to_do_is_replaced() -> None:
-    workers = OwnProcesses(1)
-    first = workers.submit(os.getpid).result()
-    os.kill(first, signal.SIGKILL)
-    assert workers.submit(os.getpid).result() != first
-    workers.close()
+    with closing(OwnProcesses(1)) as workers:
+        first = result(workers)
+        os.kill(first, signal.SIGKILL)
+        assert result(workers) != first
+
+
+def result(workers: OwnProcesses) -> int:
+    (done,) = workers.first_done([workers.submit(os.getpid)])
+    return int(done.result())
 
 
 def test_processes_that_cannot_start_end_a_sweep_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.search.sweeps.executors.own_processes.worker_pool", _dying)
-    with pytest.raises(MinitrainError, match="a script that sweeps needs `if __name__ == '__main__':`"):
+    monkeypatch.setattr("minitrain.run.worker_processes._make_calls", _dying)
+    with pytest.raises(MinitrainError, match="a script that starts processes needs `if __name__ == '__main__':`"):
         mt.sweep("ddp", {"world_size": [1, 2]}, jobs=2, **SIZES).rows()
 
 
-def _dying(num_processes: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(num_processes, get_context("spawn"), os._exit, (3,))
+def _dying(*_: object) -> None:
+    os._exit(3)

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.cli.sweep import _Remaining
+from minitrain.engine.model import Model
 from minitrain.errors import UsageError
 from minitrain.search.sweeps import sweep as results
 from minitrain.search.sweeps.batches import succeeded
@@ -160,6 +161,22 @@ def test_the_command_says_which_strategies_run_without_an_option(monkeypatch: py
     as_json = CliRunner().invoke(app, [*command, "--json"])
     assert [row["pp"] for row in json.loads(as_json.stdout)] == [None, 1, 2]
     assert "minitrain: ddp has no option pp, and runs once without it" in as_json.stderr
+
+
+def test_what_lacked_memory_says_so_and_is_done_again(tmp_path: Path) -> None:
+    lacking = [True]
+
+    async def greedy(model: Model) -> Model:
+        if lacking:
+            raise MemoryError
+        return await mt.strategies()["single"](model)
+
+    given: dict[str, Any] = {"results": tmp_path / "rows.jsonl", **SIZES}
+    (row,) = mt.sweep(greedy, {"world_size": [1]}, Counting(), **given).rows()
+    assert (row["status"], row["error"][:46]) == ("failed", "MemoryError: the system gives no more memory, ")
+    lacking.clear()
+    (row,) = mt.sweep(greedy, {"world_size": [1]}, Counting(), **given).rows()
+    assert row["status"] == "ok"
 
 
 def test_a_strategy_may_have_options_of_its_own() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from minitrain.lib import Model
 
 
-async def sequence_parallel(model: Model, microbatch_size: int, tp: int) -> Model:  # noqa: C901  (one step)
+async def sequence_parallel(model: Model, microbatch_size: int, tp: int) -> Model:
     """Train replicas whose layers are divided into tp parts, with shards of the sequence between them."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     mesh = model.mesh(dp=model.world_size // tp, tp=tp)

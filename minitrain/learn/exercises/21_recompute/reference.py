@@ -3,7 +3,7 @@
 from minitrain.lib import Model
 
 
-async def recompute(model: Model, segment: int) -> Model:  # noqa: C901  (as in strategies)
+async def recompute(model: Model, segment: int) -> Model:
     """Keep the input of each segment of layers, and compute those of its layers again when backward needs them."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)

@@ -8,7 +8,7 @@ from minitrain.lib import Model
 Action = tuple[str, int, int]
 
 
-async def dualpipe_v(model: Model, microbatch_size: int) -> Model:  # noqa: C901  (as in strategies)
+async def dualpipe_v(model: Model, microbatch_size: int) -> Model:
     """Train with two stages a rank; messages of other actions travel while one computes."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     rank, p, batch = model.rank, model.world_size, model.global_batch_size

@@ -150,7 +150,7 @@ def require_usable(ledger: Ledger, op: str, given: Iterable[Any], delay: int = 0
     tensors = [value for value in given if isinstance(value, KINDS)]
     require_valid(ledger, op, tensors)
     stepped = [value for value in tensors if value._origin.step is not None and not isinstance(value, OptState)]
-    if op == "outer_gradient":  # the difference of two weights, of which one has seen steps of its own
+    if op in ("outer_gradient", "mix"):  # of two weights, of which one has seen steps of its own
         stepped = [value for value in stepped if value.__class__ is not LocalWeight]
     source: Any = next((value for value in stepped if isinstance(value, Weight)), stepped[-1] if stepped else None)
     if op == "update" and delay and isinstance(source, Weight):

@@ -286,7 +286,7 @@ class StrictAccounting(Observer):
         for model in models:
             ledger: Any = model._meter
             ledger.count_waiting_messages(model._rows)
-            for handed_in in (model.final_weights, model.final_experts):
+            for handed_in in (model.final_weights, model.final_experts, model.final_locals):
                 require_final_weights(ledger, handed_in)
         _require_durations(models)
         _require_all_asked(models)

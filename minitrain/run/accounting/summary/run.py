@@ -11,7 +11,7 @@ from minitrain.run.result import Run
 
 if TYPE_CHECKING:
     from minitrain.run.accounting.summary.log import RankTotals
-    from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTimes, TypeTotal
+    from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTime, TypeTotal
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +49,7 @@ class SummaryRun(Run):
     @cached_property
     def breakdown(self) -> Breakdown:
         """The split of each rank's step time into computing, exposed communication and waiting, s."""
-        from minitrain.run.analysis.breakdown import breakdown_of  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.run.analysis.breakdown import breakdown_of  # noqa: PLC0415
 
         if not self.loads_alike:
             return self._without_loading.breakdown
@@ -69,13 +69,11 @@ class SummaryRun(Run):
         return mean_by_axis([each.totals() for each in sums if each is not None])
 
     @cached_property
-    def _passes(self) -> PassTimes:
+    def _passes(self) -> list[PassTime]:
         """When each rank passes microbatches through its layers."""
-        from minitrain.run.analysis.breakdown import pass_times_of  # noqa: PLC0415
-
         if not self.loads_alike:
             return self._without_loading._passes
-        return pass_times_of(totals.passing.passes for totals in self._totals)
+        return [passes for totals in self._totals if (passes := totals.passing.passes) is not None]
 
     @property
     def keeps_events(self) -> bool:

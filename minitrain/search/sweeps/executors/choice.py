@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import Any
 
 from minitrain.errors import UsageError
@@ -52,6 +52,13 @@ def workers_of(executor: Any, jobs: int | None, strategies: Sequence[Any]) -> It
         return
     with _lossy_workers(executor, jobs, strategies) as workers:
         yield workers, workers.num_at_once
+
+
+def first_done(workers: Executor, futures: Collection[Future[Any]]) -> Collection[Future[Any]]:
+    """Wait until some futures of an executor are done, and return them."""
+    if isinstance(workers, LossyWorkers):
+        return workers.first_done(futures)
+    return wait(futures, return_when=FIRST_COMPLETED).done
 
 
 def _lossy_workers(
