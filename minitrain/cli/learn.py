@@ -506,6 +506,9 @@ def _print_roster(path: Path, rows: Sequence[Row]) -> None:
 
     text, lost = with_grades(path, rows)
     print(text)
+    for row in rows:
+        if row.reason:
+            print(f"not graded: {printable(row.file)}: {printable(row.reason)}", file=sys.stderr)
     for name in lost:
         print(f"not in {path}, or more than once: the student of {printable(name)}", file=sys.stderr)
 

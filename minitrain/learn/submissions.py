@@ -238,16 +238,14 @@ def _why_not(path: Path) -> str:
         return f"it cannot be read: {error.strerror}"
     if not source.strip():
         return "it is empty" if path.suffix != NOTEBOOK else "no cell of it has definitions alone"
-    return "it is no text" if b"\0" in source or not _is_text(source) else ""
-
-
-def _is_text(source: bytes) -> bool:
-    """Return whether bytes are text."""
+    if b"\0" in source:
+        return "it is no text"
     try:
         source.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    except UnicodeDecodeError as error:
+        line = source.count(b"\n", 0, error.start) + 1
+        return f"it is no text in UTF-8, which Python reads, at line {line}; save it as UTF-8"
+    return ""
 
 
 def exercise_of(path: Path, exercises: Sequence[Exercise]) -> Exercise | None:

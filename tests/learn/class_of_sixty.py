@@ -118,7 +118,7 @@ def _odd() -> dict[str, Handed]:
     kinds: dict[str, tuple[str, str | bytes, str]] = {
         "empty": ("02_ddp.py", "\n", "it is empty"),
         "huge": ("02_ddp.py", "#" * (2**20 + 1), "it has more than 1048576 bytes"),
-        "latin": ("02_ddp.py", "# caf\xe9\n".encode("latin-1"), "it is no text"),
+        "latin": ("02_ddp.py", "# caf\xe9\n".encode("latin-1"), "it is no text in UTF-8"),
         "zip": ("02_ddp.zip", b"PK\x03\x04", "it is no Python file: its name ends in .zip"),
         "nothing": ("notes.py", "x = 1\n", "it is for no exercise.*it has notes.py"),
     }

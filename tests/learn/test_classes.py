@@ -76,7 +76,7 @@ REASONS = {
     "empty.py": "it is empty",
     "essay.txt": "it is no Python file: its name ends in .txt",
     "huge.py": "it has more than 1048576 bytes",
-    "latin.py": "it is no text",
+    "latin.py": "it is no text in UTF-8, which Python reads, at line 1; save it as UTF-8",
     "link.py": "it is a link",
     "nowhere.py": "it is a link",
     "pipe.py": "it is a folder, a pipe or a device",
@@ -216,7 +216,7 @@ def test_each_file_of_a_student_that_cannot_be_graded_has_its_reason(tmp_path: P
     assert [reasons["e/03_zero1.py"], reasons["h/main.py"]] == ["", ""]
     assert reasons["g"].endswith("; it has essay.txt")
     said = find_submissions([tmp_path / "f"], shipped_exercises(), exercise=load_exercise("02"), together=True)
-    assert [one.reason for one in said] == ["it is no text"]
+    assert [one.reason for one in said] == [reasons["f/mine.py"]]
 
 
 UNGRADED = {
@@ -225,7 +225,7 @@ UNGRADED = {
     "c/02_ddp.ipynb": "it is no notebook: expected JSON",
     "d/02_ddp.zip": "it is no Python file: its name ends in .zip, not in .py or .ipynb",
     "e/02_ddp.py": "it is empty",
-    "f/mine.py": "it is no text",
+    "f/mine.py": "it is no text in UTF-8",
     "g": "it is for no exercise",
     "i/02_ddp.ipynb": "it has more than 16777216 bytes",
 }

@@ -87,9 +87,11 @@ def test_the_command_prints_the_table_and_who_is_missing(tmp_path: Path) -> None
     (tmp_path / "class" / "jdoe").mkdir(parents=True)
     (tmp_path / "class" / "jdoe" / "02_ddp.py").write_text(DDP)
     (tmp_path / "class" / "ghost.py").write_text("async def ddp(model):\n    return model\n")
+    (tmp_path / "class" / "rroe.py").write_text("")
     (tmp_path / "canvas.csv").write_text(CANVAS)
     asked = ["learn", "grade", str(tmp_path / "class"), "--roster", str(tmp_path / "canvas.csv")]
     said = CliRunner().invoke(app, asked)
     assert said.exit_code == 1  # ghost.py has no points
     assert scores(said.stdout, "02_ddp (4711)")["Doe, Jane"] == "100"
     assert "more than once: the student of ghost.py" in said.stderr
+    assert "not graded: rroe.py: it is empty" in said.stderr
