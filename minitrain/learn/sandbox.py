@@ -165,8 +165,11 @@ def source_of(file: Path) -> bytes:
     if file.exists() and not file.is_file():
         raise UsageError(f"{file} is a folder, a pipe or a device; a submission is a file")
     longest = LONGEST_NOTEBOOK if file.suffix == NOTEBOOK else LONGEST_SOURCE
-    with file.open("rb") as opened:
-        text = opened.read(longest + 1)
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(longest + 1)
+    except (FileNotFoundError, PermissionError) as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     if len(text) <= longest and file.suffix == NOTEBOOK:
         try:
             text = code_of(text)
