@@ -261,7 +261,7 @@ class RankState:
 
     def _final_of(self, weight: Weight) -> dict[int, Weight]:
         """Return where a final weight is kept: experts, and a replica's own, apart from the rest of their layer."""
-        if weight.__class__ is LocalWeight and not self._semantics.in_turn:  # type: ignore[union-attr]  # it is declared
+        if weight.__class__ is LocalWeight and self._semantics.goes_on:  # type: ignore[union-attr]  # it is declared
             return self.final_locals
         return self.final_experts if weight.__class__ is ExpertWeight else self.final_weights
 

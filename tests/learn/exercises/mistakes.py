@@ -504,7 +504,15 @@ MISTAKES: dict[str, Mistake] = {
         "23", changed(LOCAL, ("range(local_steps)", "range(local_steps - 1)")), "laws", "replicas meet after 2 steps", "which steps has this weight seen"),
     "own_weights_are_handed_in": Mistake(
         "23", changed(LOCAL, ('        del weights["local", layer]\n', ""), ("set_final_weight(layer, weights[layer])", 'set_final_weight(layer, weights["local", layer])')),
-        "laws", "must have seen exactly one update, got LocalWeight", "hand in what `update` returned"),
+        "laws", "must have seen exactly one update, got LocalWeight", "outer_update makes the new common one"),
+    "the_mean_is_taken_by_hand": Mistake(
+        "23", changed(LOCAL, ("model.outer_update(layer, grad_weights.pop(layer), weights[layer])",
+                              "model.outer_update(layer, grad_weights.pop(layer) / model.world_size, weights[layer])")),
+        "runs", "unsupported operand", "outer_update takes the sum"),
+    "the_common_weight_takes_a_usual_update": Mistake(
+        "23", changed(LOCAL, ("model.outer_update(layer, grad_weights.pop(layer), weights[layer])",
+                              "model.update(layer, grad_weights.pop(layer), weights[layer], opt_states[layer])[0]")),
+        "laws", "must have seen the same steps", "outer_update makes the new common one"),
     "weights_are_averaged_by_an_all_reduce": Mistake(
         "23", changed(LOCAL, ("model.outer_gradient(layer, weights[layer], weights[\"local\", layer])", "weights[\"local\", layer]")),
         "laws", "needs values that add", "all_reduce what outer_gradient gives"),

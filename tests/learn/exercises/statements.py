@@ -190,6 +190,7 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "and then take the mean of all ranks' weights": "the_outer_gradient_is_not_summed weights_are_averaged_by_an_all_reduce",
         "leave it there.": "the_declaration_is_gone",
         "in step h rank r takes share h n + r.": "a_rank_takes_one_stretch_of_the_batch a_local_step_is_missing",
+        "the new common weight, of the sum over all ranks": "the_mean_is_taken_by_hand the_common_weight_takes_a_usual_update",
         "Between the steps nothing is sent.": "gradients_are_summed_in_local_steps",
         "hand it in, whole on every rank": "own_weights_are_handed_in",
     },
