@@ -321,6 +321,7 @@ def backward_experts(
 def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) -> tuple[Any, Any]:
     """Take an optimizer step on a piece of a layer with experts, or on the shards of it that this rank holds."""
     _law_of_update(model, weight, weight_grad, state)
+    laws.require_whole_matrices(model, weight.layer, weight)
     layer, division = weight.layer, division_of(weight)
     price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer, division)  # type: ignore[arg-type]  # as workloads take it
     model._record("update", layer, price, weight_grad.samples)

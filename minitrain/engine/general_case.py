@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minitrain.engine import laws
 from minitrain.engine.kept_for_backward import keep, mode_of, price_of_backward, with_documents
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
@@ -78,6 +79,7 @@ def backward_weight(model: RankState, layer: int, inp: Activation) -> WeightGrad
 
 def price_of_update(model: RankState, layer: int, weight: Weight) -> Price:
     """Return the price of an optimizer step on the shards of a weight."""
+    laws.require_whole_matrices(model, layer, weight)
     num_held, num_shards = len(weight.shards), weight.num_shards
     price = model._runtime_predictor.update(num_held, num_shards, layer)
     if model._remembered.may_be_shared:

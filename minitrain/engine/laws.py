@@ -17,6 +17,7 @@ from minitrain.operations.collectives import describe
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import overlapping_shards, ranges
+from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.on_host import OnHost
 from minitrain.tensors.placed import (
     COPIES,
@@ -318,6 +319,15 @@ def _not_seen(layer: int, covered: SequencePart, has_adapters: bool) -> str:
         f"the gradient of what all parts of layer {layer} hold (norms, biases) must cover the whole sequence, {pieces} "
         "are missing; all_reduce the gradient over the ranks that hold the parts"
     )
+
+
+def require_whole_matrices(model: RankState, layer: int, weight: Weight) -> None:
+    """Require whole weights for an optimizer that does not work element by element."""
+    is_whole = weight.is_complete() and weight.__class__ in (Weight, LocalWeight)
+    orthogonalised = getattr(model._runtime_predictor.workload, "orthogonalised", None)
+    if not is_whole and orthogonalised is not None and orthogonalised(layer):
+        rule = f"muon orthogonalises whole matrices, got {describe(weight)}; gather gradients and weights, or use adam"
+        raise broken(model, "update", rule, layer, value=weight)
 
 
 def covers(held: WeightGrad | OptState, weight: Weight) -> bool:

@@ -178,6 +178,7 @@ def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: 
     require_own(model, layer, weight_grad, weight, state)
     if state.__class__ is not OptState:
         raise broken(model, "update", f"a replica's own step needs its own state, got {describe(state)}", layer)
+    laws.require_whole_matrices(model, layer, weight)
     shards = weight.shards, weight.num_shards
     price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer)
     model._record("update", layer, price, weight_grad.samples)

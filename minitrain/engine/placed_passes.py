@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from minitrain.engine import sample_laws
+from minitrain.engine import laws, sample_laws
 from minitrain.engine.kept_for_backward import (
     is_packed,
     keep,
@@ -276,6 +276,7 @@ def _has_common_adapters(model: RankState, weight_grad: WeightGradPart) -> bool:
 
 def update_part(model: RankState, weight: WeightPart, weight_grad: Any, state: OptState) -> tuple[Any, Any]:
     """Take an optimizer step on a part, or on the shards of it that this rank holds."""
+    laws.require_whole_matrices(model, weight.layer, weight)
     price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, weight.layer, weight.num_parts)
     model._record("update", weight.layer, price, weight_grad.samples)
     return stepped(model, weight), stepped(model, state)

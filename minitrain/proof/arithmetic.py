@@ -9,7 +9,8 @@ Optimizers work element by element, so that a step on shards gives the shards of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar, cast
 
 import numpy as np
@@ -99,6 +100,57 @@ class Momentum:
 
 
 @dataclass(frozen=True, slots=True)
+class Muon:
+    """Muon (Jordan et al. 2024, as PyTorch has it): matrices move by their orthogonalised momentum, the rest by Adam.
+
+    M' = decay M + (1 - decay) G, and W' = W - rate sqrt(max(1, n / m)) O of (1 - decay) G + decay M' for W of m inputs
+    and n outputs, where O is five steps of a Newton-Schulz iteration. The second row of a matrix' state is not used.
+
+    Args:
+        rate: step size of matrices.
+        decay: of their momentum.
+        adam: what moves the rest.
+        matrices: the first element of each matrix, among all elements, and its shape.
+    """
+
+    rate: float = 2e-2
+    decay: float = 0.95
+    adam: Adam = field(default_factory=Adam)
+    matrices: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    num_moments: ClassVar[int] = 2
+
+    def step(self, weight: Array, grad: Array, state: Array, count: int) -> tuple[Array, Array]:
+        """Return weight and state after a step; see `Adam.step`."""
+        after, moments = self.adam.step(weight, grad, state, count)
+        for first, shape in self.matrices:
+            here = slice(first, first + prod(shape))
+            momentum = self.decay * state[0, here] + (1 - self.decay) * grad[here]
+            ahead = (1 - self.decay) * grad[here] + self.decay * momentum
+            rate = self.rate * max(1, shape[-1] / shape[-2]) ** 0.5
+            after[here] = weight[here] - rate * orthogonalised(ahead.reshape(shape)).ravel()
+            moments[0, here], moments[1, here] = momentum, 0
+        return after, moments
+
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""The coefficients of Muon's iteration: singular values s become a s + b s^3 + c s^5, about 1 after five times."""
+
+
+def orthogonalised(matrices: Array) -> Array:
+    """Return matrices whose singular values are about 1, by five steps of Muon's iteration."""
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.swapaxes(-1, -2) if is_tall else matrices
+    length = np.sqrt((x**2).sum((-1, -2), keepdims=True))
+    x = x / np.where(length > 0, length, 1)
+    for _ in range(5):
+        square = x @ x.swapaxes(-1, -2)
+        x = a * x + (b * square + c * square @ square) @ x
+    return np.asarray(x.swapaxes(-1, -2) if is_tall else x)
+
+
+@dataclass(frozen=True, slots=True)
 class Averaged:
     """An optimizer, and the exponential moving average of the weights: its state's last row, which begins with them.
 
@@ -109,7 +161,7 @@ class Averaged:
         decay: of the average.
     """
 
-    of: Adam | Momentum
+    of: Adam | Momentum | Muon
     decay: float
 
     @property

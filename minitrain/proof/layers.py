@@ -128,7 +128,8 @@ class _Trained(Compressing, ABC):
         if meant is not None:  # the mean gradient of the samples of one of several steps
             batch, seen = done.model.global_batch_size, len(done.given[1].samples)
             grad = Flat(grad.values * (batch / seen), grad.part)
-        values, moments = self.problem.optimizer.step(weight.values, grad.values, state.values, updated.step)
+        optimizer = self.problem.optimizer_of(done.layer)
+        values, moments = optimizer.step(weight.values, grad.values, state.values, updated.step)
         if meant is not None and not meant.in_turn:
             return Flat(values, weight.part), Flat(moments, weight.part)
         return Flat(values, weight.part), self._kept(done, updated, weight, moments)

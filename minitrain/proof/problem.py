@@ -13,7 +13,7 @@ a proof compares one sample's outcome with itself. ALiBi is left out: attention 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, final
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import UsageError
-from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum
+from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum, Muon
 from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.shapes import WeightShape
@@ -45,7 +45,7 @@ class Problem:
 
     width: int = 8
     seed: int = 0
-    optimizer: Adam | Momentum | Averaged = field(default_factory=Adam)
+    optimizer: Adam | Momentum | Muon | Averaged = field(default_factory=Adam)
     backend: Any = None
 
     def inputs(self, global_batch_size: int) -> Array:
@@ -55,6 +55,10 @@ class Problem:
     def targets(self, global_batch_size: int) -> Array:
         """Return the targets of the global batch, one row a sample."""
         return _normal(self.seed, _TARGETS, 0, global_batch_size, self.width)
+
+    def optimizer_of(self, layer: int) -> Any:  # noqa: ARG002  (all layers are alike)
+        """Return what takes the step of a layer."""
+        return self.optimizer
 
     def trained(self, layer: int) -> tuple[NDArray[np.bool_], Shapes]:  # noqa: ARG002  (all layers are alike)
         """Return which elements of a layer train, and the shapes of the weights that they are."""
@@ -102,7 +106,7 @@ class TransformerProblem:
     model: Transformer
     seq_len: int = None  # type: ignore[assignment]  # filled in by __post_init__
     seed: int = 0
-    optimizer: Adam | Momentum | Averaged = field(default_factory=Adam)
+    optimizer: Adam | Momentum | Muon | Averaged = field(default_factory=Adam)
     capacity_factor: float | None = None
     backend: Any = None
     most_parameters: int | None = MOST_PARAMETERS
@@ -110,9 +114,16 @@ class TransformerProblem:
     def __post_init__(self) -> None:
         if self.seq_len is None:
             object.__setattr__(self, "seq_len", self.model.seq_len)
+        if self.model.optimizer == "muon" and isinstance(self.optimizer, Adam):
+            object.__setattr__(self, "optimizer", Muon(adam=self.optimizer))
         if self.model.ema is not None and not isinstance(self.optimizer, Averaged):
             object.__setattr__(self, "optimizer", Averaged(self.optimizer, self.model.ema))
         faults = list(_faults(self.model, self.most_parameters))
+        if self.model.optimizer == "muon" and (self.backend is not None or isinstance(self.optimizer, Momentum)):
+            faults.append(
+                "optimizer and backend must be left out, or an Adam, for a model that Muon trains, got "
+                f"{self.optimizer!r:.80} and {self.backend!r:.40}"
+            )
         if faults:
             raise refuse(f"{self.model.name} with real arrays", faults)
 
@@ -149,6 +160,14 @@ class TransformerProblem:
     def targets(self, global_batch_size: int) -> NDArray[np.int64]:
         """Return the token that follows each of the inputs."""
         return _tokens(self, global_batch_size)[:, 1:]
+
+    def optimizer_of(self, layer: int) -> Any:
+        """Return what takes the step of a unit, which knows its matrices."""
+        found: Any = self.optimizer
+        of: Any = found.of if isinstance(found, Averaged) else found
+        if isinstance(of, Muon):
+            of = replace(of, matrices=self.units[layer].orthogonalised)
+        return replace(found, of=of) if isinstance(found, Averaged) else of
 
     def trained(self, layer: int) -> tuple[NDArray[np.bool_], Shapes]:
         """Return which elements of a unit train, and the shapes of the weights that they are."""

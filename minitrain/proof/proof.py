@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import ProofError, StrategyError
-from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum
+from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum, Muon
 from minitrain.proof.arrays import Flat, computed_by, held, on_place
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import Problem, TransformerProblem
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 
 _FLOOR = 1e-3
-_MOMENTS = {Adam: ("first moment", "second moment"), Momentum: ("velocity",)}
+_MOMENTS = {
+    Adam: ("first moment", "second moment"),
+    Momentum: ("velocity",),
+    Muon: ("first moment, or momentum", "second moment"),
+}
 
 
 @final

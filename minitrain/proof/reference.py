@@ -22,7 +22,7 @@ from autograd import grad
 from autograd.tracer import getval  # type: ignore[import-untyped]
 
 from minitrain.engine.semantics import LocalSteps
-from minitrain.proof.arithmetic import Adam, Array, Averaged
+from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adam, Array, Averaged, Muon
 from minitrain.proof.declared_compression import Exchange
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.workloads.transformer import Transformer
@@ -92,6 +92,7 @@ def _round(
     num_layers = len(before)
     common, own, share = list(before), [list(before) for _ in range(meant.replicas)], meant.share(global_batch_size)
     history: list[list[list[Array]]] = [[] for _ in own]
+    rules = [problem.optimizer_of(layer) for layer in range(num_layers)]
     sent, exchanges, outer = list(before), _exchanges(problem, num_layers, meant), meant.outer
     for step in range(1, meant.steps + 1):
         for replica, weights in enumerate(own):
@@ -99,7 +100,7 @@ def _round(
             chosen = range(first, first + share)
             history[replica].append(_gradient_of(problem, weights, global_batch_size, chosen))
             grads = [list(of_layer) for of_layer in zip(*history[replica], strict=True)]
-            own[replica] = [_after_steps(problem.optimizer, *pair) for pair in zip(weights, grads, strict=True)]
+            own[replica] = [_after_steps(*each) for each in zip(rules, weights, grads, strict=True)]
         for layer in range(num_layers):
             turn = (1 + layer * meant.fragments // num_layers) * (meant.steps // meant.fragments)
             if step == turn - meant.overlap:  # line 6
@@ -151,6 +152,7 @@ def _in_turn(
     """
     versions, history, exchanges = [before], list[list[Array]](), _exchanges(problem, len(before), meant)
     size = global_batch_size // (meant.steps * meant.workers)
+    rules = [problem.optimizer_of(layer) for layer in range(len(before))]
     for step in range(meant.steps):
         old, by_worker = versions[max(0, step - meant.delay)], []
         for share in range(step * meant.workers, (step + 1) * meant.workers):
@@ -158,10 +160,10 @@ def _in_turn(
             by_worker.append([grad / meant.workers for grad in grads])
         history.append([_exchanged(*each) for each in zip(exchanges, zip(*by_worker, strict=True), strict=True)])
         of_layers = [list(grads) for grads in zip(*history, strict=True)]
-        versions.append([_after_steps(problem.optimizer, *pair) for pair in zip(versions[-1], of_layers, strict=True)])
+        versions.append([_after_steps(*each) for each in zip(rules, versions[-1], of_layers, strict=True)])
     seen = [np.stack(weights) for weights in zip(*versions, strict=True)]
-    of_each = zip(map(np.stack, of_layers), seen, strict=True)
-    return Reference(versions[-1], [_moments(problem.optimizer, *each) for each in of_each])
+    of_each = zip(rules, map(np.stack, of_layers), seen, strict=True)
+    return Reference(versions[-1], [_moments(*each) for each in of_each])
 
 
 def _moments(optimizer: Any, grads: Array, versions: Array) -> Array:
@@ -176,6 +178,11 @@ def _moments(optimizer: Any, grads: Array, versions: Array) -> Array:
         shares = (1 - optimizer.decay) * optimizer.decay ** np.arange(len(grads), -1.0, -1.0)
         shares[0] = optimizer.decay ** len(grads)
         return np.vstack([_moments(optimizer.of, grads, versions), shares @ versions])
+    if isinstance(optimizer, Muon):
+        found = _moments(optimizer.adam, grads, versions)
+        for here, _ in _places(optimizer):
+            found[0, here], found[1, here] = _momentum(optimizer, grads[:, here]), 0
+        return found
     ago = np.arange(len(grads))[::-1, None]
     if isinstance(optimizer, Adam):
         first = (1 - optimizer.beta1) * (optimizer.beta1**ago * grads).sum(0)
@@ -188,11 +195,38 @@ def _after_steps(optimizer: Any, weights: Array, history: Sequence[Array]) -> Ar
     optimizer = getattr(optimizer, "of", optimizer)  # an average takes no part in the step
     ago = np.arange(len(history))[::-1, None]
     grads = np.stack(history)
+    if isinstance(optimizer, Muon):
+        after = _after_steps(optimizer.adam, weights, history)
+        for here, shape in _places(optimizer):
+            ahead = (1 - optimizer.decay) * grads[-1, here] + optimizer.decay * _momentum(optimizer, grads[:, here])
+            rate = optimizer.rate * math.sqrt(max(shape[-2], shape[-1]) / shape[-2])
+            after[here] = weights[here] - rate * _near_orthogonal(ahead.reshape(shape)).ravel()
+        return after
     if isinstance(optimizer, Adam):
         first = (optimizer.beta1**ago * grads).sum(0) / (optimizer.beta1**ago).sum()
         second = (optimizer.beta2**ago * grads**2).sum(0) / (optimizer.beta2**ago).sum()
         return np.asarray(weights - optimizer.rate * first / (np.sqrt(second) + optimizer.epsilon))
     return np.asarray(weights - optimizer.rate * (optimizer.decay**ago * grads).sum(0))
+
+
+def _places(optimizer: Muon) -> list[tuple[slice, tuple[int, ...]]]:
+    """Return where matrices are that Muon moves, and their shapes."""
+    return [(slice(first, first + math.prod(shape)), shape) for first, shape in optimizer.matrices]
+
+
+def _momentum(optimizer: Muon, grads: Array) -> Array:
+    """Return a momentum after some gradients, the last one last."""
+    return np.asarray((1 - optimizer.decay) * optimizer.decay ** np.arange(len(grads))[::-1] @ grads)
+
+
+def _near_orthogonal(matrices: Array) -> Array:
+    """Return what Muon's polynomial makes of the singular values, which is all that its iteration does."""
+    left, values, right = np.linalg.svd(matrices, full_matrices=False)
+    length = np.sqrt((values**2).sum(-1, keepdims=True))
+    values = values / np.where(length > 0, length, 1)
+    for _ in range(5):
+        values = sum(factor * values**power for factor, power in zip(NEWTON_SCHULZ, (1, 3, 5), strict=True))
+    return np.asarray((left * values[..., None, :]) @ right)
 
 
 def _loss(weights: list[Any], inputs: Any, targets: Any) -> Any:
@@ -214,6 +248,8 @@ def after_step(optimizer: Any, weights: Array, grads: Array) -> tuple[Array, Arr
     if isinstance(optimizer, Averaged):
         after, state = after_step(optimizer.of, weights, grads)
         return after, np.vstack([state, after + optimizer.decay * (weights - after)])
+    if isinstance(optimizer, Muon):
+        return _after_steps(optimizer, weights, [grads]), _moments(optimizer, grads[None], weights[None])
     if isinstance(optimizer, Adam):
         first, second = (1 - optimizer.beta1) * grads, (1 - optimizer.beta2) * grads * grads
         mean, variance = first / (1 - optimizer.beta1), second / (1 - optimizer.beta2)
@@ -229,7 +265,8 @@ def transformer_reference(problem: TransformerProblem, global_batch_size: int) -
     """Return the outcome of one step on a single device over the whole batch, by layer."""
     before = [problem.initial_weight(layer) for layer in range(len(problem.units))]
     grads = _mean_gradient(problem, before, global_batch_size, range(global_batch_size))
-    steps = [after_step(problem.optimizer, weight, grad) for weight, grad in zip(before, grads, strict=True)]
+    rules = map(problem.optimizer_of, range(len(before)))
+    steps = [after_step(*each) for each in zip(rules, before, grads, strict=True)]
     return Reference([weight for weight, _ in steps], [state for _, state in steps])
 
 

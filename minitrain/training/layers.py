@@ -11,6 +11,7 @@ the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, Protocol, final
 
 import torch
@@ -20,7 +21,7 @@ from torch.optim.adam import adam
 from minitrain.engine.executors import Computed
 from minitrain.engine.kept_for_backward import mode_of
 from minitrain.errors import LawError, UsageError
-from minitrain.proof.arithmetic import Adam, Averaged, Momentum
+from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adam, Averaged, Momentum, Muon
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
 from minitrain.tensors.local import LocalWeight
@@ -66,7 +67,7 @@ class Net(Protocol):
         ...
 
     @property
-    def optimizer(self) -> Adam | Momentum | Averaged:
+    def optimizer(self) -> Adam | Momentum | Muon | Averaged:
         """What takes the step."""
         ...
 
@@ -78,6 +79,10 @@ class Net(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the rank computes."""
+        ...
+
+    def optimizer_of(self, layer: int) -> Any:
+        """Return what takes the step of a layer, which knows its matrices."""
         ...
 
     def size(self, layer: int, part: Part) -> int:
@@ -392,7 +397,7 @@ class Arithmetic(Compressing):
         if done.model._semantics is not None:  # the mean gradient of the samples of one of several steps
             found = found * (self.global_batch_size / len(done.given[1].samples))
             count = self.step * done.model._semantics.steps + made.step
-        take_step(net.optimizer, master, found, moments, count)
+        take_step(net.optimizer_of(done.layer), master, found, moments, count)
         if net.dtypes.has_masters:
             own.copy_(master)
         self.states[key_of(made)] = after = trained.with_values(values)
@@ -493,7 +498,11 @@ def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[F
 
 
 def take_step(
-    optimizer: Adam | Momentum | Averaged, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
+    optimizer: Adam | Momentum | Muon | Averaged,
+    weight: torch.Tensor,
+    grad: torch.Tensor,
+    state: torch.Tensor,
+    count: int,
 ) -> None:
     """Take an optimizer's step in place, as `minitrain.proof.arithmetic` has it.
 
@@ -508,6 +517,9 @@ def take_step(
         take_step(optimizer.of, weight, grad, state[:-1], count)
         state[-1].lerp_(weight, 1 - optimizer.decay)
         return
+    if isinstance(optimizer, Muon):
+        _move_matrices(optimizer, weight, grad, state, count)
+        return
     if isinstance(optimizer, Momentum):
         state[0].mul_(optimizer.decay).add_(grad)
         weight.add_(state[0], alpha=-optimizer.rate)
@@ -517,3 +529,32 @@ def take_step(
         fused=True, amsgrad=False, beta1=optimizer.beta1, beta2=optimizer.beta2, lr=optimizer.rate, weight_decay=0.0,
         eps=optimizer.epsilon, maximize=False,
     )  # fmt: skip
+
+
+def _move_matrices(optimizer: Muon, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int) -> None:
+    """Take Muon's step in place: of matrices, and Adam's of what lies between them."""
+    last = 0
+    for first, shape in (*optimizer.matrices, (weight.numel(), (0, 0))):
+        if first > last:
+            rest = slice(last, first)
+            take_step(optimizer.adam, weight[rest], grad[rest], state[:, rest], count)
+        here = slice(first, first + prod(shape))
+        if shape[-1]:
+            momentum, found = state[0, here], grad[here]
+            momentum.lerp_(found, 1 - optimizer.decay)
+            ahead = found.lerp(momentum, optimizer.decay).view(shape)
+            rate = optimizer.rate * max(1, shape[-1] / shape[-2]) ** 0.5
+            weight[here].sub_(orthogonalised(ahead).reshape(-1), alpha=rate)
+        last = here.stop
+
+
+def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
+    """Return matrices whose singular values are about 1, as `minitrain.proof.arithmetic` has it."""
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    for _ in range(5):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if is_tall else x

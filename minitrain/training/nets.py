@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 
 from minitrain.errors import UsageError
-from minitrain.proof.arithmetic import Adam, Averaged, Momentum
+from minitrain.proof.arithmetic import Adam, Averaged, Momentum, Muon
 from minitrain.proof.problem import Problem
 from minitrain.proof.units import Part
 from minitrain.tensors.sequence_parts import SequencePart
@@ -81,7 +81,7 @@ class Dense:
         self,
         num_layers: int,
         width: int,
-        optimizer: Adam | Averaged | Momentum,
+        optimizer: Adam | Averaged | Momentum | Muon,
         dtypes: Datatypes,
         device: torch.device,
         *,
@@ -91,6 +91,7 @@ class Dense:
         layer = Compiled().get("layer", self._layer) if compiles else self._layer
         self.layers: Sequence[Layer] = [layer] * num_layers
         self.optimizer = optimizer
+        self.optimizer_of = lambda _: optimizer
         self.dtypes = dtypes
         self.device = device
 

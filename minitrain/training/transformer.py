@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional
 
 from minitrain.errors import UsageError
-from minitrain.proof.arithmetic import Adam, Averaged, Momentum
+from minitrain.proof.arithmetic import Adam, Averaged, Momentum, Muon
 from minitrain.proof.attention_core import ROTARY_BASE, Packing, positions_of_shard
 from minitrain.proof.elementary import EPSILON
 from minitrain.proof.experts import RoutingRule
@@ -437,7 +437,8 @@ class TransformerNet:
             raise UsageError(f"{model.name} must have a vocabulary of 256 to learn bytes, got {model.vocab_size}")
         self.problem = problem
         self._text = None if text is None else torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-        self.optimizer: Adam | Momentum | Averaged = problem.optimizer
+        self.optimizer: Adam | Momentum | Muon | Averaged = problem.optimizer
+        self.optimizer_of = problem.optimizer_of
         self.dtypes, self.device = dtypes, device
         self.units = problem.units
         self.rule = RoutingRule(model.num_experts, model.experts_per_token, problem.capacity_factor)

@@ -231,6 +231,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "qk_norm": ("none", "head", "whole"),
         "positions": ("learned", "rotary", "none"),
         "attention": ("flash", "unfused"),
+        "optimizer": ("adam", "muon"),
     }
 )
 
@@ -530,6 +531,12 @@ def _something_trains(f: Fields) -> str | None:
     return f"frozen_layers ({f['frozen_layers']}) must be at most num_layers ({f['num_layers']}); use that or less"
 
 
+def _muon_trains_all(f: Fields) -> str | None:
+    if f["optimizer"] != "muon" or (f["lora"] is None and not f["frozen_layers"]):
+        return None
+    return 'optimizer must be "adam" with adapters or frozen layers, got "muon"; leave it out, or train all weights'
+
+
 def _adapters_have_matrices(f: Fields) -> str | None:
     lora, layers = f["lora"], range(f["frozen_layers"], f["num_layers"])
     if lora is None:
@@ -564,6 +571,7 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
     (("frozen_layers", "num_layers"), _something_trains),
+    (("optimizer", "lora", "frozen_layers"), _muon_trains_all),
     (("lora", "frozen_layers", "num_layers", "latent", "moe_layers", "num_experts", "mlp"), _adapters_have_matrices),
 )
 
@@ -631,6 +639,8 @@ class Architecture:
         frozen_layers: how many transformer layers, from the first, are not trained, and the embedding with them. What
             lies below all that is trained has no backward.
         documents: which documents are packed into its samples; None where each is one.
+        optimizer: "adam"; or "muon", which moves the matrices of attention, MLPs and experts by their orthogonalised
+            momentum (Jordan et al. 2024), and embeddings, head, norms and biases by Adam.
         ema: decay of the exponential moving average of all weights that train, which each update takes on; None for
             none.
         precision: a `Precision`, or "bf16" (mixed), "fp16" (mixed) or "fp32".
@@ -684,6 +694,7 @@ class Architecture:
     lora: Lora | None = None
     frozen_layers: int = 0
     documents: Documents | None = None
+    optimizer: str = "adam"
     ema: float | None = None
     precision: Precision = PRECISIONS["bf16"]
     max_seq_len: int | None = None

@@ -16,6 +16,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
+from math import prod
 from typing import Any, cast
 
 from minitrain.errors import TensorTypeError, UsageError
@@ -37,7 +38,7 @@ from minitrain.workloads.models import find_model
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
-from minitrain.workloads.unit_kernels import Style, loss_kernels, pass_kernels, update_kernels
+from minitrain.workloads.unit_kernels import Style, loss_kernels, newton_schulz, pass_kernels, update_kernels
 from minitrain.workloads.workload import (
     USUAL,
     WEIGHT_PASSES,
@@ -54,6 +55,7 @@ _SAMPLED = (Activation, ActivationGrad)
 ADAM_FLOP = 14
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
 
+_MOMENT_BYTES = 4
 AVERAGE_FLOP = 3
 """Operations of an average's step a parameter: a difference, times a factor, added."""
 
@@ -93,6 +95,7 @@ class TransformerWorkload:
         self.trains_a_part = not all(weight.is_trained for unit in self.units for weight in unit.weights)
         self.has_adapters = model.lora is not None
         self.is_packed = model.documents is not None
+        self._has_muon = model.optimizer == "muon"
 
     def __repr__(self) -> str:
         return f"TransformerWorkload({self.model.name}, seq_len={self.seq_len})"
@@ -148,12 +151,16 @@ class TransformerWorkload:
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> Cost:
         """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter.
 
-        An average of weights is a pass of its own: it reads both, and writes one.
+        An average of weights is a pass of its own: it reads both, and writes one. Muon has a moment of a matrix less,
+        and multiplies.
         """
         held = self._shards(num_shards_on_device, num_shards, self._trained(layer, num_parts))
-        sizes, averages = self.model.precision, self.model.ema is not None
+        sizes, averages, matrices = self.model.precision, self.model.ema is not None, self.orthogonalised(layer)
         traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
-        return Cost((ADAM_FLOP + AVERAGE_FLOP * averages) * held, (traffic + 3 * AVERAGE_BYTES * averages) * held)
+        cost = Cost((ADAM_FLOP + AVERAGE_FLOP * averages) * held, (traffic + 3 * AVERAGE_BYTES * averages) * held)
+        multiplied, without = newton_schulz(matrices), 2 * _MOMENT_BYTES * sum(map(prod, matrices))
+        work = cost.work_flop + sum(kernel.work_flop for kernel in multiplied)
+        return Cost(work, cost.traffic_bytes - without + sum(kernel.traffic_bytes for kernel in multiplied))
 
     def first_like(self, layer: int) -> int:
         """Return the first layer that runs the same kernels: units differ by their place alone where they are alike."""
@@ -183,6 +190,7 @@ class TransformerWorkload:
             num_gradients=trained,
             gradient_bytes=self.model.precision.gradient_bytes,
             averages=self.model.ema is not None,
+            matrices=self.orthogonalised(layer),
         )
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> int:
@@ -194,7 +202,7 @@ class TransformerWorkload:
         """Return the bytes of a layer's weight, of its gradient and of its optimizer state, or of those of a part."""
         sizes, trained = self.model.precision, self._trained(layer, num_parts)
         weight = sizes.parameter_bytes * self._parameters(layer, num_parts)
-        return weight, sizes.gradient_bytes * trained, self.model.state_bytes * trained
+        return weight, sizes.gradient_bytes * trained, self._state_bytes(layer, num_parts)
 
     def trained_share(self, weight: Any) -> float:
         """Return which share of a weight's elements is trained."""
@@ -229,7 +237,7 @@ class TransformerWorkload:
             return (sizes.gradient_bytes or sizes.parameter_bytes) * self._trained(tensor.layer, num_parts)
         if isinstance(tensor, OptState):
             num_shards: int = tensor.num_shards
-            return self.model.state_bytes * self._trained(tensor.layer, num_parts) // num_shards
+            return self._state_bytes(tensor.layer, num_parts) // num_shards
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -244,6 +252,8 @@ class TransformerWorkload:
             return compression.held_bytes(self, tensor)
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
         size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, division_of(tensor))
+        if self._has_muon and isinstance(tensor, OptState) and not isinstance(tensor, OuterState):
+            size_bytes = self._state_bytes(tensor.layer, division_of(tensor))
         num_held: int = len(tensor.shards)
         return size_bytes if num_held == tensor.num_shards else size_bytes * num_held / tensor.num_shards
 
@@ -356,6 +366,15 @@ class TransformerWorkload:
     def _shards(num_held: int, num_shards: int, num_parameters: int) -> int:
         """Return the parameters of some shards, rounded up as by padding."""
         return -(-num_parameters * num_held // num_shards)
+
+    def _state_bytes(self, layer: int, num_parts: int | Piece = 1) -> int:
+        """Return the bytes of a layer's optimizer state; Muon has one moment of a matrix, and Adam two."""
+        whole, matrices = self.model.state_bytes * self._trained(layer, num_parts), self.orthogonalised(layer)
+        return whole - (_MOMENT_BYTES * sum(map(prod, matrices)) if num_parts == 1 else 0)
+
+    def orthogonalised(self, layer: int) -> Shapes:
+        """Return the shapes of the matrices of a layer that Muon trains."""
+        return tuple(shape for _, shape in self.units[layer].orthogonalised) if self._has_muon else ()
 
     def _bytes_per_parameter(self, tensor: Any) -> int:
         """Return what a parameter takes in a weight, a gradient or an optimizer state."""

@@ -116,6 +116,16 @@ class Unit:
         """
         return sum(prod(weight.part(degrees)) for weight in self.weights)
 
+    @property
+    def orthogonalised(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The matrices that Muon trains where a model has that: the first element of each, among all, and its shape."""
+        found, first = [], 0
+        for weight in self.weights:
+            if self.layer is not None and len(weight.shape) > 1:
+                found.append((first, weight.shape))
+            first += weight.num_parameters
+        return tuple(found)
+
     def num_trained_parameters(self, degrees: Degrees = WHOLE) -> int:
         """Return those of `num_held_parameters` that have a gradient and an optimizer state."""
         return sum(prod(weight.part(degrees)) for weight in self.weights if weight.is_trained)

@@ -42,8 +42,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol, final
 
+from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.architecture import AVERAGE_BYTES, MASK_BYTES, STATISTIC_BYTES, Architecture, Precision
 from minitrain.workloads.degrees import Cut, Work
 from minitrain.workloads.kernels import (
@@ -183,6 +185,7 @@ def update_kernels(
     num_gradients: int = 0,
     gradient_bytes: int = 4,
     averages: bool = False,
+    matrices: Shapes = (),
 ) -> KernelList:
     """Return what a step does with gradients and parameters once they are whole.
 
@@ -192,15 +195,36 @@ def update_kernels(
         num_gradients: elements of the rank's gradients before they are sharded.
         gradient_bytes: bytes of one of them.
         averages: whether another kernel takes an average of the weights on.
+        matrices: what Muon trains of them: Adam's kernel then has the rest.
     """
     if not num_parameters:
         return KernelList()
-    kernels = [MemoryPass("adam", num_parameters, ADAM_BYTES * style.eager)]
+    in_matrices = sum(map(prod, matrices))
+    kernels: list[Kernel] = [MemoryPass("adam", num_parameters - in_matrices, ADAM_BYTES * style.eager)]
+    if matrices:
+        kernels += [MemoryPass("muon", in_matrices, ADAM_BYTES - 8), *newton_schulz(matrices)]
     if style.gradient_accesses:
         kernels.append(MemoryPass("gradients", num_gradients, gradient_bytes * style.gradient_accesses))
     if averages:
         kernels.append(MemoryPass("average", num_parameters, 3 * AVERAGE_BYTES))
     return KernelList(tuple(kernels), len(kernels))
+
+
+def newton_schulz(matrices: Shapes) -> tuple[Matmul, ...]:
+    """Return the multiplications that orthogonalise the momentum of some matrices, in five steps, in bfloat16.
+
+    With X of m rows and n >= m columns, a step is A = X X^T, B = b A + c A^2 and a X + B X.
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+    """
+    found = []
+    for shape in matrices:
+        m, n, batch = min(shape[-2:]), max(shape[-2:]), _STEPS * prod(shape[:-2])
+        found += [Matmul(m, m, n, batch), Matmul(m, m, m, batch), Matmul(m, n, m, batch)]
+    return tuple(found)
+
+
+_STEPS = 5
 
 
 def _added_up(precision: Precision) -> int:

@@ -554,6 +554,7 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         ),
         ({"lora": 2, "workload": "tiny-moe"}, ["ddp", "moe:ep=2", "megatron:ep=2"]),
         ({"ema": 0.9}, ["ddp", "zero1", "fsdp"]),
+        ({"workload": replace(mt.models()["tiny"], optimizer="muon"), "ema": 0.5}, ["ddp", "1f1b"]),
         (
             {"documents": mt.Documents(median=7, sigma=0.9)},
             [
@@ -565,7 +566,7 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
             ],
         ),
     ],
-    ids=["adapters", "frozen", "divided", "experts", "average", "documents"],
+    ids=["adapters", "frozen", "divided", "experts", "average", "muon", "documents"],
 )
 def test_a_model_is_trained_as_on_one_device(what: dict[str, Any], names: list[str], tmp_path: Path) -> None:
     given: dict[str, Any] = {"workload": "tiny", **what}
