@@ -225,7 +225,7 @@ def _near_orthogonal(matrices: Array) -> Array:
     length = np.sqrt((values**2).sum(-1, keepdims=True))
     values = values / np.where(length > 0, length, 1)
     for _ in range(5):
-        values = sum(factor * values**power for factor, power in zip(NEWTON_SCHULZ, (1, 3, 5), strict=True))
+        values = np.sum([a * values**power for a, power in zip(NEWTON_SCHULZ, (1, 3, 5), strict=True)], axis=0)
     return np.asarray((left * values[..., None, :]) @ right)
 
 

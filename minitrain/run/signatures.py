@@ -49,6 +49,7 @@ class StepKeywords(RunParameters):
     cp_comm_type: str = _STRATEGYS
     cut: str = _STRATEGYS
     ep: int = _STRATEGYS
+    fragments: int = _STRATEGYS
     imbalance: float | str | Sequence[float] = _STRATEGYS
     layers_per_stage: Sequence[int] | None = _STRATEGYS
     local_steps: int = _STRATEGYS
@@ -56,8 +57,10 @@ class StepKeywords(RunParameters):
     compression: str = _STRATEGYS
     lookahead: int = _STRATEGYS
     microbatch_size: int | None = _STRATEGYS
+    mixing: float = _STRATEGYS
     num_chunks: int = _STRATEGYS
     offload: str | None = _STRATEGYS
+    overlap: int = _STRATEGYS
     overlap_experts: bool = _STRATEGYS
     overlap_messages: bool = _STRATEGYS
     overlap_parts: bool = _STRATEGYS

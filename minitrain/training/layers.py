@@ -553,7 +553,8 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    length: torch.Tensor = x.norm(dim=(-2, -1), keepdim=True)
+    x = x / length.clamp(min=torch.finfo(x.dtype).tiny)
     for _ in range(5):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x

@@ -81,7 +81,8 @@ def test_shards_and_parts_of_matrices_are_refused_by_name(strategy: str, options
 
 
 def test_what_muon_does_not_train_is_refused() -> None:
-    for what in ({"lora": 2}, {"frozen_layers": 1}):
+    whats: list[dict[str, Any]] = [{"lora": 2}, {"frozen_layers": 1}]
+    for what in whats:
         with pytest.raises(mt.UsageError, match='optimizer must be "adam" with adapters or frozen layers'):
             replace(muon("tiny"), **what)
     with pytest.raises(mt.UsageError, match="optimizer must be"):
