@@ -49,9 +49,9 @@ def test_an_update_reads_both_and_writes_one() -> None:
         ("zero1", {}),
         ("fsdp", {"tp": 2}),
         ("1f1b", {"lora": 2}),
-        ("moe", {"workload": "tiny-moe", "ep": 2}),
-        ("pipedream_2bw", {"num_steps": 2, "global_batch_size": 8}),
-        ("powersgd_ddp", {"num_steps": 3, "global_batch_size": 6}),
+        pytest.param("moe", {"workload": "tiny-moe", "ep": 2}, marks=pytest.mark.slow),
+        ("pipedream_2bw", {"num_steps": 2}),
+        pytest.param("powersgd_ddp", {"num_steps": 3, "global_batch_size": 6}, marks=pytest.mark.slow),
         (LOOP, {"num_steps": 3, "global_batch_size": 6}),
     ],
 )

@@ -47,9 +47,9 @@ def test_an_update_multiplies_as_the_iteration_does() -> None:
         ("ddp", {}),
         ("1f1b", {}),
         ("ddp", {"workload": muon("tiny-moe")}),
-        ("diloco", {"global_batch_size": 8}),
-        ("pipedream_2bw", {"num_steps": 3, "global_batch_size": 12}),
-        ("powersgd_ddp", {"num_steps": 2, "global_batch_size": 8, "ema": 0.9}),
+        ("diloco", {}),
+        ("pipedream_2bw", {"num_steps": 2}),
+        pytest.param("powersgd_ddp", {"num_steps": 2, "ema": 0.9}, marks=pytest.mark.slow),
     ],
 )
 def test_muon_is_that_of_one_device(strategy: str, options: dict[str, Any]) -> None:
