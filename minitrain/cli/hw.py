@@ -270,6 +270,7 @@ def calibrate(
     width: Annotated[list[int] | None, typer.Option()] = None,
     workload: str | None = None,
     steps: int = 16,
+    rounds: Count = 7,
 ) -> None:
     """Measure this machine and write a hardware config with what it reached.
 
@@ -290,6 +291,7 @@ def calibrate(
         width (N): Of dense layers, of at least 256; may be given several times. 256 and 512 by default.
         workload: A small transformer instead, such as tiny.
         steps (N): Of each strategy at each size.
+        rounds (N): Samples of each kernel, without --strategy; more take longer, and a noisy machine matters less.
     """
     if strategy:
         sizes: dict[str, Any] = {"num_layers": num_layers} if workload is None else {"workload": workload}
@@ -304,7 +306,7 @@ def calibrate(
     notes = out.with_name(f"{out.stem}.measurements.json")
     try:
         with Progress() as progress:
-            config = measured(backend, notes=notes, progress=_teller(progress, "measuring"))
+            config = measured(backend, notes=notes, progress=_teller(progress, "measuring"), num_samples=rounds)
     except KeyboardInterrupt:
         print_error(f"stopped; what was measured is in {notes}, and the same command goes on from there")
         raise

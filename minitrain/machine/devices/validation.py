@@ -58,7 +58,7 @@ LIMITS: dict[Limit, float] = {"compute": 0.15, "memory": 0.20}
 LEAST_RIGHT = 0.9
 _COMPUTE_ELASTICITY = 0.5
 _RESAMPLINGS = 400
-_BUSY = "the machine was too busy to tell"
+_NOISY = "the machine was too noisy to tell; more rounds say more"
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _POLYNOMIAL_BYTES = (2**18, 2**22, 2**25)
 _SQUARES = (1024, 2048, 4096)
@@ -344,7 +344,7 @@ def _errors(rows: Sequence[CaseResult], bound: Limit, calibration_noise: float =
     interval = _interval([row.errors for row in chosen])
     is_unsure = noise > limit if interval is None else interval[0] < limit < interval[1]
     doubt = f"the calibration's noise was {calibration_noise:.1%}; calibrate when it is quiet"
-    doubt = _BUSY if is_unsure else doubt if calibration_noise > limit else ""
+    doubt = _NOISY if is_unsure else doubt if calibration_noise > limit else ""
     sure = "" if interval is None else f", {interval[0]:.1%} to {interval[1]:.1%} by resampling rounds"
     said = f"median {error:.1%} of {len(chosen)}{sure}, allowed {limit:.0%}, noise {noise:.1%}"
     return _judged(name, error, limit, error < limit, said, doubt)
@@ -390,7 +390,7 @@ def _bottlenecks(
     share, noise = right / len(pairs), statistics.median(row.noise for row, *_ in pairs)
     said = f"{right} of {len(pairs)}, more than {LEAST_RIGHT:.0%} asked, noise {noise:.1%}"
     is_met = share > LEAST_RIGHT
-    return _judged(name, share, LEAST_RIGHT, is_met, said, "" if is_met or noise <= MOST_NOISE else _BUSY)
+    return _judged(name, share, LEAST_RIGHT, is_met, said, "" if is_met or noise <= MOST_NOISE else _NOISY)
 
 
 def resnet50(batch: int = 1, size: int = 224) -> Case:
