@@ -192,7 +192,8 @@ class Calibration:
         """Say how far predictions were off, as headlines and tables do."""
         factors = self.factors()
         if factors is None:
-            return f"{CALIBRATED}{len(self.ratios)} measured steps, too few for an interval of {100 * LEVEL:.0f} %"
+            enough = f"{math.ceil(round(LEVEL / (1 - LEVEL), 9))} measured programs"
+            return f"{CALIBRATED}{enough} give an interval of {100 * LEVEL:.0f} %, here are {len(self.runs)}"
         low, high = (f"{100 * (factor - 1):+.0f}".replace("-", "\N{MINUS SIGN}") for factor in factors)
         return f"{CALIBRATED}{low} to {high} % ({100 * LEVEL:.0f} % of {len(self.ratios)} measured steps)"
 

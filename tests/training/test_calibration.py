@@ -129,7 +129,7 @@ def test_too_few_steps_have_no_interval() -> None:
     found = calibration_of([as_if_measured(*each) for each in PROGRAMS[:3]], 2)
     run = mt.simulate("ddp", **sizes_of(256), hardware=found)
     assert run.interval is None
-    assert run.sureness == "calibrated, 3 measured steps, too few for an interval of 80 %"
+    assert run.sureness == "calibrated, 4 measured programs give an interval of 80 %, here are 3"
 
 
 def test_what_was_not_measured_is_said_and_what_was_is_not() -> None:
