@@ -559,10 +559,15 @@ export async function mountTimeline(element, data, options = {}) {
       below = levels;
     });
     on.unclip();
-    if (capacity) { on.rect(left, high(capacity), span(), 1, '#D55E00'); on.text(width - 12, high(capacity) + 8, 'device memory ' + amount(capacity), soft, 'right'); } else if (data.capacity_bytes) {
-      const note = `device memory ${amount(data.capacity_bytes)} ↑`;
-      if (widthOf(note) < span()) on.text(width - 12, top + 19, note, soft, 'right');
-    }
+    const label = (text, y) => {
+      if (widthOf(text) > span()) return;
+      on.rect(width - 15 - widthOf(text), y - 7, widthOf(text) + 6, 14, dark ? '#0d1117' : '#ffffff', 0.75);
+      on.text(width - 12, y, text, soft, 'right');
+    };
+    if (capacity) {
+      on.rect(left, high(capacity), span(), 1, '#D55E00');
+      label('device memory ' + amount(capacity), high(capacity) + (high(capacity) > top + 24 ? -8 : 9));
+    } else if (data.capacity_bytes) label(`device memory ${amount(data.capacity_bytes)} ↑`, top + 19);
     on.rect(left, top + MEMORY, span(), 1, soft);
     let x = left;
     if (known) kinds.forEach(([kind], place) => {
