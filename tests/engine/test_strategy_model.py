@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,37 +79,19 @@ def test_shipped_strategies_use_nothing_else_of_a_model() -> None:
     assert used <= USED
 
 
-CHECKED = """
-from typing import Any
-from minitrain import Model, StrategyModel
-from minitrain.run.folding.model import FoldedModel
+async def what_type_checkers_see(model: Model, folded: FoldedModel, other: object) -> None:
+    """Is read by mypy and never run: an ignored error that is none is an error there."""
 
-async def of_the_protocol(model: StrategyModel) -> StrategyModel:
-    weight, state = model.load_weights(0, model.rank, model.world_size)
-    model.weights[0] = await model.all_gather(weight, 0)
-    await model.all_reduce(weight, "0")  # wrong
-    model.log_event("forward")  # wrong
-    await model.launch(model.send(1, state))
-    return model
+    async def of_the_protocol(model: StrategyModel) -> None:
+        weight, state = model.load_weights(0, model.rank, model.world_size)
+        model.weights[0] = await model.all_gather(weight, 0)
+        await model.all_reduce(weight, "0")  # type: ignore
+        model.log_event("forward")  # type: ignore
+        await model.launch(model.send(1, state))
 
-def of_models(model: Model, folded: FoldedModel) -> None:
-    of_the_protocol(model)
-    of_the_protocol(folded)
-
-class Half:
-    rank = 0
-
-of_the_protocol(Half())  # wrong
-"""
-
-
-def test_type_checkers_take_every_model_and_no_other_names(tmp_path: Path) -> None:
-    path = tmp_path / "checked.py"
-    path.write_text(CHECKED)
-    command = [sys.executable, "-m", "mypy", "--strict", "--disable-error-code", "unused-coroutine", str(path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    wrong = {number for number, line in enumerate(CHECKED.splitlines(), 1) if line.endswith("# wrong")}
-    assert {int(line.split(":")[1]) for line in told.splitlines() if ": error:" in line} == wrong, told
+    await of_the_protocol(model)
+    await of_the_protocol(folded)
+    await of_the_protocol(other)  # type: ignore
 
 
 async def annotated(model: mt.StrategyModel) -> mt.StrategyModel:
