@@ -20,6 +20,8 @@ import time
 
 from minitrain.lib import Model
 
+pytestmark = pytest.mark.usefixtures("prepared_ranks")
+
 steps = []
 
 
