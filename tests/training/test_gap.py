@@ -12,6 +12,8 @@ pytest.importorskip("cloudpickle")
 
 import minitrain as mt
 
+pytestmark = pytest.mark.usefixtures("prepared_ranks")
+
 SIZES: dict[str, Any] = {"world_size": 2, "num_layers": 4, "global_batch_size": 8, "steps": 8}
 NAP = 0.1  # s
 
@@ -19,8 +21,6 @@ STRATEGY = f"""
 import time
 
 from minitrain.lib import Model
-
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
 
 steps = []
 
