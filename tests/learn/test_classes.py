@@ -18,8 +18,9 @@ from typer.testing import CliRunner, Result
 
 from minitrain.cli import app
 from minitrain.errors import UsageError
-from minitrain.learn import load_exercise, shipped_exercises
+from minitrain.learn import Grade, load_exercise, shipped_exercises
 from minitrain.learn.classes import MOST_MEMORY, Row, grade_all, grade_one, key_of
+from minitrain.learn.isolation import Isolation
 from minitrain.learn.report import as_csv
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits
 from minitrain.learn.submissions import find_submissions, fingerprint, imported
@@ -317,7 +318,6 @@ def test_grade_prints_a_table_of_a_class(learn: Learn) -> None:
     result = learn("class", "--jobs", "1")
     assert result.exit_code == 1
     assert [word for word in ("02_a.py", "100", "essay.txt", "it is no Python") if word not in result.stdout] == []
-    assert "\nisolation of 1: " in result.stdout
     found = json.loads(learn("class", "--format", "json").stdout)
     assert [(one["file"], one["score"]) for one in found] == [("02_a.py", 100), ("essay.txt", 0)]
     assert learn("class/02_a.py").stdout.startswith("02_ddp: 100 of 100 points\n")
@@ -335,6 +335,16 @@ def test_grade_uses_the_sizes_of_a_secret(learn: Learn) -> None:
     result = learn("02_a.py", "--seed", "a secret")
     assert result.exit_code == 1
     assert "a hidden size" in result.stdout
+
+
+def test_a_table_says_what_kept_submissions_apart(learn: Learn, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [Isolation("auto"), *(Isolation("auto", {"seccomp": "", "uid": uid}, ()) for uid in ("1", "2"))]
+    rows = [Row(f"{place}.py", Grade("02_ddp", [], 0.0, isolation=one)) for place, one in enumerate(held)]
+    monkeypatch.setattr("minitrain.learn.classes.grade_all", lambda *_, **__: rows)
+    write(Path(), {"02_a.py": DDP})
+    *_, none, all_of_them = learn("02_a.py").stdout.splitlines()
+    assert none == "isolation of 1: none: this machine offers no means"
+    assert all_of_them == "isolation of 2: seccomp, a uid of its own"
 
 
 def test_a_file_whose_name_is_an_option_is_none(learn: Learn, monkeypatch: pytest.MonkeyPatch) -> None:
