@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from minitrain import tensors
@@ -24,6 +24,7 @@ from minitrain.tensors.index_sets import overlapping_shards
 
 KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
 _COMPUTED = frozenset(COMPUTATIONS) - {"combine", "set_final_weight"} | {"combine_outputs"}  # tensors combine too
+_SPECIAL = frozenset({"put", "drop", "add", "combine", "shard", "free", "set_final_weight"})  # methods of a player
 _INPUTS = frozenset(names_of("input"))
 _OF_LOCAL_STEPS = {*names_of("compression", "local", "update"), "load_compression", "load_outer_state"} - {"update"}
 _LOADS = frozenset(names_of("load"))
@@ -97,15 +98,6 @@ class Player:
         self.works: dict[int, Any] = {}
         self.loaded: dict[tuple[str, int], list[tuple[int, ...]]] = defaultdict(list)
         self.activation_units = 0
-        self.special: Mapping[str, Callable[..., None]] = {
-            "put": self.put,
-            "drop": self.drop,
-            "add": self.add,
-            "combine": self.combine,
-            "shard": self.shard,
-            "free": self.free,
-            "set_final_weight": self.set_final_weight,
-        }
 
     async def play(self, number: int, step: Step) -> None:
         """Do one step."""
@@ -118,8 +110,8 @@ class Player:
             self.message(number, kind, *what)
         elif kind in (OFFLOAD, FETCH):
             self.move(number, kind, *what)
-        elif kind in self.special:
-            self.special[kind](*([number, *what] if kind in ("add", "combine", "shard") else what))
+        elif kind in _SPECIAL:
+            getattr(self, kind)(*([number, *what] if kind in ("add", "combine", "shard") else what))
         else:
             self.compute(number, kind, *what)
 

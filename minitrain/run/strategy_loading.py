@@ -37,6 +37,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from minitrain.errors import StrategyError
 from minitrain.plain_text import meanings_of
@@ -456,12 +457,15 @@ def _bind(strategy: Strategy, *options: str) -> None:
     inspect.signature(strategy).bind(None, **dict.fromkeys(options))
 
 
-_bind_cached = lru_cache(_bind)  # a sweep asks a thousand times a second
+_bound: WeakKeyDictionary[Strategy, set[tuple[str, ...]]] = WeakKeyDictionary()  # a function may hold a whole run
 
 
 def _bind_once(strategy: Strategy, *options: str) -> None:
-    """Bind options as `_bind` does, once where the answer can be kept: what is no function may not be hashable."""
-    (_bind_cached if isinstance(strategy, FunctionType) else _bind)(strategy, *options)
+    """Bind options as `_bind` does, once for a function: a sweep asks a thousand times a second."""
+    known = _bound.setdefault(strategy, set()) if isinstance(strategy, FunctionType) else set()
+    if options not in known:
+        _bind(strategy, *options)
+        known.add(options)
 
 
 def require_options(name: str, strategy: Strategy, options: Mapping[str, Any], known: Iterable[str] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+import weakref
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.learn import Exercise, Grade, grade, load_exercise, recorder, replay, shipped_exercises
-from minitrain.learn.budgets import budget_for, budgets_json
+from minitrain.learn.budgets import budget_for, budgets_json, run_reference
 from minitrain.learn.checks import LONGEST, judge, operations_fault
 from minitrain.learn.classes import Row
 from minitrain.learn.error_reports import describe
@@ -763,6 +765,22 @@ def test_a_collective_is_for_a_layer_that_there_is(tmp_path: Path, layer: str) -
     (failure,) = grade(file, "02", hidden=False).failures
     assert (failure.name, failure.line) == ("runs", "ddp.py:15")
     assert failure.message.startswith("all_reduce must be for a layer of 0 to 3, got ")
+
+
+def test_nothing_of_a_judged_program_stays() -> None:
+    exercise, recorder = load_exercise("02"), Recorder()
+    case = exercise.public[0]
+    run_reference(exercise, case, observers=[recorder])
+    gc.disable()
+    try:
+        found = judge(exercise, case, {"programs": recorder.programs, "lines": recorder.lines})
+        assert all(result.passed for result in found.values())
+        assert found.run is not None
+        model = weakref.ref(found.run.models[0])
+        del found
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def test_no_text_of_a_submission_stands_where_the_report_says_its_points(tmp_path: Path) -> None:
