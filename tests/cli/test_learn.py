@@ -19,6 +19,7 @@ from minitrain.cli.learn import STATE
 from minitrain.learn import load_exercise
 from minitrain.learn.classes import Row
 from minitrain.learn.sandbox import Limits
+from minitrain.search.sweeps.sweep import writing
 
 SUBMISSIONS = Path(__file__).parents[1] / "learn" / "exercises" / "submissions"
 RIGHT = (SUBMISSIONS / "ddp_as_it_goes.py").read_text()
@@ -229,8 +230,9 @@ def test_a_pass_says_what_is_next_and_ones_place_among_others(learn: Learn) -> N
     figures = {"mfu": 0.99, "step_time_s": 1.0, "peak_memory_gib": 1.0}
     others = {"ahead": figures, "behind": {**figures, "mfu": 0.01}}
     row = {"exercise": "02_ddp", "passed": True}
-    rows = [{"key": who, "student": who, **row, "leaderboard": others[who]} for who in others]
-    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with writing(Path("rows.jsonl")) as write:
+        for who, known in others.items():
+            write(who, {"student": who, **row, "leaderboard": known})
     found = learn("check", "02", "--among", "rows.jsonl").stdout
     assert "place 2 of 3 in rows.jsonl, you among them" in found
     assert "next: `minitrain learn start 03`, ZeRO-1: shard the optimizer state" in found
