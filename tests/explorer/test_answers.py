@@ -107,8 +107,8 @@ def test_the_strategy_of_the_text_field_runs() -> None:
     ("text", "word"),
     [
         ("def mine(", "mine.py cannot be loaded: SyntaxError"),
-        (STARTER.replace("await model.all_reduce(grads[k], k)", "grads[k]"), "sample"),
-        (STARTER.replace("        del activations[k]\n", "        undefined\n"), "NameError"),
+        (STARTER.replace("await model.reduce_scatter(grads[k], k)", "grads[k].shard(rank, n)"), "sample"),
+        (STARTER.replace("        del activations[k]", "        undefined; del activations[k]"), "NameError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("", "mine.py has no strategy"),
     ],
