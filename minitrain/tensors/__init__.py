@@ -1,9 +1,9 @@
 """The five kinds of tensor that a training step handles, as symbols: which layer, which samples, which shards.
 
-May import: `errors` alone. Open `kinds` first: weights, activations, their gradients and optimizer states, and the laws
-by which they add, combine and shard. `placed` has the kinds of which a rank has a part (tensor, sequence, context and
-expert parallelism) with `sequence_parts` and `expert_load`, `local` those of replicas that take steps of their own, and
-`on_host` a copy in host memory.
+May import: `errors`, `files`. Open `kinds` first: weights, activations, their gradients and optimizer states, and the
+laws by which they add, combine and shard. `placed` has the kinds of which a rank has a part (tensor, sequence, context
+and expert parallelism) with `sequence_parts` and `expert_load`, `local` those of replicas that take steps of their own,
+and `on_host` a copy in host memory.
 
 `fields` lists the fields of tensors and copies tensors, and `making` makes them quickly for the engine. `index_sets`
 keeps sets of samples and shards shared, `annotations` passes on what a strict or a numeric run attaches to tensors, and
