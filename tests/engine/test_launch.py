@@ -381,6 +381,27 @@ def test_each_tier_of_the_network_has_an_interface_of_its_own() -> None:
     assert flat[1].time == flat[0].end
 
 
+def test_arrivals_from_many_ranks_share_links_where_that_is_asked_for() -> None:
+    async def program(model: Model, launched: bool = True) -> Model:
+        if model.rank:
+            await model.send(0, model.get_input_activation(range(64)))
+        elif launched:
+            for work in [model.launch(model.receive(source)) for source in range(1, model.world_size)]:
+                await work
+        else:
+            for source in range(1, model.world_size):
+                await model.receive(source)
+        return model
+
+    sizes: Any = {"world_size": 8, "num_layers": 2, "global_batch_size": 64, "check": False}
+    one = mt.simulate(program, **{**sizes, "world_size": 2}).step_time
+    beside, in_turn = (mt.simulate(program, options={"launched": launched}, **sizes) for launched in (True, False))
+    assert beside.step_time == one  # what comes first is not known when the first of them ends
+    assert in_turn.step_time == pytest.approx(7 * one, rel=1e-12)
+    exact = mt.simulate(program, contention="exact", **sizes)
+    assert exact.step_time == pytest.approx(7 * one, rel=0.01)  # but for latency, which is not shared
+
+
 def test_all_ways_to_time_a_run_know_the_interface(tmp_path: Any) -> None:
     sizes: Any = {"world_size": 4, "num_layers": 4, "global_batch_size": 4, "check": False}
     run = mt.simulate(sends_to_all(), **sizes)
