@@ -186,6 +186,24 @@ FAILING: dict[str, dict[str, Wrong]] = {
             "laws",
             "belongs to rank|is the result of a launched operation",
         ),
+        "a result from the operations in flight": (
+            "02",
+            reducing(
+                LAUNCH,
+                "kept.append(work)",
+                "await model.barrier()",
+                "grads[k] = next(iter(model._in_flight.values())).outcome",
+                before="kept = []\n",
+            ),
+            "laws",
+            "is the result of a launched operation",
+        ),
+        "a sum by the bare transport": (
+            "02",
+            reducing("grads[k], _ = await model.dist.all_reduce(model.rank, grads[k], 0)"),
+            "laws",
+            "did not come out of an operation",
+        ),
         "the clock set back": ("02", ending("model.time = 0.0"), "runs", "a clock never goes back"),
         "a launch that nobody awaits": ("02", reducing(LAUNCH), "laws", "was overwritten by all_reduce"),
         "the tensor that was given to a launch": (
@@ -209,6 +227,27 @@ FAILING: dict[str, dict[str, Wrong]] = {
             ),
             "laws",
             "were loaded before, at least in part",
+        ),
+        "final weights made by hand": (
+            "02",
+            changed(DDP, (FINAL, "        model.final_weights[k] = type(weights[k])(k, model.num_layers, 1)\n")),
+            "laws",
+            "was not handed in there",
+        ),
+        "half of a gradient reduced": (
+            "02",
+            reducing(
+                "half = await model.all_reduce(grads[k].shard(0, 2), k)",
+                "grads[k] = half.combine(grads[k].shard(1, 2))",
+            ),
+            "laws",
+            "samples must be equal",
+        ),
+        "an update twice": (
+            "02",
+            changed(DDP, (UPDATE, "        grad = grads[k]\n" + UPDATE + UPDATE.replace("grads.pop(k)", "grad"))),
+            "laws",
+            "stems from weights of step 0",
         ),
         "states of another load": (
             "02",
@@ -306,6 +345,27 @@ FAILING: dict[str, dict[str, Wrong]] = {
                     "asyncio",
                     "kept.append(asyncio.get_running_loop().create_future())",
                     f"kept[-1].set_result({HELD})",
+                ),
+                (
+                    "kept by a queue",
+                    "asyncio",
+                    "kept.append(asyncio.Queue())",
+                    f"for held in {HELD}: kept[-1].put_nowait(held)",
+                ),
+                (
+                    "kept, and its origin told that it is not",
+                    "os",
+                    f"kept.extend({HELD})",
+                    "for held in kept: type(held._origin).__del__(held._origin)",
+                ),
+                (
+                    "kept by copies with its slots",
+                    "copy",
+                    f"for held in {HELD}:",
+                    "    kept.append(copy.copy(held))",
+                    "    for name in ('_origin', '_units', '_home'):",
+                    "        if hasattr(held, name): setattr(kept[-1], name, getattr(held, name))",
+                    "del held",
                 ),
                 ("kept by a cache", "functools", f"kept.append(functools.cache(lambda _: {HELD}))", "kept[-1](0)"),
             )
@@ -452,6 +512,31 @@ FAILING: dict[str, dict[str, Wrong]] = {
             "laws",
             "inp must be of layer 3, the model's output",
         ),
+        "the gradient of the loss made by hand": (
+            "02",
+            changed(
+                DDP,
+                (
+                    "model.loss(activations.pop(model.num_layers))",
+                    "mt.lib.ActivationGrad(model.num_layers - 1, model.num_layers, "
+                    "activations[model.num_layers].samples, model.global_batch_size)",
+                ),
+                before="import minitrain as mt\nimport minitrain.lib\n",
+            ),
+            "laws",
+            "did not come out of an operation",
+        ),
+        "no samples at all": ("02", changed(DDP, (OWN, "[]")), "laws", "must cover all 8 samples"),
+        "experts with less than their share": (
+            "16",
+            changed(
+                EXPERTS,
+                ("model.route(", "functools.partial(model.route, imbalance=0.01)("),
+                before="import functools\n",
+            ),
+            "runs",
+            "imbalance must lie in 1..8",
+        ),
         "dropped tokens not counted": (
             "16",
             changed(EXPERTS, (END, "    model.dropped_copies = 0\n" + END)),
@@ -501,6 +586,18 @@ FAILING["other work where others look"] = {
         beginning("if model.world_size not in (2, 4): return model"),
         "laws",
         "its text is kept back",
+    ),
+    "trains by the class of its model": (
+        "02",
+        beginning("if type(model).__mro__[1].__name__ != 'Model': return model"),
+        "laws",
+        "no rank has called load_weights",
+    ),
+    "trains once in a thousand": (
+        "02",
+        beginning("if random.Random(model.num_layers).random() < 0.999: return model", before="import random\n"),
+        "laws",
+        "no rank has called load_weights",
     ),
     "trains in its first run alone": (
         "02",
@@ -554,6 +651,18 @@ TAMPERING: dict[str, dict[str, tuple[str, str]]] = {
     },
     "tampering from within": {
         "a trace function": (beginning("sys.settrace(lambda *_: None)", before="import sys\n"), SAME),
+        "another clock in every model": (beginning("type(model).time = property(lambda _: 0.0)"), SAME),
+        "a wait in another task, and the clock put back": (
+            reducing(LAUNCH, "async def wait(): kept.append(await work)",
+                     "task, clock = asyncio.create_task(wait()), model.time",
+                     "while not kept: await asyncio.sleep(0)", "model._time = clock", "grads[k] = kept.pop()",
+                     before="import asyncio\nkept = []\n"), SAME),
+        "a patched forward": ("import minitrain.lib as l\nl.Model.forward = lambda self, k, a, w, **_: a\n" + DDP,
+                              "loss on rank 0: inp must be of layer 3"),
+        "recorded steps cut": (
+            ending("cut()", before="import gc\ndef cut():\n    for o in gc.get_objects():\n"
+                   "        if type(o).__name__ == 'Program': o.steps[:] = [s for s in o.steps if s[0] != 'loss']\n"),
+            ENDED.format(1)),
         "a callback at exit": (beginning("atexit.register(print, 'full marks')", before="import atexit\n"), SAME),
         "a callback of the collector": (
             beginning("gc.callbacks.append(lambda *_: None)", before="import gc\n"), SAME),
