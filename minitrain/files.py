@@ -70,6 +70,13 @@ def size_of(path: str | os.PathLike[str], what: str = "file") -> int:
     return status.st_size
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path, whatever it is made of, is that of a regular file."""
+    with suppress(OSError, ValueError):  # a name that is too long
+        return Path(path).is_file()
+    return False
+
+
 def read_bytes(path: str | os.PathLike[str], what: str = "file", most_bytes: int = MOST_BYTES) -> bytes:
     """Return what a regular file holds; one that is compressed by gzip is unpacked.
 

@@ -12,6 +12,7 @@ import io
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ def read_rows_of(path: str | os.PathLike[str]) -> list[Row]:
         UsageError: it cannot be read, or has no runs.
     """
     file = Path(path)
-    if file.is_dir():
-        return _rows_below(file)
+    with suppress(OSError):  # which reading the table tells, such as a name that is too long
+        if file.is_dir():
+            return _rows_below(file)
     return [_beside(row, file.parent) if is_real(row) else row for row in read_rows(file)]
 
 

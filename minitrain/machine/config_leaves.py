@@ -106,6 +106,7 @@ def filled(rates: dict[str, Any]) -> dict[str, Any]:
 
 
 Positive = Annotated[float, PlainValidator(in_range("a number > 0", lambda number: number > 0))]
+Seconds = Annotated[float, PlainValidator(in_range("a number of seconds in [0, 1]", lambda number: 0 <= number <= 1))]
 NonNegative = Annotated[float, PlainValidator(in_range("a number >= 0", lambda number: number >= 0))]
 Efficiency = Annotated[float, PlainValidator(in_range("a number in (0, 1]", lambda number: 0 < number <= 1))]
 Usage = Annotated[float, PlainValidator(in_range("a number in [0, 1)", lambda number: 0 <= number < 1))]

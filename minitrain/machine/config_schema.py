@@ -32,6 +32,7 @@ from minitrain.machine.config_leaves import (
     OpRow,
     Positive,
     RowList,
+    Seconds,
     Usage,
     Whole,
     filled,
@@ -59,7 +60,7 @@ EXPECTED_OF_DATA_SHEET = {
     "blocks": "a whole number >= 1",
     "registers": "a whole number >= 1",
     "smem_bytes": "a whole number >= 1",
-    "dispatch_s": "a number >= 0",
+    "dispatch_s": "a number of seconds in [0, 1]",
     "power": "an object with tdp_W and idle_W",
     "tdp_W": "a number > 0",
     "idle_W": "a number >= 0",
@@ -69,7 +70,7 @@ EXPECTED_OF_DATA_SHEET = {
     "link_id": _TEXT,
     "source_id": _TEXT,
     "dest_id": _TEXT,
-    "latency_s": "a number >= 0",
+    "latency_s": "a number of seconds in [0, 1]",
     "bidirectional": "true or false",
 }
 """What to say where one of these keys is missing or holds the wrong kind of container."""
@@ -139,7 +140,7 @@ class LinkModel(BaseModel):
     source_id: Text
     dest_id: Text
     bytes_per_s: Positive
-    latency_s: NonNegative = 0.0
+    latency_s: Seconds = 0.0
     bidirectional: Flag = True
 
 
@@ -152,7 +153,7 @@ class DataSheetModel(BaseModel):
     clock_Hz: Positive | None = None  # noqa: N815 - a unit
     caches: Annotated[list[CacheModel], AfterValidator(_levels)] = []
     limits: LimitsModel | None = None
-    dispatch_s: NonNegative | None = None
+    dispatch_s: Seconds | None = None
     power: PowerModel | None = None
     price_usd_per_hour: NonNegative | None = None
     features: dict[str, Annotated[Any, PlainValidator(_feature)]] = {}
@@ -203,7 +204,7 @@ _EXPECTED = {
     "bandwidth": "a number > 0",
     "efficiency": "a number in (0, 1]",
     "size": "a whole number >= 1",
-    "latency": "a number >= 0",
+    "latency": "a number of seconds in [0, 1]",
     "ops": "an object of rows [scalar, offset]",
     "must_be_filled": "true or false",
     "processor_usage": "a number in [0, 1)",
@@ -212,11 +213,11 @@ _EXPECTED = {
     "half_MB": "a number >= 0",
     "ranks_GBps": "a list of rows [lower bound, GB/s]",
     "exponent": "a number > 0",
-    "latency_per_rank": "a number >= 0",
+    "latency_per_rank": "a number of seconds in [0, 1]",
     "kernels": "an object with units, GBps, launch, graph_launch, matmul and attention",
     "units": "a whole number >= 1",
-    "launch": "a number >= 0",
-    "graph_launch": "a number >= 0",
+    "launch": "a number of seconds in [0, 1]",
+    "graph_launch": "a number of seconds in [0, 1]",
     "matmul": "an object of datatypes",
     "attention": "an object of generations",
     "prologue": "a number >= 0",
@@ -278,8 +279,8 @@ class OpsModel(BaseModel):
 class CurveModel(BaseModel):
     """The price by size of one operation on a tier."""
 
-    latency: NonNegative
-    latency_per_rank: NonNegative = 0.0
+    latency: Seconds
+    latency_per_rank: Seconds = 0.0
     ranks_GBps: BandwidthRows | None = None  # noqa: N815 - a unit
     efficiency: Efficiency = 1.0
     half_MB: NonNegative = 0.0  # noqa: N815 - a unit
@@ -292,7 +293,7 @@ class NetworkModel(BaseModel):
     bandwidth: Positive
     efficiency: Efficiency
     size: Whole
-    latency: NonNegative
+    latency: Seconds
     ops: OpsModel
     must_be_filled: Flag
     processor_usage: Usage
@@ -327,8 +328,8 @@ class KernelsModel(BaseModel):
 
     units: Whole
     GBps: Positive
-    launch: NonNegative
-    graph_launch: NonNegative
+    launch: Seconds
+    graph_launch: Seconds
     matmul: Annotated[dict[str, MatmulModel], AfterValidator(filled)]
     attention: dict[str, AttentionModel]
 

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from minitrain.errors import StrategyError
+from minitrain.files import is_file
 from minitrain.plain_text import meanings_of
 from minitrain.run.above import above
 
@@ -285,7 +286,7 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     if path is not None:
         found = _ELSEWHERE.get({}).get(str(path), path)
         if text.endswith(".csv"):
-            return path.stem, _run_schedule(found, found.stat().st_mtime_ns if found.is_file() else 0)
+            return path.stem, _run_schedule(found, found.stat().st_mtime_ns if is_file(found) else 0)
         if text.endswith(".py"):
             return _load_only_one(found)
         function_name = text.rpartition(":")[2]
@@ -295,14 +296,14 @@ def _load_from_text(text: str) -> tuple[str, Strategy]:
     if name not in shipped:
         if not shipped:
             raise StrategyError(
-                f"there is no strategy {text!r}: this is the minitrain for students, which ships none; give path.py, "
-                "path.py:function or a schedule.csv",
+                f"there is no strategy {text!r:.80}: this is the minitrain for students, which ships none; give "
+                "path.py, path.py:function or a schedule.csv",
                 strategy=text,
             )
-        close = [f"{text}.py"] if Path(f"{text}.py").is_file() else difflib.get_close_matches(text, shipped, 1)
+        close = [f"{text}.py"] if is_file(f"{text}.py") else difflib.get_close_matches(text, shipped, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise StrategyError(
-            f"there is no strategy {text!r}{hint or ';'} use one of {', '.join(shipped)}, path.py:function, or a "
+            f"there is no strategy {text!r:.80}{hint or ';'} use one of {', '.join(shipped)}, path.py:function, or a "
             "schedule.csv",
             strategy=text,
         )
@@ -427,7 +428,7 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
 
 def _module_of(path: Path) -> ModuleType:
     """Import a Python file under a module name of its own; it may import files beside it."""
-    if not path.is_file():
+    if not is_file(path):
         raise StrategyError(f"there is no strategy file {path}; give path.py:function", path=str(path))
     module = fresh_module(path)
     assert module.__spec__ is not None  # it has just been made

@@ -155,10 +155,20 @@ def _loads_in(path: str, _version: tuple[int, int]) -> tuple[tuple[float, ...], 
     try:
         text = read_text(path, "file with the loads of experts")
         rows = (line.replace(",", " ").split() for line in text.splitlines())
-        return tuple(tuple(map(float, row)) for row in rows if row)
+        return tuple(tuple(map(_number, row)) for row in rows if row)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"cannot read the loads of experts in {path}: {error}; write the tokens that each expert gets on a line "
             "for each layer, such as 812,790,1033,409",
             imbalance=path,
         ) from None
+
+
+def _number(word: str) -> float:
+    """Return the number that a word of a file is."""
+    from minitrain.files import shown  # noqa: PLC0415 - as above
+
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"expected numbers, found {shown(word)}") from None

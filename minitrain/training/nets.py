@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 
 from minitrain.errors import UsageError
+from minitrain.files import read_bytes
 from minitrain.proof.arithmetic import Adam, Averaged, Momentum, Muon
 from minitrain.proof.problem import Problem
 from minitrain.proof.units import Part
@@ -42,10 +43,10 @@ def read_text(data: Any = None) -> bytes:
         text = b"".join(each.read_bytes() for each in sources if each.name.endswith(".py"))
     elif isinstance(data, str | Path):
         try:
-            text = Path(data).read_bytes()
-        except OSError as error:
+            text = read_bytes(data, "file to learn from", 4 * 2**30)
+        except (OSError, ValueError) as error:
             raise UsageError(
-                f"data must be a file that can be read, or an iterable of texts; {data}: {error.strerror}", data=data
+                f"data must be a file that can be read, or an iterable of texts; {data}: {error}", data=data
             ) from None
     else:
         text = b"".join(piece.encode() if isinstance(piece, str) else bytes(piece) for piece in data)

@@ -17,6 +17,7 @@ Left out: what kernels lose on short documents; tokens that are padding.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -90,7 +91,7 @@ class Documents:
             return given
         if isinstance(given, str) and given.startswith(f"{_LOG_NORMAL}:"):
             return cls._drawn(given)
-        if is_count(given) or (isinstance(given, str) and given.strip().isdecimal()):
+        if is_count(given) or (isinstance(given, str) and re.fullmatch("[0-9]{1,12}", given.strip())):
             return cls((int(given),))
         if isinstance(given, str):
             return cls(_lengths_in(given))
@@ -140,7 +141,7 @@ def _lengths_in(path: str) -> list[int]:
         words = read_text(path, "file with the length of a document on each line").split()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the documents' lengths in {path}: {error}", documents=path) from None
-    wrong = [word for word in words if not word.isdecimal() or not int(word)]
+    wrong = [word for word in words if not re.fullmatch("0*[1-9][0-9]{0,11}", word, re.ASCII)]
     if wrong or not words:
         found = shown(wrong[0]) if wrong else "nothing"
         raise UsageError(f"{path} must have the tokens of a document on each line, such as 812, found {found}")

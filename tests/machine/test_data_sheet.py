@@ -79,7 +79,7 @@ def test_units_are_those_of_the_kernels_where_a_config_has_them_there() -> None:
             "caches: expected caches by rising level, each level once, found levels 2, 1",
         ),
         ({"limits": {"warps": 64}}, "limits.registers: expected a whole number >= 1, found nothing"),
-        ({"dispatch_s": "x"}, 'dispatch_s: expected a number >= 0, found "x"'),
+        ({"dispatch_s": "x"}, 'dispatch_s: expected a number of seconds in [0, 1], found "x"'),
         ({"power": {}}, "power.tdp_W: expected a number > 0, found nothing"),
         ({"power": {"tdp_W": 5, "idle_W": 6}}, "power.idle_W: expected no more than power.tdp_W (5), found 6"),
         ({"features": [1]}, "features: expected an object of features by name, found [1]"),

@@ -32,7 +32,9 @@ from minitrain.run.strategy_loading import load_strategy
 from minitrain.search.planning.result import saved_plan
 from minitrain.search.sweeps.sweep import read_rows, writing
 from minitrain.search.tuning.words import of_calculon
+from minitrain.tensors.expert_load import as_imbalance, expert_load
 from minitrain.training.checkpoints import Checkpoints
+from minitrain.workloads.documents import Documents
 from minitrain.workloads.exchange.reading import read_recipe
 from tests.machine.test_profiler_traces import MARKS, trace
 
@@ -43,6 +45,7 @@ RECIPE = '[model]\nname = "llama3"\nflavor = "8B"\n\n[training]\nseq_len = 8192\
 CASE = {"world_size": 2, "num_layers": 3, "global_batch_size": 8}
 ROW = {"strategy": "ddp", "step_time": 0.5, "error": None}
 TABLE = "row_id,framework,model,n_gpus,gpu,gbs,seq_len,step_time_s\na,fsdp,llama3-8b,8,H100,16,8192,5.5\n"
+LAYERS = "microbatch,tp,first_layer,last_layer,forward_s,backward_s,update_s\n1,1,0,33,0.01,0.02,0.001\n"
 HUGGING_FACE = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
@@ -138,6 +141,11 @@ def _planned(path: Path) -> Any:
     return saved_plan(path, cluster, num_layers=2, global_batch_size=2)
 
 
+def _routed(path: Path) -> Any:
+    """Return what experts get."""
+    return [expert_load(2, 1, imbalance=as_imbalance(str(path), layer, (0, 1))) for layer in (0, 1)]
+
+
 def _table(path: Path) -> Any:
     """Read a table, cell by cell."""
     return [require_known(row) for row in read_table(path)]
@@ -175,6 +183,9 @@ def readers(folder: Path) -> dict[str, Reader]:
         "exercise": Reader("exercise.json", (SHIPPED / "exercise.json").read_text(), _of_exercise("exercise.json")),
         "hidden sizes": Reader("hidden.json", _as_json([CASE]), _of_exercise("hidden.json")),
         "budgets": Reader("budgets.json", _as_json(budgets), _of_exercise("budgets.json")),
+        "prices": Reader("layers.csv", LAYERS, mt.MeasuredLayers.read),
+        "documents": Reader("documents.txt", "812\n33\n1024\n", lambda path: Documents.read(str(path))),
+        "loads of experts": Reader("loads.txt", "3,1\n2,2\n", _routed),
         "students": Reader("students.csv", "Student,ID\nDoe,7\n", lambda path: with_grades(path, [])),
         "notebook": Reader("work.ipynb", _as_json(NOTEBOOK), source_of),
     }  # fmt: skip

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import MinitrainError
-from minitrain.files import key_path, shown
+from minitrain.files import is_file, key_path, shown
 from minitrain.machine import config_files as files
 from minitrain.machine.clusters.device_groups import Devices, Link, Thermal
 from minitrain.machine.config_files import label_of, refuse
@@ -46,7 +46,7 @@ def names_cluster(source: object) -> bool:
         return False
     if files.is_bare(path) and path in files.shipped_clusters():
         return True
-    if not path.lower().endswith(SUFFIXES) or not Path(path).is_file():
+    if not path.lower().endswith(SUFFIXES) or not is_file(path):
         return False
     label = label_of(path)
     data = files.parse(files.read_file(path), label)
