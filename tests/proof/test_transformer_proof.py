@@ -90,7 +90,7 @@ def proven(name: str, model: Any, **sizes: Any) -> mt.Proof:
 @pytest.mark.parametrize("name", mt.strategies())
 @pytest.mark.parametrize(
     "model",
-    [LLAMA_LIKE, pytest.param(DEEPSEEK_LIKE, marks=pytest.mark.no_cover)],  # the next test goes through its lines
+    [LLAMA_LIKE, pytest.param(DEEPSEEK_LIKE, marks=pytest.mark.slow)],  # the next test trains it by three strategies
     ids=lambda model: model.name,
 )
 def test_every_strategy_trains_a_transformer_as_one_device_does(name: str, model: mt.Transformer) -> None:

@@ -81,8 +81,12 @@ LATENT = replace(
 )
 
 
-@pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
-@pytest.mark.parametrize("options", [{}, {"ep": 4}, {"tp": 2, "ep": 4, "sequence_parallel": True}], ids=str)
+@pytest.mark.parametrize("fidelity", ["roofline", pytest.param("kernels", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ep": 4}, pytest.param({"tp": 2, "ep": 4, "sequence_parallel": True}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_more_recomputation_holds_no_more_and_takes_no_less(options: dict[str, Any], fidelity: str) -> None:
     sizes: dict[str, Any] = {"seq_len": 2048, "global_batch_size": 128, "pp": 4, "layers_per_stage": [2] * 4, **options}
     runs = [train("megatron", 16, fidelity=fidelity, recompute=recompute, **sizes) for recompute in NESTED]
@@ -121,7 +125,13 @@ def test_what_is_repeated_is_counted(recompute: str, ep: int) -> None:
     assert run.trained_model.recomputed_flop == expected > 0
 
 
-@pytest.mark.parametrize("recompute", ["layernorm+mla_up_proj+moe_act+shared_experts", "layernorm+moe", "full"])
+@pytest.mark.parametrize(
+    "recompute",
+    [
+        "layernorm+mla_up_proj+moe_act+shared_experts",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("layernorm+moe", "full")),
+    ],
+)
 @pytest.mark.parametrize(
     "options",
     [

@@ -30,7 +30,7 @@ LAYOUTS: dict[str, list[dict[str, Any]]] = {
     **{name: [{"pp": 2}, {"pp": 4}] for name in ("pp_dp", "pp_zero1", "pp_zero3", "interleaved_1f1b")},
     **{name: [{"pp": 4}, {"pp": 8, "zero": 2}] for name in ("chimera", "dualpipe_v", "interleaved_zero_bubble", "zbv")},
 }
-SIZES: dict[int, Any] = {16: (), 64: pytest.mark.no_cover}  # the larger one goes through the same lines
+SIZES: dict[int, Any] = {16: (), 64: pytest.mark.slow}
 CASES = [
     pytest.param(name, world_size, options, marks=marks)
     for name in SHIPPED
