@@ -198,5 +198,5 @@ def measure_reference(exercise: Exercise, case: Case) -> Measured:
 
 def run_reference(exercise: Exercise, case: Case, **more: Any) -> Run:
     """Run the reference with some sizes, under strict accounting."""
-    options = {**case.options, **exercise.reference_options, **more}
+    options = {**case.options, **more}
     return simulate(exercise.reference, strict=True, hardware=exercise.hardware, **case.sizes, **options)

@@ -129,7 +129,6 @@ class Exercise:
         hardware: config that it is priced on.
         memory_limit_bytes: the device's memory, where it is part of the task instead of a budget; else None.
         memory_slack: how many of a layer's tensors a rank may hold beside what the reference holds, by kind.
-        reference_options: options that budgets give to the reference beside those of the sizes.
         required_operations: that some rank must do where there are several, by the names of the calls.
         forbidden_operations: that no rank may do.
         ordered_operations: that each rank must do in the reference's order, by kind and layer.
@@ -152,7 +151,6 @@ class Exercise:
     hardware: str = SPECIFIED
     memory_limit_bytes: float | None = None
     memory_slack: Mapping[str, float] = field(default_factory=lambda: dict(ONE_LAYER))
-    reference_options: Mapping[str, Any] = field(default_factory=dict)
     required_operations: Sequence[str] = ()
     forbidden_operations: Sequence[str] = ()
     ordered_operations: Sequence[str] = ()
@@ -261,7 +259,6 @@ class _ExerciseFile(TypedDict):
     workload: NotRequired[str | None]
     memory_limit_gib: NotRequired[Annotated[float, Gt(0)]]
     memory_slack: NotRequired[dict[Literal["weight", "grad", "opt_state"], Amount]]
-    reference_options: NotRequired[dict[str, Any]]
     required_operations: NotRequired[list[str]]
     forbidden_operations: NotRequired[list[str]]
     ordered_operations: NotRequired[list[str]]
@@ -300,7 +297,6 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
         hardware=data.get("hardware", SPECIFIED),
         memory_limit_bytes=data["memory_limit_gib"] * 2**30 if "memory_limit_gib" in data else None,
         memory_slack=data.get("memory_slack", ONE_LAYER),
-        reference_options=data.get("reference_options", {}),
         required_operations=_calls(path / "exercise.json", data.get("required_operations", ())),
         forbidden_operations=_calls(path / "exercise.json", data.get("forbidden_operations", ())),
         ordered_operations=_calls(path / "exercise.json", data.get("ordered_operations", ())),
