@@ -113,6 +113,7 @@ def test_a_file_is_read_or_refused_as_the_table_says(kind: str, all_readers: dic
 
 
 @pytest.mark.fuzz
+@pytest.mark.timeout(0)  # it takes as long as it is told
 def test_a_damaged_file_is_read_or_refused(all_readers: dict[str, Reader], tmp_path: Path) -> None:
     source, outcomes = random.Random(int(os.environ.get("MINITRAIN_FUZZ_SEED", "0"))), Counter[tuple[str, str]]()
     until = time.monotonic() + float(os.environ.get("MINITRAIN_FUZZ_S", "2"))

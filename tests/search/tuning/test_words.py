@@ -17,6 +17,7 @@ from minitrain.search.tuning.search import Figures, row_of
 from minitrain.search.tuning.space import Candidate, axes_of, candidates
 from minitrain.search.tuning.words import of_calculon
 from minitrain.workloads.exchange.recipe import same_model
+from tests.project.mutated_files import EXECUTION
 from tests.search.tuning.models import SMALL
 
 _MEGATRON = {
@@ -127,8 +128,22 @@ def test_files_that_are_no_executions_are_refused(tmp_path: Path) -> None:
         of_calculon(tmp_path / "list.json")
     with pytest.raises(mt.UsageError, match="cannot read"):
         of_calculon(tmp_path / "none.json")
-    with pytest.raises(mt.UsageError, match="needs 'tensor_par', and this one has none"):
+    with pytest.raises(mt.UsageError, match="needs 'num_procs', and this one has none"):
         of_calculon({})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tensor_par": "2"}, "tensor_par of an execution of Calculon must be an integer of at least 1, got '2'"),
+        ({"data_par": 3}, r"num_procs \(8\) .* must be tensor_par \* pipeline_par \* data_par \(2 \* 2 \* 3\)"),
+        ({"optimizer_sharding": 1}, "optimizer_sharding of an execution of Calculon must be false or true, got 1"),
+        ({"activation_recompute": []}, r'must be "none" or "attn_only" or "full", got \[\]'),
+    ],
+)
+def test_executions_of_odd_values_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(mt.UsageError, match=message):
+        of_calculon({**EXECUTION, **change})
 
 
 @pytest.mark.parametrize(
