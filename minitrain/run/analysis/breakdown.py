@@ -33,8 +33,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
 from itertools import starmap
 from math import prod
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from minitrain.errors import UsageError
@@ -264,8 +266,7 @@ class Breakdown:
         return self._share("overlapped")
 
     def _of_ranks(self, part: str) -> list[float]:
-        place = Split._fields.index(part)
-        return [rank[place] for rank in self.ranks]
+        return list(map(attrgetter(part), self.ranks))
 
     def _array(self, part: str) -> Floats:
         import numpy as np  # noqa: PLC0415  (only when somebody looks)
@@ -286,19 +287,14 @@ def pairwise_sum(values: Sequence[float]) -> float:
         eights = size - size % 8
         parts = [add_in_order(values[first:eights:8]) for first in range(8)]
         total = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]))
-        for value in values[eights:]:
-            total += value
-        return total
+        return reduce(add, values[eights:], total)
     half = size // 2 - size // 2 % 8
     return pairwise_sum(values[:half]) + pairwise_sum(values[half:])
 
 
 def add_in_order(values: Sequence[float]) -> float:
     """Add floats one after the other."""
-    total = -0.0  # which keeps the sign of zeros
-    for value in values:
-        total += value
-    return total if len(values) else 0.0
+    return reduce(add, values, -0.0) if len(values) else 0.0  # -0 keeps the sign of zeros
 
 
 def breakdown(trace: Trace, end: float | None = None, step_time: float | None = None) -> Breakdown:
