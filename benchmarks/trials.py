@@ -9,7 +9,7 @@
 - **disk**: a command writes to a file system that is full, half of the times its temporary files too. Each file is
   whole or absent, and the error is a message. To be started as `unshare --mount python -m benchmarks.trials disk`.
 - **memory**: a command and each of its processes may take a random part of the address space that the command takes
-  otherwise, or in half of the trials its hungriest process. Likewise.
+  otherwise, or in half of the trials half to all of what its hungriest process takes. Likewise.
 
 The last two begin with what a command imports already there, which takes half of the time, and a trial that had room
 does not count. Each line says how many of how many trials ended well. Trials are not timed.
@@ -457,7 +457,7 @@ class Need(NamedTuple):
     Args:
         disk_bytes: of the files that it writes.
         memory_bytes: of address space, beyond that of the imports.
-        hungriest_bytes: the same of the process that takes most.
+        hungriest_bytes: address space of the process below it that takes most, 0 if there is none.
     """
 
     disk_bytes: int
@@ -476,6 +476,7 @@ def need(name: str) -> Need:
     """Return what a command takes; import what it imports, so that its forks have that."""
     if name not in _NEEDS:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # else each thread takes address space that it can do without
+        threading.stack_size(2**18)
         import_all(name)
         with room() as here:
             place = here.folder / "disk"
@@ -490,7 +491,7 @@ def need(name: str) -> Need:
             assert code == 0, here.printed()
             sizes = [file.stat().st_size for file in place.rglob("*") if file.is_file()]
             took = max(own) - status_bytes("VmSize")
-            _NEEDS[name] = Need(sum(sizes) + 4096 * len(sizes), took, max(took, max(others) - status_bytes("VmSize")))
+            _NEEDS[name] = Need(sum(sizes) + 4096 * len(sizes), took, max(others))
             print(f"{name} takes {_NEEDS[name]}", flush=True)
     return _NEEDS[name]
 
@@ -538,14 +539,15 @@ def full(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
 
 def short(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
     """Run a command with a part of the address space that it takes."""
-    most_bytes = source.choice(need(name)[1:])
+    _, more_bytes, hungriest_bytes = need(name)
     with room() as here:
         place = here.folder / "disk"
         place.mkdir()
-        more = source.randrange(most_bytes)
+        limit = status_bytes("VmSize") + source.randrange(more_bytes)
+        if hungriest_bytes and source.random() < 0.5:
+            limit = source.randrange(hungriest_bytes // 2, hungriest_bytes)
 
         def prepare() -> None:
-            limit = status_bytes("VmSize") + more
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
         code = here.run([part.replace("/full", str(place)) for part in WRITTEN[name]], prepare)
