@@ -9,7 +9,7 @@
 - **disk**: a command writes to a file system that is full, half of the times its temporary files too. Each file is
   whole or absent, and the error is a message. To be started as `unshare --mount python -m benchmarks.trials disk`.
 - **memory**: a command and each of its processes may take a random part of the address space that the command takes
-  otherwise, or in half of the trials half to all of what its hungriest process takes. Likewise.
+  otherwise beyond its imports, or in half of the trials of what its hungriest process takes. Likewise.
 
 The last two begin with what a command imports already there, which takes half of the time, and a trial that had room
 does not count. Each line says how many of how many trials ended well. Trials are not timed.
@@ -466,7 +466,7 @@ class Need(NamedTuple):
 
 
 _ROOM = "had room"
-_TOLD_SO = r"(^|\n)minitrain: |  the grader lacks|the first failure: .*the system gives no more memory"
+_TOLD_SO = r"minitrain: |  the grader lacks|the first failure: .*the system gives no more memory"
 
 
 _NEEDS: dict[str, Need] = {}
@@ -543,9 +543,9 @@ def short(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
     with room() as here:
         place = here.folder / "disk"
         place.mkdir()
-        limit = status_bytes("VmSize") + source.randrange(more_bytes)
-        if hungriest_bytes and source.random() < 0.5:
-            limit = source.randrange(hungriest_bytes // 2, hungriest_bytes)
+        least = status_bytes("VmSize")  # with less, Python itself does not live
+        most = source.choice([least + more_bytes, max(least + more_bytes, hungriest_bytes)])
+        limit = source.randrange(least, most)
 
         def prepare() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
