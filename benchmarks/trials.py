@@ -490,7 +490,7 @@ def need(name: str) -> Need:
             code = here.run([part.replace("/full", str(place)) for part in WRITTEN[name]], watch=watch)
             assert code == 0, here.printed()
             sizes = [file.stat().st_size for file in place.rglob("*") if file.is_file()]
-            took = max(own) - status_bytes("VmSize")
+            took = max(2**18, max(own) - status_bytes("VmSize"))
             _NEEDS[name] = Need(sum(sizes) + 4096 * len(sizes), took, max(others))
             print(f"{name} takes {_NEEDS[name]}", flush=True)
     return _NEEDS[name]

@@ -19,12 +19,14 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, lacks_memory, message_of
+from minitrain.errors import NO_MEMORY, HardwareConfigError, MinitrainError, UsageError, lacks_memory, message_of
 from minitrain.plain_text import printable
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 _LONGEST_MESSAGE = 20_000  # characters
+_STDERR = 2
+_WITHOUT_MEMORY = f"minitrain: {NO_MEMORY}\n".encode()
 
 
 class RunFailedError(Exception):
@@ -76,7 +78,11 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             code = _discard_further_output()
         except Exception as error:
-            code = report(error, debug="--debug" in arguments)
+            try:
+                code = report(error, debug="--debug" in arguments)
+            except MemoryError:  # there is none even for words
+                error.__traceback__, code = None, FAILED  # which lets go of what was going on
+                os.write(_STDERR, _WITHOUT_MEMORY)
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)

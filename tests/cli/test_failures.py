@@ -391,6 +391,21 @@ def test_a_deadlock_is_found_while_progress_is_shown() -> None:
             mt.simulate(waits, world_size=2, num_layers=1, global_batch_size=2)
 
 
+def test_a_command_without_memory_for_its_words_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("minitrain.cli.failures.report", fails)
+    with pytest.raises(SystemExit, match="1"):
+        app(["run", "ddp", "--world-size", "0"])
+    assert (
+        capfd.readouterr().err
+        == "minitrain: the system gives no more memory, or no more threads; ask for less, or for fewer processes\n"
+    )
+
+
 def test_nothing_is_said_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("can't start new thread")
