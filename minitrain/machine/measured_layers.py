@@ -228,7 +228,7 @@ def _number(text: str | None, column: str, where: str) -> float:
     if not 0 <= value < math.inf or (is_count and value != int(value)):
         rule = "a whole number" if is_count else "a number of seconds"
         raise UsageError(
-            f"{where}: {column} must be {rule} of at least 0, got {text!r}; correct the cell", column=column
+            f"{where}: {column} must be {rule} of at least 0, got {text!r:.80}; correct the cell", column=column
         )
     return value
 
