@@ -33,7 +33,15 @@ DENSE: Sequence[dict[str, Any]] = (
 )
 TRANSFORMER: dict[str, Any] = {"global_batch_size": 16, "workload": "tiny"}
 DIVIDES = ("ring_attention", "gathered_context", "megatron:tp=2", "megatron:tp=2,sequence_parallel=true")
-NOT_HERE = ("single", "pp_hsdp", "ring_attention", "gathered_context", "moe", "deepseek_like")
+NOT_HERE = (
+    "single",
+    "pp_hsdp",
+    "ring_attention",
+    "gathered_context",
+    "packed_context_parallel",
+    "moe",
+    "deepseek_like",
+)
 """What one rank, four ranks, or another model is for."""
 
 FAR = 1.1

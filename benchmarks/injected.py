@@ -2,9 +2,10 @@
 
 Two processes train by a shipped strategy. Every other step is delayed at a place drawn by chance: in one operation, in
 all computing of one rank, in all transfers, or in one kernel on all ranks. Torch's functions are wrapped in the ranks,
-below what the tool measures: one that computes sleeps before it returns, and a transfer's result comes later, one after
-the other as on a slow link. The delayed steps are compared with those between them, and with a prediction by a
-calibration from those between them. A place is found where the operations that are named are those that were delayed.
+below what the tool measures: one that computes sleeps before it returns, and a transfer's result comes later. On a slow
+link each transfer begins when the one before has ended. The delayed steps are compared with those between them, and
+with a prediction by a calibration from those between them. A place is found where the operations that are named are
+those that were delayed.
 
 The delay is so many times the distance of the quartiles of undelayed steps (`--spreads`), which were taken before.
 """
@@ -19,6 +20,7 @@ import statistics
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
@@ -76,17 +78,17 @@ class LateWork:
     """A transfer of torch.distributed whose result comes later.
 
     Args:
-        work: the transfer.
+        begin: begins the transfer.
         seconds: by how much, s.
     """
 
-    def __init__(self, work: Any, seconds: float) -> None:
-        self._work, self._seconds = work, seconds
+    def __init__(self, begin: Callable[[], Any], seconds: float) -> None:
+        self._begin, self._seconds = begin, seconds
         self._ended, self._future = threading.Event(), torch.futures.Future[None]()
 
     def carry(self) -> None:
         """Wait for the transfer, and for its delay."""
-        self._work.wait()
+        self._begin().wait()
         sleep(self._seconds)
         self._ended.set()
         self._future.set_result(None)
@@ -100,8 +102,7 @@ class LateWork:
         return self._ended.is_set()
 
     def get_future(self) -> Any:
-        """Return what is done then; some transfers of gloo have none."""
-        self._work.get_future()
+        """Return what is done then."""
         return self._future
 
 
@@ -150,10 +151,16 @@ class Injector:
 
     def _later(self, name: str, do: Callable[..., Any]) -> Callable[..., Any]:
         def begun(*given: Any, **named: Any) -> Any:
-            work = do(*given, **named)
-            if work is None or self._delay.kind not in ("link", "operation") or not self._is_meant(name):
-                return work
-            late = LateWork(work, self._delay.seconds)
+            begin, waits = partial(do, *given, **named), name != "irecv" and not named.get("async_op")
+            if waits or self._delay.kind != "link":
+                work = begin()
+                if work is None or self._delay.kind != "operation" or not self._is_meant(name):
+                    return work
+                late = LateWork(lambda: work, self._delay.seconds)
+            elif self._is_meant(name):
+                late = LateWork(begin, self._delay.seconds)
+            else:
+                return begin()
             self._link.put(late)
             return late
 
