@@ -110,7 +110,7 @@ def test_progress_shows_a_name_like_markup() -> None:
     for terminal in (False, True):
         stream = io.StringIO()
         with Progress(Console(file=stream, force_terminal=terminal, width=80), patience_s=0) as progress:
-            while progress._status is None:
+            while not progress._is_shown:
                 time.sleep(1e-3)
             progress.say("simulating [/nope]\x07")
         assert "[/nope]\\x07" in stream.getvalue()

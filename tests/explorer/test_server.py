@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from minitrain.explorer.workers import Worker, WorkerEndedError, Workers
+from minitrain.explorer.workers import Worker, Workers
+from minitrain.run.worker_processes import WorkerEndedError
 
 pytest.importorskip("starlette", reason="starlette is not installed")
 pytest.importorskip("httpx2", reason="httpx2 is not installed")
