@@ -6,6 +6,7 @@ operation that differs is framed in both. Bars show what the step needed beside 
 
 from __future__ import annotations
 
+import contextlib
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minitrain.errors import UsageError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import Budget, budget_for, run_reference
 from minitrain.learn.exercise import Case, Exercise, load_exercise
@@ -69,7 +71,10 @@ def write_picture(grade: Drawable, exercise: Exercise, path: Path, *, reloads: b
         return None
     marks = _marks(runs)
     views = {name: replace(view_of(run), facts=[_length(run)]) for name, run in runs.items()}
-    pictures = [run_picture(name, run.step_timeline, views[name], marks.get(name, ())) for name, run in runs.items()]
+    pictures = []
+    for name, run in runs.items():
+        with contextlib.suppress(UsageError):  # of a run that was stopped, messages may not find their partners
+            pictures.append(run_picture(name, run.step_timeline, views[name], marks.get(name, ())))
     body = (_RELOAD if reloads else "") + _body(grade, exercise, runs)
     return write_timelines(path, pictures, exercise.title, body)
 
