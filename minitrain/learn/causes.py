@@ -133,9 +133,12 @@ def _why_message(waiting: Call, calls: Sequence[Sequence[Call]]) -> Iterator[str
     peers = _waits_in(calls[other])
     if peers is not None and peers.ranks == (rank,):
         if rank < other:
+            unasked = [*_unasked(own, theirs), *_unasked(theirs, own)]
+            tags = f"; nobody has asked yet for {', '.join(map(str, unasked[:_MOST]))}" if unasked else ""
             yield (
                 f"rank {rank} and rank {other} wait for one another: in its order, rank {rank} does {_listed(own)}; "
-                f"rank {other} does {_listed(theirs)}; one of the two must do first what the other waits for"
+                f"rank {other} does {_listed(theirs)}{tags}; one of the two must do first what the other waits for"
+                f"{', or a message and its receive have different tags' if unasked else ''}"
             )
         return
     kind, done = ("send", "sent") if waiting.kind == "receive" else ("receive", "received")
@@ -151,6 +154,16 @@ def _why_message(waiting: Call, calls: Sequence[Sequence[Call]]) -> Iterator[str
             f"rank {rank} waits in {waiting}, and rank {other} has {done} {alike} of the {wanted} messages that this "
             f"takes{tags}; {_state_of(other, calls)}"
         )
+
+
+def _unasked(sending: Sequence[Call], receiving: Sequence[Call]) -> Iterator[Call]:
+    """Yield the messages of one rank that no receive of the other takes, though one waits: their tags are others."""
+    asked = Counter(call.about for call in receiving if call.kind == "receive")
+    for call in sending:
+        if call.kind == "send":
+            asked[call.about] -= 1
+            if asked[call.about] < 0:
+                yield call
 
 
 def _why_collective(waiting: Call, calls: Sequence[Sequence[Call]]) -> Iterator[str]:

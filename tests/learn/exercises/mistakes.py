@@ -524,6 +524,9 @@ MISTAKES: dict[str, Mistake] = {
                       ("    coming = start_receive(*order[0])\n", "")), "time", "longer", "receive of the next action is launched before"),
     "a_send_is_awaited_at_once": Mistake(
         "24", changed(DUALPIPE, ("while len(sends) > 1:", "while sends:")), "time", "longer", "a send is awaited one action later"),
+    "a_message_has_the_tag_of_the_stage_that_takes_it": Mistake(
+        "24", changed(DUALPIPE, ("tag=(is_forward, stages[chunk], key[1])", "tag=(is_forward, stages[chunk] + 1, key[1])")),
+        "runs", "deadlock", "nobody has asked yet for send to rank .*different tags"),
     "messages_of_both_directions_have_no_tags": Mistake(
         "24", changed(DUALPIPE, (', tag=(kind == "F", source, i)', ""), (", tag=(is_forward, stages[chunk], key[1])", "")),
         "laws", "grad must be a ActivationGrad, got Activation", "Tags tell them apart"),
