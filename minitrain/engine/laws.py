@@ -220,16 +220,27 @@ def loss(model: RankState, inp: Any) -> None:
     require_whole(model, "loss", "inp", inp)
 
 
-def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad) -> None:
-    """Require a gradient of the whole batch."""
+ADD_UP = "add up all microbatches and reduce over the ranks"
+
+
+def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad, remedy: str = "") -> None:
+    """Require a gradient of the whole batch.
+
+    Args:
+        model: the rank.
+        layer: which layer.
+        weight_grad: the gradient.
+        remedy: what else to do; as `update` says it by default.
+    """
     if weight_grad.samples != _all_samples(model.global_batch_size):
+        is_local = model._semantics is not None and not model._semantics.in_turn
+        remedy = remedy or ("a step of a replica's own updates model.local_copy(layer, weight)" if is_local else ADD_UP)
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
         raise broken(
             model,
             "update",
             f"the gradient of layer {layer} must cover all {model.global_batch_size} samples, {missing[:8]} "
-            f"{'is' if len(missing) == 1 else 'are'} missing ({len(weight_grad.samples)} are there); add up all "
-            "microbatches and reduce over the ranks",
+            f"{'is' if len(missing) == 1 else 'are'} missing ({len(weight_grad.samples)} are there); {remedy}",
             layer,
             samples=weight_grad.samples,
             missing=missing,

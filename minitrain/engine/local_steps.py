@@ -264,7 +264,7 @@ def _require_all_sent(model: RankState, layer: int, weight_grad: WeightGrad) -> 
     declared, batch = _declared(model, "outer_update"), model._global_batch_size
     sent = declared.sends_after(layer, model._num_layers) * batch // declared.steps
     if sent == batch:
-        laws.require_all_samples(model, layer, weight_grad)
+        laws.require_all_samples(model, layer, weight_grad, laws.ADD_UP)
     elif len(weight_grad.samples) != sent or bounds_of(weight_grad.samples) != (0, sent - 1):
         rule = f"the outer gradient of layer {layer} must cover the {sent} samples that all replicas have seen when"
         rule = f"{rule} they send it, got {describe(weight_grad)}; sum it over the {declared.replicas} replicas"

@@ -130,7 +130,8 @@ _MISTAKES = (
     ),
     _Mistake(
         "weights_of_step", r"weights of (?:the same )?step",
-        "finish all forwards and backwards of a layer before you update it",
+        "finish all forwards and backwards of a layer before you update the weight that they take; steps of a rank's "
+        "own take and update its own copy",
     ),
     _Mistake(
         "layer", r"must be of layer \d+|layer must lie in",

@@ -108,7 +108,7 @@ REFUSED = {
     "the common weight is updated": (
         'weights["local", k], states[k] = model.update(k, grads.pop(k), weights["local", k], states[k])',
         "weights[k], states[k] = model.update(k, grads.pop(k), weights[k], states[k])",
-        "must cover all 16 samples",
+        "must cover all 16 samples, .* updates model.local_copy",
     ),
     "a copy of a copy": (
         'weights["local", k] = model.local_copy(k, weights[k])',

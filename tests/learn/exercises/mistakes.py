@@ -241,7 +241,7 @@ MISTAKES: dict[str, Mistake] = {
         "laws", "inp must be of layer 4, the model's output", "the last layer"),
     "nothing_is_sent_on": Mistake(
         "06", changed(PIPELINE, (SEND_ON, "            activations.pop((layers[-1] + 1, i))\n")),
-        "runs", r"deadlock: .* Every receive needs a send\n",
+        "runs", r"deadlock: .* Every receive needs a send; ",
         "rank 0 does receive from rank 1 .*, which waits; rank 1 does receive from rank 0 .*, which waits"),
     "the_gradient_is_not_sent_back": Mistake(
         "06", changed(PIPELINE, (SEND_BACK, "            pass\n")), "runs", "deadlock",
