@@ -177,7 +177,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder of bad files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("minitrain.cli.output.PATIENCE_S", 3600.0)  # a busy machine changes nothing
     Path("folder.py").mkdir()
     Path("mine.py").write_text(MINE)
     Path("broken.py").write_text("def f(:\n")

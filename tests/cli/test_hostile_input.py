@@ -55,10 +55,12 @@ SIZES = ("--world-size", "2", "--layers", "2", "--batch", "4")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with strategies of every name."""
-    monkeypatch.chdir(tmp_path)
+    found = tmp_path / "within"  # another folder of this test
+    found.mkdir()
+    monkeypatch.chdir(found)
     named = "".join(f"s{place} = named({name!a})\n" for place, name in enumerate(NAMES))
-    (tmp_path / "mine.py").write_text(STRATEGIES + named)
-    return tmp_path
+    (found / "mine.py").write_text(STRATEGIES + named)
+    return found
 
 
 def invoke(*words: str) -> Result:
