@@ -26,9 +26,6 @@ from minitrain.run.simulation import simulate
 LONGEST = 2000
 """Characters of a message."""
 
-_ROUNDED = 1e-4
-"""By how much bytes may differ: a shard of what does not divide is rounded to whole ones."""
-
 _KINDS = frozenset(
     name
     for module in (builtins, errors)
@@ -390,7 +387,7 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
             got=str(num_calls),
             cause=causes,
         )
-    elif sum(moved.values()) > budget.communication_bytes * (1 + _ROUNDED):
+    elif sum(moved.values()) > budget.communication_bytes * (1 + 1e-9) + num_calls:  # each is of whole bytes
         results["communication"] = failed(
             exercise,
             case,
