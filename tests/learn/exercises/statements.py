@@ -1,7 +1,7 @@
 """What the statements demand, each with wrong submissions that break just that: `python -m tests.learn.exercises.statements`.
 
 It writes docs/statements.md. The submissions are those of `mistakes` and of the corpora beside it, whose tests prove that
-each fails the check for the reason that the page gives.
+each fails its check for the reason that they give.
 """
 
 # ruff: noqa: E501  (sentences of statements, as they stand there)
@@ -213,9 +213,8 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
 
 _HEAD = """# What the statements demand
 
-Each sentence of a statement that a submission may break, the submissions of the tests that break just that, and how they fail.
-`python -m tests.learn.exercises.statements` writes this page; `tests/learn/exercises` runs every line of it. Reasons are patterns
-of what the check says. Orders of passes are pictures, not demands: what is as quick and holds as little is as right.
+The mistakes that each exercise catches, by the check that fails. Each breaks a sentence of the exercise's statement. Orders of
+passes are pictures, not demands: what is as quick and holds as little is as right.
 """
 
 
@@ -241,17 +240,11 @@ def page() -> str:
     known = corpus()
     lines = [_HEAD]
     for number, sentences in SENTENCES.items():
-        lines += [
-            f"## {load_exercise(number).name}",
-            "",
-            "| the statement says | a submission that breaks it | fails | because |",
-        ]
-        lines.append("|---|---|---|---|")
-        for sentence, names in sentences.items():
-            for name in names.split():
-                _, check, reason = known[name]
-                cells = (sentence, name.partition(":")[2] or name, check, f"`{reason}`")
-                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        by_check: dict[str, list[str]] = {}
+        for name in " ".join(sentences.values()).split():
+            by_check.setdefault(known[name][1].replace("|", " or "), []).append(f"`{name.partition(':')[2] or name}`")
+        lines += [f"## {load_exercise(number).name}", ""]
+        lines += [f"- {check}: {', '.join(names)}" for check, names in by_check.items()]
         lines.append("")
     return "\n".join(lines)
 
