@@ -396,13 +396,13 @@ def unknown_columns(names: Sequence[str], known: Collection[str] | None = None) 
 
 
 def described() -> str:
-    """Return the columns as a table of docs/accuracy.md: what each says, an example, and its known words."""
-    lines = ["| column | what it says | example | known words, by meaning |", "|---|---|---|---|"]
+    """Return the columns as a list of docs/accuracy.md: what each says, and the words that it knows where these are many."""
+    lines = []
     for column in columns().values():
-        example = f"`{column.example}`" if column.example else ""
         known = ", ".join(text.replace("#", "N") for text in column.known)
-        lines.append(f"| {column.name} | {column.about} | {example} | {known} |")
-    return "\n".join(lines) + "\n"
+        words = f" ({known})" if len(column.known) > _MOST_SHOWN else ""
+        lines.append(f"- `{column.name}`: {column.about}{words}\n")
+    return "".join(lines)
 
 
 def template() -> str:

@@ -144,7 +144,7 @@ def test_names_are_those_of_commands() -> None:
 
 def test_every_column_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    assert [name for name in COLUMNS if name != "folder" and f"| {name} |" not in page] == []
+    assert [name for name in COLUMNS if name != "folder" and f"`{name}`" not in page] == []
 
 
 OWN = """
