@@ -13,10 +13,10 @@ from pathlib import Path
 from tests.engine.transport.test_waiting_programs import PROGRAMS
 from tests.learn.exercises.test_cheats import FAILING, TAMPERING
 from tests.learn.test_isolation import ESCAPES
-from tests.project.test_mutated_files import KINDS, OPAQUE, VERDICTS
+from tests.project.test_mutated_files import KINDS, VERDICTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "strict.md"
-_TABLES = re.compile(r"(<!-- attempts -->\n).*?(<!-- end -->)", re.DOTALL)
+_LISTS = re.compile(r"(<!-- attempts -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def attempts() -> Iterator[tuple[str, str, int, str]]:
@@ -42,35 +42,25 @@ def words(each: Iterable[str]) -> str:
     return ", ".join(sorted(set(each)))
 
 
-def files() -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a file, and the kinds that are read nevertheless."""
-    alike: dict[str, list[str]] = {}
-    for what, kinds in VERDICTS.items():
-        judged = kinds >= OPAQUE
-        named = ["what others judge"] if judged else []
-        named += sorted(kinds - OPAQUE if judged else kinds)
-        alike.setdefault(", ".join(named) or "none", []).append(what)
-    for kinds_read, wrong in alike.items():
-        yield ", ".join(wrong), kinds_read
-
-
-def tables() -> str:
-    """Return both tables."""
-    tried = (f"| {name} | {kind} | {count} | {verdict} |" for name, kind, count, verdict in attempts())
-    read = (f"| {wrong} | {kinds} |" for wrong, kinds in files())
-    lines = ["| | class | tried | ends in |", "|---|---|---|---|", *tried, ""]
-    lines += [f"| what a file has or is | read nevertheless, of {len(KINDS)} kinds |", "|---|---|", *read, ""]
-    return "\n".join([*lines, f"Others judge: {words(OPAQUE)}.", ""])
+def lists() -> str:
+    """Return what was tried, a line for each list."""
+    kinds: dict[str, list[str]] = {}
+    for name, kind, count, verdict in attempts():
+        kinds.setdefault(name, []).append(f"{kind} ({count}): {verdict}")
+    lines = [f"- **{name.capitalize()}s.** {'; '.join(each)}." for name, each in kinds.items()]
+    wrong = f"{len(KINDS)} kinds, with up to {len(VERDICTS)} kinds of damage: read, or refused in one message."
+    lines.append(f"- **Damaged files.** {wrong}")
+    return "\n".join([*lines, ""])
 
 
 def refreshed() -> str:
-    """Return the page with the tables that the lists say."""
-    return _TABLES.sub(lambda found: f"{found[1]}{tables()}{found[2]}", PAGE.read_text(encoding="utf-8"))
+    """Return the page with what the lists say."""
+    return _LISTS.sub(lambda found: f"{found[1]}{lists()}{found[2]}", PAGE.read_text(encoding="utf-8"))
 
 
 def test_the_page_has_the_lists_as_they_are() -> None:
     assert PAGE.read_text(encoding="utf-8") == refreshed()
-    assert tables() in refreshed()
+    assert lists() in refreshed()
 
 
 if __name__ == "__main__":
