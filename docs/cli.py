@@ -20,7 +20,7 @@ def refreshed(text: str) -> str:
 
 
 def _list(commands: list[str]) -> str:
-    """Return the options of some commands in a line, each with its other names and with who takes it where not all do."""
+    """Return the options of some commands, with their other names and who takes them where not all do."""
     takers: dict[str, list[str]] = {}
     for command in commands:
         for option in loaded(command).params:

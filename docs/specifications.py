@@ -232,7 +232,12 @@ def page() -> str:
     ]
     for heading in dict.fromkeys(each.specification for each in listed):
         ours = [each for each in listed if each.specification == heading]
-        lines += ["", f"## {heading}", "", f"{sum(each.verdict == 'met' for each in ours)} of {len(ours)} statements are met."]
+        lines += [
+            "",
+            f"## {heading}",
+            "",
+            f"{sum(each.verdict == 'met' for each in ours)} of {len(ours)} statements are met.",
+        ]
         less = [f"- {each.text} ({each.verdict}): {each.why}" for each in ours if each.why]
         lines += ["", *less] if less else []
     return "\n".join(lines) + "\n"

@@ -396,7 +396,7 @@ def unknown_columns(names: Sequence[str], known: Collection[str] | None = None) 
 
 
 def described() -> str:
-    """Return the columns as a list of docs/accuracy.md: what each says, and the words that it knows where these are many."""
+    """Return the columns as a list of docs/accuracy.md: what each says, and its known words where these are many."""
     lines = []
     for column in columns().values():
         known = ", ".join(text.replace("#", "N") for text in column.known)
