@@ -28,11 +28,11 @@ from minitrain.explorer.lab import build_lab
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPICS = {
-    "Begin": ("docs/explore", "docs/write-your-own-strategy", "docs/strict", "docs/traces", "docs/learn", "docs/card"),
-    "How strategies work": (
-        *(f"docs/families/{name}" for name in ("data-parallel", "pipelines", "zero-bubble", "combined")),
-        *("docs/models", "docs/train-a-real-model", "docs/choose-a-layout", "docs/sweeps", "docs/whole-runs"),
+    "Begin": ("docs/write-your-own-strategy", "docs/strict", "docs/traces", "docs/explore", "docs/learn", "docs/card"),
+    "How strategies work": tuple(
+        f"docs/families/{name}" for name in ("data-parallel", "pipelines", "zero-bubble", "combined")
     ),
+    "Real models": ("docs/train-a-real-model", "docs/models", "docs/choose-a-layout", "docs/sweeps", "docs/whole-runs"),
     "Machines": ("docs/what-if", "docs/mixed-clusters", "docs/platform", "docs/devices", "docs/heterogeneous"),
     "Real runs": ("docs/train", "docs/diff", "docs/accuracy"),
     "Reference": (
@@ -154,6 +154,7 @@ def _reference() -> Iterator[str]:
         elif inspect.isfunction(one):
             kinds["Functions"].append(f"autofunction:: minitrain.{name}")
     kinds["Parameters of runs"] = ["autoclass:: minitrain.run.parameters.RunParameters"]
+    kinds["Fields of models"] = ["autoclass:: minitrain.workloads.architecture.Architecture"]
     yield "# Reference\n\nWhat `import minitrain as mt` gives, from the docstrings."
     for title, directives in kinds.items():
         yield f"\n## {title}\n"
