@@ -202,14 +202,20 @@ def build(folder: Path, *, lab: bool) -> Path:
             shutil.copytree(source / "files", place / "files", dirs_exist_ok=True)
     if lab:
         build_lab(place / "lab")
-    names = sorted((path.parent.name for path in folder.glob("*/index.html")), reverse=True)
-    (folder / "versions.json").write_text(json.dumps(names), encoding="utf-8")
-    first = f'<meta http-equiv="refresh" content="0; url={place.name}/index.html" />'
-    (folder / "index.html").write_text(f"<!doctype html><title>minitrain</title>{first}\n", encoding="utf-8")
+    list_versions(folder)
     lost = list(broken(place))
     if lost:
         raise SystemExit("links that lead nowhere:\n" + "\n".join(lost))
     return place
+
+
+def list_versions(folder: Path) -> None:
+    """Write the list of versions that pages offer, the newest first, and a first page that leads to the newest."""
+    found = (path.parent.name for path in folder.glob("*/index.html"))
+    names = sorted(found, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
+    (folder / "versions.json").write_text(json.dumps(names), encoding="utf-8")
+    first = f'<meta http-equiv="refresh" content="0; url={names[0]}/index.html" />'
+    (folder / "index.html").write_text(f"<!doctype html><title>minitrain</title>{first}\n", encoding="utf-8")
 
 
 class _Links(HTMLParser):

@@ -52,7 +52,7 @@ from minitrain.run.variants import choose_variant
 from minitrain.view.bars import make_bars
 from minitrain.view.explanation_panel import explanation_panel
 from minitrain.view.run_folder import conditions, peak_text, view_of
-from minitrain.view.timeline import timeline_data
+from minitrain.view.timeline import explained_prices, timeline_data
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.matmul import DENSE
 from minitrain.workloads.models import models
@@ -299,8 +299,10 @@ def evaluate(given: Mapping[str, Any], send: Send) -> None:
         send({**told, "simulated_s": simulated})
         of_classes = run.step_timeline_of_classes, run.bytes_per_element, run.step_end
         explained = Explanation(*of_classes, run.strategy, run.options)
-        send({"picture": _picture(run, explained)})
-        send({"why": explanation_panel(explained)})
+        view = replace(view_of(run), ranks_of_rows=run.ranks_of_rows)
+        bars = make_bars(explained.timeline, view.step_end, explained.gaps)
+        send({"picture": timeline_data(bars, view, explained, explains_prices=False)})
+        send({"why": explanation_panel(explained, view.accounts), "accounts": explained_prices(bars, view)})
 
 
 def _memory(run: Run) -> Message:
@@ -320,12 +322,6 @@ def _python(asked: Asked) -> str:
     """Return a script that prints the figures of a state."""
     given = "".join(f"    {name}={value!r},\n" for name, value in asked.keywords.items())
     return f"import minitrain as mt\n\nrun = mt.simulate(\n    {asked.name!r},\n{given})\nprint(run.summary())\n"
-
-
-def _picture(run: Run, explained: Explanation) -> Message:
-    """Return what `mountTimeline` draws: what the ranks do, a row for all that do the same."""
-    view = replace(view_of(run), ranks_of_rows=run.ranks_of_rows)
-    return timeline_data(make_bars(explained.timeline, view.step_end, explained.gaps), view, explained)
 
 
 def options(given: Mapping[str, Any], send: Send) -> None:

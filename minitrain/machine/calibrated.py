@@ -27,6 +27,7 @@ from annotated_types import Ge, Gt
 
 from minitrain.errors import UsageError
 from minitrain.files import read_json, read_text, write_text
+from minitrain.machine.accounts import Account, Part
 from minitrain.machine.predictor import DevicePredictor
 from minitrain.machine.price import Price
 from minitrain.operations import FETCH, OFFLOAD, RECV, SEND
@@ -278,6 +279,11 @@ class CalibratedPredictor(DevicePredictor):
             price = replace(price, processor_usage=known.usage, computing_usage=known.computing_usage, tier_size=1)
         self._answers[question] = price
         return price
+
+    def _account(self, question: tuple[Any, ...], price: Price) -> Account:
+        asked = self.asked(question)
+        work_flop, traffic_bytes = (0.0, 0.0) if asked is None or asked.is_transfer else asked.sizes
+        return Account(f"measured runs: {self.calibration.machine}", Part("", price.seconds, work_flop, traffic_bytes))
 
     def _seconds(self, asked: Asked) -> float:
         known, factor = self._line(asked)

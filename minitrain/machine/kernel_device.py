@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError
@@ -66,6 +66,9 @@ selection."""
 
 INTEGER_SHARE = 0.25
 """Integer operations over the data sheet's float32 FLOPs: half of the lanes do them, and an FMA counts as two."""
+
+LIMITS = ("compute", "memory", "launches")
+"""What limits a device: its arithmetic, the bandwidth of its memory, and how quickly kernels are started."""
 
 _ALIGNED_BYTES = 16  # what a tensor core's loads take at a time (NVIDIA, "Matrix multiplication background")
 _PARTIAL_BYTES = 4  # a partial sum is written in single precision, and read again while it is in the cache
@@ -108,6 +111,7 @@ class KernelDevice:
         self.launch_s = found.launch_s if launch_s is None else launch_s
         self.kernel_seconds = lru_cache(_MOST_REMEMBERED)(self._kernel_seconds)
         self.pass_seconds = lru_cache(_MOST_REMEMBERED)(self._pass_seconds)
+        self.endless = lru_cache(len(LIMITS))(self._endless)
 
     def __reduce__(self) -> tuple[Callable[..., KernelDevice], tuple[SystemConfig, KernelRates, float]]:
         """Pickle and copy without what is remembered."""
@@ -137,6 +141,13 @@ class KernelDevice:
         if datatype == "float32" and vector is not None and datatype not in self.system.matrix:
             return vector.tflops * 1e12
         return self.system.processor.peak(datatype)
+
+    def _endless(self, limit: str) -> KernelDevice:
+        """Return the same device with one of `LIMITS` gone."""
+        if limit == "launches":
+            return KernelDevice(self.system, self.rates.without("launches", "starts"), launch_s=0.0)
+        rates = self.rates.scaled(inf) if limit == "compute" else replace(self.rates, GBps=inf)
+        return KernelDevice(self.system, rates, launch_s=self.launch_s)
 
     def load_seconds(self, size_bytes: float) -> float:
         """Return the time of reading the host's memory, s."""

@@ -40,11 +40,13 @@ is needed, which is for transformers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
+from minitrain.machine.accounts import Account, Part, account_of_transfer, account_of_work
 from minitrain.machine.columns import larger
 from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
@@ -56,7 +58,7 @@ from minitrain.machine.network import Network, select_tier
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, Workload, fills_devices
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, PassMode, Workload, fills_devices
 
 if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
@@ -172,18 +174,54 @@ class DevicePredictor:
         other._remember_prices()
         return other
 
+    def accounts(self) -> dict[int, Callable[[], Account]]:
+        """Return what explains each price that was asked for, by the price's id."""
+        return {id(price): partial(self._account, question, price) for question, price in self._answers.items()}
+
+    def _account(self, question: tuple[Any, ...], price: Price) -> Account:
+        """Return what a price is made of."""
+        kind, *asked = question
+        if kind == "compute":
+            return self._account_of_work(self._work_of_pass(*asked), price)
+        if kind == "update":
+            return self._account_of_work(self._work_of_update(*asked), price)
+        tiers = getattr(places_of(self.topology), "tiers", ())
+        node_size = min(tier.size for tier in tiers) if len(tiers) > 1 else None
+        if kind == "collective":
+            op, _, ranks, algorithm = asked
+            return account_of_transfer(price, self._collective(op, 0, ranks, algorithm), len(ranks), node_size)
+        if kind == "p2p":
+            return account_of_transfer(price, self._p2p(asked[0], 0, *asked[2:]), 2, node_size)
+        return Account("the bytes at the rate of the host's memory", Part("", price.seconds))
+
+    def _account_of_work(self, work: Any, price: Price) -> Account:
+        return account_of_work(work, self.device, self.workload.datatype, price)
+
+    def _work_of_pass(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Any:
+        """Return what a pass through a layer has to do: what `_price_of` prices."""
+        modes = () if mode is USUAL else (mode,)  # a workload whose layers are alike need not know any other
+        return self.workload.compute_cost(typ, num_samples, layer, *modes)
+
+    def _work_of_update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Any:
+        """Return what an optimizer step has to do."""
+        parts = () if num_parts == 1 else (num_parts,)  # a workload need not know of parts
+        return self.workload.update_cost(num_shards_on_device, num_shards, layer, *parts)
+
     def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
-        if layer and self.workload.is_uniform:
-            return self.compute(typ, num_samples) if mode is USUAL else self.compute(typ, num_samples, 0, mode)
-        if mode is USUAL:  # a workload whose layers are alike need not know any other
-            return self._price_of(self.workload.compute_cost(typ, num_samples, layer))
-        return self._price_of(self.workload.compute_cost(typ, num_samples, layer, mode))
+        first = self._first_like(layer)
+        if first != layer:
+            return self.compute(typ, num_samples, first, *(() if mode is USUAL else (mode,)))
+        return self._price_of(self._work_of_pass(typ, num_samples, layer, mode))
+
+    def _first_like(self, layer: int) -> int:
+        """Return the first layer that costs the same as one."""
+        return 0 if self.workload.is_uniform else layer
 
     def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
-        if layer and self.workload.is_uniform:
-            return self.update(num_shards_on_device, num_shards, 0, num_parts)
-        parts = () if num_parts == 1 else (num_parts,)  # a workload need not know of parts
-        return self._price_of(self.workload.update_cost(num_shards_on_device, num_shards, layer, *parts))
+        first = self._first_like(layer)
+        if first != layer:
+            return self.update(num_shards_on_device, num_shards, first, *(() if num_parts == 1 else (num_parts,)))
+        return self._price_of(self._work_of_update(num_shards_on_device, num_shards, layer, num_parts))
 
     def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
         if layer and self.workload.is_uniform:
@@ -192,7 +230,8 @@ class DevicePredictor:
         size_bytes = self.workload.load_bytes(num_shards_on_device, num_shards, layer, *parts)
         return Price(self.device.load_seconds(size_bytes))
 
-    def _price_of(self, cost: Cost) -> Price:
+    def _price_of(self, cost: Any) -> Price:
+        """Price the work of an operation: a `Cost`, or what another predictor's `_work_of_pass` returns."""
         return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self._slowdown)
 
     def _host_transfer(self, op: str, size_bytes: float) -> Price:  # noqa: ARG002  (both directions are alike)
@@ -409,18 +448,20 @@ class KernelPredictor(DevicePredictor):
             return int(places.num_nodes)
         return -(-self.world_size // min(tier.size for tier in self.system.networks))
 
-    def _compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
-        first = self._lists.first_like(layer)
-        if first != layer:
-            return self.compute(typ, num_samples, first, *(() if mode is USUAL else (mode,)))
-        return self._price_of_kernels(self._lists.pass_kernels(typ, num_samples, layer, mode, self.style))
+    def _first_like(self, layer: int) -> int:
+        return self._lists.first_like(layer)
 
-    def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
-        first = self._lists.first_like(layer)
-        if first != layer:
-            return self.update(num_shards_on_device, num_shards, first, *(() if num_parts == 1 else (num_parts,)))
-        work = self._lists.update_kernels(num_shards_on_device, num_shards, layer, num_parts, self.style)
-        return self._price_of_kernels(work)
+    def _work_of_pass(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> KernelList:
+        return self._priced(self._lists.pass_kernels(typ, num_samples, layer, mode, self.style))
+
+    def _work_of_update(
+        self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1
+    ) -> KernelList:
+        return self._priced(self._lists.update_kernels(num_shards_on_device, num_shards, layer, num_parts, self.style))
+
+    def _priced(self, work: KernelList) -> KernelList:
+        """Return those of some kernels that an ablation does not leave out."""
+        return _without(work, self._left_out) if self._left_out else work
 
     def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:  # noqa: ARG002
         return Price(0.0)  # a step of many: the weights are there
@@ -448,10 +489,7 @@ class KernelPredictor(DevicePredictor):
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
         return super()._p2p(op, size_bytes, source, dest) if self._has_transfers else Price(0.0, size_bytes)
 
-    def _price_of_kernels(self, work: KernelList) -> Price:
-        """Return the price of some kernels."""
-        if self._left_out:
-            work = _without(work, self._left_out)
+    def _price_of(self, work: KernelList) -> Price:
         device = cast(KernelDevice, self.device)
         return Price(device.pass_seconds(work) * self._slowdown)
 
@@ -560,6 +598,18 @@ class LayerPredictor(DevicePredictor):
         if unit is not None:
             share *= unit.num_held_parameters() / sum(each.num_held_parameters() for each in self._units_of(unit))
         return Price(self.layers.any_seconds("update_s", row, num_parts) * share * self._slowdown)
+
+    def accounts(self) -> dict[int, Callable[[], Account]]:
+        """Return the same, with those of transfers."""
+        return {**self.base.accounts(), **super().accounts()}
+
+    def _account(self, question: tuple[Any, ...], price: Price) -> Account:
+        kind, *asked = question
+        if kind not in ("compute", "update"):
+            return self.base._account(question, price)
+        cost = self._work_of_pass(*asked) if kind == "compute" else self._work_of_update(*asked)
+        whole = Part("", price.seconds, cost.work_flop * cost.share, cost.traffic_bytes * cost.share)
+        return Account(f"measured: {self.layers.source}", whole, (), self.peak_flop_per_s)
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         return self.base.collective(op, size_bytes, ranks, algorithm)

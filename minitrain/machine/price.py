@@ -25,7 +25,7 @@ strategy stands for. `without` leaves terms of the model out, to see what each i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
@@ -248,6 +248,10 @@ class _OnNetwork:
         self.collective = network.collective
         self.p2p = network.p2p
 
+    def accounts(self) -> Mapping[int, Callable[[], Any]]:
+        """Return what explains each price of the device and of the network, by the price's id."""
+        return {**accounts_of(self._own), **accounts_of(self._network)}
+
     def slowed(self, factor: float) -> _OnNetwork:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
         return _OnNetwork(self._own.slowed(factor), self._network, self.reference, self.device_name)
@@ -256,6 +260,15 @@ class _OnNetwork:
         """Return the same machine for another workload."""
         reference = self.reference.training(workload)
         return _OnNetwork(self._own.training(workload), self._network, reference, self.device_name)
+
+
+def accounts_of(predictor: Any) -> Mapping[int, Callable[[], Any]]:
+    """Return what explains each price that a predictor has answered, by the price's id; nothing where it knows none.
+
+    Each is asked for what the price is made of: a `minitrain.machine.accounts.Account`.
+    """
+    found: Callable[[], Mapping[int, Callable[[], Any]]] = getattr(predictor, "accounts", dict)
+    return found()
 
 
 def predictor_of(predictor: Predictor | RankPredictors, rank: int) -> Predictor:

@@ -43,14 +43,14 @@ class Steps:
     returned: int | None = None
 
     @property
-    def _borders(self) -> tuple[float, ...]:
+    def borders(self) -> tuple[float, ...]:
         """When the steps that were simulated begin and end, s."""
         return (self.load_time, *self.ends)
 
     @property
     def times(self) -> list[float]:
         """The time of each step, s: from the end of the one before (of loading, for the first) on its last rank."""
-        known = [end - begin for begin, end in pairwise(self._borders)]
+        known = [end - begin for begin, end in pairwise(self.borders)]
         if self.period is None:
             return known
         again = known[-self.period :]
@@ -61,14 +61,14 @@ class Steps:
     def steady_time(self) -> float:
         """The mean time of the steps that return, or the time of the last one, s."""
         length, place = self.period or 1, len(self.ends) if self.returned is None else self.returned
-        return (self._borders[place] - self._borders[place - length]) / length
+        return (self.borders[place] - self.borders[place - length]) / length
 
     @property
     def total_time(self) -> float:
         """From the beginning of loading to the end of the last step, s."""
         if self.period is None:
             return self.ends[-1]
-        again = self._borders[-1 - self.period :]
+        again = self.borders[-1 - self.period :]
         whole, part = divmod(self.num_steps - len(self.ends), self.period)
         return self.ends[-1] + whole * (again[-1] - again[0]) + (again[part] - again[0])
 

@@ -17,9 +17,10 @@ from minitrain.run.analysis.labels import BUBBLE, duration
 from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.tensors.index_sets import ranges
 from minitrain.view.bars import USES
+from minitrain.view.prices import Accounts, of_computing
 
 MAX_LINES = 12  # of ranks
-_MAX_REASONS, _MAX_WHAT_IFS, _LEAST_SAVED = 4, 6, 0.0005
+_MAX_REASONS, _MAX_WHAT_IFS, _MAX_KERNELS, _LEAST_SAVED = 4, 6, 6, 0.0005
 _LONGEST_NAME = 22  # of a line's ranks, in characters
 _CLASSES = dict(zip((use.name for use in USES), ("computing", "exposed", "idle"), strict=True))
 
@@ -39,14 +40,20 @@ class Line:
     link: str = ""
 
 
-def explanation_panel(explained: Explanation) -> str:
-    """Return the panel of one run."""
+def explanation_panel(explained: Explanation, accounts: Accounts | None = None) -> str:
+    """Return the panel of one run.
+
+    Args:
+        explained: its explanation.
+        accounts: what explains its prices, by the price's id, where that is known.
+    """
     split = explained.breakdown
     if not split.step_time_s:
         return ""
     parts = np.stack([split.computing, split.exposed, split.waiting], axis=1)
+    lines = lines_table(_lines_of(explained, parts), split.step_time_s)
     cards = [
-        ("Where the time goes", [lines_table(_lines_of(explained, parts), split.step_time_s)]),
+        ("Where the time goes", [lines, *_computing(explained, accounts or {})]),
         ("Why ranks wait", _waits(explained)),
         ("What would help", _what_ifs(explained)),
     ]
@@ -169,6 +176,19 @@ def _waits_of_devices(explained: Explanation, step: float) -> Iterator[tuple[str
         others = sorted(waits.items(), key=lambda item: -item[1])
         whom = ", ".join(f"{html.escape(other)} {duration(seconds)}" for other, seconds in others)
         yield html.escape(device), f"{duration(mean)}<small>{mean / step:.1%}</small>", whom or "-"
+
+
+def _computing(explained: Explanation, accounts: Accounts) -> Iterator[str]:
+    """Yield the kernels, or the operations, that computing takes most time in, and what bounds them."""
+    step = explained.breakdown.step_time_s
+    rows = [
+        (html.escape(name), f"{duration(part.seconds)}<small>{part.seconds / step:.1%}</small>", reaches, bound)
+        for name, part, reaches, bound in of_computing(explained.timeline, accounts)[:_MAX_KERNELS]
+        if part.seconds >= _LEAST_SAVED * step
+    ]
+    if rows:
+        yield "<h2>What computing takes</h2>"
+        yield table("kernels", ("", "mean a rank", "reaches", "bound by"), rows)
 
 
 def _longest(gaps: Gaps, kind: int) -> str:

@@ -9,12 +9,13 @@ the mean counts.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from minitrain.machine.accounts import Account
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.timeline import Floats, Timeline
 from minitrain.view.bars import Bars
@@ -163,6 +164,8 @@ class View:
         panel: HTML of a panel of its own, above the picture of a page.
         meshes: size by axis of each mesh that the ranks were laid out on, last axis fastest.
         ranks_of_rows: the ranks that each row of the picture stands for; empty where a row is the rank of its number.
+        accounts: what explains each price of the timeline, by the price's id; see `minitrain.machine.accounts`.
+        steps: where each step but the first begins on the axis, s, of a run that shows several.
     """
 
     title: str = ""
@@ -174,6 +177,8 @@ class View:
     panel: str = ""
     meshes: Sequence[Mapping[str, int]] = ()
     ranks_of_rows: Sequence[Sequence[int]] = ()
+    accounts: Mapping[int, Callable[[], Account]] = field(default_factory=dict, repr=False, compare=False)
+    steps: Sequence[float] = ()
 
     @property
     def subtitle(self) -> str:

@@ -71,17 +71,19 @@ td.rest {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
 .more td {{ border-bottom: 0; padding-bottom: 0; }}
 td.beneath {{ color: var(--soft); font-size: 12px; padding-top: 0; }}
 .beneath div {{ position: sticky; left: 0; width: fit-content; max-width: calc(100vw - 40px); }}
-.answer {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: 0 32px;
-  margin: 4px 0 10px; padding-bottom: 6px; border-bottom: 1px solid var(--line); font-size: 13px; }}
-.answer > div {{ min-width: 0; max-width: 680px; }}
+.answer:has(> div + div) {{ columns: 360px 3; column-gap: 32px; }}
+.answer {{ margin: 4px 0 10px; padding-bottom: 6px; border-bottom: 1px solid var(--line); font-size: 13px; }}
+.answer > div {{ max-width: 680px; break-inside: avoid; padding-top: 8px; }}
+.answer > div > h2:first-child {{ margin-top: 0; }}
+@media (min-width: 700px) {{ body > .wide > table td:nth-child(3) {{ min-width: 11em; }} }}
 .answer table {{ width: 100%; }}
 .answer th {{ font-weight: 400; color: var(--soft); white-space: nowrap; }}
 .answer th, .answer td {{ padding-top: 2px; padding-bottom: 2px; line-height: 1.35; }}
 .answer td {{ vertical-align: top; }}
-.waits th:last-child, .waits td:last-child, .parts :nth-child(3) {{ text-align: left; }}
+.waits th:last-child, .waits td:last-child, .parts :nth-child(3), .kernels :nth-child(n+3) {{ text-align: left; }}
 .answer p {{ color: var(--soft); margin: 4px 0; }}
 .lines td {{ border: 0; padding: 0 0 0 8px; line-height: 1.35; width: 2.6em; vertical-align: middle !important; }}
-.lines td:first-child {{ width: 1%; max-width: 140px; padding-left: 0; white-space: nowrap; overflow: hidden;
+.lines td:first-child {{ width: 1%; max-width: 170px; padding-left: 0; white-space: nowrap; overflow: hidden;
   text-overflow: ellipsis; }}
 .lines td.bar {{ width: auto; min-width: 80px; }}
 .bar b {{ display: flex; height: 11px; }}
@@ -146,7 +148,7 @@ def write_html(
     explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_end, journals=journals)
     bars = make_bars(explained.timeline, view.step_end, explained.gaps)
     below = "" if view.links is None else link_panel(view.links)
-    body = view.panel + explanation_panel(explained)
+    body = view.panel + explanation_panel(explained, view.accounts)
     _shared_script(include_plotlyjs)
     picture = {"name": "", "data": timeline_data(bars, view, explained, journals)}
     return write_timelines(path, [picture], view.title, body, view.facts, below)

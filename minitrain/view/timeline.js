@@ -5,9 +5,9 @@
 // `data` is what `minitrain.view.timeline.timeline_data` returns, `element` any empty block. `span` is how long the axis
 // is at least, s, so that two runs share one; `late` is how much later than on its own axis all of this run
 // is drawn, and `zero` which moment of the axis is called 0, s; `most` is the most memory of its axis, bytes. `marks` are frames around
-// operations: {rank, start, end, color, text}. `onChange` is told of {zoom: [start, end]}, {path: bool} and
-// {search: text}. The promise gives {zoomTo(start, end), search(text), showPath(bool), select(index), like(bar),
-// svg(), destroy(), bars}; times are in seconds.
+// operations: {rank, start, end, color, text}. `onChange` is told of {zoom: [start, end]}, {path: bool},
+// {patterns: bool} and {search: text}. The promise gives {zoomTo(start, end), search(text), showPath(bool), showPatterns(bool),
+// select(index), like(bar), shown(), svg(), destroy(), bars}; times are in seconds.
 //
 //   const timelines = await mountTimelines(element, [{name, facts, data, marks}, ...]);
 //
@@ -17,8 +17,15 @@
 const INTS = {1: Int8Array, 2: Int16Array, 4: Int32Array, 8: BigInt64Array};
 const AXIS = 22, MEMORY = 96, GAP = 8, FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 const KEYS = [['w / s', 'zoom in, out'], ['a / d', 'go left, right'], ['0', 'all of it'], ['f', 'zoom to what is chosen'],
-  [', / .', 'choose the one before, after'], ['/', 'search'], ['c', 'critical path on and off'], ['Esc', 'choose nothing'],
-  ['Ctrl + wheel', 'zoom'], ['drag', 'go along time']];
+  [', / .', 'choose the one before, after'], ['/', 'search'], ['c', 'critical path on and off'],
+  ['p', 'patterns beside colours, on and off'], ['Esc', 'choose nothing'], ['Ctrl + wheel, pinch', 'zoom'],
+  ['drag, Shift + wheel', 'go along time'], ['double click', 'zoom to a bar, as deep as its kernels'],
+  ['click on a row\'s name', 'a row for each of its ranks']];
+const SHAPES = ['', '\\', '|', '.', '-', 'x', '+', ':'], TILE = 12, STRIP = 12;
+/** Whether a pixel of a pattern is drawn; all patterns repeat after `TILE` pixels. */
+const INKED = {'/': (x, y) => (x + y) % 6 === 0, '\\': (x, y) => (x - y + TILE) % 6 === 0, '|': x => x % 4 === 0,
+  '-': (_, y) => y % 4 === 0, '.': (x, y) => x % 4 === 0 && y % 4 === 0, 'x': (x, y) => (x + y) % 6 === 0 || (x - y + TILE) % 6 === 0,
+  '+': (x, y) => x % 6 === 0 || y % 6 === 0, ':': (x, y) => x % 6 < 2 && y % 4 < 2};
 const STYLE = `
 .mt-timeline{--ink:#24292f;--soft:#57606a;--line:rgba(128,128,128,.28);--back:#fff;--lane:#f4f5f7;position:relative;
  color:var(--ink);font:12px/1.4 ${FONT}}
@@ -31,7 +38,8 @@ const STYLE = `
 .mt-timeline input{width:15em;max-width:100%}
 .mt-timeline .found{color:var(--soft)}
 .mt-timeline .kinds span{display:inline-block;margin-right:11px;white-space:nowrap}
-.mt-timeline .kinds i{display:inline-block;width:11px;height:11px;margin-right:4px;vertical-align:-1px}
+.mt-timeline .kinds i{display:inline-block;width:12px;height:12px;margin-right:4px;vertical-align:-2px}
+.mt-timeline .kinds span{cursor:pointer}
 .mt-timeline .scroll{overflow-y:auto;overflow-x:hidden;position:relative}
 .mt-timeline canvas{display:block;position:sticky;top:0;width:100%;touch-action:pan-y;cursor:default}
 .mt-timeline canvas:focus-visible{outline:2px solid #388bfd;outline-offset:-2px}
@@ -41,6 +49,10 @@ const STYLE = `
 .mt-timeline .told dl{display:grid;grid-template-columns:max-content 1fr;gap:1px 12px;margin:4px 0 0}
 .mt-timeline dt{color:var(--soft)}.mt-timeline dd{margin:0;overflow-wrap:anywhere}
 .mt-timeline .wide{overflow-x:auto}
+.mt-timeline .kernels{border-collapse:collapse;margin:6px 0 0;white-space:nowrap}
+.mt-timeline .kernels :is(td,th){padding:1px 14px 1px 0;text-align:left;font-size:12px;font-weight:400;border:0}
+.mt-timeline .kernels :is(td,th):nth-child(2){text-align:right}
+.mt-timeline .kernels th{color:var(--soft)}
 .mt-timeline [hidden]{display:none!important}`;
 
 /** Return the columns of `data` as arrays of numbers. */
@@ -129,24 +141,28 @@ function eachPixel(lane, t0, t1, width, see) {
   }
 }
 
+function eachInked(shape, see) {
+  for (let y = 0; y < TILE; y++) for (let x = 0; x < TILE; x++) if (INKED[shape](x, y)) see(x, y);
+}
+
 /** What draws on a canvas; `svgPainter` has the same methods. */
 function canvasPainter(g) {
   const patterns = new Map(), sheet = document.createElement('canvas');
   let picture = null;
-  const hatched = color => {
-    if (!patterns.has(color)) {
+  const hatched = (shape, color) => {
+    if (!patterns.has(shape + color)) {
       const tile = document.createElement('canvas'), pen = tile.getContext('2d');
-      tile.width = tile.height = 6;
-      pen.strokeStyle = color;
-      pen.beginPath(); pen.moveTo(-1, 7); pen.lineTo(7, -1); pen.stroke();
-      patterns.set(color, g.createPattern(tile, 'repeat'));
+      tile.width = tile.height = TILE;
+      pen.fillStyle = color;
+      eachInked(shape, (x, y) => pen.fillRect(x, y, 1, 1));
+      patterns.set(shape + color, g.createPattern(tile, 'repeat'));
     }
-    return patterns.get(color);
+    return patterns.get(shape + color);
   };
   return {
-    rect(x, y, w, h, color, alpha = 1, hatch = '') {
+    rect(x, y, w, h, color, alpha = 1, shape = '', hatch = '') {
       g.globalAlpha = alpha; g.fillStyle = color; g.fillRect(x, y, w, h);
-      if (hatch) { g.fillStyle = hatched(hatch); g.fillRect(x, y, w, h); }
+      if (shape) { g.globalAlpha = alpha * 0.7; g.fillStyle = hatched(shape, hatch); g.fillRect(x, y, w, h); }
       g.globalAlpha = 1;
     },
     text(x, y, text, color, align = 'left', bold = false) {
@@ -178,12 +194,23 @@ function canvasPainter(g) {
 function svgPainter(width, height) {
   const parts = [], n = x => Number(x.toFixed(2));
   const safe = text => String(text).replace(/[&<>"]/g, c => `&#${c.charCodeAt(0)};`);
+  const patterns = new Map();
   let clips = 0;
+  const hatched = (shape, color) => {
+    const key = shape + color;
+    if (!patterns.has(key)) {
+      let dots = '';
+      eachInked(shape, (x, y) => { dots += `M${x} ${y}h1v1h-1z`; });
+      patterns.set(key, `<pattern id="hatch${patterns.size}" width="${TILE}" height="${TILE}" patternUnits="userSpaceOnUse">` +
+        `<path d="${dots}" fill="${color}"/></pattern>`);
+    }
+    return 'hatch' + [...patterns.keys()].indexOf(key);
+  };
   return {
-    rect(x, y, w, h, color, alpha = 1, hatch = '') {
+    rect(x, y, w, h, color, alpha = 1, shape = '', hatch = '') {
       const box = `x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(h)}"`;
       parts.push(`<rect ${box} fill="${color}"${alpha < 1 ? ` opacity="${n(alpha)}"` : ''}/>`);
-      if (hatch) parts.push(`<rect ${box} fill="url(#hatch)" opacity="${n(alpha)}"/>`);
+      if (shape) parts.push(`<rect ${box} fill="url(#${hatched(shape, hatch)})" opacity="${n(alpha * 0.7)}"/>`);
     },
     text(x, y, text, color, align = 'left', bold = false) {
       const anchor = {left: 'start', center: 'middle', right: 'end'}[align];
@@ -202,8 +229,7 @@ function svgPainter(width, height) {
     },
     unclip() { parts.push('</g>'); },
     whole: () => `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${n(width)} ${n(height)}" width="${n(width)}" ` +
-      `height="${n(height)}" font-family='${FONT}' font-size="11"><defs><pattern id="hatch" width="6" height="6" ` +
-      `patternUnits="userSpaceOnUse"><path d="M-1 7L7-1" stroke="#777"/></pattern></defs>${parts.join('')}</svg>`,
+      `height="${n(height)}" font-family='${FONT}' font-size="11"><defs>${[...patterns.values()].join('')}</defs>${parts.join('')}</svg>`,
   };
 }
 
@@ -222,8 +248,10 @@ export async function mountTimeline(element, data, options = {}) {
     memories[c.memory_row[from]].set(c.memory_kind[from], {time: samples.subarray(from, to), bytes});
   }
   const path = {row: c.path_row, start: seconds(c.path_start), end: seconds(c.path_end)};
-  const state = {t0: 0, t1: step, chosen: -1, hover: -1, path: false, memory: data.peak_row, open: new Set(), found: null};
+  const state = {t0: 0, t1: step, chosen: -1, hover: -1, path: false, memory: data.peak_row, open: new Set(), found: null,
+    patterns: matchMedia('(prefers-contrast: more)').matches};
   const tellOthers = change => options.onChange && options.onChange(change), begin = data.begin_s + late, finish = data.step_s + late;
+  const borders = (data.steps_s || []).map(t => t + late);
   const rowOf = rank => data.rows.findIndex(row => row.members.some(([first, many, by]) =>
     rank >= first && rank < first + many * by && (rank - first) % by === 0));
   const marks = (options.marks || []).map(each => ({...each, start: each.start + late, end: each.end + late}));
@@ -251,7 +279,9 @@ export async function mountTimeline(element, data, options = {}) {
   search.setAttribute('aria-label', 'search operations, layers, ranks and microbatches');
   const said = make('span', {className: 'found'}), pathButton = button('critical path', 'c', () => showPath(!state.path));
   said.setAttribute('role', 'status');
+  const patternButton = button('patterns', 'p: patterns beside colours', () => showPatterns(!state.patterns));
   pathButton.setAttribute('aria-pressed', false);
+  patternButton.setAttribute('aria-pressed', state.patterns);
   const whose = make('select', {title: 'whose memory is shown'});
   data.rows.forEach((row, i) => whose.append(make('option', {value: i, textContent: `memory of ${row.name}, ${amount(row.peak_bytes)}`})));
   whose.value = state.memory;
@@ -259,7 +289,7 @@ export async function mountTimeline(element, data, options = {}) {
   const help = make('div', {className: 'told', hidden: true});
   help.append(make('dl', {}, ...KEYS.flatMap(([key, does]) =>
     [make('dt', {textContent: key}), make('dd', {textContent: does})])));
-  const tools = make('div', {className: 'bar'}, search, pathButton,
+  const tools = make('div', {className: 'bar'}, search, pathButton, patternButton,
     button('−', 's', () => zoom(1.5)), button('+', 'w', () => zoom(1 / 1.5)), button('all', '0', () => zoomTo(0, step)),
     button('SVG', 'save what is seen as a picture', save), button('PDF', 'print what is seen, also to a file', print),
     button('?', 'keys', () => { help.hidden = !help.hidden; }), said);
@@ -288,7 +318,8 @@ export async function mountTimeline(element, data, options = {}) {
   // ---- words
   const severalMicrobatches = c.number.some(number => number > 0);
   const kindOf = i => data.kinds[c.kind[i]];
-  const layerOf = i => c.layer[i] < 0 ? '' : data.layers[c.layer[i]] || 'layer ' + c.layer[i];
+  const layerName = layer => layer < 0 ? '' : data.layers.length ? data.layers[layer] || '' : 'layer ' + layer;
+  const layerOf = i => layerName(c.layer[i]);
   const place = i => `${data.rows[c.row[i]].name} · ${data.lanes[c.lane[i]]}`;
   function reason(i) {
     const typ = data.typs[c.wait_typ[i]] || '', layer = layerOf(i), of = layer && ' of ' + layer;
@@ -305,24 +336,32 @@ export async function mountTimeline(element, data, options = {}) {
     if (layerOf(i)) pairs.push(['layer', layerOf(i)]);
     if (c.number[i] >= 0) pairs.push(['part', 'microbatch ' + c.number[i]]);
     if (data.samples[c.samples[i]]) pairs.push(['works on', data.samples[c.samples[i]]]);
+    if (kindOf(i).law) pairs.push(['law', kindOf(i).law]);
+    pairs.push(...accountOf(i).facts);
     if (begin >= 0) pairs.push(['began when it did', `since ${data.kinds[c.cause_kind[i]].name}` +
-      `${c.cause_layer[i] < 0 ? '' : ' ' + (data.layers[c.cause_layer[i]] || 'layer ' + c.cause_layer[i])} of rank ` +
-      `${data.ranks[begin]} came before`]);
+      ` ${layerName(c.cause_layer[i])}`.trimEnd() + ` of rank ${data.ranks[begin]} came before`]);
     if (c.bytes[i] > 0) pairs.push(['moves', `${amount(c.bytes[i])} ${data.partners[c.partner[i]] || ''}`.trim() +
       `, ${amount(c.bytes[i] / (bars.end[i] - bars.start[i]))}/s`]);
     for (const each of marks) if (each.bar === i) pairs.push(['difference ' + each.name, each.text]);
     pairs.push(['memory then', amount(heldAt(c.row[i], bars.start[i]))]);
     return pairs;
   }
-  /** What a row holds at a moment, bytes. */
-  function heldAt(row, t) {
-    return [...memories[row].values()].reduce((sum, {time, bytes}) => sum + (bytes[firstFrom(time, t + step * 1e-9) - 1] || 0), 0);
+  /** What the price of a bar is made of, as Python tells it. */
+  function accountOf(i) { return data.accounts[c.account[i]] || {facts: [], parts: []}; }
+  /** What a row holds of each kind at a moment, as pairs of its name and bytes. */
+  function heldByKind(row, t) {
+    return [...memories[row]].map(([kind, {time, bytes}]) => [data.memory_kinds[kind], bytes[firstFrom(time, t + step * 1e-9) - 1] || 0]);
   }
+  const heldAt = (row, t) => heldByKind(row, t).reduce((sum, [, bytes]) => sum + bytes, 0);
   function show(i, more = []) {
     told.hidden = i < 0;
     if (i < 0) return;
+    const kernels = accountOf(i).parts.map(([name, share, bound, said]) => make('tr', {},
+      ...[name, (100 * share).toFixed(1) + ' %', said, bound].map(textContent => make('td', {textContent}))));
+    const head = make('tr', {}, ...['kernel', 'share', 'takes', 'bound by'].map(textContent => make('th', {textContent})));
     told.replaceChildren(make('b', {textContent: `${kindOf(i).name} ${c.kind[i] === waiting ? '' : layerOf(i)}`}),
-      make('dl', {}, ...[...facts(i), ...more].flatMap(([name, value]) => [make('dt', {textContent: name}), make('dd', {textContent: value})])));
+      make('dl', {}, ...[...facts(i), ...more].flatMap(([name, value]) => [make('dt', {textContent: name}), make('dd', {textContent: value})])),
+      ...(kernels.length ? [make('div', {className: 'wide'}, make('table', {className: 'kernels'}, head, ...kernels))] : []));
   }
 
   // ---- where things are
@@ -371,7 +410,7 @@ export async function mountTimeline(element, data, options = {}) {
     const colors = data.kinds.map(kind => dark && kind.dark || kind.color);
     const inks = data.kinds.map(kind => dark && kind.dark && kind.dark_ink || kind.ink);
     colors[waiting] = dark ? '#2a2f36' : '#e7e9ec';
-    const looks = {colors, inks, hatch: dark ? '#6b737d' : '#8c959f'};
+    const looks = {colors, inks, shapes: shapes(), soft, hatch: dark ? '#6b737d' : '#8c959f'};
     const bottom = height - MEMORY - 18, shift = scroll.scrollTop;
     on.rect(0, 0, width, height, back);
     ticks(on, ink, grid);
@@ -386,6 +425,7 @@ export async function mountTimeline(element, data, options = {}) {
     }
     on.clip(left, AXIS, span(), height);
     if (begin > 0) on.rect(xOf(begin), AXIS, 1, bottom - AXIS, soft);
+    for (const t of borders) on.rect(xOf(t) - 1, AXIS, 2, bottom - AXIS, ink);
     if (step > finish * 1.001) {
       on.rect(xOf(finish), AXIS, 2, bottom - AXIS, '#d6006c');
       const says = `ends ${duration(step - finish)} before the last`;
@@ -401,6 +441,16 @@ export async function mountTimeline(element, data, options = {}) {
     for (const [i, color] of [[state.hover, soft], [state.chosen, '#d6006c']]) mark(on, i, color, shift);
     on.unclip();
     drawMemory(on, bottom, ink, soft, dark);
+    borders.forEach((t, i) => {
+      const says = 'step ' + (i + 2), x = Math.min(xOf(t) + 4, width - widthOf(says) - 4);
+      if (t < state.t0 || t > state.t1) return;
+      on.rect(x - 3, 2, widthOf(says) + 6, 15, back);
+      on.text(x, 9, says, ink, 'left', true);
+    });
+  }
+  /** The pattern of each kind of bar. */
+  function shapes() {
+    return data.kinds.map((kind, k) => kind.pattern ? '/' : state.patterns ? SHAPES[k % SHAPES.length] : '');
   }
   function ticks(on, ink, grid) {
     const by = niceStep((state.t1 - state.t0) / Math.max(1, span() / 95));
@@ -412,9 +462,10 @@ export async function mountTimeline(element, data, options = {}) {
       if (x > left + 14 && x < width - 26) on.text(x, 9, `${(t / scale).toFixed(digits)} ${name}`, ink, 'center');
     }
   }
-  function drawLane(on, lane, y, high, {colors, inks, hatch}) {
+  function drawLane(on, lane, y, high, looks) {
+    const {colors, inks, shapes, hatch, soft} = looks;
     const {start, end, from} = lane, first = Math.max(0, firstFrom(start, state.t0) - 1), last = firstFrom(start, state.t1, first);
-    if (last - first > span() / 3 && !state.found) return drawShares(on, lane, y, high, colors);
+    if (last - first > span() / 3 && !state.found) return drawShares(on, lane, y, high, looks);
     let drawn = -1;  // the last pixel with something in it: bars below a pixel are drawn once
     for (let i = first; i < last; i++) {
       if (end[i] < state.t0) continue;
@@ -423,11 +474,53 @@ export async function mountTimeline(element, data, options = {}) {
       if (wide < 0.5 && Math.round(x0) === drawn && (dim || !state.found)) continue;
       if (wide < 0.5) drawn = Math.round(x0);
       on.rect(x0, y, Math.max(wide > 4 ? wide - 0.7 : wide, 0.7), high, colors[kind], dim ? 0.15 : 1,
-        data.kinds[kind].pattern && wide > 3 ? hatch : '');
+        wide > 3 ? shapes[kind] : '', kind === waiting ? hatch : inks[kind]);
       if (high < 13 || wide < 14 || dim) continue;
+      const isNested = hasStrip(from + i, high, wide), middle = isNested ? (high - STRIP) / 2 : high / 2;
       const text = label(from + i, wide - 6 - (framed.has(from + i) ? 18 : 0));
-      if (text) on.text(x0 + 3, y + high / 2 + 0.5, text, kind === waiting ? hatch : inks[kind]);
+      if (text && shapes[kind] && kind !== waiting) on.rect(x0 + 1, y + middle - 6, widthOf(text) + 4, 13, colors[kind], 0.8);
+      if (text) on.text(x0 + 3, y + middle + 0.5, text, kind === waiting ? soft : inks[kind]);
+      if (isNested) drawKernels(on, from + i, y + high - STRIP, colors[kind], inks[kind]);
     }
+    if (high < 13) return;
+    const phases = [];
+    for (let i = first; i < last; i++) {
+      const x0 = Math.max(left, xOf(start[i])), x1 = Math.min(width, xOf(end[i])), isDim = state.found && !state.found[from + i];
+      if (x1 > x0) prolong(phases, x1 - x0 < 14 && !isDim ? c.kind[from + i] : waiting, x0, x1);
+    }
+    labelPhases(on, phases, y + high / 2 + 0.5, inks);
+  }
+  /** Add what is seen of a kind to phases from left to right: neighbours of one kind are one. */
+  function prolong(phases, kind, from, to) {
+    const last = phases.at(-1);
+    if (last && last.kind === kind && from - last.to <= 2) last.to = to;
+    else phases.push({kind, from, to});
+  }
+  /** Name phases, whose bars are too narrow for labels of their own. */
+  function labelPhases(on, phases, y, inks) {
+    for (const {kind, from, to} of phases) {
+      const text = data.kinds[kind].name.replace('_', '-');
+      if (kind !== waiting && to - from > widthOf(text) + 10) on.text((from + to) / 2, y, text, inks[kind], 'center');
+    }
+  }
+  /** Whether there is room for the kernels of a bar below its label. */
+  function hasStrip(i, high, wide) { return high >= 2 * STRIP && wide > 80 && accountOf(i).parts.length > 1; }
+  /** Call `see` for each kernel of a bar: its place among them, and where it begins and ends, px. */
+  function eachKernel(i, see) {
+    const x0 = xOf(bars.start[i]), wide = xOf(bars.end[i]) - x0;
+    let before = 0;
+    accountOf(i).parts.forEach(([, share], place) => { see(place, x0 + wide * before, x0 + wide * (before += share)); });
+  }
+  function drawKernels(on, i, y, color, ink) {
+    eachKernel(i, (place, from, to) => {
+      const x0 = Math.max(left, from), wide = Math.min(width, to) - x0;
+      if (wide < 0.3) return;
+      const [name, share] = accountOf(i).parts[place], tries = [`${name} ${(100 * share).toFixed(0)} %`, name];
+      on.rect(x0, y, wide, STRIP, color);
+      on.rect(x0, y, wide, STRIP, '#ffffff', place % 2 ? 0.34 : 0.2);
+      const text = [...tries, wide > 90 ? cut(name, wide - 5) : name.split(' ')[0]].find(text => widthOf(text) <= wide - 5);
+      if (text) on.text(x0 + 3, y + STRIP / 2, text, ink);
+    });
   }
   /** The longest text that fits: operation, layer and microbatch, or less of it. */
   function label(i, room) {
@@ -438,30 +531,40 @@ export async function mountTimeline(element, data, options = {}) {
     return tries.find(text => text && widthOf(text) <= room) || '';
   }
   /** Where bars are too many: of each pixel the shares of time, as heights. */
-  function drawShares(on, lane, y, high, colors) {
+  function drawShares(on, lane, y, high, {colors, inks, shapes, hatch}) {
     const pixels = Math.floor(span()), order = lane.kinds.map((_, k) => k).sort((a, b) => lane.kinds[a] - lane.kinds[b]);
+    const phases = [];
+    const note = (pixel, shares) => {
+      const k = shares.findIndex(share => share > 0.6);
+      prolong(phases, k < 0 ? waiting : lane.kinds[k], left + pixel, left + pixel + 1);
+    };
     if (on.pixels) {
       on.pixels(left, y, pixels, high, into => {
-        const codes = lane.kinds.map(kind => { const [r, g, b] = rgb(colors[kind]); return (255 << 24 | b << 16 | g << 8 | r) >>> 0; });
+        const code = color => { const [r, g, b] = rgb(color); return (255 << 24 | b << 16 | g << 8 | r) >>> 0; };
+        const codes = lane.kinds.map(kind => code(colors[kind])), dots = lane.kinds.map(kind => code(kind === waiting ? hatch : inks[kind]));
+        const inked = lane.kinds.map(kind => INKED[shapes[kind]] || (() => false));
         eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
           let foot = high, sum = 0;
+          note(pixel, shares);
           for (const k of order) {
             sum += shares[k];
             const top = Math.max(0, Math.round(high - Math.min(1, sum) * high));
-            while (foot > top) into[--foot * pixels + pixel] = codes[k];
+            while (foot > top) into[--foot * pixels + pixel] = inked[k](pixel % TILE, foot % TILE) ? dots[k] : codes[k];
           }
         });
       });
+      if (high >= 13) labelPhases(on, phases, y + high / 2 + 0.5, inks);
       return;
     }
     let run = null;  // neighbours that look alike are one rectangle
     const flush = () => {
       let foot = y + high;
-      if (run) for (const [k, tall] of run.parts) { foot -= tall; on.rect(left + run.from, foot, run.wide, tall, colors[lane.kinds[k]]); }
+      if (run) for (const [k, tall] of run.parts) { foot -= tall; on.rect(left + run.from, foot, run.wide, tall, colors[lane.kinds[k]], 1, shapes[lane.kinds[k]], lane.kinds[k] === waiting ? hatch : inks[lane.kinds[k]]); }
     };
     eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
       const parts = [];
       let key = '';
+      note(pixel, shares);
       for (const k of order) {
         const tall = Math.round(shares[k] * high * 2) / 2;
         if (tall > 0) { parts.push([k, tall]); key += k + ':' + tall + ' '; }
@@ -471,6 +574,7 @@ export async function mountTimeline(element, data, options = {}) {
       run = {key, parts, from: pixel, wide: 1};
     });
     flush();
+    if (high >= 13) labelPhases(on, phases, y + high / 2 + 0.5, inks);
   }
   function names(on, ink, soft, shift) {
     for (const {row, y, name, own, narrow} of labels) {
@@ -621,6 +725,7 @@ export async function mountTimeline(element, data, options = {}) {
     const size = Math.max(bars.end[i] - bars.start[i], step * 1e-6);
     zoomTo(bars.start[i] - 2 * size, bars.end[i] + 2 * size);
   }
+  function showPatterns(on) { state.patterns = on; patternButton.setAttribute('aria-pressed', on); tellOthers({patterns: on}); tell(); }
   function showPath(on) { state.path = on; pathButton.setAttribute('aria-pressed', on); tellOthers({path: on}); schedule(); }
   /** Every word must be in a bar's description; the rest is dimmed. */
   function find(text) {
@@ -661,6 +766,21 @@ export async function mountTimeline(element, data, options = {}) {
     for (const one of [i, i - 1]) if (one >= 0 && item.lane.start[one] <= t && item.lane.end[one] >= t) return item.lane.from + one;
     return i >= 0 && item.lane.end[i] >= t - near ? item.lane.from + i : -1;
   }
+  /** The kernel of a bar that is under the mouse. */
+  function kernelAt(i, x, y) {
+    const item = items.find(({lane}) => i >= lane.from && i < lane.to), foot = AXIS + item.y - scroll.scrollTop + item.high;
+    if (y < foot - STRIP || !hasStrip(i, item.high, xOf(bars.end[i]) - xOf(bars.start[i]))) return null;
+    let found = null;
+    eachKernel(i, (place, from, to) => { if (x >= from && x < to) found = accountOf(i).parts[place]; });
+    return found;
+  }
+  function tipAt(event, title, lines) {
+    tip.replaceChildren(make('b', {textContent: title}), ...lines.filter(Boolean).flatMap(line => [make('br'), String(line)]));
+    tip.hidden = false;
+    const box = root.getBoundingClientRect(), seen = canvas.getBoundingClientRect();
+    tip.style.left = Math.max(0, Math.min(event.offsetX + 14, width - 290)) + 'px';
+    tip.style.top = seen.top - box.top + event.offsetY + 16 + 'px';
+  }
   const fingers = new Map();
   let moved = 0;
   canvas.addEventListener('pointerdown', event => { fingers.set(event.pointerId, event.offsetX); moved = 0; });
@@ -676,15 +796,18 @@ export async function mountTimeline(element, data, options = {}) {
       tip.hidden = true;
       return;
     }
-    const i = at(x, event.offsetY);
+    if (event.offsetY > height - MEMORY - 6 && x > left) {
+      const t = timeOf(x), held = heldByKind(state.memory, t).filter(([, bytes]) => bytes > 0);
+      tipAt(event, `${amount(heldAt(state.memory, t))} at ${duration(t - late)}`,
+        held.length > 1 ? held.sort(([, one], [, other]) => other - one).map(([name, bytes]) => `${name} ${amount(bytes)}`) : []);
+      return;
+    }
+    const i = at(x, event.offsetY), kernel = i < 0 ? null : kernelAt(i, x, event.offsetY);
     canvas.style.cursor = i >= 0 || rowAt(x, event.offsetY) >= 0 ? 'pointer' : 'default';
     tip.hidden = i < 0;
     if (i >= 0) {
-      tip.replaceChildren(make('b', {textContent: `${kindOf(i).name} ${layerOf(i)}`}),
-        ...facts(i).slice(0, 4).flatMap(([, value]) => [make('br'), String(value)]));
-      const box = root.getBoundingClientRect(), seen = canvas.getBoundingClientRect();
-      tip.style.left = Math.max(0, Math.min(x + 14, width - 290)) + 'px';
-      tip.style.top = seen.top - box.top + event.offsetY + 16 + 'px';
+      tipAt(event, `${kindOf(i).name} ${layerOf(i)}`,
+        kernel ? [kernel[0], kernel[3], kernel[2] && 'bound by ' + kernel[2]] : facts(i).slice(0, 4).map(([, value]) => value));
     }
     if (i !== state.hover) { state.hover = i; schedule(); }
   });
@@ -716,7 +839,7 @@ export async function mountTimeline(element, data, options = {}) {
     if (lane) select(Math.max(lane.from, Math.min(lane.to - 1, state.chosen < 0 ? lane.from : state.chosen + by)));
   };
   const acts = {w: () => zoom(0.7), s: () => zoom(1 / 0.7), a: () => go((state.t0 - state.t1) * 0.15),
-    d: () => go((state.t1 - state.t0) * 0.15), 0: () => zoomTo(0, step), f: () => focusOn(state.chosen), c: () => showPath(!state.path),
+    d: () => go((state.t1 - state.t0) * 0.15), 0: () => zoomTo(0, step), f: () => focusOn(state.chosen), c: () => showPath(!state.path), p: () => showPatterns(!state.patterns),
     '/': () => search.focus(), '?': () => { help.hidden = !help.hidden; }, Escape: () => { help.hidden = true; select(-1); },
     ',': () => beside(-1), '.': () => beside(1)};
   Object.assign(acts, {ArrowLeft: acts.a, ArrowRight: acts.d, '+': acts.w, '-': acts.s});
@@ -733,12 +856,13 @@ export async function mountTimeline(element, data, options = {}) {
     focusOn(i);
   };
   function tell() {
+    const dark = scheme.matches, shape = shapes();
     legend.replaceChildren(...data.kinds.map((kind, k) => {
-      const look = k === waiting ? 'repeating-linear-gradient(135deg,#8c959f 0 1px,rgba(128,128,128,.2) 1px 4px)' : scheme.matches && kind.dark || kind.color;
-      const square = make('i');
-      square.style.background = kind.pattern && k !== waiting ? `repeating-linear-gradient(135deg,#555 0 1px,${look} 1px 4px)` : look;
-      const entry = make('span', {title: 'show these alone', onclick: () => seek(search.value === kind.name ? '' : kind.name)}, square, kind.name);
-      return entry;
+      const tile = make('canvas', {width: 12, height: 12}), square = make('i'), color = k === waiting ? '#8c959f33' : dark && kind.dark || kind.color;
+      canvasPainter(tile.getContext('2d')).rect(0, 0, 12, 12, color, 1, shape[k],
+        kind.pattern ? '#8c959f' : dark && kind.dark && kind.dark_ink || kind.ink);
+      square.style.background = `url(${tile.toDataURL()})`;
+      return make('span', {title: `${kind.law} A click shows these alone.`.trim(), onclick: () => seek(search.value === kind.name ? '' : kind.name)}, square, kind.name);
     }));
     schedule();
   }
@@ -760,7 +884,7 @@ export async function mountTimeline(element, data, options = {}) {
     show(i, more);
     schedule();
   }
-  return {zoomTo, search: seek, showPath, select, like, point, barOf, placeOf, svg, bars, draw: () => draw(), resize: arrange,
+  return {shown: () => [state.t0, state.t1], zoomTo, search: seek, showPath, showPatterns, select, like, point, barOf, placeOf, svg, bars, draw: () => draw(), resize: arrange,
     destroy() { seen.disconnect(); scheme.removeEventListener('change', tell); element.replaceChildren(); }};
 }
 
@@ -793,9 +917,10 @@ export async function mountTimelines(element, pictures, options = {}) {
   };
   for (const [place, {data, marks}] of pictures.entries()) timelines.push(await mountTimeline(own[place], data, {
     ...options, span, zero: several ? zero : 0, late: lates[place], most, marks, maxHeight: options.maxHeight || (several ? 420 : 640),
-    onChange: ({zoom, path, search}) => toOthers(place, timeline => {
+    onChange: ({zoom, path, patterns, search}) => toOthers(place, timeline => {
       if (zoom) timeline.zoomTo(...zoom);
       else if (search !== undefined) timeline.search(search);
+      else if (patterns !== undefined) timeline.showPatterns(patterns);
       else timeline.showPath(path);
     }),
     onSelect: bar => toOthers(place, timeline => {

@@ -13,13 +13,13 @@ interface see its first lines.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 from itertools import pairwise
 from math import floor, log10, prod
-from typing import Any
+from typing import Any, TypeVar
 from zlib import compress
 
 import numpy as np
@@ -35,7 +35,9 @@ from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Stream
 from minitrain.tensors.index_sets import ranges
 from minitrain.view.bars import Bars, microbatches, partners_of, samples_text
 from minitrain.view.layout import View
+from minitrain.view.prices import law_of, words_of
 
+T = TypeVar("T")
 MAIN_LANE = "compute"
 _NUMBERED = ("forward", "backward", "loss", SEND, RECV)  # what has the samples of one microbatch
 _DIGITS = 9  # of the step's length
@@ -60,7 +62,9 @@ def timeline_script() -> str:
     return files("minitrain.view").joinpath("timeline.js").read_text(encoding="utf-8")
 
 
-def timeline_data(bars: Bars, view: View, explained: Explanation, journals: Journals = ()) -> dict[str, Any]:
+def timeline_data(
+    bars: Bars, view: View, explained: Explanation, journals: Journals = (), *, explains_prices: bool = True
+) -> dict[str, Any]:
     """Return what `mountTimeline` of the script takes, ready for JSON.
 
     Args:
@@ -68,6 +72,7 @@ def timeline_data(bars: Bars, view: View, explained: Explanation, journals: Jour
         view: its units, its meshes, and the ranks that each row of the bars stands for.
         explained: why its ranks wait, and its critical path.
         journals: every change of every store, for memory by kind, if they were kept.
+        explains_prices: whether `accounts` are `explained_prices`; otherwise there are none, and they may come later.
     """
     line = bars.timeline
     unit = 10.0 ** (floor(log10(bars.step_end)) - _DIGITS) if bars.step_end > 0 else 10.0**-_DIGITS
@@ -88,14 +93,15 @@ def timeline_data(bars: Bars, view: View, explained: Explanation, journals: Jour
     peaks = [_peak(memory[ranks[0]]) * view.bytes_per_element for ranks in alike]
     marks = high_water(line, journals)
     said = [marks[ranks[0]].text(line, view.bytes_per_element) for ranks in alike]
-    partners = _numbered(columns, "partner", [partners_of(stream) for stream in line.streams])
-    samples = _numbered(columns, "samples", [samples_text(numbers) for numbers in line.sample_sets])
+    partners = _numbered(columns, "partner", lambda code: partners_of(line.streams[code]))
+    samples = _numbered(columns, "samples", lambda code: samples_text(line.sample_sets[code]))
     head, blob = _packed(columns)
     return {
         "unit": unit,
         "step_s": bars.step_end,
         "begin_s": line.begin,
-        "kinds": [kind._asdict() for kind in bars.kinds],
+        "steps_s": list(view.steps),
+        "kinds": [kind._asdict() | {"law": law_of(kind.name)} for kind in bars.kinds],
         "lanes": lane_names,
         "rows": [
             _row(line, ranks, view, peak) | {"peak": text} for ranks, peak, text in zip(alike, peaks, said, strict=True)
@@ -106,6 +112,7 @@ def timeline_data(bars: Bars, view: View, explained: Explanation, journals: Jour
         "layers": list(line.layer_names),
         "partners": partners,
         "samples": samples,
+        "accounts": explained_prices(bars, view) if explains_prices else [],
         "typs": list(line.typs),
         "gap_kinds": list(GAP_KINDS),
         "memory_kinds": memory_kinds,
@@ -113,6 +120,18 @@ def timeline_data(bars: Bars, view: View, explained: Explanation, journals: Jour
         "head": head,
         "blob": blob,
     }
+
+
+def explained_prices(bars: Bars, view: View) -> list[dict[str, Any]]:
+    """Return what the prices of bars are made of, in words, in the order in which bars refer to them."""
+    known = (view.accounts.get(id(bars.timeline.prices[code])) for code in _prices(bars))
+    return [{"facts": [], "parts": []} if account is None else words_of(account()) for account in known]
+
+
+def _prices(bars: Bars) -> list[int]:
+    """Return the prices of operations that are drawn, as indices into those of the timeline."""
+    codes = np.unique(bars.timeline.price[bars.event[~bars.waits]])
+    return [int(code) for code in codes if code != NONE]
 
 
 def _lanes(bars: Bars, view: View) -> tuple[Ints, list[str]]:
@@ -143,6 +162,8 @@ def _lane_name(stream: Stream, view: View) -> str:
 def _bar_columns(bars: Bars, unit: float) -> dict[str, Ints]:
     """Return what is drawn and said of each bar, as whole numbers, but for its row and lane."""
     line, event, waits = bars.timeline, bars.event, bars.waits
+    account = np.full(len(line.prices) + 1, NONE)
+    account[_prices(bars)] = np.arange(len(_prices(bars)))
     start, end = _ticks(bars.start, unit), _ticks(bars.start + bars.duration, unit)
     ends_wait = waits & (event != NONE)
     layer = np.where(line.layer == NO_LAYER, NONE, line.layer)
@@ -160,15 +181,16 @@ def _bar_columns(bars: Bars, unit: float) -> dict[str, Ints]:
         "bytes": np.where(waits, 0, np.rint(line.size_bytes[event])).astype(np.int64),
         "partner": np.where(waits, NONE, line.stream[event]),
         "samples": np.where(waits, NONE, line.samples[event]),
+        "account": np.where(waits, NONE, account[line.price[event]]),
     }
 
 
-def _numbered(columns: dict[str, Ints], name: str, texts: Sequence[str]) -> list[str]:
-    """Return the texts that a column refers to, and make it refer to their places."""
+def _numbered(columns: dict[str, Ints], name: str, text_of: Callable[[int], T]) -> list[T]:
+    """Return what is said of each code that a column has, and make it refer to the places of that."""
     used, place = np.unique(columns[name], return_inverse=True)
     known = used[used != NONE]
     columns[name] = np.where(columns[name] == NONE, NONE, place - (len(used) - len(known)))
-    return [texts[code] for code in known.tolist()]
+    return [text_of(code) for code in known.tolist()]
 
 
 def _ticks(seconds: Floats, unit: float) -> Ints:

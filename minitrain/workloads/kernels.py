@@ -52,6 +52,13 @@ class Matmul:
     result_bytes: int = 2
 
     @property
+    def title(self) -> str:
+        """What pages call it."""
+        times = f"{self.batch} x " if self.batch > 1 else ""
+        made = "" if self.kind == "forward" else f" ({self.kind.replace('_', ' ')})"
+        return f"matmul {times}{self.m} x {self.n} x {self.k}{made}"
+
+    @property
     def work_flop(self) -> int:
         """Return the floating-point operations, two for a multiplication and its addition."""
         return 2 * self.batch * self.m * self.n * self.k
@@ -107,6 +114,11 @@ class FlashAttention:
     longest_row: int | None = None
 
     @property
+    def title(self) -> str:
+        """What pages call it."""
+        return f"{self.generation} attention{' backward' if self.is_backward else ''}"
+
+    @property
     def work_flop(self) -> float:
         """Return the floating-point operations of the pairs that the mask leaves."""
         return self.num_samples * self.num_heads * self.num_pairs * self._pair_flop
@@ -147,6 +159,11 @@ class MemoryPass:
     name: str
     num_elements: int
     element_bytes: float
+
+    @property
+    def title(self) -> str:
+        """What pages call it."""
+        return self.name
 
     @property
     def work_flop(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,12 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<a href="b.html#here"></a><a href="b.html#gone"></a><img src="no.png">')
     (tmp_path / "b.html").write_text('<p id="here"></p><a href="https://example.org"></a><a href="#here"></a>')
     assert list(website.broken(tmp_path)) == ["a.html: b.html#gone", "a.html: no.png"]
+
+
+def test_versions_are_listed_newest_first(tmp_path: Path) -> None:
+    for name in ("0.9.0", "0.10.0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").touch()
+    website.list_versions(tmp_path)
+    assert json.loads((tmp_path / "versions.json").read_text()) == ["0.10.0", "0.9.0"]
+    assert "url=0.10.0/index.html" in (tmp_path / "index.html").read_text()

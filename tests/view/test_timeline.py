@@ -18,6 +18,8 @@ from minitrain.view.page import write_html
 from minitrain.view.run_folder import view_of
 from minitrain.view.timeline import timeline_data
 
+_SAID = "law", "price", "FLOP", "memory traffic", "bound by", "began when it did", "flash2 attention", "compute"
+_UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 _SIZES: Any = {"world_size": 8, "num_layers": 8, "global_batch_size": 64}
 
 
@@ -126,6 +128,32 @@ def test_the_memory_of_a_row_by_kind_is_that_of_its_rank() -> None:
     assert {"weights", "activations", "gradients"} <= set(data["memory_kinds"])
 
 
+def test_every_operation_says_what_its_own_price_is_made_of() -> None:
+    run = mt.simulate("fsdp", world_size=8, workload="gpt2", seq_len=256, global_batch_size=8)
+    data = _data(run)
+    columns = _columns(data)
+    waiting = len(data["kinds"]) - 1
+    for kind, length, place in zip(columns["kind"], columns["length"], columns["account"], strict=True):
+        if kind == waiting:
+            assert place == -1
+            continue
+        facts = dict(data["accounts"][place]["facts"])
+        number, unit = facts["price"].partition(":")[0].split()
+        assert float(number) * _UNITS[unit] == pytest.approx(length * data["unit"], rel=1e-3)
+        shares = [share for _, share, _, _ in data["accounts"][place]["parts"]]
+        assert sum(shares) == pytest.approx(1 if "kernel" in facts["price"] else 0)
+        assert data["kinds"][kind]["law"].endswith(".")
+        assert facts["bound by"]
+
+
+def test_a_round_of_steps_has_a_border_before_each_but_the_first() -> None:
+    run = mt.simulate("powersgd_ddp", world_size=4, num_layers=2, global_batch_size=64, num_steps=4)
+    data = _data(run)
+    assert len(data["steps_s"]) == 3
+    assert data["steps_s"] == sorted(data["steps_s"])
+    assert 0 < data["steps_s"][0] < data["steps_s"][-1] < data["step_s"]
+
+
 def test_the_critical_path_spans_the_step() -> None:
     run = mt.simulate("1f1b", **_SIZES, microbatch_size=8)
     data = _data(run)
@@ -220,3 +248,33 @@ def test_the_table_says_how_long_each_row_does_what(opened: Callable[..., Any]) 
     rows = page.locator(".mt-timeline details tbody tr")
     assert rows.first.inner_text().startswith("rank 0")
     assert page.locator(".mt-timeline details td", has_text="backward").count() == 8
+
+
+@pytest.mark.browser
+def test_a_transformer_is_looked_into_down_to_its_kernels(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    sizes: Any = {"world_size": 8, "workload": "llama3-8b", "seq_len": 4096, "global_batch_size": 8}
+    run = mt.simulate("fsdp", **sizes, memory_by_kind=True)
+    page = open_page(run.write_html(tmp_path / "page.html"))
+    page.wait_for_selector("body[data-ready=yes]")
+    assert ">backward<" in page.evaluate("timeline.svg()")  # what is too narrow for labels of its own has one together
+    page.evaluate("timeline.search('forward attention 4')")
+    page.get_by_role("searchbox").press("Enter")  # chooses it, and zooms to it
+    said = page.locator(".told:visible").inner_text()
+    assert [fact for fact in _SAID if fact not in said] == []
+    page.locator(".mt-timeline canvas").focus()
+    for _ in range(4):
+        page.keyboard.press("w")
+    plain = page.evaluate("timeline.svg()")
+    assert ">flash2 attention" in plain
+    page.keyboard.press("p")
+    assert page.evaluate("timeline.svg()").count("<pattern") > plain.count("<pattern")
+    box = page.locator(".mt-timeline canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 40)
+    assert "optimizer" in page.locator(".tip:visible").inner_text()  # what is in memory then
+    page.keyboard.press("0")
+    touch = page.context.new_cdp_session(page)
+    for kind, x in (("touchStart", 20), ("touchMove", 60), ("touchMove", 100), ("touchEnd", None)):  # two fingers part
+        middle, high = box["x"] + box["width"] / 2, box["y"] + 60
+        fingers = [] if x is None else [{"x": middle + way * x, "y": high, "id": way + 1} for way in (-1, 1)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
+    assert 0 < page.evaluate("timeline.shown()[0]") < page.evaluate("timeline.shown()[1]") < run.step_time * 0.6

@@ -1,7 +1,7 @@
 // The page of explorer and lab. All that is set is in the address, and all that is shown comes from answers, which
 // `transport.js` brings: of a server, or of Python in a worker of the browser.
 
-import { mountTimeline } from './timeline.js';
+import { mountTimelines } from './timeline.js';
 import { ask, open as reach, RIGHTS } from './transport.js';
 
 const $ = id => document.getElementById(id);
@@ -418,7 +418,11 @@ function show(message, asked) {
     last.picture = message.picture;
     drawing = showPictures();
   }
-  if (message.why !== undefined) $('why').innerHTML = message.why;
+  if (message.why !== undefined) {
+    $('why').innerHTML = message.why;
+    last.picture.accounts = message.accounts;
+    drawing.then(() => timelines.forEach(one => one.draw()));
+  }
 }
 
 function showFigures() {
@@ -487,17 +491,12 @@ async function showPictures() {
         ['B', last],
       ]
     : [['', last]];
-  const span = Math.max(...both.map(([, one]) => one.picture?.step_s ?? 0)); // both on one axis
-  const fresh = make('div', { className: 'fresh' }),
-    mounted = [];
+  const fresh = make('div', { className: 'fresh' });
   $('pictures').append(fresh); // not seen until all is drawn, so that nothing flickers
-  for (const [name, one] of both) {
-    if (!one.picture) continue;
-    if (name) fresh.append(make('h3', { textContent: `${name}: ${one.title}` }));
-    const drawn = make('div');
-    fresh.append(drawn);
-    mounted.push(await mountTimeline(drawn, one.picture, { maxHeight: 420, span }));
-  }
+  const pictures = both
+    .filter(([, one]) => one.picture)
+    .map(([name, one]) => ({ name, facts: one.title, data: one.picture }));
+  const mounted = await mountTimelines(fresh, pictures, { maxHeight: 420 });
   if (fresh !== $('pictures').lastChild) return mounted.forEach(one => one.destroy()), fresh.remove(); // a later one is drawn
   timelines.forEach(one => one.destroy());
   timelines = mounted;
@@ -522,6 +521,7 @@ async function evaluatePinned() {
   const asked = structuredClone(pinned),
     found = { state: asked };
   await asking('evaluate', { state: asked, tab: tab + '-a' }, message => Object.assign(found, message));
+  if (found.accounts) found.picture.accounts = found.accounts;
   if (found.figures) {
     kept = found;
     if (last) {

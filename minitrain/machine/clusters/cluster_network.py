@@ -21,7 +21,7 @@ A predictor for each rank of a cluster: its own device's prices, and one network
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -29,12 +29,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
+from minitrain.machine.accounts import Account
 from minitrain.machine.clusters.cluster import Places
 from minitrain.machine.data_sheet import Power
 from minitrain.machine.device import Processor, Rate
 from minitrain.machine.network import Network, Split, two_level_seconds
 from minitrain.machine.predictor import make_predictor
-from minitrain.machine.price import ROOFLINE, Predictor, Price, Pricing, RankPredictors
+from minitrain.machine.price import ROOFLINE, Predictor, Price, Pricing, RankPredictors, accounts_of
 from minitrain.machine.topology import RING_OPS, TWO_LEVEL_OPS, seconds_by
 from minitrain.operations.collectives import COLLECTIVES, RING_ROWS
 
@@ -104,6 +105,10 @@ class ClusterNetwork:
         self._is_free = is_free
         self.collective = cache(self._collective)
         self.p2p = cache(self._p2p)
+
+    def accounts(self) -> Mapping[int, Callable[[], Account]]:
+        """Return what explains each price within a group, by the price's id."""
+        return {key: found for each in self._predictors.values() for key, found in accounts_of(each).items()}
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         """Price a collective among some ranks, by an algorithm or by the network's choice."""

@@ -120,7 +120,8 @@ class HighWater:
         held = ", ".join(f"{name} {size * bytes_per_element / GIB:.3g} GiB" for name, size in parts if size > 0)
         after = f" after {_named(timeline, self.event)}" if self.event != NONE else ""
         size = f"{self.elements * bytes_per_element / GIB:.4g} GiB"
-        return f"{size} on rank {self.rank} at {duration(self.time)}{after}" + (f" ({held})" if self.grew else "")
+        whose = timeline.rank_name(self.rank)
+        return f"{size} on rank {whose} at {duration(self.time)}{after}" + (f" ({held})" if self.grew else "")
 
 
 def _named(timeline: Timeline, event: int) -> str:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from minitrain.operations import COLLECTIVES, COMMUNICATIONS, PRICE, RECV, SEND, STRIDE
+from minitrain.operations import COLLECTIVES, COMMUNICATIONS, RECV, SEND
 from minitrain.run.analysis.breakdown import are_alike
 from minitrain.run.analysis.dependencies import Graph, circle, collectives, make_graph, messages
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline, Trace, as_timeline
@@ -306,11 +306,7 @@ def program_of_logs(logs: Sequence[Any], ranks: Sequence[int]) -> tuple[Program,
     num_ends = np.count_nonzero(line.on_stream(SEND)) + np.count_nonzero(line.on_stream(RECV))
     if 2 * len(messages(line)[0]) != num_ends:
         raise circle()
-    prices = [price for log in logs for price in log._rows[PRICE::STRIDE]]
-    distinct = {id(price): price for price in prices}
-    place = dict(zip(distinct, range(len(distinct)), strict=True))
-    of_event = np.fromiter((place[id(price)] for price in prices), np.int64, len(prices))
-    return make_program(make_graph(line), of_event), list(distinct.values())
+    return make_program(make_graph(line), line.price), list(line.prices)
 
 
 def seconds_of(prices: Sequence[Any]) -> Floats:

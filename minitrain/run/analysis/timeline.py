@@ -90,12 +90,14 @@ class Timeline:
         awaited: index in the rank's log of the first event after its await; the next one if that is unknown.
         after: index into `chains`.
         recomputed: whether a forward was done before.
+        price: index into `prices`, or `NONE` where only what it lasted is known.
         typs: the distinct types.
         streams: the distinct streams: compute first, then collectives, sends and receives.
         sample_sets: the distinct sets of samples.
         groups: the distinct groups; None is the whole world.
         tags: the distinct tags.
         chains: the distinct indices, in a rank's log, of the launched operations whose results one was given.
+        prices: the distinct objects that predictors have answered, equal or not.
         layer_names: what the layers are called; empty where they have numbers alone.
         is_packed: whether sequences consist of documents, whose lengths set the time of attentions.
         rank_names: what pictures call the ranks, such as "8 (x 4)" for one that stands for four; empty where each
@@ -124,12 +126,14 @@ class Timeline:
     awaited: Ints
     after: Ints
     recomputed: Bools
+    price: Ints
     typs: tuple[str, ...]
     streams: tuple[Stream, ...]
     sample_sets: tuple[frozenset[int], ...]
     groups: tuple[tuple[int, ...] | None, ...]
     tags: tuple[Hashable, ...]
     chains: tuple[tuple[int, ...], ...]
+    prices: tuple[Any, ...] = ()
     layer_names: tuple[str, ...] = ()
     is_packed: bool = False
     rank_names: tuple[str, ...] = ()
@@ -302,6 +306,7 @@ def timeline_of_events(logs: Sequence[Sequence[Event]]) -> Timeline:
         awaited=np.where(awaited == NONE, _following(starts, rank), awaited),
         after=after[0],
         recomputed=np.fromiter(map(attrgetter("recomputed"), events), bool, len(events)),
+        price=np.full(len(events), NONE),
         typs=typ[1],
         streams=streams,
         sample_sets=samples[1],
@@ -348,12 +353,14 @@ def timeline_of_rows(logs: Sequence[EventLog]) -> Timeline:
         awaited=awaited,
         after=after[0],
         recomputed=_recomputed(rank, layer, samples, is_forward),
+        price=price,
         typs=typ[1],
         streams=streams,
         sample_sets=samples[1],
         groups=groups,
         tags=tag[1],
         chains=after[1],
+        prices=prices,
     )
 
 
