@@ -38,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Trace one parameter set of a test: the others execute the same lines, and tracing triples their time."""
+    if config.pluginmanager.hasplugin("_cov"):
+        traced = set[str]()
+        for item in items:
+            if (name := item.nodeid.partition("[")[0]) in traced:
+                item.add_marker("no_cover")
+            traced.add(name)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _only_what_a_module_makes_is_collected() -> None:
     """Keep what was there before out of the cycle collector: hundreds of thousands of objects of libraries."""

@@ -61,11 +61,11 @@ SLOW = pytest.mark.slow  # another way to the same end is tried beside it
     [
         ("killed", mt.TrainingError, "rank 1 was killed by SIGKILL"),
         pytest.param("aborts", mt.TrainingError, "rank 1 was killed by SIGABRT", marks=SLOW),
-        ("reads_nowhere", mt.TrainingError, "rank 1 was killed by SIGSEGV"),
+        pytest.param("reads_nowhere", mt.TrainingError, "rank 1 was killed by SIGSEGV", marks=SLOW),
         pytest.param(
             "closes_sockets", mt.TrainingError, "rank 1 (was killed by SIGABRT|ended with exit code 1)", marks=SLOW
         ),
-        ("leaves_child", mt.TrainingError, "rank 1 was killed by SIGKILL"),
+        pytest.param("leaves_child", mt.TrainingError, "rank 1 was killed by SIGKILL", marks=SLOW),
         ("exits", mt.TrainingError, "rank 1 ended with exit code 7"),
         pytest.param("exits_early", mt.TrainingError, "rank 1 ended with exit code 0 in step 0", marks=SLOW),
         ("leaves", mt.TrainingError, r"on rank 1 of a real run, step 0:(.|\n)*SystemExit"),
@@ -73,7 +73,7 @@ SLOW = pytest.mark.slow  # another way to the same end is tried beside it
         ("raises", KeyError, "oops"),
         pytest.param("asks", EOFError, "EOF when reading a line", marks=SLOW),
         pytest.param("recurses", RecursionError, "maximum recursion depth", marks=SLOW),
-        ("fills_memory", RuntimeError, "can't allocate memory"),
+        pytest.param("fills_memory", RuntimeError, "can't allocate memory", marks=SLOW),
         pytest.param("ends_torch", ValueError, "process group has not been initialized", marks=SLOW),
         ("skips", mt.StrategyError, "its operation 0 is the end of its step, and was load_weights of layer 0"),
         ("meets_first", mt.StrategyError, "its operation 0 is barrier among ranks .0, 1., and was load_weights"),
@@ -82,7 +82,7 @@ SLOW = pytest.mark.slow  # another way to the same end is tried beside it
         ),
         ("swaps", mt.StrategyError, r"all_reduce of WeightGrad.layer 0.* and was all_reduce of WeightGrad.layer 3"),
         pytest.param("misses_collective", mt.StrategyError, DIFFERS, marks=SLOW),
-        ("repeats_collective", mt.StrategyError, DIFFERS),
+        pytest.param("repeats_collective", mt.StrategyError, DIFFERS, marks=SLOW),
         pytest.param("by_chance", mt.StrategyError, DIFFERS, marks=SLOW),
         ("by_clock", mt.StrategyError, DIFFERS),
         ("wrong_peer", mt.StrategyError, "0 is send of .* to rank 1 with tag 'a', and was send of .* to rank 0"),
@@ -92,7 +92,12 @@ SLOW = pytest.mark.slow  # another way to the same end is tried beside it
         pytest.param(
             "wrong_tag", mt.StrategyError, "0 is send .* with tag 'b', and was send of .* with tag 'a'", marks=SLOW
         ),
-        ("sends_more", mt.StrategyError, "1 is send .* with tag 'b', and was recv from rank 0 with tag 'a'"),
+        pytest.param(
+            "sends_more",
+            mt.StrategyError,
+            "1 is send .* with tag 'b', and was recv from rank 0 with tag 'a'",
+            marks=SLOW,
+        ),
         ("receives_more", mt.StrategyError, "2 is recv from rank 0 with tag 'b', and was load_weights of layer 0"),
         ("sends_other", mt.StrategyError, r"send of .*\{32..47\}.* and was send of .*\{32..63\}"),
         ("returns_nothing", mt.StrategyError, "must return the model of its rank, got None"),
@@ -116,7 +121,7 @@ def test_a_wrong_rank_ends_all_and_is_named(
         ("sleeps", IDLE),
         pytest.param("spins", IDLE, marks=SLOW),
         pytest.param("waits_for_lock", IDLE, marks=SLOW),
-        ("waits_for_child", IDLE),
+        pytest.param("waits_for_child", IDLE, marks=SLOW),
         pytest.param(
             "sleeps_in_loop",
             "rank 1 has done nothing .* at its beginning, the next is load_weights of layer 0",
@@ -165,7 +170,7 @@ def test_wrong_programs_are_found_before_a_process_starts() -> None:
         mt.train(f"{WRONG}:mismatches", world_size=2)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW), signal.SIGINT])
 def test_ending_the_launcher_ends_the_ranks(sent: signal.Signals, tmp_path: Path) -> None:
     command = [*minitrain(), "train", "ddp", "--world-size", "2", "--steps", "100000"]
     running = subprocess.Popen(command, env=marked(str(tmp_path / "x")), stderr=subprocess.DEVNULL)

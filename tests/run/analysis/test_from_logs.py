@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -63,18 +61,3 @@ def test_a_forward_of_samples_that_passed_before_is_recomputed(samples: list[lis
 def test_logs_without_events_have_columns_without_rows() -> None:
     _require_same(timeline_of_rows([EventLog(0), EventLog(1)]), timeline_of_events([[], []]))
     assert as_timeline([]).num_ranks == 0
-
-
-def test_rows_are_read_faster_than_events_are_made() -> None:
-    logs: Any = mt.simulate("1f1b", world_size=16, num_layers=64, global_batch_size=64).logs
-    assert _shortest_s(timeline_of_rows, logs) < _shortest_s(timeline_of_events, logs)
-
-
-def _shortest_s(read: Callable[[Any], Timeline], logs: Any) -> float:
-    """Return the shortest of three measurements, which other work of the machine disturbs least."""
-    found = []
-    for _ in range(3):
-        began = process_time()
-        read(logs)
-        found.append(process_time() - began)
-    return min(found)

@@ -63,7 +63,7 @@ def _require_equal_logs(figures: JointFigures, place: int, separate: mt.Run) -> 
         assert prices == [(price.seconds, price.size_bytes) for price in expected[PRICE::STRIDE]]
 
 
-@pytest.mark.parametrize("fold", [True, pytest.param(False, marks=pytest.mark.no_cover)])  # lines of the next tests
+@pytest.mark.parametrize("fold", [True, pytest.param(False, marks=pytest.mark.slow)])  # any machines are tried so
 @pytest.mark.parametrize("strategy", sorted(mt.strategies()))
 def test_every_strategy_is_priced_as_by_separate_simulations(strategy: str, fold: bool) -> None:
     sizes = {**_SIZES, **_ONE_RANK.get(strategy, {})}
