@@ -556,7 +556,7 @@ class Sweep:
             pictures: how many of the fastest runs are simulated again to be drawn; those of more than `MOST_EVENTS`
                 events are left out, and of all others the page shows the command that draws them.
         """
-        from minitrain.search.sweeps.page import write_sweep_page  # noqa: PLC0415  (only when somebody looks)
+        from minitrain.search.page import write_sweep_page  # noqa: PLC0415  (only when somebody looks)
 
         rows = self.rows()
         best = {id(row) for row in succeeded(rows)[:pictures] if row["num_events"] <= MOST_EVENTS}
@@ -591,7 +591,7 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         """Show the fastest rows so far in a notebook; nothing is simulated."""
-        from minitrain.search.sweeps.page import html_of_rows  # noqa: PLC0415
+        from minitrain.search.page import html_of_rows  # noqa: PLC0415
 
         said = "<br>".join(map(escape, [repr(self), *self.notes]))
         return f"<p>{said}</p>{html_of_rows(succeeded(self._known_rows)[:10], names_in(self._grid))}"

@@ -58,7 +58,7 @@ class Tuning(Findings):
 
     def _repr_html_(self) -> str:
         """Show the best rows in a notebook."""
-        from minitrain.search.sweeps.page import html_of_rows  # noqa: PLC0415
+        from minitrain.search.page import html_of_rows  # noqa: PLC0415
 
         names = list(dict.fromkeys(name for row in self.ranked[:10] for name in options_of(row)))
         rows = [{"bubble_fraction": None, "exposed_comm_fraction": None, **row} for row in self.ranked[:10]]

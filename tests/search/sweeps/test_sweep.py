@@ -207,13 +207,18 @@ def test_the_page_holds_every_row_and_the_pictures_of_the_fastest(tmp_path: Path
     made = mt.sweep(["ddp", "single"], {"world_size": [1, 2, 4]}, Counting(), **SIZES)
     page = made.write_html(tmp_path / "page.html", pictures=2).read_text()
     data = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
-    assert [row["cells"]["strategy"] for row in data["rows"]] == ["ddp", "single"] * 3
-    assert data["varied"] == ["strategy", "world_size"]
-    fastest = sorted((row for row in data["rows"] if row["cells"]["step ms"]), key=lambda row: row["cells"]["step ms"])
-    assert [row["picture"] is not None for row in fastest] == [True, True, False, False]
-    assert fastest[0]["picture"].startswith("<svg")
-    assert fastest[0]["command"] == "minitrain run ddp --layers 4 --batch 8 --world-size 4"
-    assert [row["cells"]["status"] for row in data["rows"]].count("failed") == 2
+    strategies = data["options"]["strategy"]
+    assert [strategies["kinds"][code] for code in strategies["codes"]] == ["ddp", "single"] * 3
+    assert data["columns"][:3] == ["strategy", "world_size", "step ms"]
+    steps = [data["figures"]["step ms"][row] for row in data["named"]]
+    assert steps[:4] == sorted(steps[:4])
+    assert steps[4:] == [None, None]
+    assert sorted(data["drawn"]) == ["0", "1"]
+    assert data["drawn"]["0"]["picture"].startswith("<svg")
+    assert data["commands"][0] == "minitrain run ddp --layers 4 --batch 8 --world-size 4"
+    assert [data["options"]["status"]["kinds"][code] for code in data["options"]["status"]["codes"]].count(
+        "failed"
+    ) == 2
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
