@@ -30,8 +30,8 @@ import torch
 import torch.distributed as dist
 
 import minitrain as mt
-from minitrain.run.analysis.dependencies import collectives, make_graph, messages
 from minitrain.run.analysis.moments import Moments
+from minitrain.run.analysis.retiming import collectives, make_graph, messages
 from minitrain.run.analysis.timeline import Bools, Timeline
 from minitrain.training import wire
 from minitrain.training.calibration import asking, calibration_of, measured_by

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from benchmarks.cases import Case, floor_layers
 from benchmarks.floor import floor
-from minitrain.run.interpreter import RARELY
+from minitrain.run.event_loops import RARELY
 
 T = TypeVar("T")
 

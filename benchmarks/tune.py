@@ -26,11 +26,10 @@ from minitrain.evidence.rows import stage_layers, unit_stages
 from minitrain.search.tuning.explanation import Spending
 from minitrain.search.tuning.findings import Choice, described
 from minitrain.search.tuning.layouts import Columns, Structure
-from minitrain.search.tuning.peak_memory import peaks_of
-from minitrain.search.tuning.problem import TuningProblem
-from minitrain.search.tuning.result import Tuning
+from minitrain.search.tuning.problem import Candidate, TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import Search, price_pipelines
-from minitrain.search.tuning.space import Candidate, axes_of, candidates
+from minitrain.search.tuning.step_figures import peaks_of
+from minitrain.search.tuning.tune import Tuning
 
 PUBLISHED = {
     "j3": ("j3-0061", "j3-0064"),

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 import minitrain as mt
-from minitrain.machine.config import SystemConfig, load_config
-from minitrain.machine.config_variation import numbers_of, varied_configs
+from minitrain.machine.config import SystemConfig, load_config, numbers_of, varied_configs
 from minitrain.run.event_loops import run_to_end
 from minitrain.search.sweeps.batches import SharedByBatch, row_of
 

@@ -53,18 +53,15 @@ if TYPE_CHECKING:
     from minitrain.run.simulation import simulate, simulate_async
     from minitrain.run.strategy_loading import strategies
     from minitrain.search import schedules
-    from minitrain.search.planning.planner import plan
-    from minitrain.search.planning.result import Plan
+    from minitrain.search.planning.planner import Plan, plan
     from minitrain.search.schedules.pipeline import from_schedule
     from minitrain.search.sweeps.sweep import Sweep, sweep
-    from minitrain.search.tuning.result import Tuning
-    from minitrain.search.tuning.tune import tune
+    from minitrain.search.tuning.tune import Tuning, tune
     from minitrain.tensors.index_sets import span
     from minitrain.training.calibration import calibrate
-    from minitrain.training.loss_curves import LossCurves, loss_curves
     from minitrain.training.measured import MeasuredRun
     from minitrain.training.profiles import Profiled, read_profiles
-    from minitrain.training.train import train
+    from minitrain.training.train import LossCurves, loss_curves, train
     from minitrain.whatif.diff import Gap, diff
     from minitrain.whatif.faults.disturbed_run import DisturbedRun
     from minitrain.whatif.faults.goodput import Goodput, goodput
@@ -74,9 +71,8 @@ if TYPE_CHECKING:
     from minitrain.whatif.vector.price import Priced, price, price_async
     from minitrain.workloads.architecture import LatentAttention, Lora, Precision
     from minitrain.workloads.documents import Documents
-    from minitrain.workloads.exchange.reading import read_recipe
+    from minitrain.workloads.exchange.reading import read_recipe, write_recipe
     from minitrain.workloads.exchange.recipe import Recipe
-    from minitrain.workloads.exchange.writing import write_recipe
     from minitrain.workloads.models import models
     from minitrain.workloads.peft import read_lora
     from minitrain.workloads.transformer import Transformer
@@ -94,9 +90,8 @@ _HOMES = {
         "TrainingError",
         "UsageError",
     ),
-    "workloads.exchange.reading": ("read_recipe",),
+    "workloads.exchange.reading": ("read_recipe", "write_recipe"),
     "workloads.exchange.recipe": ("Recipe",),
-    "workloads.exchange.writing": ("write_recipe",),
     "whatif.diff": ("Gap", "diff"),
     "whatif.faults.disturbed_run": ("DisturbedRun",),
     "whatif.faults.goodput": ("Goodput", "goodput"),
@@ -110,8 +105,7 @@ _HOMES = {
     "whatif.noise.noise": ("Histogram", "Noise", "SlowLink"),
     "whatif.noise.sensitivity": ("Sensitivity", "sensitivity"),
     "proof.proof": ("Proof", "prove"),
-    "search.planning.planner": ("plan",),
-    "search.planning.result": ("Plan",),
+    "search.planning.planner": ("Plan", "plan"),
     "whatif.replayed_runs": ("Replayed", "replay"),
     "engine.model": ("Model",),
     "engine.semantics": ("Nesterov", "approximate_steps", "delayed_steps", "local_steps", "own_steps"),
@@ -128,12 +122,10 @@ _HOMES = {
     "tensors.index_sets": ("span",),
     "machine.calibrated": ("Calibration",),
     "training.calibration": ("calibrate",),
-    "training.loss_curves": ("LossCurves", "loss_curves"),
+    "training.train": ("LossCurves", "loss_curves", "train"),
     "training.measured": ("MeasuredRun",),
     "training.profiles": ("Profiled", "read_profiles"),
-    "training.train": ("train",),
-    "search.tuning.result": ("Tuning",),
-    "search.tuning.tune": ("tune",),
+    "search.tuning.tune": ("Tuning", "tune"),
     "explorer.notebook": ("explore",),
     "evidence.validate": ("Validation", "validate"),
     "whatif.vector.price": ("Priced", "price", "price_async"),

@@ -5,7 +5,7 @@ by a roofline, and an event log. Elsewhere in minitrain, "specified" means what 
 """
 
 from minitrain.engine.model import Model
-from minitrain.engine.transport.barrier import Barrier
+from minitrain.engine.transport.communicator import Barrier
 from minitrain.engine.transport.dist import Dist
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.operations import Event

@@ -6,11 +6,13 @@ of all commands, each of which is imported when it is called.
 | module | what it does |
 |---|---|
 | `commands` | `minitrain run` and `compare` |
-| `strategies`, `models`, `prove`, `sweep`, `tune`, `plan`, `validate` | the commands of these names |
+| `prove`, `sweep`, `tune`, `validate`, `solve` | the commands of these names |
+| `models` | `minitrain models` and `strategies`: what is shipped |
+| `train`, `explore` | `minitrain train` and `diff`; `minitrain explore` and `lab` |
 | `trace` | `minitrain trace`: saved runs, drawn, exported and under noise |
 | `hw`, `platform` | `minitrain hw` and `minitrain platform` |
 | `learn` | `minitrain learn`, for learners and for teachers |
-| `goodput` | `minitrain goodput` |
+| `goodput` | `minitrain goodput` and `plan` |
 | `generation` | how a function becomes a command |
 | `options` | options that several commands share, and how they become arguments of `simulate` |
 | `output`, `failures` | what is printed; exit codes and messages of what goes wrong |

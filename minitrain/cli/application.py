@@ -20,24 +20,24 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("commands:compare", "Simulate a training step of several strategies, and print which is fastest."),
     "run": ("commands:run", "Simulate a training step of one strategy, and print where each rank's time goes."),
     "strategies": (
-        "strategies:strategies",
+        "models:strategies",
         "List the shipped strategies; or show one: its options with their defaults, and the sizes that it needs.",
     ),
     "train": ("train:train", "Train by one strategy on real processes, and print losses and where time goes."),
-    "diff": ("diff:diff", "Attribute the gap between the step times of two saved runs, and print its parts."),
+    "diff": ("train:diff", "Attribute the gap between the step times of two saved runs, and print its parts."),
     "trace": ("trace:trace", "Show, explain and export saved runs."),
     "prove": (
         "prove:prove",
         "Run strategies on real arrays, and compare what they train with what a single device trains.",
     ),
     "explore": ("explore:explore", "Open a local page whose knobs simulate the step again while one drags them."),
-    "lab": ("lab:lab", "Write the explorer's page as files for any static host, with Python in the browser."),
+    "lab": ("explore:lab", "Write the explorer's page as files for any static host, with Python in the browser."),
     "sweep": (
         "sweep:sweep",
         "Simulate every strategy with every combination of a grid, over all cores, and print the fastest.",
     ),
     "tune": ("tune:tune", "Search the layouts of a model on a machine, and print the best."),
-    "plan": ("plan:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
+    "plan": ("goodput:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
     "goodput": (
         "goodput:goodput",
         "Play days of a training run with failures, checkpoints and restarts, and print how much of them is training.",

@@ -23,9 +23,8 @@ from minitrain.run.figures import TABLES
 from minitrain.run.result import TokenBudget
 from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
 from minitrain.search.tuning.findings import described
-from minitrain.search.tuning.result import Tuning
 from minitrain.search.tuning.search import Row, distinct, options_of
-from minitrain.search.tuning.tune import HEAD_ROOM
+from minitrain.search.tuning.tune import HEAD_ROOM, Tuning
 from minitrain.search.tuning.words import require_tool
 from minitrain.view.tables import budget_cells, budget_columns, filled_table, frameless_table
 from minitrain.workloads.models import find_model

@@ -9,15 +9,14 @@ memory.
 The rest, by what a reader looks for:
 
 - What all operations change: `state`, with `memory_by_kind` and `launched_memory`.
-- Launched operations whose results go to others: `chains`.
-- Features beside the usual path: `general_case` and `remembered` (prices), `kept_for_backward` (recomputation),
-  `placed_passes` (parts of layers and shards of sequences), `attention` (context parallelism), `experts` (expert
+- Features beside the usual path: `remembered` (prices), `kept_for_backward` (recomputation), `placed_passes` (layers
+  that differ, parts of them, and shards of sequences), `attention` (context parallelism), `experts` (expert
   parallelism), and `host_memory` (offloading).
 - What a strategy means to compute: `semantics`; `local_steps` has what replicas do alone, and `entry` what a rank
   begins a later step with.
-- Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` with `sample_laws` cuts the batch into
-  samples and microbatches, and `shares` says who takes how much where ranks are not alike.
-- Who watches: `observers` are told of all that ranks do, and `executors` decide what it is beside, in the models that
-  `watched` makes.
+- Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` cuts the batch into samples and
+  microbatches, and `shares` says who takes how much where ranks are not alike.
+- Who watches: `observers` has those that are told of all that ranks do, and executors, which decide what it is beside,
+  in the models that `watched` makes.
 - After the run: `final_weights` checks that every layer was trained.
 """

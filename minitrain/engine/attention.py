@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from minitrain.engine import laws, placed_passes, sample_laws
+from minitrain.engine import laws, placed_passes
 from minitrain.engine.computation import Computation
 from minitrain.engine.kept_for_backward import (
     hold_core_again,
@@ -105,7 +105,7 @@ class Attention(Computation):
 
     def _samples_of(self, samples: Iterable[int]) -> Any:
         """Return samples as a set."""
-        return sample_laws.input_samples(self, samples)
+        return laws.input_samples(self, samples)
 
     def get_input_shard(
         self, samples: Iterable[int], shards: Iterable[int], num_shards: int, cut: str = "sequence"

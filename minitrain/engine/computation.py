@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minitrain.engine import general_case, laws, sample_laws
+from minitrain.engine import laws, placed_passes
 from minitrain.engine.experts import backward_experts, forward_experts, update_piece
 from minitrain.engine.local_steps import as_declared, require_own, update_local
 from minitrain.engine.placed_passes import (
@@ -89,7 +89,7 @@ class Computation(RankState):
             laws.load(self, layer, shard, num_shards)
         found = self._remembered.loads.get(num_shards)
         if found is None or self._entry is not None:
-            return general_case.load(self, layer, shard, num_shards)
+            return placed_passes.load(self, layer, shard, num_shards)
         price, units, state_units = found
         time = self._time
         self._rows.extend(
@@ -117,7 +117,7 @@ class Computation(RankState):
         Raises:
             LawError: a sample is not of the global batch.
         """
-        return Activation(0, self._num_layers, sample_laws.input_samples(self, samples), self._global_batch_size)
+        return Activation(0, self._num_layers, laws.input_samples(self, samples), self._global_batch_size)
 
     def forward(self, layer: int, inp: Activation, weight: Weight, *, recompute: Recompute | None = None) -> Activation:
         """Take an activation through a layer.
@@ -160,7 +160,7 @@ class Computation(RankState):
         samples = inp.samples
         price = self._remembered.forwards.get(len(samples))
         if price is None:
-            return general_case.forward(self, layer, inp, recompute)
+            return placed_passes.forward(self, layer, inp, recompute)
         time = self._time
         self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
         self._time = time + price.seconds
@@ -226,7 +226,7 @@ class Computation(RankState):
             units = account.units_of(grad)
         found = self._remembered.backwards.get(len(samples))
         if found is None:
-            return general_case.backward(self, layer, inp, grad)
+            return placed_passes.backward(self, layer, inp, grad)
         price, weight_grad_units = found
         time = self._time
         self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
@@ -252,7 +252,7 @@ class Computation(RankState):
         samples = inp.samples
         price = self._remembered.backward_inputs.get(len(samples))
         if price is None:
-            return general_case.backward_input(self, layer, inp, grad)
+            return placed_passes.backward_input(self, layer, inp, grad)
         self._record("backward_input", layer, price, samples)
         units = self._account.units_of(grad)
         return make_activation_grad(layer - 1, self._num_layers, samples, self._global_batch_size, units)
@@ -280,7 +280,7 @@ class Computation(RankState):
         samples = inp.samples
         found = self._remembered.backward_weights.get(len(samples))
         if found is None:
-            return general_case.backward_weight(self, layer, inp)
+            return placed_passes.backward_weight(self, layer, inp)
         price, units = found
         self._record("backward_weight", layer, price, samples)
         return make_weight_grad(layer, self._num_layers, samples, self._global_batch_size, units)
@@ -332,7 +332,7 @@ class Computation(RankState):
             units, state_units = self._account.units_of(weight), self._account.units_of(opt_state)
         price = self._remembered.updates.get((len(shards), num_shards))
         if price is None:
-            price = general_case.price_of_update(self, layer, weight)
+            price = placed_passes.price_of_update(self, layer, weight)
         time = self._time
         self._rows.extend(("update", layer, time, price, self._account.units, samples, ON_COMPUTE, None, time, None))
         self._time = time + price.seconds

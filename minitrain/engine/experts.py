@@ -55,8 +55,8 @@ from minitrain.tensors.placed import (
     RouterWeight,
     turned_into,
 )
-from minitrain.workloads.degrees import Cut
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
+from minitrain.workloads.shapes import Cut
 from minitrain.workloads.workload import USUAL, Context, PassMode, Recompute, takes_again
 
 if TYPE_CHECKING:

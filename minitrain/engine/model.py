@@ -5,7 +5,7 @@ rank's predictor, then moves the rank's clock. Computing moves this rank's clock
 when the last of them is ready.
 
 What only watches (strict accounting, a recording) is an observer, see `minitrain.engine.observers`; what operations do
-beside, such as computing in NumPy, is an executor's, see `minitrain.engine.executors`. A class of folded ranks is a
+beside, such as computing in NumPy, is an executor's, see `minitrain.engine.observers`. A class of folded ranks is a
 subclass. It adds to operations by overriding some of the following, and nothing else; an override calls `super()` for
 what it does not replace. The docstring of a kind of model lists under "Adds" what it overrides and why, which
 tests/engine/test_model_kinds.py checks.
@@ -21,7 +21,7 @@ tests/engine/test_model_kinds.py checks.
 | `rank`, `log`, `_is_whole_batch` | when the strategy or an operation reads them |
 
 A journal of memory by kind needs no kind of model: it is another store (see `minitrain.engine.stores`). Nor do totals
-in the place of events: they are another log (see `minitrain.run.accounting.summary.log`).
+in the place of events: they are another log (see `minitrain.run.accounting.summary_log`).
 """
 
 from __future__ import annotations

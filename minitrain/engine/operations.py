@@ -28,8 +28,7 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState
-    from minitrain.engine.transport.groups import Group
-    from minitrain.engine.transport.protocol import Transport
+    from minitrain.engine.transport.protocol import Group, Transport
 
 
 class Interface:

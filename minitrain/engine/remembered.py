@@ -2,8 +2,8 @@
 
 The operations of `minitrain.engine.computation` are quick where one expression shows that a call is legal and one look
 into a table finds its price. Where layers differ the tables stay empty, so that every operation goes on to
-`minitrain.engine.general_case`, which fills them where it may. So an operation need not ask what kind of workload it is
-for: that is decided by whether its price is here.
+`minitrain.engine.placed_passes`, which fills them where it may. So an operation need not ask what kind of workload it
+is for: that is decided by whether its price is here.
 """
 
 from __future__ import annotations

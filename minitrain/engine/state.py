@@ -19,8 +19,7 @@ from minitrain.engine.remembered import remembered_of, whole_batches_of
 from minitrain.engine.shares import SharesOfRun
 from minitrain.engine.stores import Account, Journal, JournalledStore, Store, logits_of
 from minitrain.engine.transport.dist import Dist
-from minitrain.engine.transport.groups import Group
-from minitrain.engine.transport.protocol import Transport
+from minitrain.engine.transport.protocol import Group, Transport
 from minitrain.errors import StrategyError, UsageError, require_count
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.machine.price import FREE, Predictor, Price
@@ -39,14 +38,13 @@ from minitrain.operations import (
     Stream,
 )
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.annotations import enable_annotations
+from minitrain.tensors.kinds import enable_annotations
 from minitrain.tensors.local import LocalWeight
 from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.workload import PassMode, Recompute
 
 if TYPE_CHECKING:
-    from minitrain.engine.executors import Executor
-    from minitrain.engine.observers import Observer
+    from minitrain.engine.observers import Executor, Observer
     from minitrain.engine.semantics import LocalSteps
 
 

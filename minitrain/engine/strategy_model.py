@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minitrain.engine.operations import Launched
     from minitrain.engine.shares import Shares
     from minitrain.engine.stores import Store
-    from minitrain.engine.transport.groups import Group, Mesh
+    from minitrain.engine.transport.protocol import Group, Mesh
     from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
     from minitrain.tensors.compressed import ApproximateGrad, CompressedGrad, CompressionState
     from minitrain.tensors.local import LocalWeight, OuterState

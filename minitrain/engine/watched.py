@@ -1,6 +1,6 @@
 """Models whose operations have hooks: for an observer, who is told of all that they do, and for an executor.
 
-See `minitrain.engine.observers` and `minitrain.engine.executors`. `watched` makes a class of a kind of model, by one
+See `minitrain.engine.observers` and `minitrain.engine.observers`. `watched` makes a class of a kind of model, by one
 table of operations. A question in each operation, whether somebody watches, would cost every run.
 """
 
@@ -19,8 +19,8 @@ from minitrain.operations.computations import COMPUTATIONS
 from minitrain.operations.transfers import TRANSFERS
 
 if TYPE_CHECKING:
-    from minitrain.engine.executors import Executor
     from minitrain.engine.model import Model
+    from minitrain.engine.observers import Executor
 
 M = TypeVar("M", bound="Model")
 T = TypeVar("T")

@@ -51,10 +51,10 @@ from minitrain.evidence.rows import (
 )
 from minitrain.machine import load_config
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
-from minitrain.operations.event import COMPUTE
+from minitrain.operations.event_log import COMPUTE
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.workloads.degrees import Work
+from minitrain.workloads.shapes import Work
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
 from minitrain.workloads.workload import PassMode, Workload

@@ -20,7 +20,7 @@ from minitrain.run.result import Run
 from minitrain.tensors.index_sets import ranges
 
 if TYPE_CHECKING:
-    from minitrain.run.analysis.dependencies import CriticalPath
+    from minitrain.run.analysis.retiming import CriticalPath
 
 _MOST = 3
 """Things that are named of many."""
@@ -274,7 +274,7 @@ def path_of(run: Run) -> dict[str, float]:
 
 def _chain(run: Run) -> CriticalPath:
     """Return the longest chain of operations of a run."""
-    from minitrain.run.analysis.dependencies import critical_path, make_graph  # noqa: PLC0415  (they need numpy)
+    from minitrain.run.analysis.retiming import critical_path, make_graph  # noqa: PLC0415  (they need numpy)
 
     return critical_path(make_graph(run.timeline))
 

@@ -65,8 +65,7 @@ def slowed_for(exercise: Exercise, name: str) -> Slowed:
 
 def runs_of(exercise: Exercise, name: str) -> tuple[Run, Run]:
     """Return what is predicted, and what was measured under a name."""
-    from minitrain.run.analysis.dependencies import make_graph  # noqa: PLC0415  (numpy only where it is wanted)
-    from minitrain.run.analysis.retiming import retimed_events  # noqa: PLC0415
+    from minitrain.run.analysis.retiming import make_graph, retimed_events  # noqa: PLC0415  (only where it is asked for)
 
     predicted = expected_run(exercise)
     line, slow = predicted.timeline, slowed_for(exercise, name)

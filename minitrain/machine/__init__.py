@@ -15,8 +15,8 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | times from a profiler | `profiler_traces` |
 | what a framework adds | `platforms` |
 | many machines at once | the same formulas, with `columns` in the place of numbers |
-| the description of a machine | `config`, with its `data_sheet`; `config_variation` changes figures |
-| its file | `config_files` and `profile_files` read it; `config_schema` and `config_leaves` are its rules |
+| the description of a machine | `config`, which also changes figures, with its `data_sheet` |
+| its file | `config_files` reads it; `config_schema` has its rules |
 | what `minitrain hw` shows of it | `overview` |
 
 `clusters` has clusters of unlike devices. `devices` prices programs on single devices, `solver` inferences of models on

@@ -24,7 +24,7 @@ from typing import Any, final
 
 import numpy as np
 
-from minitrain.engine.executors import Computed
+from minitrain.engine.observers import Computed
 from minitrain.proof.arithmetic import Array
 from minitrain.proof.attention_core import (
     Attended,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-from minitrain.engine.executors import ContentExecutor
+from minitrain.engine.observers import ContentExecutor
 from minitrain.operations.collectives import COLLECTIVES, Collective
 from minitrain.proof.arrays import brought, of_rank
 from minitrain.proof.layers import DenseLayers, TransformerLayers, layers_of, problem_of

@@ -1,7 +1,7 @@
 """The layers that a rank computes: dense ones, or the units of a transformer.
 
 Each has a method for each operation of a rank, with contents of tensors in and out (see
-`minitrain.engine.executors.ContentExecutor`, which attaches them to tensors).
+`minitrain.engine.observers.ContentExecutor`, which attaches them to tensors).
 
 Backward computes forward again from the layer's input, whatever is kept for it otherwise, so that all ways to recompute
 give the same numbers. `backward_weight` needs what `backward_input` made of the same gradient on the same rank, as in
@@ -17,7 +17,7 @@ from typing import Any, final
 
 import numpy as np
 
-from minitrain.engine.executors import Computed
+from minitrain.engine.observers import Computed
 from minitrain.errors import UsageError
 from minitrain.proof import arithmetic
 from minitrain.proof.arithmetic import Array, Averaged

@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.engine.executors import Computed
+from minitrain.engine.observers import Computed
 from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import Array
 from minitrain.proof.arrays import Flat, held

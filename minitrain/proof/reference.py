@@ -23,7 +23,7 @@ from autograd.tracer import getval  # type: ignore[import-untyped]
 
 from minitrain.engine.semantics import LocalSteps
 from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adam, Array, Averaged, Muon
-from minitrain.proof.declared_compression import Exchange
+from minitrain.proof.compression import Exchange
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit

@@ -50,8 +50,7 @@ from minitrain.proof.elementary import (
     outer_sum,
     over_tokens,
 )
-from minitrain.workloads.degrees import Degrees
-from minitrain.workloads.shapes import ADAPTER, WeightShape
+from minitrain.workloads.shapes import ADAPTER, Degrees, WeightShape
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 

@@ -9,7 +9,7 @@ the order of a run:
 - The strategy: `strategy_loading` finds it, imports what lies beside its file, and gives it options of its own.
 - The parameters: `signatures` shows them to editors, and `faults` has the values for failing devices.
 - The ranks: `rank_tasks` makes a run ready and runs its ranks in one of the `event_loops`. `progress` says how far they
-  are. `log_interning` and `interpreter` add one thing each.
+  are.
 - The result: `figures` is the registry of what is said of it. `contention` may time the run again. `ranks_once` says
   which ranks did the same. `device_memory`, `allocator_replay`, `energy`, `device_kinds`, `trained_model` and
   `data_frames` have figures of it. `comparison` holds several runs.

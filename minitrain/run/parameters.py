@@ -23,8 +23,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from minitrain.engine.executors import Executor
-from minitrain.engine.observers import Observer
+from minitrain.engine.observers import Executor, Observer
 from minitrain.engine.shares import Shares
 from minitrain.errors import UsageError, require_count
 from minitrain.machine.clusters.chosen_cluster import cluster_or_other, is_cluster
@@ -277,7 +276,7 @@ class RunParameters:
             Python: those that do the same but for shard index and samples (see `minitrain.run.folding`). "auto" does so
             for shipped strategies from eight ranks on, where each class has four at least, and simulates every rank
             where it cannot. True does so for any strategy, or says why not; False never does. A
-            `minitrain.run.folding.early_divergence.DivergenceHistory` lets several runs share what they find out.
+            `minitrain.run.folding.driver.DivergenceHistory` lets several runs share what they find out.
         faults: A device dies so long after the step's beginning; repeat it for more. In Python
             `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
         recovery: What happens after a failure: spares=1, elastic=true, detection_s=30, restart_s, repair_s, ...; repeat
@@ -289,7 +288,7 @@ class RunParameters:
         memory_by_kind: Keep a journal of what enters and leaves each store, for memory curves by kind.
         numerics: "numpy", or a `minitrain.proof.Problem` or `TransformerProblem`, to let tensors carry numbers; the
             log stays the same.
-        execution: What operations do beside, a `minitrain.engine.executors.Executor`; numerics have their own.
+        execution: What operations do beside, a `minitrain.engine.observers.Executor`; numerics have their own.
         observers: What is told of all that the ranks do, each a `minitrain.engine.observers.Observer`.
 
     Raises:

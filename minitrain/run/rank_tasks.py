@@ -18,6 +18,7 @@ from minitrain.engine.entry import Entry
 from minitrain.engine.model import Model
 from minitrain.engine.semantics import DeclaredLocalSteps
 from minitrain.engine.shares import SharesOfRun
+from minitrain.engine.transport.calls import lines_of_calls, shortened
 from minitrain.engine.transport.deadlocks import DeadlockDetector
 from minitrain.engine.transport.dist import Dist
 from minitrain.engine.transport.task_ownership import (
@@ -26,7 +27,6 @@ from minitrain.engine.transport.task_ownership import (
     end_ownership,
     task_of_rank,
 )
-from minitrain.engine.transport.waiting_places import lines_of_calls, shortened
 from minitrain.errors import StrategyError, UsageError
 from minitrain.machine.data_sheet import DataSheet
 from minitrain.machine.predictor import network_of

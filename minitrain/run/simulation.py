@@ -15,8 +15,7 @@ from minitrain.engine.model import Model
 from minitrain.engine.transport.dist import Dist
 from minitrain.run import variants
 from minitrain.run.device_memory import watching_memory
-from minitrain.run.event_loops import LoopFactory, run_to_end
-from minitrain.run.interpreter import rare_collections
+from minitrain.run.event_loops import LoopFactory, rare_collections, run_to_end
 from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
 from minitrain.run.result import Run

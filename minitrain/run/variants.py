@@ -27,17 +27,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from minitrain.engine.executors import Executor
 from minitrain.engine.model import Model
-from minitrain.engine.observers import Observer, together
+from minitrain.engine.observers import Executor, Observer, together
 from minitrain.engine.watched import watched
 from minitrain.errors import UsageError
 from minitrain.operations import TIME, UNITS_PER_ELEMENT
 from minitrain.run.above import above
 from minitrain.run.contention import EXACT, with_contention
 from minitrain.run.device_memory import MemoryOutsideStores, kinds_of_journals
-from minitrain.run.interpreter import unseen
-from minitrain.run.log_interning import sharing_sizes
+from minitrain.run.event_loops import sharing_sizes, unseen
 from minitrain.run.parameters import EXCLUSIONS, RunParameters, asks_to_fold
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
@@ -127,8 +125,7 @@ async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[Prepar
 
 def _summary() -> Variant:
     """Return the way to keep totals instead of events."""
-    from minitrain.run.accounting.summary.log import keeping_totals  # noqa: PLC0415
-    from minitrain.run.accounting.summary.run import SummaryRun  # noqa: PLC0415
+    from minitrain.run.accounting.summary_log import SummaryRun, keeping_totals  # noqa: PLC0415  (only where it is asked for)
 
     return Variant(Model, SummaryRun, keeping_totals, lambda _: {})
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import Any, final
 
@@ -161,14 +162,14 @@ def _of_sweep(rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures:
     varied = ["strategy", *(name for name in names if len({json.dumps(row.get(name)) for row in rows}) > 1)]
     options = {name: [option_text(row.get(name)) for row in rows] for name in (*varied, "status")}
     figures = {column.head: [_number(column, row) for row in rows] for column in _OF_SWEEPS}
-    pace, memory, *_ = figures
-    paces = figures[pace]
-    named = sorted(range(len(rows)), key=lambda row: paces[row] if paces[row] is not None else float("inf"))
+    quickness, memory, *_ = figures
+    paces = figures[quickness]
+    named = sorted(range(len(rows)), key=lambda row: inf if (pace := paces[row]) is None else pace)
     return Configurations(
         options=options,
         figures=figures,
         fits=[row["status"] == "ok" for row in rows],
-        pace=pace,
+        pace=quickness,
         named=named,
         names=[", ".join(f"{name} {options[name][row]}" for name in varied) for row in named],
         commands=[command_of(str(rows[row]["strategy"]), given[row]) for row in named],

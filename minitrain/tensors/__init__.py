@@ -6,8 +6,7 @@ and expert parallelism) with `sequence_parts` and `expert_load`, `local` those o
 and `on_host` a copy in host memory.
 
 `fields` lists the fields of tensors and copies tensors, and `making` makes them quickly for the engine. `index_sets`
-keeps sets of samples and shards shared, `annotations` passes on what a strict or a numeric run attaches to tensors, and
-`drawing` shows a tensor in a notebook.
+keeps sets of samples and shards shared.
 """
 
 from minitrain.tensors.fields import FIELDS, clone

@@ -3,18 +3,158 @@
 A tensor here holds no numbers. It says what part of the model or of the batch a real tensor would hold, so that the
 laws of training can be checked and its size accounted for. Sizes are those of the default H x H matmul layer: a
 weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE` elements a sample.
+
+Annotations of tensors, and how sums, shards and combinations of tensors get theirs.
+
+A tensor has a slot for each of two annotations. `_content` is set by `minitrain.proof`: the numbers that the tensor
+stands for. `_origin` is set by `minitrain.run.accounting.strict`: which operation made the tensor. Both are unset in
+other runs.
+
+A tensor as a notebook shows it: which layer of the model it belongs to, and which shards and samples it holds.
 """
 
 from __future__ import annotations
 
+import html
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from minitrain.errors import LawError
-from minitrain.tensors.annotations import Content, combined, sharded, summed
-from minitrain.tensors.index_sets import ranges, singleton, union
+from minitrain.tensors.index_sets import ranges, runs, singleton, union
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
+
+Result = TypeVar("Result")
+
+_enabled = False
+
+
+def enable_annotations() -> None:
+    """Let new tensors get their annotations, for the rest of the process; to be called before any annotation is set.
+
+    Until then, sums and shards do not look for annotations. Looking for one that is unset raises an error inside
+    Python, which takes as long as making a tensor.
+    """
+    global _enabled  # noqa: PLW0603  (tensors may outlive the run that annotates them)
+    _enabled = True
+
+
+class Content(Protocol):
+    """What a tensor holds in `_content`: it must be able to do what a tensor can do."""
+
+    __slots__ = ()
+
+    def add(self, other: Any) -> Content:
+        """Return the content of the sum."""
+        ...
+
+    def shard(self, shard: int, num_shards: int) -> Content:
+        """Return the content of one of `num_shards` parts."""
+        ...
+
+    def combine(self, other: Any) -> Content:
+        """Return the content of the combination."""
+        ...
+
+
+def summed(result: Result, left: Any, right: Any) -> Result:
+    """Annotate the sum of two tensors, with their content if both have some, and return it."""
+    if not _enabled:
+        return result
+    if hasattr(left, "_content") and hasattr(right, "_content"):
+        result._content = left._content.add(right._content)  # type: ignore[attr-defined]  # a slot of tensors
+    return _derived(result, "+", left, right)
+
+
+def combined(result: Result, left: Any, right: Any) -> Result:
+    """Annotate the combination of two tensors, with their content if both have some, and return it."""
+    if not _enabled:
+        return result
+    if hasattr(left, "_content") and hasattr(right, "_content"):
+        result._content = left._content.combine(right._content)  # type: ignore[attr-defined]  # a slot of tensors
+    return _derived(result, "combine", left, right)
+
+
+def sharded(result: Result, whole: Any, shard: int, num_shards: int) -> Result:
+    """Annotate a shard of a tensor, with its part of the content if there is some, and return it."""
+    if not _enabled:
+        return result
+    if hasattr(whole, "_content"):
+        result._content = whole._content.shard(shard, num_shards)  # type: ignore[attr-defined]  # a slot of tensors
+    return _derived(result, "shard", whole)
+
+
+def _derived(result: Result, how: str, parent: Any, other: Any = None) -> Result:
+    """Return a tensor that was made of others, with its origin if the first of them has one."""
+    if hasattr(parent, "_origin"):
+        parent._origin.derive(result, how, parent, other)
+    return result
+
+
+_COLORS = {
+    "Weight": "#77AADD",
+    "OptState": "#99DDFF",
+    "WeightGrad": "#EE8866",
+    "Activation": "#44BB99",
+    "ActivationGrad": "#EEDD88",
+}
+_LABEL, _WIDTH, _ROW, _BAR = 52, 240, 18, 12  # px
+_MOST_CELLS = 48  # of more, borders would hide what is inside
+
+
+def tensor_html(tensor: Any) -> str:
+    """Return a tensor as a line of text over an inline SVG: one bar each of its layers, samples and shards."""
+    name = type(tensor).__name__
+    rows = list(_rows(tensor))
+    color = _COLORS.get(name, "#BBBBBB")
+    drawn = "".join(_bar(place, label, held, total, color) for place, (label, held, total) in enumerate(rows))
+    height = _ROW * len(rows)
+    text = " · ".join([f"<b>{html.escape(name)}</b>", *_facts(tensor)])
+    return (
+        f'<div style="font:12px system-ui,sans-serif">{text}<br><svg width="{_LABEL + _WIDTH}" height="{height}" '
+        f'role="img" style="fill:currentColor">{drawn}</svg></div>'
+    )
+
+
+def _facts(tensor: Any) -> Iterator[str]:
+    """Yield what a tensor is, in words."""
+    yield f"layer {tensor.layer} of {tensor.layers}"
+    if hasattr(tensor, "step"):
+        yield f"step {tensor.step}"
+    if hasattr(tensor, "samples"):
+        yield f"samples {ranges(tensor.samples) or 'none'} of {tensor.total_samples}"
+    if hasattr(tensor, "shards"):
+        yield f"shards {ranges(tensor.shards) or 'none'} of {tensor.num_shards}"
+
+
+def _rows(tensor: Any) -> Iterator[tuple[str, frozenset[int], int]]:
+    """Yield the bars: name, what is held, of how many.
+
+    An input activation may lie one layer beyond the model, and a gradient one before it; the nearest layer is shown.
+    """
+    layer = min(max(tensor.layer, 0), tensor.layers - 1)
+    yield "layers", frozenset([layer]), tensor.layers
+    if hasattr(tensor, "samples"):
+        yield "samples", tensor.samples, tensor.total_samples
+    if hasattr(tensor, "shards"):
+        yield "shards", tensor.shards, tensor.num_shards
+
+
+def _bar(place: int, label: str, held: frozenset[int], total: int, color: str) -> str:
+    """Return one bar, filled where something is held; up to `_MOST_CELLS` it has a border around each cell."""
+    top, cell = _ROW * place, _WIDTH / max(total, 1)
+    text = f'<text x="{_LABEL - 6}" y="{top + _BAR - 2}" text-anchor="end" font-size="11">{label}</text>'
+    held_cells = [(first, last - first + 1) for first, last in runs(held)]
+    filled = "".join(
+        f'<rect x="{_LABEL + cell * first:.2f}" y="{top}" width="{cell * count:.2f}" height="{_BAR}" fill="{color}"/>'
+        for first, count in held_cells
+    )
+    edges = range(total + 1) if total <= _MOST_CELLS else (0, total)
+    lines = "".join(f"M{_LABEL + cell * edge:.2f} {top}v{_BAR}" for edge in edges)
+    frame = f"{lines}M{_LABEL} {top + 0.5}h{_WIDTH}M{_LABEL} {top + _BAR - 0.5}h{_WIDTH}"
+    return f'{text}{filled}<path d="{frame}" stroke="#8b949e" stroke-opacity=".6" fill="none"/>'
+
 
 HIDDEN_SIZE, BLOCK_SIZE = 4096, 1024
 DATATYPE = "float16"
@@ -66,7 +206,7 @@ class Tensor:
 
     Its slots take no part in equality, repr, copies or pickles. `_units` is the size of the tensor, unset until it is
     measured, and `_home` the account of the rank that stores it (see `minitrain.engine.stores`). `_content` and
-    `_origin` are annotations (see `minitrain.tensors.annotations`).
+    `_origin` are annotations (see `minitrain.tensors.kinds`).
 
     Attributes:
         parts: the parts of a layer that it is of, or that are summed into it; kinds beside the five have them.
@@ -92,8 +232,6 @@ class Tensor:
 
     def _repr_html_(self) -> str:
         """Draw in a notebook which layer, samples and shards this is."""
-        from minitrain.tensors.drawing import tensor_html  # noqa: PLC0415  (only when somebody looks)
-
         return tensor_html(self)
 
 

@@ -50,7 +50,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from minitrain.errors import LawError
-from minitrain.tensors.annotations import combined, sharded, summed
 from minitrain.tensors.expert_load import ExpertLoad
 from minitrain.tensors.index_sets import ranges, singleton
 from minitrain.tensors.kinds import (
@@ -60,10 +59,13 @@ from minitrain.tensors.kinds import (
     Weight,
     WeightGrad,
     altered,
+    combined,
     fields_beside,
     passage_of,
     require_disjoint,
     require_same,
+    sharded,
+    summed,
 )
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 

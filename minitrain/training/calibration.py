@@ -27,8 +27,8 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 from minitrain.errors import UsageError, require_count
 from minitrain.machine.calibrated import MESSAGES, Asked, CalibratedPredictor, Calibration, Line
 from minitrain.operations import PRICE, STRIDE
-from minitrain.run.analysis.dependencies import make_graph
 from minitrain.run.analysis.moments import Moments
+from minitrain.run.analysis.retiming import make_graph
 from minitrain.run.analysis.timeline import Bools, Timeline
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.simulation import simulate

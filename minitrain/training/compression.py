@@ -13,7 +13,7 @@ from typing import Any, final
 
 import torch
 
-from minitrain.engine.executors import Computed
+from minitrain.engine.observers import Computed
 from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
 from minitrain.training.contents import Flat
 

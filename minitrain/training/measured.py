@@ -33,9 +33,9 @@ from minitrain.operations import (
     WAITED_FOR,
     EventLog,
 )
-from minitrain.run.analysis.dependencies import make_graph
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.moments import Moments
+from minitrain.run.analysis.retiming import make_graph
 from minitrain.run.analysis.timeline import Floats, timeline_of_rows
 from minitrain.run.contributions import (
     CALIBRATION_FILE,
@@ -69,7 +69,7 @@ class MeasuredRun(Run):
 
     Its logs and figures are those of the step that took the median time of the last `KEPT_STEPS`; `typical` has the
     medians of all of these, operation by operation. Its peak of
-    memory is what a rank's allocator gave to the tensors of one step (`minitrain.training.memory`); events say what
+    memory is what a rank's allocator gave to the tensors of one step (`minitrain.training.devices`); events say what
     tensors hold in the simulation.
     Loading takes no time: weights stay where they are from step to step.
 

@@ -19,7 +19,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from minitrain.engine.executors import ContentExecutor
+from minitrain.engine.observers import ContentExecutor
 from minitrain.errors import UsageError
 from minitrain.operations import COMM, STRIDE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
@@ -40,9 +40,8 @@ from minitrain.training.contents import (
     pieces_of,
     put_together,
 )
-from minitrain.training.devices import Cpu, Moment, Place
+from minitrain.training.devices import Cpu, Moment, Place, held_by_kind
 from minitrain.training.layers import Arithmetic, num_states, regions_of
-from minitrain.training.memory import held_by_kind
 from minitrain.training.program import Lane, RankProgram, copies_tag
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13

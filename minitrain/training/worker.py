@@ -32,10 +32,9 @@ from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.contents import Flat, key_of
-from minitrain.training.devices import place_of
+from minitrain.training.devices import place_of, process_bytes
 from minitrain.training.divided import arithmetic_of
 from minitrain.training.layers import Arithmetic, Carried, Net, num_states
-from minitrain.training.memory import process_bytes
 from minitrain.training.program import Lane, RankProgram, Turns
 from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTransport
 

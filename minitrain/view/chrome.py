@@ -20,10 +20,10 @@ import numpy as np
 from minitrain.errors import UsageError
 from minitrain.files import write_text
 from minitrain.operations import COMPUTE, SEND
-from minitrain.run.analysis.dependencies import collectives, messages
 from minitrain.run.analysis.explanation import GAP_KINDS, find_gaps
 from minitrain.run.analysis.labels import stream_name
 from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind
+from minitrain.run.analysis.retiming import collectives, messages
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, Trace, as_timeline
 from minitrain.tensors.index_sets import ranges
 from minitrain.workloads.matmul import MATMUL_LAYER

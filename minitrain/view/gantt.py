@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.run.analysis.dependencies import critical_path, make_graph
 from minitrain.run.analysis.labels import time_unit
 from minitrain.run.analysis.memory_over_time import Journals
+from minitrain.run.analysis.retiming import critical_path, make_graph
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Trace, as_timeline
 from minitrain.view.bars import (
     COMPUTING,

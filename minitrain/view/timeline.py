@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from minitrain.operations import HOST_MOVES, RECV, SEND
 from minitrain.operations import Stream as _Stream
 from minitrain.run.analysis.breakdown import WORLD, axis_finder
-from minitrain.run.analysis.dependencies import Binding, CriticalPath
 from minitrain.run.analysis.explanation import GAP_KINDS, Explanation
 from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind, high_water, memory_curve
+from minitrain.run.analysis.retiming import Binding, CriticalPath
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Stream, Timeline
 from minitrain.tensors.index_sets import ranges
 from minitrain.view.bars import Bars, microbatches, partners_of, samples_text

@@ -38,9 +38,9 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.operations import COMM, HOST_MOVES
-from minitrain.run.analysis.dependencies import collectives, critical_path, make_graph, messages
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.moments import NEAR, Case, Moments
+from minitrain.run.analysis.retiming import collectives, critical_path, make_graph, messages
 from minitrain.run.analysis.timeline import NO_LAYER, Bools, Floats, Ints, Timeline
 from minitrain.run.data_frames import data_frame
 from minitrain.run.result import Run, load_run

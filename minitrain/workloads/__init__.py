@@ -9,7 +9,7 @@ counts FLOPs and bytes, and `machine` makes seconds of them.
 |---|---|
 | its fields, and their rules | `architecture` |
 | where fields come from | `models` (shipped), `hugging_face`; `summary` prints them |
-| its units | each `unit` is made of `shapes`; `degrees` divides it |
+| its units | each `unit` is made of `shapes`, with the degrees that divide it |
 | FLOPs and bytes of a pass | `unit_costs` |
 | kernels of a pass | `unit_kernels` lists `kernels` |
 | context parallelism | `attention_steps` |

@@ -27,7 +27,6 @@ from dataclasses import replace
 
 from minitrain.operations.computations import names_of
 from minitrain.workloads.architecture import STATISTIC_BYTES, Architecture
-from minitrain.workloads.degrees import Cut, Work
 from minitrain.workloads.kernels import (
     FLASH_BACKWARD,
     FlashAttention,
@@ -38,7 +37,7 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.shapes import AttentionCore, Gemm, SavedTensor
+from minitrain.workloads.shapes import AttentionCore, Cut, Gemm, SavedTensor, Work
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import (
     MOVES_OF_NORM,

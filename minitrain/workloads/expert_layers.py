@@ -27,9 +27,8 @@ from typing import Any, Literal, final
 from minitrain.operations.computations import names_of
 from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES, ExpertOutputs, ExpertOutputsGrad
 from minitrain.workloads.architecture import Architecture
-from minitrain.workloads.degrees import WHOLE, Degrees, Work
 from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
-from minitrain.workloads.shapes import Gemm, Projection, SavedTensor
+from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, SavedTensor, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.unit_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.unit_kernels import Style, pass_kernels, repeated_kernels

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from minitrain.workloads.degrees import Work
-from minitrain.workloads.shapes import RECOMPUTE, Recompute
+from minitrain.workloads.shapes import RECOMPUTE, Recompute, Work
 from minitrain.workloads.transformer import Transformer
 
 

@@ -27,7 +27,6 @@ from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysVal
 from minitrain.workloads import attention_steps, compression
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.attention_steps import step_kernels
-from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
@@ -35,6 +34,7 @@ from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER
 from minitrain.workloads.models import find_model
+from minitrain.workloads.shapes import Degrees, Work
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost

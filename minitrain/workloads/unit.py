@@ -46,14 +46,17 @@ from math import prod
 from typing import Literal, final
 
 from minitrain.workloads.architecture import MASK_BYTES, STATISTIC_BYTES, Architecture, LatentAttention
-from minitrain.workloads.degrees import WHOLE, Cut, Degrees, Work
 from minitrain.workloads.shapes import (
+    WHOLE,
     AttentionCore,
+    Cut,
+    Degrees,
     Gemm,
     Projection,
     Recompute,
     SavedTensor,
     WeightShape,
+    Work,
     norm_weights,
 )
 from minitrain.workloads.workload import as_recompute, modules_of

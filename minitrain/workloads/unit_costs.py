@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import final
 
 from minitrain.workloads.architecture import Architecture
-from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import FLASH_BACKWARD
-from minitrain.workloads.shapes import AttentionCore, Gemm
+from minitrain.workloads.shapes import AttentionCore, Gemm, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.workload import Cost
 

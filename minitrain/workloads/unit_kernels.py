@@ -47,7 +47,6 @@ from typing import Protocol, final
 
 from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.architecture import AVERAGE_BYTES, MASK_BYTES, STATISTIC_BYTES, Architecture, Precision
-from minitrain.workloads.degrees import Cut, Work
 from minitrain.workloads.kernels import (
     FlashAttention,
     Kernel,
@@ -57,7 +56,7 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.shapes import ADAPTER, Gemm
+from minitrain.workloads.shapes import ADAPTER, Cut, Gemm, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.workload import PassMode, modules_of
 

@@ -435,7 +435,7 @@ def test_whatever_ends_a_command_early_is_no_traceback(
     def interrupted(table: object) -> None:
         raise error
 
-    monkeypatch.setattr("minitrain.cli.strategies.print_table", interrupted)
+    monkeypatch.setattr("minitrain.cli.models.print_table", interrupted)
     result = CliRunner().invoke(app, ["strategies"])
     assert (result.exit_code, result.stderr) == (code, message)
 

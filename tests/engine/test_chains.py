@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import CollectiveMismatchError, DeadlockError, LawError, StrategyError, TensorTypeError
 from minitrain.lib import Model, Weight, WeightGrad
-from minitrain.run.analysis.dependencies import critical_path, make_graph
-from minitrain.run.analysis.retiming import retimed_events
+from minitrain.run.analysis.retiming import critical_path, make_graph, retimed_events
 from minitrain.run.analysis.timeline import as_timeline, timeline_of_events
 from minitrain.view.chakra import _dependencies
 from minitrain.view.chrome import chrome_trace

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.proof.compression import decoded, e4m3, encoded, orthonormal
-from minitrain.proof.declared_compression import Exchange
+from minitrain.proof.compression import Exchange, decoded, e4m3, encoded, orthonormal
 from minitrain.tensors import HIDDEN_SIZE
 from minitrain.tensors.compressed import CODES, PowerSGD, Quantised, TopK, compressor_of
 

@@ -18,8 +18,7 @@ from minitrain.lib import Model
 from minitrain.machine import load_config
 from minitrain.machine.price import Price
 from minitrain.operations import ON_COMPUTE, STREAM, STRIDE
-from minitrain.run.analysis.dependencies import critical_path, make_graph
-from minitrain.run.analysis.retiming import retimed_events, what_ifs
+from minitrain.run.analysis.retiming import critical_path, make_graph, retimed_events, what_ifs
 from minitrain.run.analysis.timeline import as_timeline, timeline_of_events
 from minitrain.tensors.on_host import OnHost
 from minitrain.view.chakra import write_chakra

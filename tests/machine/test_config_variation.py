@@ -8,7 +8,7 @@ import pytest
 
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.machine import load_config, shipped_configs
-from minitrain.machine.config_variation import numbers_of, varied_configs
+from minitrain.machine.config import numbers_of, varied_configs
 
 
 def test_every_number_of_a_config_can_be_given_another_value_by_its_path() -> None:

@@ -15,8 +15,8 @@ from minitrain.machine import load_config, shipped_configs
 from minitrain.machine.device import TERMS
 from minitrain.machine.kernel_device import TILES, KernelDevice, rates_of
 from minitrain.workloads.architecture import PRECISIONS
-from minitrain.workloads.degrees import Work
 from minitrain.workloads.kernels import FlashAttention, KernelList, Matmul, MemoryPass
+from minitrain.workloads.shapes import Work
 from minitrain.workloads.unit_kernels import forward_kernels
 
 A100, H100 = KernelDevice(load_config("a100_80g")), KernelDevice(load_config("h100_80g_nvl8"))

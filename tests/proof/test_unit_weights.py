@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.proof import TransformerProblem
 from minitrain.proof.units import PADDING, WHOLE, Part, by_name, flattened, held_by_all, places, taken
-from minitrain.workloads.degrees import Degrees
+from minitrain.workloads.shapes import Degrees
 from tests.small_transformers import MIXTRAL_LIKE, MODELS, transformers
 
 PARTS = st.integers(1, 4)

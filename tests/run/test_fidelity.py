@@ -18,9 +18,9 @@ from minitrain.machine.measured_topology import MeasuredTopology
 from minitrain.machine.price import Pricing
 from minitrain.view.run_folder import conditions
 from minitrain.workloads.architecture import PRECISIONS
-from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.models import find_model
+from minitrain.workloads.shapes import Degrees, Work
 from minitrain.workloads.unit_kernels import (
     DEFAULT_STYLE,
     backward_kernels,

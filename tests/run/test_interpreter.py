@@ -12,8 +12,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.lib import Model
-from minitrain.run import interpreter as collector
-from minitrain.run.interpreter import rare_collections
+from minitrain.run import event_loops as collector
+from minitrain.run.event_loops import rare_collections
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 16}
 

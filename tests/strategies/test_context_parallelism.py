@@ -11,8 +11,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.operations import STRIDE
-from minitrain.workloads.degrees import Degrees, Work
-from minitrain.workloads.shapes import RECOMPUTE, Recompute
+from minitrain.workloads.shapes import RECOMPUTE, Degrees, Recompute, Work
 from minitrain.workloads.workload import USUAL, Context
 
 A, G, S, H, V, L, B = 8, 2, 128, 256, 512, 3, 2

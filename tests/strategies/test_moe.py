@@ -11,8 +11,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.machine.predictor import RuntimePredictor
-from minitrain.workloads.degrees import Degrees, Work
 from minitrain.workloads.expert_layers import ROUTER, ExpertPass, Piece
+from minitrain.workloads.shapes import Degrees, Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.unit_kernels import DEFAULT_STYLE
 from minitrain.workloads.workload import USUAL

@@ -11,7 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.tensors import Activation, ActivationGrad
 from minitrain.workloads.architecture import PRECISIONS
-from minitrain.workloads.degrees import Degrees, Work
+from minitrain.workloads.shapes import Degrees, Work
 from tests.strategies.test_moe import MODEL, MOE_LAYERS, H, K, S, exchanges, train
 
 DEEPSEEK = mt.models()["deepseek-v3"]

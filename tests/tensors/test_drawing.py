@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.drawing import tensor_html
 from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.kinds import tensor_html
 
 
 def _filled(drawn: str) -> list[tuple[float, float]]:

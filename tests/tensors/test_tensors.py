@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import LawError
 from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors import FIELDS, clone, making
-from minitrain.tensors import annotations as tensor_annotations
+from minitrain.tensors import FIELDS, clone, kinds, making
 
 H, BLOCK = 4096, 1024
 WEIGHT = Weight(1, 4, 0)
@@ -150,12 +149,12 @@ def test_tensors_are_followed_from_the_first_model_that_follows_them(
     monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any]
 ) -> None:
     """Sums, shards and combinations look for annotations once a run of the process annotates tensors."""
-    monkeypatch.setattr("minitrain.tensors.annotations._enabled", False)
+    monkeypatch.setattr("minitrain.tensors.kinds._enabled", False)
     sizes: Any = {"world_size": 4, "num_layers": 4, "global_batch_size": 16, "microbatch_size": 2}
     mt.simulate("pp_zero1", **sizes)
-    assert not tensor_annotations._enabled
+    assert not kinds._enabled
     run = mt.simulate("pp_zero1", **sizes, **parameters)
-    assert tensor_annotations._enabled
+    assert kinds._enabled
     slot = "_content" if "numerics" in parameters else "_origin"
     assert all(hasattr(weight, slot) for model in run.models for weight in model.final_weights.values())
 

@@ -27,8 +27,12 @@ import numpy as np  # noqa: E402
 
 import minitrain as mt  # noqa: E402
 from minitrain.proof import arithmetic  # noqa: E402
-from minitrain.proof.compression import decoded, encoded, orthonormal  # noqa: E402
-from minitrain.proof.declared_compression import Exchange  # noqa: E402
+from minitrain.proof.compression import (  # noqa: E402
+    Exchange,
+    decoded,
+    encoded,
+    orthonormal,
+)
 from minitrain.proof.problem import Problem  # noqa: E402
 from minitrain.proof.units import Part, taken  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402

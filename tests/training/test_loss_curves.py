@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("cloudpickle")
 
 import minitrain as mt
-from minitrain.training.loss_curves import LossCurve, LossCurves
+from minitrain.training.train import LossCurve, LossCurves
 
 pytestmark = pytest.mark.usefixtures("prepared_ranks")
 

@@ -18,7 +18,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ship
 import pytest
 
 import minitrain as mt
-from minitrain.run.analysis.dependencies import collectives, messages
+from minitrain.run.analysis.retiming import collectives, messages
 from minitrain.run.result import Run
 from minitrain.view.bars import kind_of
 from minitrain.view.page import write_page

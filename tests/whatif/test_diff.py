@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.run.analysis.dependencies import make_graph
 from minitrain.run.analysis.moments import Case, Moments
+from minitrain.run.analysis.retiming import make_graph
 from minitrain.run.analysis.timeline import Floats, Timeline
 from minitrain.whatif import diff as room
 from minitrain.whatif import ways

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 import minitrain as mt
-from minitrain.workloads.degrees import WHOLE, Degrees, Work
 from minitrain.workloads.kernels import (
     FlashAttention,
     KernelList,
@@ -14,7 +13,7 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.shapes import Gemm
+from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.unit_kernels import (
     Style,

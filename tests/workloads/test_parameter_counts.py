@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.workloads.degrees import Degrees
+from minitrain.workloads.shapes import Degrees
 
 PUBLISHED = {
     "gpt2": 124_439_808,

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.workloads.degrees import Degrees, Work
-from minitrain.workloads.shapes import Recompute
+from minitrain.workloads.shapes import Degrees, Recompute, Work
 
 COUNT = st.integers(1, 6)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import LawError, UsageError
-from minitrain.workloads.degrees import Work
+from minitrain.workloads.shapes import Work
 from minitrain.workloads.transformer import Transformer
 
 TINY = mt.models()["tiny"]

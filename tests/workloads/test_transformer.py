@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.workloads.degrees import Degrees
+from minitrain.workloads.shapes import Degrees
 
 SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "seq_len": 16}
 LATENT = mt.LatentAttention(kv_rank=8, rope_head_dim=2, nope_head_dim=6, value_head_dim=4)

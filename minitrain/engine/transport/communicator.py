@@ -2,23 +2,159 @@
 
 Collectives are matched by their place in the group's order. The k-th collective that a rank starts in a group meets the
 k-th of every other member, and starts at the latest of their clocks.
+
+Point-to-point messages: first in, first out within (source, dest, tag).
+
+A barrier: no rank passes before all ranks have arrived.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
-from weakref import ref
+from weakref import WeakSet, ref
 
-from minitrain.engine.transport.barrier import Barrier
-from minitrain.engine.transport.calls import Call
+from minitrain.engine.transport.calls import Call, place_of_call
 from minitrain.engine.transport.deadlocks import DeadlockDetector
 from minitrain.engine.transport.waiting import wake_soon
-from minitrain.engine.transport.waiting_places import place_of_call
-from minitrain.errors import CollectiveMismatchError, UsageError
+from minitrain.errors import CollectiveMismatchError, LawError, UsageError
 from minitrain.operations import COMM, Stream
 from minitrain.operations.collectives import COLLECTIVES, describe, mismatch, perform
 from minitrain.source_lines import calling_frame, present_place
+
+# Both queues of a new channel. A deque takes more memory than the channel itself, which seldom needs both of them.
+_EMPTY: deque[Call] = deque(maxlen=0)
+
+
+class Channel:
+    """The messages of one source, destination and tag that were sent and not yet received.
+
+    Args:
+        capacity: how many messages may lie here before a blocking send waits, or None for no bound.
+        temporary_key: the key of a channel that is dropped once it is empty, as a program may use ever new tags; None
+            for a channel that stays.
+
+    Attributes:
+        sent: messages that nobody has received, oldest first.
+        receivers: receives that wait for a message, oldest first.
+    """
+
+    __slots__ = ("capacity", "receivers", "sent", "temporary_key")
+
+    def __init__(self, capacity: int | None, temporary_key: tuple[Any, ...] | None = None) -> None:
+        self.capacity = capacity
+        self.temporary_key = temporary_key
+        self.sent = self.receivers = _EMPTY
+
+    def __len__(self) -> int:
+        return len(self.sent)
+
+    def put(self, send: Call) -> None:
+        """Deliver a message to the oldest receive that waits, or keep it until one comes."""
+        receive = self._next_receiver()
+        if receive is not None:
+            _deliver(send, receive)
+            return
+        if self.sent is _EMPTY:
+            self.sent = deque()
+        self.sent.append(send)
+        send.settled = self.capacity is None or len(self.sent) <= self.capacity
+
+    def get(self, receive: Call) -> None:
+        """Take the oldest message, which may wake a waiting sender, or wait for one."""
+        if not self.sent:
+            if self.receivers is _EMPTY:
+                self.receivers = deque()
+            self.receivers.append(receive)
+            return
+        _deliver(self.sent.popleft(), receive)
+        if self.capacity is not None and len(self.sent) >= self.capacity:
+            accepted = self.sent[self.capacity - 1]
+            accepted.settled = True
+            wake_soon([accepted.waiters])
+
+    def _next_receiver(self) -> Call | None:
+        """Return the oldest receive that is still wanted."""
+        while self.receivers:
+            receive = self.receivers.popleft()
+            if not receive.is_abandoned:
+                return receive
+        return None
+
+
+def _deliver(send: Call, receive: Call) -> None:
+    """Settle both sides of a message."""
+    send.settled = True
+    receive.deliver(send.value, send.clock)
+
+
+class Barrier:
+    """A barrier that holds ranks until `target` of them have arrived; it can be used again at once.
+
+    Attributes:
+        target: number of ranks that must arrive.
+        counter: number of ranks that wait now.
+    """
+
+    def __init__(self, target: int) -> None:
+        if isinstance(target, bool) or not isinstance(target, int) or target < 1:
+            raise UsageError(f"target must be an integer of at least 1, got {target!r}")
+        self.target = target
+        self.counter = 0
+        self._arrived: set[int] = set()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._passed: WeakSet[asyncio.Task[Any]] | None = None  # made when needed: a group hardly ever needs it
+
+    def arrive(self, rank: int) -> bool:
+        """Count a rank in and return whether it was the last; the last one lets all go on.
+
+        Raises:
+            LawError: the rank waits here already.
+        """
+        if rank in self._arrived:
+            raise LawError(f"rank {rank} waits at this barrier already; each rank arrives once", rank=rank)
+        self._arrived.add(rank)
+        self.counter += 1
+        if self.counter < self.target:
+            return False
+        self._release()
+        return True
+
+    def _release(self) -> None:
+        """Start the next round and wake those of this one."""
+        waiters, self._waiters = self._waiters, []
+        self._arrived.clear()
+        self.counter = 0
+        for waiter in waiters:
+            if not waiter.done():  # its task was not cancelled
+                waiter.set_result(None)
+
+    async def wait(self, rank: int) -> None:
+        """Wait until all ranks have arrived."""
+        if not self.arrive(rank):
+            await self._round()
+        task = asyncio.current_task()
+        if task is not None:
+            if self._passed is None:
+                self._passed = WeakSet()
+            self._passed.add(task)
+
+    async def reset(self) -> None:
+        """Return once the round in progress is over.
+
+        A task that has passed has nothing to wait for: the barrier is ready for its next round, which others may
+        have begun.
+        """
+        if self.counter and asyncio.current_task() not in (self._passed or ()):
+            await self._round()
+
+    def _round(self) -> asyncio.Future[None]:
+        """Return the future that is set at the end of this round."""
+        waiter: asyncio.Future[None] = asyncio.Future()
+        self._waiters.append(waiter)
+        return waiter
 
 
 class Host(Protocol):

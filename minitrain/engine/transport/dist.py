@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from minitrain.engine.transport.barrier import Barrier
 from minitrain.engine.transport.calls import Call, RawCall
-from minitrain.engine.transport.channels import Channel
-from minitrain.engine.transport.communicator import Communicator
+from minitrain.engine.transport.communicator import Barrier, Channel, Communicator
 from minitrain.engine.transport.deadlocks import DeadlockDetector
 from minitrain.engine.transport.waiting import Waiter, wake_soon
 from minitrain.errors import StrategyError, UsageError, require_count

@@ -228,7 +228,7 @@ class HardwareResourceProfile:
             raise refuse("the hardware profile", faults)
 
     def system_config(self) -> SystemConfig:
-        """Return a hardware config that prices a run on these devices: see `minitrain.machine.profile_files`.
+        """Return a hardware config that prices a run on these devices: see `minitrain.machine.config_files`.
 
         Raises:
             HardwareConfigError: the devices are not alike, or a figure is not one that a config may have.

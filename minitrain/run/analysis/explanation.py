@@ -29,7 +29,9 @@ import numpy as np
 
 from minitrain.operations import COMM, RECV
 from minitrain.run.analysis.breakdown import Breakdown, breakdown, checked_end
-from minitrain.run.analysis.dependencies import (
+from minitrain.run.analysis.labels import duration
+from minitrain.run.analysis.memory_over_time import HighWater, Journals, high_water
+from minitrain.run.analysis.retiming import (
     Binding,
     CriticalPath,
     Graph,
@@ -38,10 +40,8 @@ from minitrain.run.analysis.dependencies import (
     critical_path,
     make_graph,
     messages,
+    what_ifs,
 )
-from minitrain.run.analysis.labels import duration
-from minitrain.run.analysis.memory_over_time import HighWater, Journals, high_water
-from minitrain.run.analysis.retiming import what_ifs
 from minitrain.run.analysis.textbook_bubble import ClosedForm, closed_form
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, sweep_timeline
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minitrain.run.analysis.dependencies import Graph, circle
+from minitrain.run.analysis.retiming import Graph, circle
 from minitrain.run.analysis.timeline import Floats, Ints, Timeline
 
 NEAR = 1e-9

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.operations import COMMUNICATIONS
-from minitrain.run.analysis.dependencies import Graph, make_graph
-from minitrain.run.analysis.retiming import retimed_events
+from minitrain.run.analysis.retiming import Graph, make_graph, retimed_events
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Trace, as_timeline
 
 

@@ -3,18 +3,17 @@
 `simulate(..., fold=True)` lays the ranks out on named axes: those of the strategy's own mesh, or one axis for the whole
 world. Along a *folded* axis all ranks belong to one class, and one rank is simulated for all of them. Along a *kept*
 axis messages travel, as in a pipeline, and each position is a class of its own. An axis is also kept where ranks do the
-same and the network does not carry it in the same time for all (`prices`).
+same and the network does not carry it in the same time for all (`mesh`).
 
 Whatever differs between the ranks of a class (rank, coordinate, shard index, samples) is a value or a set for each
 rank, linear in the folded coordinates. So a comparison, a sum or a union is evaluated for all ranks at once. Where the
 ranks of a class would do different things, they *diverge*: the operation raises and names the line.
 
 Open `driver` first: it makes one attempt (`attempt`) after the other, with a `model`
-for each class. `early_divergence` finds cheaply that an attempt would fail. `per_rank_values` and `per_rank_sets` are
-what strategies see in place of ints and frozensets, `ranges` of ranges, and `mesh` of groups and meshes.
+for each class. `per_rank_values` has what strategies see in place of ints and frozensets, `ranges` of ranges, and
+`mesh` of groups and meshes.
 
-`collectives` makes results within a class, and `class_operation` completes collectives of several classes. Ranks are
-kept apart by `prices`, by shards of a sequence (`sequences`), and by devices and shares (`unlike_ranks`); `experts` has
-layers with experts. `run` is the result, and `expansion` makes logs and models of any rank from those of its class.
-`confirmation` executes some of those ranks in full.
+`collectives` makes results within a class, and completes those of several classes. Ranks are kept apart by prices
+(`mesh`), by shards of a sequence (`model`), and by devices and shares (`attempt`). `run` is the result, and `expansion`
+makes logs and models of any rank from those of its class. `confirmation` executes some of those ranks in full.
 """

@@ -18,8 +18,7 @@ from minitrain.operations import COMM, LAYER, SAMPLES, STORES, STREAM, STRIDE, W
 from minitrain.run.folding.attempt import FoldAttempt
 from minitrain.run.folding.mesh import members_along
 from minitrain.run.folding.model import FoldedModel
-from minitrain.run.folding.per_rank_sets import PerRankSet
-from minitrain.run.folding.per_rank_values import PerRankInt
+from minitrain.run.folding.per_rank_values import PerRankInt, PerRankSet
 from minitrain.run.ranks_once import Partners, Repeated, repeated
 from minitrain.tensors import Tensor
 

@@ -1,41 +1,81 @@
-"""The model of a class of ranks: a `Model` of its lowest rank, which shows the strategy a value for each rank."""
+"""The model of a class of ranks: a `Model` of its lowest rank, which shows the strategy a value for each rank.
+
+Shards of a sequence where ranks fold: ranks with different shards are not folded together.
+
+Such ranks do the same with other shards, and attention costs more towards the end of the sequence. So the axis along
+which shards differ is kept apart, as one along which the network has other prices. Tensors say which shards their class
+has, so that collectives among classes are completed as where ranks do the same.
+
+Expert parallelism where ranks fold: each rank of a class loads its own part, and all parts get as many tokens.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from minitrain.engine import sample_laws
+from minitrain.engine import laws
 from minitrain.engine.communication import TENSORS, Groupish
+from minitrain.engine.model import Model
 from minitrain.engine.operations import Launched, Operation
 from minitrain.engine.state import refuse_change
 from minitrain.engine.transport.dist import Dist
-from minitrain.engine.transport.groups import Group, Mesh, require_axes
+from minitrain.engine.transport.protocol import Group, Mesh, require_axes
 from minitrain.machine.measured_topology import places_of
 from minitrain.machine.price import Predictor, Price
 from minitrain.machine.topology import RankNodes
 from minitrain.operations import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.operations.collectives import COLLECTIVES
-from minitrain.run.folding.attempt import FoldAttempt
-from minitrain.run.folding.class_operation import ClassOperation
-from minitrain.run.folding.collectives import perform, require_symmetric, united_within
-from minitrain.run.folding.experts import FoldedExperts
-from minitrain.run.folding.mesh import FoldedGroup, FoldedMesh, axes_along
-from minitrain.run.folding.per_rank_sets import PerRankSet, of_lowest
-from minitrain.run.folding.per_rank_values import PerRankInt, PerRankRange, per_rank
-from minitrain.run.folding.prices import require_same_price
-from minitrain.run.folding.sequences import keep_shards_apart, tells_classes_apart
-from minitrain.run.folding.unlike_ranks import Labels, labels_of, require_alike
+from minitrain.run.folding.attempt import FoldAttempt, Labels, labels_of, require_alike
+from minitrain.run.folding.collectives import ClassOperation, perform, require_symmetric, united_within
+from minitrain.run.folding.mesh import FoldedGroup, FoldedMesh, axes_along, require_same_price
+from minitrain.run.folding.per_rank_values import PerRankInt, PerRankRange, PerRankSet, of_lowest, per_rank
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.strategy_loading import is_shipped
 from minitrain.tensors import Activation, OptState, Weight
-from minitrain.tensors.placed import ActivationShard
+from minitrain.tensors.placed import (
+    PARTIAL,
+    SHARDS,
+    ActivationShard,
+    ExpertOptState,
+    ExpertWeight,
+    RoutedTokens,
+    RouterOptState,
+    RouterWeight,
+)
+
+
+def keep_shards_apart(attempt: FoldAttempt, shards: Any) -> Any:
+    """Return shards of the sequence, which must be the same for all ranks of a class.
+
+    Args:
+        attempt: how ranks are folded.
+        shards: what the strategy gave; what are no shards is for the engine to refuse.
+
+    Raises:
+        DivergesError: they differ between the ranks of a class.
+    """
+    if not isinstance(shards, Iterable):
+        return shards
+    listed = list(shards)
+    for shard in listed:
+        if isinstance(shard, PerRankInt):
+            attempt.sequences_differ = True
+            attempt.diverge("a shard of the sequence that differs between ranks", shard.slopes)
+    return listed
+
+
+def tells_classes_apart(value: Any) -> bool:
+    """Return whether a tensor says what differs between classes: the shards of the sequence that their ranks have."""
+    sequence = getattr(value, "sequence", None)  # buckets have none
+    return sequence is not None and sequence.num_shards > 1 and not isinstance(value, (*SHARDS, *PARTIAL))
+
 
 T = TypeVar("T")
 
 
-class FoldedModel(FoldedExperts):
+class FoldedModel(Model):
     """One class of ranks of a training run.
 
     Args:
@@ -325,12 +365,12 @@ class FoldedModel(FoldedExperts):
         """Return samples as a set, each rank its own."""
         listed: Any = samples
         if not isinstance(samples, PerRankRange | PerRankSet):
-            listed = sample_laws.sample_numbers(self, samples, PerRankInt)
-            sample_laws.require_inside(self, listed if isinstance(listed, range) else ())
+            listed = laws.sample_numbers(self, samples, PerRankInt)
+            laws.require_inside(self, listed if isinstance(listed, range) else ())
         if not len(listed):
             return frozenset[int]()
         found = PerRankSet.of(self.attempt, listed)
-        sample_laws.require_inside(self, list(found.bounds()))
+        laws.require_inside(self, list(found.bounds()))
         return found
 
     def _samples_with_documents(self, samples: Any) -> Collection[int]:
@@ -381,6 +421,51 @@ class FoldedModel(FoldedExperts):
             if lowest:  # events share their sets
                 self.symbolic_columns[place] = values
                 rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
+
+    def load_router(self, layer: int, shard: Any = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
+        """Load one shard of what all ranks hold of a layer with experts, each rank its own."""
+        return self._each_its_own(super().load_router, layer, {"shard": shard}, num_shards=num_shards)  # type: ignore[return-value]  # a router piece
+
+    def load_experts(
+        self, layer: int, shard: Any = 0, num_shards: int = 1, *, part: Any = 0, num_parts: int = 1
+    ) -> tuple[ExpertWeight, ExpertOptState]:
+        """Load one part of a layer's experts, or a shard of it, each rank its own."""
+        counts = {"num_shards": num_shards, "num_parts": num_parts}
+        return self._each_its_own(super().load_experts, layer, {"shard": shard, "part": part}, **counts)  # type: ignore[return-value]  # a part of experts
+
+    def _each_its_own(self, load: Any, layer: int, which: Mapping[str, Any], **counts: int) -> tuple[Weight, OptState]:
+        """Load what is of another shard or part on each rank; the laws see the last of them too if it is none."""
+        if PerRankInt in map(type, (layer, *counts.values())):
+            self._diverge_by({"layer": layer, **counts})
+        if PerRankInt not in map(type, which.values()):
+            return load(layer, **which, **counts)  # type: ignore[no-any-return]  # weight and state
+        differing = {name: value for name, value in which.items() if isinstance(value, PerRankInt)}
+        first = {**which, **{name: value.const for name, value in differing.items()}}
+        for name, value in differing.items():
+            low, high = value.bounds()
+            if low < 0 or high >= counts[f"num_{name}s"]:
+                load(layer, **{**first, name: min(low, 0) or high}, **counts)  # raises
+        weight, state = load(layer, **first, **counts)
+        for name, value in differing.items():
+            own = value.singleton()
+            noted = () if self._entry is None else (self._entry.loaded[-1],)
+            for loaded in (weight, state, *noted):
+                setattr(loaded, f"{name}s", own)
+        return weight, state
+
+    def _diverge_by(self, counts: Mapping[str, Any]) -> None:
+        """End the attempt for numbers that must be the same on all ranks."""
+        for name, count in counts.items():
+            if isinstance(count, PerRankInt):
+                what = "a layer" if name == "layer" else f"a number of {name.removeprefix('num_')}"
+                self.attempt.diverge(f"{what} that differs between ranks", count.slopes)
+
+    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
+        """Return copies of tokens, of which each part of the experts gets as many."""
+        tokens = super().route(layer, inp, weight, num_parts, **how)
+        if tokens.load.shares:
+            self.attempt.diverge("experts of which some get more tokens than others")
+        return tokens
 
 
 _PER_RANK = frozenset({PerRankInt, PerRankSet})

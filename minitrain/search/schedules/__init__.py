@@ -5,10 +5,10 @@ backward. It contains no seconds, bytes or messages: those follow from the order
 Generators make the schedules of the literature for any legal size, `validate` says why an order cannot run,
 and `Schedule.to_csv` and `Schedule.from_csv` write and read the CSV form of PyTorch's pipelining.
 
-Open `schedule` first, which has `validate` and the CSV too; `generators` makes schedules, `automatic` those that
-follow times and memory. `pipeline` runs one on ranks: it does what its actions say by the passes of `layer_passes`, for
-ranks that are divided and hold layers as `held_layers` says. A new schedule is a generator. A file in `strategies/`
-gives it a name for the command line.
+Open `schedule` first, which has `validate` and the CSV too; `generators` makes schedules, also such that follow times
+and memory. `pipeline` runs one on ranks: it does what its actions say by the passes of `layer_passes`, for ranks that
+are divided and hold layers as `held_layers` says. A new schedule is a generator. A file in `strategies/` gives it a
+name for the command line.
 
 Every generator is called as `generator(num_ranks, num_microbatches, num_chunks)`. In the closed forms of
 their docstrings p, m and v are these three numbers, and tf, ti, tw are the seconds that forward, input
@@ -19,7 +19,6 @@ backward is split (a weight gradient still needs the activations), in units of a
 counts 1/v.
 """
 
-from minitrain.search.schedules.automatic import zb_1p, zb_2p
 from minitrain.search.schedules.generators import (
     chimera,
     dualpipe_v,
@@ -28,6 +27,8 @@ from minitrain.search.schedules.generators import (
     interleaved_zero_bubble,
     looped_bfs,
     one_f_one_b,
+    zb_1p,
+    zb_2p,
     zb_h1,
     zb_h2,
     zbv,

@@ -38,7 +38,7 @@ from minitrain.search.sweeps.executors.choice import first_done, workers_of
 from minitrain.search.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
 
 if TYPE_CHECKING:
-    from minitrain.run.folding.early_divergence import DivergenceHistory
+    from minitrain.run.folding.driver import DivergenceHistory
     from minitrain.whatif.vector.execution import MachineGroup
 
 
@@ -204,7 +204,7 @@ class SharedByBatch:
     def _divergence_history(self, *, was_asked_for: bool) -> DivergenceHistory:
         """Return what the runs of this batch that may fold share."""
         if was_asked_for not in self._histories:
-            from minitrain.run.folding.early_divergence import DivergenceHistory  # noqa: PLC0415  (only where it is used)
+            from minitrain.run.folding.driver import DivergenceHistory  # noqa: PLC0415  (only where it is used)
 
             self._histories[was_asked_for] = DivergenceHistory(was_asked_for=was_asked_for)
         return self._histories[was_asked_for]

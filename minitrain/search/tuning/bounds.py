@@ -21,8 +21,7 @@ from minitrain.search.schedules import dualpipe_v
 from minitrain.search.schedules.schedule import Cell
 from minitrain.search.tuning.layouts import END_FIGURES, Columns, Pipeline
 from minitrain.search.tuning.orders import BACKWARD, FORWARD
-from minitrain.search.tuning.problem import Machine, cut_into_stages
-from minitrain.search.tuning.space import Candidate
+from minitrain.search.tuning.problem import Candidate, Machine, cut_into_stages
 from minitrain.tensors import Activation
 from minitrain.workloads.expert_layers import ROUTER, ExpertPass, Piece
 from minitrain.workloads.workload import PassMode, as_recompute, takes_again

@@ -13,7 +13,7 @@ from minitrain.errors import MinitrainError
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.device import Processor, Rate
 from minitrain.run.analysis.labels import GIB, duration
-from minitrain.search.tuning.problem import TuningProblem
+from minitrain.search.tuning.problem import Candidate, TuningProblem
 from minitrain.search.tuning.search import (
     OUT_OF_MEMORY,
     Figures,
@@ -23,7 +23,6 @@ from minitrain.search.tuning.search import (
     simulate_each,
     value_of,
 )
-from minitrain.search.tuning.space import Candidate
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run

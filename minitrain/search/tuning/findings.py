@@ -13,8 +13,8 @@ from minitrain.run.parameters import command_of
 from minitrain.run.simulation import simulate
 from minitrain.run.sureness import remark_on, sureness_of
 from minitrain.run.trained_model import trained_model_of
+from minitrain.search.tuning.problem import Candidate
 from minitrain.search.tuning.search import FITS, VERDICTS, Row, front_of, memory_of, options_of, ranked, row_of
-from minitrain.search.tuning.space import Candidate
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run

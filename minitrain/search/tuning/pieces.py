@@ -13,7 +13,7 @@ Pieces of a pipeline's step: what passing through one layer takes, in time and i
 The strategy `megatron` does the same for a layer whatever the number of stages, of microbatches and of replicas. So it
 is executed on short pipelines of few layers, and what each layer takes is cut out of
 their logs. A layer's piece depends on the layers beside it in its stage, as the engine keeps less for a layer whose
-input can be made again. Long pipelines are put together from these pieces in `minitrain.search.tuning.step_times`, by
+input can be made again. Long pipelines are put together from these pieces in `minitrain.search.tuning.step_figures`, by
 the same additions in the same order, so that times are those of a whole simulation to the last float. Where ranks share
 a sequence, an attention is one piece of as long as its ring takes; then times differ by rounding.
 """
@@ -29,10 +29,9 @@ from typing import Any
 from minitrain.engine.stores import Account
 from minitrain.machine.price import Price
 from minitrain.operations import LAYER, PRICE, STRIDE, TIME, TYP, UNITS_PER_ELEMENT
-from minitrain.run.event_loops import run_to_end
+from minitrain.run.event_loops import rare_collections, run_to_end
 from minitrain.run.folding.attempt import FoldAttempt
 from minitrain.run.folding.model import FoldedModel
-from minitrain.run.interpreter import rare_collections
 from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
 
 NOTHING = -1

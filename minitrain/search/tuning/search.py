@@ -35,10 +35,8 @@ from minitrain.search.sweeps.executors.own_processes import TimeLimitError, Work
 from minitrain.search.sweeps.sweep import read_rows, writing
 from minitrain.search.tuning.bounds import Bound, bound_of, least_times
 from minitrain.search.tuning.layouts import Columns, Pipeline, Structure
-from minitrain.search.tuning.peak_memory import peaks_of
-from minitrain.search.tuning.problem import Machine, TuningProblem
-from minitrain.search.tuning.space import Candidate
-from minitrain.search.tuning.step_times import steps_of
+from minitrain.search.tuning.problem import Candidate, Machine, TuningProblem
+from minitrain.search.tuning.step_figures import peaks_of, steps_of
 from minitrain.workloads.workload import MODULES, Recompute, as_recompute, is_less, modules_within
 
 MOST_COLUMNS = 512

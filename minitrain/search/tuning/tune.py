@@ -1,23 +1,160 @@
-"""`tune`: which layout trains a workload best on a machine, out of all that can be written."""
+"""`tune`: which layout trains a workload best on a machine, out of all that can be written.
+
+What `tune` returns: `Tuning`, the findings of a search with their explanation, their page and their table.
+
+Letting Optuna choose which configurations are tried, where there are too many to try all.
+
+Each axis is a categorical parameter. A configuration is found by going through the axes: of those that are left, the
+ones with the suggested value stay, if there are any.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError, require_count
+from minitrain.run.data_frames import data_frame
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.strategy_loading import Strategy, choose_strategy, did_you_mean, options_of, takes_option
 from minitrain.search.sweeps.batches import Workers
 from minitrain.search.sweeps.executors.choice import require_workers
 from minitrain.search.sweeps.executors.own_processes import require_time_limit
-from minitrain.search.tuning.findings import require_words
-from minitrain.search.tuning.problem import Machine, TuningProblem
-from minitrain.search.tuning.result import Tuning
-from minitrain.search.tuning.search import Row, Search, require_objective
-from minitrain.search.tuning.space import Candidate, axes_of, candidates, default_strategies
+from minitrain.search.tuning.findings import Findings, require_words
+from minitrain.search.tuning.problem import Candidate, Machine, TuningProblem, axes_of, candidates, default_strategies
+from minitrain.search.tuning.search import FITS, Row, Search, Task, require_objective, value_of
+
+if TYPE_CHECKING:
+    from minitrain.search.tuning.explanation import TuningExplanation
+
+
+@final
+class Tuning(Findings):
+    """What a search has found; see `Findings` for `best`, `front`, `rows` and what else it holds."""
+
+    def explain(self, runners_up: int = 3, factors: Sequence[float] = (1.25, 1.5, 2.0, 4.0, 8.0)) -> TuningExplanation:
+        """Return why the best one wins, what the next ones lose, and what would have to change.
+
+        Args:
+            runners_up: how many others are compared with it.
+            factors: by what each price is multiplied and divided to see who wins then, ascending.
+        """
+        from minitrain.search.tuning.explanation import explain  # noqa: PLC0415  (only when somebody asks)
+
+        return explain(self, runners_up, factors)
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a pandas DataFrame.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame(self.rows)
+
+    def write_html(self, path: str | PathLike[str], pictures: int = 10) -> Path:
+        """Write a page that opens without internet: parallel coordinates, the front, and any layout at a click.
+
+        Args:
+            path: where to.
+            pictures: how many of the best are drawn.
+        """
+        from minitrain.search.tuning.page import write_tuning_page  # noqa: PLC0415  (only when somebody looks)
+
+        return write_tuning_page(Path(path), self, pictures)
+
+    def __repr__(self) -> str:
+        if not self.ranked:
+            return f"<Tuning: {self.verdicts()}>"
+        step = self.best.row["step_time_s"]
+        return f"<Tuning: {self.verdicts()}; best {self.best}, {step:.4g} s>"
+
+    def _repr_html_(self) -> str:
+        """Show the best rows in a notebook."""
+        from minitrain.search.page import html_of_rows  # noqa: PLC0415
+
+        names = list(dict.fromkeys(name for row in self.ranked[:10] for name in self.choice(row).options))
+        rows = [{"bubble_fraction": None, "exposed_comm_fraction": None, **row} for row in self.ranked[:10]]
+        return f"<p>{escape(self.verdicts())}</p>{html_of_rows(rows, names)}"
+
+
+_AT_ONCE = 16
+_PENALTY = 1e6  # of what does not fit, times how much too large it is
+
+
+def sample_with_optuna(search: Search, num_samples: int, seed: int = 0) -> None:
+    """Try configurations that Optuna's TPE sampler chooses.
+
+    Args:
+        search: the search.
+        num_samples: how many are tried.
+        seed: of the sampler.
+
+    Raises:
+        UsageError: Optuna is not installed.
+    """
+    try:
+        optuna: Any = import_module("optuna")
+    except ImportError as error:
+        raise UsageError(
+            'sampler="optuna" needs Optuna, which is not installed; `pip install "minitrain[tune]"` installs it'
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    search.run(lambda missing: _sampled(search, study, missing, num_samples))
+
+
+def _sampled(search: Search, study: Any, missing: Task, num_samples: int) -> Iterator[Task]:
+    """Yield the configurations that Optuna suggests, and report their losses to it."""
+    axes = _axes(missing)
+    left = min(num_samples, len(missing))
+    tried: set[int] = set()
+    while left > 0:
+        asked = [study.ask() for _ in range(min(_AT_ONCE, left))]
+        found = [_suggested(trial, axes, missing) for trial in asked]
+        yield [one for one in dict(found).items() if one[0] not in search.rows]
+        for trial, (place, _) in zip(asked, found, strict=True):
+            if place in search.rows:
+                study.tell(trial, _loss(search.rows[place], search))
+        new = {place for place, _ in found} - tried
+        tried |= new
+        left -= max(1, len(new))
+
+
+def _axes(missing: Task) -> dict[str, list[str]]:
+    """Return the values of each axis, as text."""
+    axes: dict[str, dict[str, None]] = {"strategy": {}}
+    for _, candidate in missing:
+        axes["strategy"][candidate.label] = None
+        for name, value in candidate.options.items():
+            axes.setdefault(name, {})[repr(value)] = None
+    return {name: list(values) for name, values in axes.items()}
+
+
+def _suggested(trial: Any, axes: dict[str, list[str]], missing: Task) -> tuple[int, Candidate]:
+    """Return the configuration that a trial suggests."""
+    left = missing
+    for name, values in axes.items():
+        if name != "strategy" and not any(name in one.options for _, one in left):
+            continue
+        value = trial.suggest_categorical(name, values)
+        left = [one for one in left if _value(one[1], name) == value] or left
+    return left[0]
+
+
+def _value(candidate: Candidate, name: str) -> str:
+    return candidate.label if name == "strategy" else repr(candidate.options.get(name))
+
+
+def _loss(row: Row, search: Search) -> float:
+    """Return how bad a configuration is."""
+    if row["status"] == FITS:
+        return value_of(row, search.objective)
+    return _PENALTY * (row["peak_memory_bytes"] or 2**50)
+
 
 PRUNING = ("auto", "none", "front", "best")
 SAMPLERS = ("exhaustive", "optuna")
@@ -119,8 +256,6 @@ def tune(
         time_limit_s=time_limit_s,
     )
     if sampler == "optuna":
-        from minitrain.search.tuning.sampling import sample_with_optuna  # noqa: PLC0415  (an extra)
-
         sample_with_optuna(search, num_samples)
     else:
         search.run()

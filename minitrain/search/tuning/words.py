@@ -15,11 +15,10 @@ from typing import Any, NoReturn, Protocol
 
 from minitrain.errors import UsageError, require_count
 from minitrain.files import read_json, shown
-from minitrain.search.tuning.problem import unequal_stages
+from minitrain.search.tuning.problem import Candidate, unequal_stages
 from minitrain.search.tuning.search import Row
-from minitrain.search.tuning.space import Candidate
+from minitrain.workloads.exchange.reading import require_words, write_recipe
 from minitrain.workloads.exchange.recipe import Recipe
-from minitrain.workloads.exchange.writing import require_words, write_recipe
 
 _RECOMPUTE_OF_CALCULON = {"none": "none", "selective": "attn_only", "full": "full"}
 

@@ -53,9 +53,8 @@ from minitrain.engine.shares import Shares
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine.price import RankPredictors, predictor_of
 from minitrain.operations import Event, Outage
-from minitrain.run.analysis.dependencies import collectives, make_graph, messages
 from minitrain.run.analysis.labels import duration
-from minitrain.run.analysis.retiming import retimed_events
+from minitrain.run.analysis.retiming import collectives, make_graph, messages, retimed_events
 from minitrain.run.analysis.timeline import Bools, Timeline
 from minitrain.run.faults import Fault, FaultRate, Recovery
 from minitrain.run.rank_tasks import PreparedRun

@@ -2,7 +2,7 @@
 
 The slowest samples: which ranks and which operations are on their critical paths, and what they add there.
 
-The critical path of a sample is followed backwards from its latest end, as in `minitrain.run.analysis.dependencies`,
+The critical path of a sample is followed backwards from its latest end, as in `minitrain.run.analysis.retiming`,
 for all samples side by side. Of dependencies that are fulfilled at the same time, the end of the first activity is
 taken: those of low ranks come first. A path has no gap, so that its activities together last as long as the step.
 """
@@ -20,8 +20,7 @@ from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.retiming import retime
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints
 from minitrain.run.result import Run
-from minitrain.whatif.noise.activities import Activities
-from minitrain.whatif.noise.noise import Noise
+from minitrain.whatif.noise.noise import Activities, Noise
 
 
 @dataclass(frozen=True, slots=True)

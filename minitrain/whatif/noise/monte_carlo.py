@@ -22,7 +22,6 @@ from minitrain.run.analysis.timeline import Ints
 from minitrain.run.data_frames import data_frame
 from minitrain.run.result import Run
 from minitrain.run.steps import require_one_step
-from minitrain.whatif.noise.activities import Activities, Draws, make_activities
 from minitrain.whatif.noise.distribution import (
     Distribution,
     PathFinder,
@@ -31,7 +30,7 @@ from minitrain.whatif.noise.distribution import (
     path_sums_of_ranks,
     path_sums_of_types,
 )
-from minitrain.whatif.noise.noise import Noise
+from minitrain.whatif.noise.noise import Activities, Draws, Noise, make_activities
 
 _NUMBERS_AT_ONCE = 2**20  # in arrays of durations and moments, 8 MiB: about as much as a processor's cache holds
 _MOST_NUMBERS = 2**23

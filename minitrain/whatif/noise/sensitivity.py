@@ -3,7 +3,7 @@
 The step time is the longest path through the recorded operations. Its derivative by the duration of a kind, as a share
 of that duration, is the time that the kind takes on the critical path. That holds as long as the path stays the same.
 So the step is also timed with each kind quicker and slower by a given share. Only durations change, as in
-`minitrain.run.analysis.dependencies`.
+`minitrain.run.analysis.retiming`.
 
 The effect of a bandwidth, a latency or a rate is found by executing the run on changed machines: see `price_swings`.
 
@@ -26,7 +26,7 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.errors import UsageError
-from minitrain.machine.config_variation import numbers_of, varied_configs
+from minitrain.machine.config import numbers_of, varied_configs
 from minitrain.machine.fixed_durations import FixedPredictor
 from minitrain.machine.platforms import Platform
 from minitrain.machine.price import ROOFLINE, Pricing
@@ -36,12 +36,11 @@ from minitrain.run.data_frames import data_frame
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
-from minitrain.whatif.noise.activities import Activities, make_activities
 from minitrain.whatif.noise.distribution import PathFinder
 from minitrain.whatif.noise.monte_carlo import require_events
-from minitrain.whatif.noise.noise import COMMUNICATION, COMPUTING
+from minitrain.whatif.noise.noise import COMMUNICATION, COMPUTING, Activities, make_activities
 from minitrain.whatif.vector.execution import step_times
-from minitrain.whatif.vector.machines import Machine, Machines
+from minitrain.whatif.vector.recorded import Machine, Machines
 
 _SMALL = 1e-4
 

@@ -9,7 +9,6 @@ Open `price` first, then `execution`.
 |---|---|
 | `price` | the call and its result, for machines executed together or simulated one by one |
 | `execution` | records a strategy for machines that make the same choices, and divides those that do not |
-| `machines` | the machines in fleets, each with one config whose numbers are columns |
-| `recorded` | a run with its times on several machines, and which memories it exceeds |
+| `recorded` | fleets of machines, each one config of columns; a run with its times on them |
 | `joint_figures` | the figures of machines from one execution |
 """

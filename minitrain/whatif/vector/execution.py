@@ -34,8 +34,7 @@ from minitrain.run.simulation import simulate_prepared
 from minitrain.run.variants import Variant
 from minitrain.source_lines import present_place
 from minitrain.whatif.vector.joint_figures import JointFigures
-from minitrain.whatif.vector.machines import Fleet, Machines
-from minitrain.whatif.vector.recorded import CapacityWatch, Excess, Recorded
+from minitrain.whatif.vector.recorded import CapacityWatch, Excess, Fleet, Machines, Recorded
 from minitrain.workloads.matmul import MATMUL_LAYER
 
 T = TypeVar("T")

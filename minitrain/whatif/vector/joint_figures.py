@@ -42,8 +42,7 @@ from minitrain.run.device_memory import (
 from minitrain.run.energy import SECONDS_AN_HOUR, watts_of
 from minitrain.run.figures import FIGURES, summary_of
 from minitrain.run.result import Run
-from minitrain.whatif.vector.machines import Fleet
-from minitrain.whatif.vector.recorded import Excess, Recorded, TimedLog, covered, in_order
+from minitrain.whatif.vector.recorded import Excess, Fleet, Recorded, TimedLog, covered, in_order
 
 _MOST_NUMBERS = 1 << 22  # in one array: 32 MiB
 

@@ -23,8 +23,7 @@ import numpy as np
 from minitrain.errors import UsageError
 from minitrain.machine.clusters.chosen_cluster import cluster_or_other
 from minitrain.machine.clusters.cluster import Cluster
-from minitrain.machine.config import SystemConfig, load_config
-from minitrain.machine.config_variation import validated, with_value
+from minitrain.machine.config import SystemConfig, load_config, validated, with_value
 from minitrain.machine.price import PRICING_PARAMETERS, Pricing, RankPredictors
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.timeline import Floats, Ints
@@ -40,7 +39,7 @@ from minitrain.run.simulation import simulate, simulate_async
 from minitrain.run.strategy_loading import Strategy, framework_of
 from minitrain.whatif.vector.execution import MachineGroup, execute
 from minitrain.whatif.vector.joint_figures import JointFigures
-from minitrain.whatif.vector.machines import Machine, Machines
+from minitrain.whatif.vector.recorded import Machine, Machines
 
 _ONE_AT_A_TIME = (
     *("contention", "strict", "strict_memory", "memory_by_kind"),

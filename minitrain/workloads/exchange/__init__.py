@@ -1,11 +1,11 @@
 """Recipes of other tools: what they train and in which layout, read and written in their own words.
 
 Open `recipe` first: the value that every format is read into and written from. Then
-`reading`, which recognises a format by its content.
+`reading`, which recognises a format by its content, and writes files too.
 
 | format | files |
 |---|---|
-| Megatron-LM's command line | `megatron_lm`, with `launch_script` for scripts of a shell |
+| Megatron-LM's command line | `megatron_lm`, also in scripts of a shell |
 | Megatron Bridge's YAML and overrides | `megatron_bridge` |
 | both: fields of Megatron Core | `megatron_model` (the model) and `megatron_layout` (the layout) |
 | torchtitan's TOML | `torchtitan`, with the models that it has |

@@ -15,7 +15,7 @@ import minitrain as mt
 from minitrain.engine.observers import Observer
 from minitrain.errors import DeadlockError, LawError, UsageError
 from minitrain.lib import Model
-from minitrain.run.accounting.summary import log as summary_log
+from minitrain.run.accounting import summary_log
 from minitrain.run.result import Run
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}

@@ -14,8 +14,7 @@ import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.machine.fixed_durations import FixedPredictor
 from minitrain.operations import COMM, Event
-from minitrain.run.analysis.dependencies import critical_path, make_graph
-from minitrain.run.analysis.retiming import retimed_events, what_if, what_ifs
+from minitrain.run.analysis.retiming import critical_path, make_graph, retimed_events, what_if, what_ifs
 from minitrain.run.analysis.timeline import as_timeline
 from tests.sample_logs import data_parallel, one_f_one_b
 

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.operations import LAUNCHED, STRIDE, TIME
-from minitrain.run.analysis.dependencies import collectives, make_graph, messages
-from minitrain.run.analysis.retiming import Values, program_of_logs, retime, retimed_events, seconds_of
+from minitrain.run.analysis.retiming import (
+    Values,
+    collectives,
+    make_graph,
+    messages,
+    program_of_logs,
+    retime,
+    retimed_events,
+    seconds_of,
+)
 from minitrain.run.analysis.timeline import Floats, Timeline
 from minitrain.run.folding.run import FoldedRun
 

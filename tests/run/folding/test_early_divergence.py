@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.run.folding.attempt import FoldAttempt
-from minitrain.run.folding.early_divergence import DivergenceHistory, find_early_divergence
+from minitrain.run.folding.driver import DivergenceHistory, find_early_divergence
 from minitrain.run.folding.run import FoldedRun
 from minitrain.run.rank_tasks import prepare
 from minitrain.search.sweeps.batches import Batch, run_batch

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitrain.run.folding.attempt import DivergesError, FoldAttempt
-from minitrain.run.folding.per_rank_sets import PerRankSet
-from minitrain.run.folding.per_rank_values import PerRankInt, per_rank
+from minitrain.run.folding.per_rank_values import PerRankInt, PerRankSet, per_rank
 from minitrain.tensors.index_sets import span
 
 FOLD = FoldAttempt({"a": 3, "b": 4}, frozenset())

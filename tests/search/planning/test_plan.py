@@ -12,7 +12,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, StrategyError, UsageError
 from minitrain.search.planning.layouts import within_budget
-from minitrain.search.planning.result import saved_plan
+from minitrain.search.planning.planner import saved_plan
 
 KINDS = ("h100_80g_nvl8", "a100_80g", "v100_32g_nvl8", "l40s_48g_pcie8")
 FAST = mt.Link(200e9, 5e-6)

@@ -17,7 +17,7 @@ from minitrain.errors import UsageError
 from minitrain.machine import load_config
 from minitrain.machine.measured_layers import LayerTime
 from minitrain.run.device_memory import ONE_GROUP
-from minitrain.search.planning.result import saved_plan
+from minitrain.search.planning.planner import saved_plan
 from minitrain.workloads.architecture import PRECISIONS, Precision
 
 FAST = mt.Link(200e9, 5e-6)

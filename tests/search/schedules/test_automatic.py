@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain import schedules
-from minitrain.search.schedules.automatic import span_and_end
+from minitrain.search.schedules.generators import span_and_end
 from minitrain.search.schedules.schedule import Schedule
 
 TIMES = st.floats(0.5, 2.0)

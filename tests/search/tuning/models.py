@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import minitrain as mt
-from minitrain.search.tuning.problem import TuningProblem
-from minitrain.search.tuning.space import Candidate, axes_of, candidates
+from minitrain.search.tuning.problem import Candidate, TuningProblem, axes_of, candidates
 
 SMALL = mt.Transformer(
     num_layers=8, hidden_size=256, num_heads=8, num_kv_heads=8, vocab_size=512, seq_len=64, norm="rmsnorm"

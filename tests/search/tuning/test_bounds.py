@@ -10,9 +10,9 @@ import pytest
 import minitrain as mt
 from minitrain.search.tuning.bounds import bound_of, least_times
 from minitrain.search.tuning.layouts import Columns
+from minitrain.search.tuning.problem import axes_of, candidates
 from minitrain.search.tuning.search import OF_FRONT, simulate_each
-from minitrain.search.tuning.space import axes_of, candidates
-from minitrain.search.tuning.step_times import steps_of
+from minitrain.search.tuning.step_figures import steps_of
 from tests.search.tuning.models import SMALL, layouts, problem
 
 _AXES: dict[str, list[Any]] = {

@@ -11,8 +11,7 @@ import minitrain as mt
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine import load_config
 from minitrain.search.tuning.bounds import bound_of
-from minitrain.search.tuning.problem import TuningProblem
-from minitrain.search.tuning.space import axes_of, candidates
+from minitrain.search.tuning.problem import TuningProblem, axes_of, candidates
 
 _GIVEN: dict[str, Any] = {"world_size": 4, "global_batch_size": 16, "jobs": 1, "fidelity": "roofline"}
 _SPACE = {"pp": [1, 2], "ep": [1, 2], "microbatch_size": [1], "zero": [1]}

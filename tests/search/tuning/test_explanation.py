@@ -9,7 +9,7 @@ import pytest
 import minitrain as mt
 from minitrain.machine.config import load_config
 from minitrain.search.tuning.explanation import TuningExplanation, knobs, step_times
-from minitrain.search.tuning.result import Tuning
+from minitrain.search.tuning.tune import Tuning
 from tests.search.tuning.models import SMALL
 
 _GIVEN: dict[str, Any] = {

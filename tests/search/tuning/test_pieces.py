@@ -10,9 +10,8 @@ import pytest
 import minitrain as mt
 from minitrain.search.tuning.orders import FORWARD, order_of
 from minitrain.search.tuning.pieces import PassKey, Pieces
-from minitrain.search.tuning.problem import TuningProblem
+from minitrain.search.tuning.problem import TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import Figures, Limit, price_pipelines
-from minitrain.search.tuning.space import axes_of, candidates
 from tests.search.tuning.models import SMALL, layouts, problem
 
 _ALL = {

@@ -12,8 +12,8 @@ import pytest
 import minitrain as mt
 from minitrain.search.sweeps.executors.own_processes import WorkerLostError
 from minitrain.search.tuning.findings import described
-from minitrain.search.tuning.result import Tuning
 from minitrain.search.tuning.search import options_of
+from minitrain.search.tuning.tune import Tuning
 from tests.search.tuning.models import SMALL
 
 _SPACE = {

@@ -12,9 +12,8 @@ import pytest
 import minitrain as mt
 from minitrain.run.strategy_loading import choose_strategy, options_of
 from minitrain.search.tuning.findings import Choice
-from minitrain.search.tuning.problem import TuningProblem
+from minitrain.search.tuning.problem import Candidate, TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import Figures, row_of
-from minitrain.search.tuning.space import Candidate, axes_of, candidates
 from minitrain.search.tuning.words import of_calculon
 from minitrain.workloads.exchange.recipe import same_model
 from tests.project.mutated_files import EXECUTION

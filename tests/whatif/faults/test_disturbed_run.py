@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.run.analysis.dependencies import collectives, make_graph, messages
-from minitrain.run.analysis.retiming import retimed_events
+from minitrain.run.analysis.retiming import collectives, make_graph, messages, retimed_events
 from minitrain.run.analysis.timeline import as_timeline
 from minitrain.run.result import Run
 from minitrain.whatif.faults.disturbed_run import DisturbedRun, finished_part

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.run.analysis.dependencies import critical_path, make_graph
-from minitrain.run.analysis.retiming import retime, retimed_events
+from minitrain.run.analysis.retiming import critical_path, make_graph, retime, retimed_events
 from minitrain.run.analysis.timeline import Floats
-from minitrain.whatif.noise.activities import Activities, Draws, make_activities
 from minitrain.whatif.noise.distribution import PathFinder
+from minitrain.whatif.noise.noise import Activities, Draws, make_activities
 
 _SIZES: Any = {"world_size": 8, "num_layers": 16, "global_batch_size": 64}
 _NAMES = sorted(set(mt.strategies()) - {"single"})

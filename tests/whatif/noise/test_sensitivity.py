@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.run.analysis.dependencies import critical_path, make_graph
+from minitrain.run.analysis.retiming import critical_path, make_graph
 from tests.small_transformers import LLAMA_LIKE
 
 _PRICES = {"forward": 2.0, "backward": 4.0, "send": 1.0, "all_gather": 3.0, "reduce_scatter": 3.0, "update": 0.5}

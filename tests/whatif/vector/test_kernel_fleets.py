@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.machine.columns import columns_of
-from minitrain.machine.config import SystemConfig, load_config
-from minitrain.machine.config_variation import varied_configs
+from minitrain.machine.config import SystemConfig, load_config, varied_configs
 from minitrain.machine.measured_layers import LayerTime
 from minitrain.machine.predictor import KernelPredictor, LayerPredictor
 from minitrain.machine.price import Pricing

@@ -77,7 +77,7 @@ _NUMBERS = st.floats(0.05, 20.0)
 def _machines(draw: st.DrawFn) -> Any:
     """Return a config whose tiers, capacities and rows differ from those of others."""
     base, factor = load_config(draw(st.sampled_from(["h100_80g_nvl8", "a100_80g"]))), _NUMBERS
-    from minitrain.machine.config_variation import varied_configs
+    from minitrain.machine.config import varied_configs
 
     figures = {
         "networks[0].size": draw(st.sampled_from([2, 4, 8])),

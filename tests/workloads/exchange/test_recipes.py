@@ -11,11 +11,10 @@ import pytest
 
 import minitrain as mt
 from minitrain.workloads.architecture import Precision
-from minitrain.workloads.exchange.launch_script import words_of
-from minitrain.workloads.exchange.megatron_lm import OPTIONS
+from minitrain.workloads.exchange.megatron_lm import OPTIONS, words_of
 from minitrain.workloads.exchange.megatron_model import evaluated
+from minitrain.workloads.exchange.reading import TOOLS, require_words
 from minitrain.workloads.exchange.recipe import OF_MEGATRON_LM
-from minitrain.workloads.exchange.writing import TOOLS, require_words
 
 SCRIPT = Path(__file__).parent / "pretrain_llama3_8b.sh"
 LLAMA = mt.models()["llama3-8b"]
