@@ -6,14 +6,15 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
 from minitrain.training import launcher
 from minitrain.training.worker import FD, main
+from tests.training.processes import MARK
 
 
 def be_rank(pipe: Connection, printed: Connection, environment: dict[str, str], path: list[str], folder: str) -> None:
@@ -66,6 +67,10 @@ def prepared(rank: int, say: Callable[[str], None]) -> Any:
     """Start the process of a rank, whose lines are passed on; takes the place of the launcher's own start."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
+    mark = os.environ.pop(MARK, None)  # which is not of the process that ranks of all tests start from
+    ensure_running()
+    if mark is not None:
+        os.environ[MARK] = mark
     ours, theirs = context.Pipe()
     readable, writable = os.pipe()
     printed = Connection(writable, readable=False)
@@ -75,6 +80,4 @@ def prepared(rank: int, say: Callable[[str], None]) -> Any:
     theirs.close()
     printed.close()
     popen: Any = PreparedProcess(process, readable)
-    reader = threading.Thread(target=launcher._pass_on, args=(rank, popen, say), daemon=True)
-    reader.start()
-    return launcher._Process(rank, popen, ours, reader)
+    return launcher._Process(rank, popen, ours, launcher._Printed(rank, popen.stdout, say))

@@ -7,6 +7,7 @@ it started, when time is over.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -14,7 +15,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,8 +230,15 @@ class _Process:
             start_new_session=True,
         )
         os.close(write)
-        self._readers = [_Reader(os.fdopen(read, "rb"), MOST_OUTPUT), _Reader(self.process.stdout, MOST_PRINTED)]
         self._result = write
+        pipes = [(os.fdopen(read, "rb"), MOST_OUTPUT), (self.process.stdout, MOST_PRINTED)]
+        try:
+            self._readers = [_Reader(*pipe) for pipe in pipes]
+        except RuntimeError:  # no thread can be started
+            self.end()
+            for pipe in (*(pipe for pipe, _ in pipes), self.process.stdin):
+                pipe.close()  # type: ignore[union-attr]  # all are there
+            raise
 
     def tell(self, job: Mapping[str, Any]) -> None:
         """Send the process its job, for which it waits."""
@@ -308,23 +315,35 @@ def _why(code: int) -> str:
     return f"its process ended before the run was over, with exit code {code}; a strategy returns its model"
 
 
-class _Reader(threading.Thread):
-    """Reads a pipe to its end, keeping no more than it should, so that the writer never waits."""
+class _Reader:
+    """Reads a pipe to its end, keeping no more than it should, so that the writer never waits.
+
+    Its thread is waited for as long as is said, and not for its begin, as `threading` does: for ever without memory.
+    """
 
     def __init__(self, pipe: Any, most: int) -> None:
-        super().__init__(daemon=True)
         self._pipe = pipe
         self._most = most
         self._kept = bytearray()
-        self.start()
+        self._reading = _thread.allocate_lock()
+        self._reading.acquire()
+        _thread.start_new_thread(self._run, ())
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Read."""
-        with self._pipe:
-            while part := self._pipe.read1(2**16):
-                self._kept += part[: self._most - len(self._kept)]
+        try:
+            with self._pipe:
+                while part := self._pipe.read1(2**16):
+                    self._kept += part[: self._most - len(self._kept)]
+        finally:
+            self._reading.release()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end, and not for longer than some seconds."""
+        if self._reading.acquire(timeout=seconds):
+            self._reading.release()
 
     def data(self) -> bytes:
         """Return what was read."""
-        self.join(timeout=5)
+        self.join(5)
         return bytes(self._kept)

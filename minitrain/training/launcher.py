@@ -4,11 +4,12 @@ Each rank is a process of its own with a pipe to this one. A rank that dies clos
 (SIGSTOP) has another state: both are noticed at once. One that does nothing between two operations for too long is
 noticed by asking; how long that is grows with the machine's load, and time in which this process was not given a core
 does not count. Whatever happens, all processes have ended when `launch` returns or raises, with those that they have
-started.
+started. What ranks print is read beside what they report: a thread might wait for ever to begin where memory is short.
 """
 
 from __future__ import annotations
 
+import _thread
 import io
 import marshal
 import os
@@ -21,14 +22,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
 from types import CodeType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import cloudpickle  # type: ignore[import-untyped]
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented
@@ -38,7 +38,7 @@ from minitrain.training.program import RankProgram
 from minitrain.training.worker import FD, Doing, Task
 
 MOST_PRINTED = 2**16
-"""Bytes that a rank may print before the rest is left out."""
+"""Bytes that a rank may print before the rest is left out; as many as a pipe holds."""
 
 _RANK = (
     "from minitrain.run.worker_processes import die_with; die_with({}); "  # before torch is there, which takes seconds
@@ -49,6 +49,61 @@ _MOST_LOADED = 4.0  # a busy machine makes the limit of silence this many times 
 _DONE = b"done"
 _RUNS = count()  # under torchrun: each rank takes part in the same ones
 _GRACE_S = 0.5  # how long other ranks may take to say that they failed too, of which the first cause is looked for
+
+
+class _Printed:
+    """What a rank prints, which is passed on line by line as far as anybody can read it.
+
+    Args:
+        rank: that prints.
+        pipe: where it comes from.
+        say: takes its lines.
+
+    Attributes:
+        is_over: whether nothing more will come.
+    """
+
+    def __init__(self, rank: int, pipe: IO[bytes], say: Callable[[str], None]) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self.is_over = False
+        self._rank = rank
+        self._pipe = pipe
+        self._say = say
+        self._begun = b""  # of a line
+        self._num_bytes = 0
+
+    def fileno(self) -> int:
+        """Return what can be waited for."""
+        return self._pipe.fileno()
+
+    def take(self) -> None:
+        """Pass on what has come, and keep the beginning of a line."""
+        try:
+            data = os.read(self.fileno(), MOST_PRINTED)
+        except BlockingIOError:
+            return
+        self.is_over = not data
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        if len(self._begun) >= MOST_PRINTED:
+            lines, self._begun = [*lines, self._begun], b""
+        for line in lines:
+            self._pass_on(line)
+
+    def _pass_on(self, line: bytes) -> None:
+        """Pass on a line, if there were not too many."""
+        if self._num_bytes >= MOST_PRINTED:
+            return
+        self._num_bytes += len(line) + 1
+        self._say(f"[rank {self._rank}] {line.decode(errors='replace').rstrip()}")
+        if self._num_bytes >= MOST_PRINTED:
+            self._say(f"[rank {self._rank}] has printed more than {MOST_PRINTED // 1024} KiB; the rest is left out")
+
+    def close(self) -> None:
+        """Pass on what was printed last."""
+        self.take()
+        if self._begun:
+            self._pass_on(self._begun)
+        self._pipe.close()
 
 
 @dataclass(slots=True)
@@ -68,7 +123,7 @@ class _Process:
     rank: int
     popen: subprocess.Popen[bytes]
     pipe: Connection
-    reader: threading.Thread
+    printed: _Printed
     doing: tuple[int, int, bool] = (-1, -1, False)
     same_s: float = 0.0
     silent_s: float = 0.0
@@ -166,22 +221,8 @@ def _started(rank: int, say: Callable[[str], None]) -> _Process:
         start_new_session=True,  # Ctrl-C is for this process
     )
     theirs.close()
-    reader = threading.Thread(target=_pass_on, args=(rank, popen, say), daemon=True)
-    reader.start()
-    return _Process(rank, popen, ours, reader)
-
-
-def _pass_on(rank: int, popen: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
-    """Pass on what a rank prints, as far as anybody can read it."""
     assert popen.stdout is not None
-    printed = 0
-    with popen.stdout as lines:
-        for line in iter(partial(lines.readline, MOST_PRINTED), b""):
-            if printed < MOST_PRINTED:
-                printed += len(line)
-                say(f"[rank {rank}] {line.decode(errors='replace').rstrip()}")
-                if printed >= MOST_PRINTED:
-                    say(f"[rank {rank}] has printed more than {MOST_PRINTED // 1024} KiB; the rest is left out")
+    return _Process(rank, popen, ours, _Printed(rank, popen.stdout, say))
 
 
 def _watch(
@@ -191,26 +232,33 @@ def _watch(
     patience_s: float,
 ) -> None:
     """Take what ranks report until all have ended, and raise why one failed."""
-    by_pipe = {process.pipe: process for process in processes}
     failed: list[_Process] = []  # in the order in which that was known
     failing_since, asked = 0.0, monotonic()
-    while by_pipe:
-        ready: list[Any] = wait(list(by_pipe), timeout=_ASK_S / 5)
-        for process in [by_pipe[pipe] for pipe in ready]:
-            _take(process, on_message)
+    while left := [process for process in processes if not process.has_ended]:
+        _take_what_comes(processes, on_message)
         now = monotonic()
         if not failed and now - asked > _ASK_S:
             passed_s, asked = min(now - asked, 2 * _ASK_S), now  # more, and this process itself was kept waiting
             limit_s = _limit_s(patience_s)
-            for process in by_pipe.values():
+            for process in left:
                 _require_life(process, programs[process.rank], passed_s, limit_s)
         for process in processes:
             if process.has_failed and process not in failed:
                 failing_since = failing_since or now
                 failed.append(process)
-        by_pipe = {pipe: process for pipe, process in by_pipe.items() if not process.has_ended}
-        if failed and (now - failing_since > _GRACE_S or not by_pipe):
+        if failed and (now - failing_since > _GRACE_S or all(process.has_ended for process in processes)):
             _raise_first(failed)
+
+
+def _take_what_comes(processes: Sequence[_Process], on_message: Callable[[int, tuple[Any, ...]], None]) -> None:
+    """Take what ranks report and print, if anything comes before they are to be asked."""
+    coming: dict[Any, _Process] = {process.pipe: process for process in processes if not process.has_ended}
+    coming |= {process.printed: process for process in processes if not process.printed.is_over}
+    for ready in wait([*coming], timeout=_ASK_S / 5):
+        if isinstance(ready, _Printed):
+            ready.take()
+        else:
+            _take(coming[ready], on_message)
 
 
 def _take(process: _Process, on_message: Callable[[int, tuple[Any, ...]], None]) -> None:
@@ -293,7 +341,7 @@ def watch_itself(program: RankProgram, world_size: int, doing: Doing, patience_s
     ended, run, place = threading.Event(), next(_RUNS), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     life = _Life(TCPStore(*place, is_master=False), f"minitrain/{run}", program.rank, world_size)
     life.tell()
-    threading.Thread(target=_watch_it, args=(program, doing, life, patience_s, ended), daemon=True).start()
+    _thread.start_new_thread(_watch_it, (program, doing, life, patience_s, ended))  # does not wait for its begin
     return ended
 
 
@@ -429,4 +477,4 @@ def _end(processes: Sequence[_Process]) -> None:
     for process in processes:
         process.popen.wait()
         process.pipe.close()
-        process.reader.join(_GRACE_S)  # what was printed last is still passed on
+        process.printed.close()

@@ -6,6 +6,7 @@ when its pipe does, so that nothing is left over when the launcher is killed.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import datetime
 import os
@@ -347,7 +348,7 @@ def main() -> None:
     status = 0
     try:
         task = load(pipe.receive())
-        threading.Thread(target=pipe.listen, daemon=True).start()
+        _thread.start_new_thread(pipe.listen, ())  # without waiting for its begin, which may lack memory
         times = train_rank(task, pipe.report, pipe.doing)
         pipe.report(("end", times))
         dist.barrier()

@@ -6,6 +6,7 @@ The escapes need a kernel with Landlock and seccomp, or bubblewrap; where there 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -497,6 +498,31 @@ def test_many_samples_that_are_none_make_a_short_message(tmp_path: Path) -> None
     failure = graded(tmp_path, "model.get_input_activation({f's{i}' for i in range(2048)})", hidden=False).failures[0]
     assert "samples must be integers, got 's" in failure.message
     assert len(failure.message) < 200
+
+
+def test_a_thread_that_does_not_begin_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.learn.sandbox._thread.start_new_thread", lambda *_: 0)  # as without memory
+    reader = sandbox._Reader(io.BytesIO(b"said"), 4)
+    reader.join(0.01)
+    assert not reader._kept
+
+
+def test_no_process_stays_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            started.append(self)
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("minitrain.learn.sandbox.subprocess.Popen", Noted)
+    monkeypatch.setattr("minitrain.learn.sandbox._thread.start_new_thread", refused)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        grade(RIGHT, "02", limits=Limits(isolation="none"))
+    assert [process.returncode is not None for process in started] == [True]
 
 
 def test_messages_name_the_submission_by_its_own_path(tmp_path: Path) -> None:
