@@ -4,15 +4,23 @@ A class of ranks is simulated once, with numbers that stand for all its ranks. W
 rank in ways that those numbers do not see: by a counter that ranks share, a random number, `type(model.rank)`. So of a
 strategy that is not shipped, some ranks of each class are executed as ordinary ranks. What they get from others is what
 their class got, at their place. Their logs, their final weights and their peaks must be those of the folded run.
+
+What ranks share, such as a counter, may tell ranks apart that are not executed. So nothing of it may change.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dis
+import functools
+import inspect
 import itertools
+import pickle
 import random
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minitrain.engine.entry import require_handed_on
@@ -25,6 +33,7 @@ from minitrain.operations import NOTE, PRICE, TIME, WAITED_FOR
 from minitrain.operations.collectives import COLLECTIVES, describe
 from minitrain.run.folding.expansion import SLOTS_OF_TENSORS, RankInClass
 from minitrain.run.rank_tasks import PreparedRun, require_nothing_left, run_ranks
+from minitrain.run.strategy_loading import unwrapped
 from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.placed import remember
 
@@ -36,20 +45,81 @@ MOST_CLASSES = 32
 """Of how many classes ranks are executed; of more, those that lie evenly among them."""
 
 
-async def confirm(prepared: PreparedRun, run: FoldedRun) -> None:
+async def confirm(prepared: PreparedRun, run: FoldedRun, shared: Mapping[str, bytes]) -> None:
     """Execute some ranks of each class of a folded run in full: the lowest, the last, and one between them.
 
     Args:
         prepared: what was simulated.
         run: its folded run, whose models have kept what they communicated.
+        shared: what ranks share, as `shared_by_ranks` has it, from before the run.
 
     Raises:
-        StrategyError: one of them does something else than its class.
+        StrategyError: one of them does something else than its class, or ranks have changed what they share.
     """
     classes = run.class_models
     for model in classes[:: -(-len(classes) // MOST_CLASSES)]:
         for rank in _chosen(run, model._rank):
             await _confirm_rank(prepared, run, model, rank)
+    now = shared_by_ranks(prepared.function)
+    changed = sorted(name for name in {*shared, *now} if shared.get(name) != now.get(name))
+    if changed:
+        raise StrategyError(
+            f"{prepared.name} cannot be folded: ranks share {changed[0]} and have changed it, so that another number "
+            "of ranks may do something else; let ranks share nothing that they change, or simulate without fold=True",
+            is_split=False,
+        )
+
+
+def shared_by_ranks(strategy: Any) -> Mapping[str, bytes]:
+    """Return what all ranks of a strategy share of its closure, its defaults and its module, pickled, by name.
+
+    Functions and classes of its own package are looked into. What belongs to others, and what cannot be pickled, is
+    left out.
+    """
+    own = getattr(unwrapped(strategy), "__module__", "minitrain").partition(".")[0]
+    found: dict[str, bytes] = {}
+    seen: set[int] = set()
+    left: list[tuple[str, Any]] = [] if own == "minitrain" else [("it", strategy)]
+    while left:
+        name, value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, FunctionType | type):
+            left += _parts_of(value) if value.__module__.partition(".")[0] == own else ()
+        elif isinstance(value, MethodType | functools.partial):
+            parts = ("__func__", "__self__", "func", "args", "keywords")
+            left += [(name, getattr(value, part)) for part in parts if hasattr(value, part)]
+        else:
+            try:
+                found[name] = pickle.dumps(value)
+            except Exception:  # whatever its class raises
+                left += (
+                    [*getattr(value, "__dict__", {}).items()] if type(value).__module__.partition(".")[0] == own else ()
+                )
+    return found
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function or a class refers to, by name."""
+    if isinstance(value, type):
+        yield from vars(value).items()
+        return
+    with contextlib.suppress(ValueError):  # a variable of the closure has no value yet
+        yield from inspect.getclosurevars(value).nonlocals.items()
+    yield "its defaults", (value.__defaults__, value.__kwdefaults__)
+    for name in _globals_in(value):
+        if name in value.__globals__:
+            yield name, value.__globals__[name]
+
+
+def _globals_in(code: Any) -> Iterator[str]:
+    """Yield the names of its module that a function uses, with those of functions in it."""
+    for step in dis.get_instructions(code):
+        if step.opname.endswith("_GLOBAL"):
+            yield step.argval
+        elif isinstance(step.argval, CodeType):
+            yield from _globals_in(step.argval)
 
 
 def _chosen(run: FoldedRun, lowest: int) -> Sequence[int]:

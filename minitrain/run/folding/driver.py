@@ -33,7 +33,7 @@ from minitrain.machine.price import Predictor, RankPredictors
 from minitrain.run.device_memory import kinds_of_journals, watching_memory
 from minitrain.run.event_loops import rare_collections
 from minitrain.run.folding.attempt import FoldAttempt, are_alike, labels_of
-from minitrain.run.folding.confirmation import confirm
+from minitrain.run.folding.confirmation import confirm, shared_by_ranks
 from minitrain.run.folding.expansion import Expansion
 from minitrain.run.folding.model import FoldedModel, model_of_class
 from minitrain.run.folding.per_rank_values import PerRankSet
@@ -351,6 +351,8 @@ async def _simulate_classes(
 async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> FoldedRun:
     """Run the strategy on each class to its end, and return the run of all ranks."""
     parameters = prepared.parameters
+    is_confirmed = prepared.folded_kind is None and not is_shipped(prepared.function)
+    shared = shared_by_ranks(prepared.function) if is_confirmed else {}
     with rare_collections(), watching_memory(models, strict=parameters.strict_memory) as excesses:
         await run_ranks(prepared, models, attempt.num_ranks_a_class)
         require_nothing_left(models[0].dist, models)
@@ -375,8 +377,8 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
         was_asked_for=asks_to_fold(parameters.fold),
         **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
     )
-    if prepared.folded_kind is None and not is_shipped(prepared.function):
-        await confirm(prepared, run)
+    if is_confirmed:
+        await confirm(prepared, run, shared)
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -84,6 +85,41 @@ def _counted() -> Callable[[mt.Model], Any]:
     return counted
 
 
+def _counted_to_eight() -> Callable[[mt.Model], Any]:
+    count = itertools.count()
+
+    async def counted_to_eight(model: mt.Model) -> mt.Model:
+        return await _train(model, again=next(count) > 8)
+
+    return counted_to_eight
+
+
+class _Turns:
+    num_taken = 0
+
+
+def _turn() -> int:
+    _Turns.num_taken += 1
+    return _Turns.num_taken
+
+
+async def _takes_turns(model: mt.Model) -> mt.Model:
+    async def train() -> mt.Model:
+        return await _train(model, again=_turn() > 8)
+
+    return await train()
+
+
+class _Callable:
+    def __init__(self) -> None:
+        self.ranks = [lambda: None]  # which cannot be pickled
+        self.num_ranks = 0
+
+    async def __call__(self, model: mt.Model) -> mt.Model:
+        self.num_ranks += 1
+        return await _train(model, again=self.num_ranks > 8)
+
+
 def _drawn() -> Callable[[mt.Model], Any]:
     source = random.Random(3)
 
@@ -141,6 +177,20 @@ def test_a_strategy_that_is_another_one_on_other_ranks_is_refused(make: Any, tol
         mt.simulate(make(), world_size=16, num_layers=1, global_batch_size=64, fold=True)
     assert "was executed by itself too" in str(refused.value)
     assert refused.value.rank in range(16)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shared"),
+    [
+        (_counted_to_eight(), "count"),
+        (functools.partial(_counted_to_eight()), "count"),
+        (_takes_turns, "num_taken"),
+        (_Callable(), "num_ranks"),
+    ],
+)
+def test_ranks_that_change_what_they_share_do_not_fold(strategy: Any, shared: str) -> None:
+    with pytest.raises(mt.StrategyError, match=f"ranks share {shared} and have changed it"):
+        mt.simulate(strategy, world_size=16, num_layers=1, global_batch_size=64, fold=True)
 
 
 def test_a_strategy_of_ones_own_that_does_the_same_everywhere_folds() -> None:
