@@ -25,8 +25,6 @@ async def accumulate(model: Model, microbatch_size: int) -> Model:
             del new
 
     for layer in layers:
-        weights[layer], opt_states[layer] = model.update(
-            layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-        )
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         model.set_final_weight(layer, weights[layer])
     return model

@@ -23,8 +23,6 @@ async def ddp(model: Model) -> Model:
     for layer in layers:
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)
     for layer in layers:
-        weights[layer], opt_states[layer] = model.update(
-            layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-        )
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         model.set_final_weight(layer, weights[layer])
     return model

@@ -49,8 +49,6 @@ async def one_f_one_b(model: Model, microbatch_size: int) -> Model:
             await backward(i - warmup)
 
     for layer in layers:
-        weights[layer], opt_states[layer] = model.update(
-            layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-        )
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         model.set_final_weight(layer, weights[layer])
     return model

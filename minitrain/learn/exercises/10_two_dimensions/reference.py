@@ -53,8 +53,6 @@ async def pp_dp(model: Model, microbatch_size: int, pp: int) -> Model:
 
     for layer in layers:
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)
-        weights[layer], opt_states[layer] = model.update(
-            layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-        )
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         model.set_final_weight(layer, weights[layer])
     return model

@@ -55,10 +55,7 @@ async def interleaved_1f1b(model: Model, microbatch_size: int, num_chunks: int) 
             round_, within = divmod(step - warmup, num_stages)
             await backward((num_chunks - 1 - within // p) * p + rank, round_ * p + within % p)
 
-    for layers in layers_of[rank::p]:
-        for layer in layers:
-            weights[layer], opt_states[layer] = model.update(
-                layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-            )
-            model.set_final_weight(layer, weights[layer])
+    for layer in list(weights):
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        model.set_final_weight(layer, weights[layer])
     return model

@@ -29,8 +29,6 @@ async def challenge(model: Model) -> Model:
             grad_weights[layer] = grad_weights[layer] + shard if layer in grad_weights else shard
 
     for layer in layers:
-        weights[layer], opt_states[layer] = model.update(
-            layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-        )
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         model.set_final_weight(layer, weights[layer])
     return model

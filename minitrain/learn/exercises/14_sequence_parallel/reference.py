@@ -60,6 +60,5 @@ async def sequence_parallel(model: Model, microbatch_size: int, tp: int) -> Mode
             grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=parts)
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
-        del grad_weights[layer]
         model.set_final_weight(layer, weights[layer])
     return model

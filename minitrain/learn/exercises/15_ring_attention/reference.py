@@ -82,6 +82,5 @@ async def ring_attention(model: Model, microbatch_size: int, cp: int) -> Model:
     for layer in layers:
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
-        del grad_weights[layer]
         model.set_final_weight(layer, weights[layer])
     return model

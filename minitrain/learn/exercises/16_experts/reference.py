@@ -68,6 +68,5 @@ async def experts(model: Model, microbatch_size: int, ep: int) -> Model:
         layer, group = (key[1], replicas) if isinstance(key, tuple) else (key, everyone)
         grad_weights[key] = await model.all_reduce(grad_weights[key], layer, group=group)
         weights[key], opt_states[key] = model.update(layer, grad_weights[key], weights[key], opt_states[key])
-        del grad_weights[key]
         model.set_final_weight(layer, weights[key])
     return model

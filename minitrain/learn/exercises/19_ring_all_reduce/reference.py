@@ -25,9 +25,7 @@ async def ring_ddp(model: Model) -> Model:
     del grad_activations["out"]
     for layer in layers:
         await ring_all_reduce(model, grad_weights, layer)
-        weights[layer], opt_states[layer] = model.update(
-            layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-        )
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         model.set_final_weight(layer, weights[layer])
     return model
 

@@ -34,9 +34,7 @@ async def tree_or_ring(model: Model, grad_bytes: list[int]) -> Model:
             await sum_over_tree(model, grad_weights, layer, levels)
         else:
             await sum_round_ring(model, grad_weights, layer)
-        weights[layer], opt_states[layer] = model.update(
-            layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-        )
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         model.set_final_weight(layer, weights[layer])
     return model
 

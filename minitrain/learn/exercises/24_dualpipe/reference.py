@@ -87,9 +87,7 @@ async def dualpipe_v(model: Model, microbatch_size: int) -> Model:
         await sends.pop(0)
 
     for layer in (*layers_of[0], *layers_of[1]):
-        weights[layer], opt_states[layer] = model.update(
-            layer, grad_weights.pop(layer), weights[layer], opt_states[layer]
-        )
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         model.set_final_weight(layer, weights[layer])
     return model
 
