@@ -19,7 +19,7 @@ from weakref import WeakSet, ref
 from minitrain.engine.transport.calls import Call, place_of_call
 from minitrain.engine.transport.deadlocks import DeadlockDetector
 from minitrain.engine.transport.waiting import wake_soon
-from minitrain.errors import CollectiveMismatchError, LawError, UsageError
+from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError, UsageError
 from minitrain.operations import COMM, Stream
 from minitrain.operations.collectives import COLLECTIVES, describe, mismatch, perform
 from minitrain.source_lines import calling_frame, present_place
@@ -286,6 +286,9 @@ class Communicator:
             results = perform(collective.op, values, self.ranks, collective.detail, whole=self.is_world)
         except CollectiveMismatchError as error:
             raise self._located(error, calls, last_call) from None
+        except TensorTypeError as error:
+            where = _called_at(calls, last_call)[0]
+            raise TensorTypeError(f"{error} ({where})", rank=calls[0].rank, value=calls[0].value) from error.__cause__
         clocks = [call.clock for call in calls]
         start, last = calls[0].latest(clocks, self.ranks)
         largest_bytes = (
