@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minitrain.learn.usage import named
-from minitrain.operations import COMMUNICATIONS, LOAD_WEIGHTS
+from minitrain.operations import COMMUNICATIONS, FETCH, LOAD_WEIGHTS, OFFLOAD
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.run.analysis.labels import duration
 from minitrain.run.result import Run
@@ -36,6 +36,9 @@ _NEXT = {
     "update": "`model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])`",
 }
 """The operations of a step in their order, each as the next thing to write."""
+
+_LAUNCHED = frozenset({"send", "receive", OFFLOAD, FETCH, *COLLECTIVES})
+"""Communications, as steps have them."""
 
 _LIKE = {
     "load_weights": ("load_weights", "load_router", "load_experts"),
@@ -197,6 +200,33 @@ def _listed(calls: Sequence[Call]) -> str:
     """Return the last calls of a rank in words."""
     shown = [f"{call}{'' if call.is_done or call.launched else ', which waits'}" for call in calls[-_MOST:]]
     return ("..., " if len(calls) > _MOST else "") + (", ".join(shown) or "nothing")
+
+
+def never_awaited(programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]) -> list[str]:
+    """Return which operations were launched and never awaited, one for each line of the submission."""
+    found: dict[Any, str] = {}
+    for rank, steps in enumerate(programs):
+        over = {step[1] for step in steps if step[0] == "await"}
+        over |= {step[1]["launched"] for step in steps if isinstance(step[1], Mapping) and "launched" in step[1]}
+        for number, step in enumerate(steps):
+            if step[0] in _LAUNCHED and step[-1] is True and number not in over:
+                line = lines[rank][number]
+                where = f" at {line}" if isinstance(line, str) else ""
+                found.setdefault(line, f"rank {rank} has launched {_in_words(step)}{where}, and has not awaited it")
+    return [*found.values()][:_MOST]
+
+
+def without_second_half(programs: Sequence[Sequence[Any]], rank: int, layer: int) -> str:
+    """Return how often a rank has done less `backward_weight` of a layer than `backward_input`; "" if it has not."""
+    first, second = (
+        sum(step[:2] == [kind, layer] for step in programs[rank]) for kind in ("backward_input", "backward_weight")
+    )
+    if second >= first:
+        return ""
+    return (
+        f"rank {rank} has done backward_input of layer {layer} {first} times and backward_weight {second} times: the W "
+        "of these samples is missing before the update"
+    )
 
 
 def next_step(programs: Sequence[Sequence[Any]]) -> str:

@@ -12,7 +12,16 @@ from typing import Any
 from minitrain import errors
 from minitrain.errors import LawError, MinitrainError, ProofError
 from minitrain.learn.budgets import Budget, budget_for
-from minitrain.learn.causes import calls_by_layer, longer_parts, more_calls, next_step, ordered_places, why_all_wait
+from minitrain.learn.causes import (
+    calls_by_layer,
+    longer_parts,
+    more_calls,
+    never_awaited,
+    next_step,
+    ordered_places,
+    why_all_wait,
+    without_second_half,
+)
 from minitrain.learn.exercise import Case, Exercise
 from minitrain.learn.hints import hint_for
 from minitrain.learn.memory import Excess, Moment, excess_of
@@ -226,7 +235,7 @@ def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any], found
     facts["line"] = line if isinstance(line, str) else None
     forgotten = error.get("never_awaited")
     facts["never_awaited"] = _shown(forgotten) if isinstance(forgotten, str) else ""
-    message, facts["cause"] = _with_cause(message, found.get("programs", ()), found.get("lines", ()))
+    message, facts["cause"] = _with_cause(message, facts, found.get("programs", ()), found.get("lines", ()))
     return _up_to(name, failed(exercise, case, name, message, kind=kinds[0] if kinds else "Exception", **facts))
 
 
@@ -236,7 +245,7 @@ def _count(value: Any) -> int | None:
 
 
 def _with_cause(
-    message: str, programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]
+    message: str, facts: Mapping[str, Any], programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]
 ) -> tuple[str, Sequence[str]]:
     """Return what an error says, and where it comes from, as far as what the ranks did tells it.
 
@@ -245,9 +254,15 @@ def _with_cause(
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         if message.startswith("deadlock"):
             return message, why_all_wait(programs, lines)
+        if "and never awaited it" in message:
+            return message, never_awaited(programs, lines)
+        rule = message.partition(";")[0]
+        if re.search(r"must cover all \d+ samples", rule):
+            half = without_second_half(programs, facts["rank"], facts["layer"])
+            return (f"{rule}; {half}" if half else message), ()
         begun = next_step(programs) if "has no final weight" in message else ""
         if begun:
-            return f"{begun} ({message.partition(';')[0]})", ()
+            return f"{begun} ({rule})", ()
     return message, ()
 
 
@@ -267,7 +282,7 @@ def _broken(
     if name == "numerics":
         facts.update(expected="the numbers of a single device", got=_difference(error))
     message = str(error).split("\n")[0]
-    message, facts["cause"] = _with_cause(message, programs, lines)
+    message, facts["cause"] = _with_cause(message, facts, programs, lines)
     return _up_to(name, failed(exercise, case, name, message, kind=type(error).__name__, **facts))
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import linecache
 import re
+import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +22,9 @@ from minitrain.source_lines import place_of
 
 SUBMISSION = "submission"
 """The folder with the submission and the files that it imports, in the folder of its process."""
+
+_MOST_KEYS = 6
+"""Keys of a mapping that are named."""
 
 
 @contextlib.contextmanager
@@ -64,7 +70,7 @@ def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]
 def _text_of(error: BaseException) -> str:
     """Return the text of an error; where its class is the submission's, this calls code of the submission."""
     try:
-        return str(error) + _meant(error)
+        return str(error) + _meant(error) + _sought(error)
     except BaseException as second:  # whatever it raises
         return f"its text cannot be had: __str__ raised {type(second).__name__}"
 
@@ -75,6 +81,34 @@ def _meant(error: BaseException) -> str:
         return ""
     close = difflib.get_close_matches(error.name, [name for name in dir(error.obj) if name[0] != "_"], 1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _sought(error: BaseException) -> str:
+    """Return where the submission sought a key that does not exist, and which keys there are; "" for other errors."""
+    trace = error.__traceback__ if isinstance(error, KeyError) else None
+    steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
+    frame, place = next((step for step in reversed([*steps]) if _is_submission(step[0][0])), (None, None))
+    if frame is None or place is None or place.colno is None or place.lineno != place.end_lineno:
+        return ""
+    line = linecache.getline(place.filename, place.lineno or 0).encode()
+    text = line[place.colno : place.end_colno].decode()
+    name, kept = _mapping_of(text, frame[0])
+    if kept is None:
+        return f"; `{text}` finds no such key" if text else ""
+    keys = ", ".join(f"{key!r:.40}" for key in islice(kept, _MOST_KEYS)) or "no keys"
+    more = f" and {len(kept) - _MOST_KEYS} more" if len(kept) > _MOST_KEYS else ""
+    return f"; `{text}` finds no such key: {name} has {keys}{more}"
+
+
+def _mapping_of(text: str, frame: FrameType) -> tuple[str, Mapping[Any, Any] | None]:
+    """Return name and value of the mapping with which an expression begins, None if it begins with none."""
+    first, *others = re.match(r"[\w.]*", text).group(0).split(".")  # type: ignore[union-attr]  # it always matches
+    name, kept = first, frame.f_locals.get(first)
+    for other in others:
+        if isinstance(kept, Mapping):
+            break
+        name, kept = f"{name}.{other}", getattr(kept, other, None)
+    return name, kept if isinstance(kept, Mapping) else None
 
 
 def _notes_of(error: BaseException) -> Sequence[Any]:

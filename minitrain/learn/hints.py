@@ -81,8 +81,13 @@ _MISTAKES = (
         "is no store",
     ),
     _Mistake(
-        "kind", r"only tensors can be held in a store|must be an? \w+, got",
+        "kind", r"only tensors can be held in a store|must be an? \w+, got|can be communicated, got",
         "the card of operations in the statement says what each of them takes and returns, and in which order",
+    ),
+    _Mistake(
+        "halves", r"the W of these samples is missing",
+        "each `backward_input` needs its `backward_weight` before the layer's update: which actions make those that "
+        "were put off, and are there as many of them on every rank?",
     ),
     _Mistake(
         "samples", r"must cover all \d+ samples",
@@ -134,12 +139,31 @@ _MISTAKES = (
         "own take and update its own copy",
     ),
     _Mistake(
-        "layer", r"must be of layer \d+|layer must lie in",
-        "activations[k] is the input of layer k: forward(k, activations[k], ...) makes activations[k + 1], and "
-        "backward goes from the last layer to the first, each with the gradient that the one before returned",
+        "numbers", r"samples must be integers|samples must lie in",
+        "get_input_activation takes the numbers of samples, such as range(4, 8), and not how many there are; they end "
+        "before global_batch_size, and the last microbatch may be smaller",
     ),
     _Mistake(
-        "same_samples", r"must be of the same samples|samples must lie in",
+        "rank", r"(?:dest|source) must be a rank",
+        "`send(rank, tensor)` and `receive(rank)`: the rank comes first, and is one of 0 to world_size - 1",
+    ),
+    _Mistake(
+        "bucket", r"buckets of the same length",
+        "a list that was given to a launched operation belongs to it: begin a new list, and do not clear that one; and "
+        "all ranks put the same layers into one",
+    ),
+    _Mistake(
+        "gradient_of_layer", r"weight_grad must be of layer",
+        "the way back makes the gradients of the last layer first: keep each under the number of its layer",
+    ),
+    _Mistake(
+        "layer", r"must be of layer \d+|layer must lie in",
+        "layers are numbered through the model, on every rank: activations[k] is the input of layer k, forward(k, "
+        "activations[k], ...) makes activations[k + 1], and backward goes from the last layer to the first, each with "
+        "the gradient that the one before returned",
+    ),
+    _Mistake(
+        "same_samples", r"must be of the same samples",
         "the input and the gradient of a backward belong to one microbatch: are they stored under one key?",
     ),
     _Mistake(
@@ -236,7 +260,7 @@ _MISTAKES = (
     ),
     _Mistake(
         "key", r"^KeyError",
-        "nothing is stored under this key: print(list(activations)), or the store in question, just before that line",
+        "nothing is stored under this key: is it under another one, freed too early, or does another rank have it?",
     ),
     _Mistake(
         "call", r"has no attribute|required positional argument|unexpected keyword|positional arguments? but",

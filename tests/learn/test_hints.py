@@ -93,7 +93,7 @@ def test_an_endless_loop_is_told_its_line(loop: str, line: int, tmp_path: Path) 
 
 def test_an_exercise_has_hints_of_its_own_for_what_it_is_about(tmp_path: Path) -> None:
     exercise = load_exercise("06")
-    own = exercise.hints_by_check["runs"]
+    own = exercise.hints_by_check["deadlock"]
     assert hint_for(exercise, "runs", "deadlock: every rank waits") == own
     assert hint_for(exercise, "runs", "KeyError: 3") != own
     assert hint_for(load_exercise("00"), "runs", "deadlock: every rank waits").startswith("the message says who waits")

@@ -113,7 +113,7 @@ MISTAKES: dict[str, Mistake] = {
         "00", changed(ONE, ("forward(k, activations[k], weights[k])\n",
                             "forward(k, activations[k], weights[k])\n        del activations[k]\n"),
                       ("weights[k])\n        del activations[k]\n        weights", "weights[k])\n        weights")),
-        "runs", "KeyError", "nothing is stored under this key"),
+        "runs", r"KeyError: 1; `activations\[k\]` finds no such key: activations has no keys", "nothing is stored under this key"),
     "the_way_back_begins_without_the_loss": Mistake(
         "00", changed(ONE, ("model.loss(activations.pop(model.num_layers))", "activations.pop(model.num_layers)")),
         "laws", "grad must be a ActivationGrad, got Activation", "what each of them takes and returns"),
@@ -232,7 +232,7 @@ MISTAKES: dict[str, Mistake] = {
                                  "model.load_weights(k)\n")),
         "memory", "holds more", "weights of layers 0-3"),
     "a_stage_takes_inputs_instead_of_receiving": Mistake(
-        "06", changed(PIPELINE, ("        if rank == 0:\n", "        if True:\n")), "runs", r"KeyError: \(2, 0\)", "nothing is stored under this key"),
+        "06", changed(PIPELINE, ("        if rank == 0:\n", "        if True:\n")), "runs", r"KeyError: \(2, 0\); `activations\[k, i\]` finds no such key: activations has \(0, 0\)$", "nothing is stored under this key"),
     "a_stage_takes_a_loss_of_its_own": Mistake(
         "06", changed(PIPELINE, ("        if rank == last:\n            grad", "        if True:\n            grad"),
                       ("        if rank < last:\n            await model.send(rank + 1, activations.pop(",
@@ -301,7 +301,7 @@ MISTAKES: dict[str, Mistake] = {
     "a_launched_operation_is_forgotten": Mistake(
         "09", changed(PREFETCH, ("        if place < len(order):\n", "        if True:\n"),
                       ("order[place]], order[place]", "order[place % len(order)]], order[place % len(order)]")),
-        "runs", "never awaited", "needs its `await work`"),
+        "runs", "never awaited", r"rank 0 has launched all_gather of layer \d at mine.py:\d+"),
     # 10
     "replicas_do_not_sum": Mistake("10", changed(MESH, (OF_REPLICAS, "")), "laws", "must cover all 8", "replicas"),
     "all_ranks_sum": Mistake(
@@ -376,7 +376,7 @@ MISTAKES: dict[str, Mistake] = {
         "18", changed(ZERO_BUBBLE, (PUT_OFF, PUT_OFF.replace("min(num_stages - 1 - stage, len(batches))", "0"))),
         "time", "longer", "forward"),
     "the_last_weights_are_forgotten": Mistake(
-        "18", changed(ZERO_BUBBLE, (LAST_WEIGHTS, "")), "laws", "must cover all 8 samples", "summed over"),
+        "18", changed(ZERO_BUBBLE, (LAST_WEIGHTS, "")), "laws", "must cover all 8 samples, .*the W of these samples is missing", "needs its `backward_weight`"),
     "an_input_is_freed_with_the_first_half_of_its_backward": Mistake(
         "18", changed(ZERO_BUBBLE, ("                layer, activations[layer, i], grad_activations[layer, i], weights[layer]\n            )\n",
                                     "                layer, activations[layer, i], grad_activations[layer, i], weights[layer]\n            )\n"
@@ -543,7 +543,8 @@ MISTAKES: dict[str, Mistake] = {
     "the_last_rank_takes_the_loss": Mistake(
         "24", changed(DUALPIPE, ("if stages[chunk] == 2 * p - 1:", "if stages[chunk] == p - 1:")), "runs", "KeyError", "under this key"),
     "weights_that_were_put_off_are_forgotten": Mistake(
-        "24", changed(DUALPIPE, ('        ("W", rank + 1),\n', "")), "laws", "must cover all 8 samples", "summed over"),
+        "24", changed(DUALPIPE, ('        ("W", rank + 1),\n', "")), "laws",
+        "must cover all 8 samples, .*the W of these samples is missing", "needs its `backward_weight`"),
     "the_warmup_is_half_as_long": Mistake(
         "24", changed(DUALPIPE, ('("F0", 2 * after)', '("F0", after)')), "runs", "deadlock", "m forwards and m backwards of each chunk"),
     "stages_lie_round_the_ranks": Mistake(
@@ -562,5 +563,6 @@ MISTAKES: dict[str, Mistake] = {
                                  "            order.append((action[0], int(action[1]), i))\n")),
         "runs", r"KeyError: \(2, 3\)", "stored under this key"),
     "a_launched_send_is_never_awaited": Mistake(
-        "24", changed(DUALPIPE, ("    while sends:\n        await sends.pop(0)\n", "")), "runs", "launched send and never awaited", "needs its `await work`"),
+        "24", changed(DUALPIPE, ("    while sends:\n        await sends.pop(0)\n", "")), "runs", "launched send and never awaited",
+        r"has launched send to rank \d at mine.py:\d+"),
 }  # fmt: skip
