@@ -466,6 +466,9 @@ MISTAKES: dict[str, Mistake] = {
     "states_stay_on_the_device": Mistake(
         "22", changed(OFFLOAD, (AT_LOAD, ""), ("        " + COMING + "\n", ""), ("        opt_states[layer] = await coming\n", "")),
         "memory", "holds more", "which states are on the device that are not at work"),
+    "all_states_are_loaded_before_any_is_moved": Mistake(
+        "22", changed(OFFLOAD, (AT_LOAD, ""), ("    activations[0] = model.get", "    for layer in layers:\n" + AT_LOAD + "    activations[0] = model.get")),
+        "memory", "holds more", "optimizer states of layers 0-12"),
     "a_state_is_fetched_after_the_backward": Mistake(
         "22", changed(OFFLOAD, (COMING, "coming = model.fetch(model.host[layer])")), "time", "longer", "does a state come while backward computes"),
     "a_state_is_awaited_on_its_way_back": Mistake(
@@ -557,6 +560,12 @@ MISTAKES: dict[str, Mistake] = {
                                  "                    layer, activations[layer, i], grad_activations[layer, i], weights[layer]\n                )\n"
                                  "                del activations[layer, i]\n")),
         "runs", "KeyError", "stored under this key"),
+    "an_input_is_freed_with_the_weights_after_its_own": Mistake(
+        "24", changed(DUALPIPE, ("    sends: list[Any] = []\n", "    sends: list[Any] = []\n    used: list[Any] = []\n"),
+                      ("        del activations[layer, i], grad_activations[layer, i]\n",
+                       "        del grad_activations[layer, i]\n        used.append((layer, i))\n"
+                       "        if len(used) > per_stage:\n            del activations[used.pop(0)]\n")),
+        "memory", "too many activations at a time", "Each goes with its B or its W"),
     "the_second_chunk_begins_with_the_last_microbatch": Mistake(
         "24", changed(DUALPIPE, ("            order.append((action[0], int(action[1]), begun[counter]))\n",
                                  '            i = num_microbatches - 1 - begun[counter] if action == "F1" else begun[counter]\n'

@@ -113,7 +113,9 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "Cut it along the sequence": "tensor_parallelism_again",
         "`all_gather` puts the shards together where the next layer takes them.": "a_shard_goes_into_a_layer a_shard_of_the_gradient_goes_back",
         "input is gathered once more": "gathered_tensors_are_kept",
+        "so that layer 0 gathers nothing;": "the_first_layer_gathers_its_input",
         "`loss` takes the model's output whole, so that the head's sums are all_reduced": "the_heads_sums_are_scattered",
+        "and no gradient leaves layer 0.": "a_gradient_leaves_the_first_layer",
         "before the update the gradient of every layer but the first is all_reduced over the parts": "norms_have_seen_a_shard the_first_layer_is_summed_over_the_parts_too",
     },
     "15": {
@@ -177,7 +179,7 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
     },
     "22": {
         "Cut each state to your shard when it is loaded": "whole_states_move",
-        "and move it to the host.": "states_stay_on_the_device",
+        "and move it to the host.": "states_stay_on_the_device all_states_are_loaded_before_any_is_moved",
         "fetch the state while the backward computes": "a_state_is_fetched_after_the_backward what_is_fetched_is_no_copy_on_the_host",
         "reduce_scatter the gradient": "the_whole_gradient_is_summed",
         "gather the new weight, and hand it in whole.": "new_weights_are_not_gathered",
@@ -199,7 +201,7 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "Of 2 p stages rank r holds stage r, its chunk 0, and stage 2 p - 1 - r, its chunk 1.": "stages_lie_round_the_ranks",
         "| F0 | 2 a |": "the_warmup_is_half_as_long",
         "The forwards of a chunk take the microbatches in their order": "the_second_chunk_begins_with_the_last_microbatch",
-        "a layer's input and its output's gradient are kept until then.": "an_input_is_freed_with_its_first_half",
+        "a layer's input and its output's gradient are kept until then.": "an_input_is_freed_with_its_first_half an_input_is_freed_with_the_weights_after_its_own",
         "Rank 0 has inputs and loss": "the_last_rank_takes_the_loss",
         "stage p takes what stage p - 1 has made, without a message.": "the_turn_of_the_v_is_a_message",
         "| W | r + 1 |": "weights_that_were_put_off_are_forgotten",

@@ -131,6 +131,18 @@ WRONG: dict[str, Wrong] = {
         "laws",
         "must bring gradients of one part",
     ),
+    "the_first_layer_gathers_its_input": (
+        "14",
+        changed(SEQUENCE, ("if border in (0, len(layers)):", "if border == len(layers):")),
+        "laws",
+        r"all_gather needs values that combine .*, got Activation \(submission.py:\d+\)",
+    ),
+    "a_gradient_leaves_the_first_layer": (
+        "14",
+        (load_exercise("14").folder / "wrong" / "a_gradient_leaves_the_first_layer.py").read_text(),
+        "communication",
+        "the ranks communicate more often than the budget",
+    ),
     "gathered_tensors_are_kept": (
         "14",
         changed(SEQUENCE, (FREE_WHOLE, KEEP_WHOLE), (LOSS, FREE_KEPT + LOSS)),
