@@ -32,8 +32,9 @@ from minitrain.engine.strategy_model import StrategyModel
 from minitrain.engine.transport.protocol import Group, Mesh, require_axes
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.machine.price import PENDING
-from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, RECV, SEND, STREAM, STRIDE, Note, Stream
+from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, RECV, SEND, STREAM, STRIDE, WRITE, Note, Stream
 from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.transfers import TRANSFERS
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
 
@@ -301,7 +302,7 @@ class Communication(HostMemory):
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit one communication of this model to run beside what follows: `work = model.launch(model.send(...))`.
 
-        `offload` and `fetch` are launched in the same way.
+        `offload`, `fetch` and `write` are launched in the same way.
 
         The operation is submitted before this returns, at the present clock; `await work` gives its result and moves
         the compute clock to its end. Its tensors count as memory of this rank until then. (A task made around an
@@ -413,7 +414,7 @@ class Communication(HostMemory):
                 rank=self._rank,
                 op=op,
             )
-        if launched.op in (SEND, "barrier", OFFLOAD):
+        if launched.op in (SEND, "barrier", OFFLOAD, WRITE):
             raise TensorTypeError(
                 f"{op} on rank {self._rank} needs a tensor, got the launched {launched.op}, which gives none; await it",
                 rank=self._rank,
@@ -523,6 +524,5 @@ class Communication(HostMemory):
 
 
 _OPERATIONS = frozenset(getattr(StrategyModel, op).__qualname__ for op in COLLECTIVES) | {
-    method.__qualname__
-    for method in (Communication.send, Communication.receive, Communication.offload, Communication.fetch)
+    getattr(Communication, record.submits.removeprefix("_")).__qualname__ for record in TRANSFERS.values()
 }

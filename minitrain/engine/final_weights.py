@@ -1,16 +1,16 @@
-"""The check that a run has trained the model: every layer's final weight, over all ranks."""
+"""The check that a run has trained the model: every layer's final weight, over all ranks, and whole checkpoints."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from minitrain.errors import LawError
 from minitrain.operations.collectives import describe
-from minitrain.tensors import Weight
+from minitrain.tensors import OptState, Weight
 from minitrain.tensors.index_sets import ranges
-from minitrain.tensors.placed import ExpertWeight, RouterWeight, WeightPart
+from minitrain.tensors.placed import ExpertOptState, ExpertWeight, RouterWeight, WeightPart
 
 IN_PARTS = frozenset({WeightPart, ExpertWeight})
 """The weights of which ranks hold parts: of whole layers, or of a layer's experts."""
@@ -34,6 +34,14 @@ class TrainedRank(Protocol):
     @property
     def final_experts(self) -> Mapping[int, Weight]:
         """Final weight of this rank's experts by layer."""
+
+    @property
+    def written(self) -> Sequence[Any]:
+        """Copies of what this rank has written to the storage."""
+
+    @property
+    def runtime_predictor(self) -> Any:
+        """What knows the workload."""
 
 
 def check_final_weights(models: Sequence[TrainedRank]) -> None:
@@ -59,6 +67,54 @@ def check_final_weights(models: Sequence[TrainedRank]) -> None:
             _require_both_pieces(layer, found, experts[layer])
         for of_part in (*_by_part(layer, found), *_by_part(layer, experts[layer])) if is_divided else (found,):
             _check_layer(layer, of_part)
+    if any(model.written for model in models):
+        _check_checkpoints(models, weights, experts)
+
+
+def _check_checkpoints(
+    models: Sequence[TrainedRank],
+    weights: Mapping[int, Sequence[tuple[int, Weight]]],
+    experts: Mapping[int, Sequence[tuple[int, Weight]]],
+) -> None:
+    """Verify that what ranks have written of each step is whole: every weight that is trained, and its state."""
+    found: defaultdict[tuple[int, bool, bool, int], list[tuple[int, Any]]] = defaultdict(list)
+    for model in models:
+        for tensor in model.written:
+            if isinstance(tensor, Weight | OptState):
+                is_expert = isinstance(tensor, ExpertWeight | ExpertOptState)
+                found[tensor.step, isinstance(tensor, Weight), is_expert, tensor.layer].append((model.rank, tensor))
+    trained = getattr(models[0].runtime_predictor.workload, "trained_share", lambda _: 1.0)
+    wanted = [
+        (step, is_weight, is_expert, layer)
+        for step in sorted({step for step, *_ in found})
+        for is_expert, held in ((False, weights), (True, experts))
+        for layer in sorted(held)
+        if held[layer] and trained(held[layer][0][1])
+        for is_weight in (True, False)
+    ]
+    for step, is_weight, is_expert, layer in wanted:
+        what = f"the {'weight' if is_weight else 'optimizer state'} of {'the experts of ' * is_expert}layer {layer}"
+        pieces = found.get((step, is_weight, is_expert, layer), [])
+        missing = "all of it" if not pieces else _missing([tensor for _, tensor in pieces])
+        if missing:
+            raise LawError(
+                f"the checkpoint of step {step} is incomplete: {what} lacks {missing}; a checkpoint has every weight "
+                "and every optimizer state of one step, so that training can go on from it",
+                layer=layer,
+            )
+
+
+def _missing(pieces: Sequence[Any]) -> str:
+    """Return in words what some pieces of one tensor, of equal division, leave out."""
+    parts: defaultdict[frozenset[int], set[int]] = defaultdict(set)
+    for piece in pieces:
+        parts[frozenset(getattr(piece, "parts", (0,)))] |= set(piece.shards)
+    first, num_parts = pieces[0], getattr(pieces[0], "num_parts", 1)
+    lost = set(range(num_parts)).difference(*parts)
+    if lost:
+        return f"part {ranges(lost)} of {num_parts}"
+    shards = set.union(*(set(range(first.num_shards)) - held for held in parts.values()))
+    return f"shard {ranges(shards)} of {first.num_shards}" if shards else ""
 
 
 def _are_divided(weights: Mapping[int, Weight]) -> bool:

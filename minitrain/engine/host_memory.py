@@ -1,4 +1,4 @@
-"""Moving tensors to the host's memory and back, beside computing: `offload` and `fetch`.
+"""Moving tensors to the host's memory, back, and on to the storage, beside computing: `offload`, `fetch` and `write`.
 
 Each direction has a stream of its own, priced by the link to the host. `offload` gives an `OnHost`. Store it in
 `model.host`: it counts as host memory from its offload on, until it is deleted there. `fetch` makes the tensor again on
@@ -7,6 +7,12 @@ the device; the copy on the host stays until it is deleted, so that weights can 
     host[layer] = await model.offload(activations.pop(layer))
     activations[layer] = await model.fetch(host[layer])
     del host[layer]
+
+`write` takes what lies there to the storage, as checkpoints do. Its copy counts as host memory until the write ends.
+
+    model.host[layer] = await model.offload(weights[layer])
+    writes[layer] = model.launch(model.write(model.host[layer]))
+    del model.host[layer]
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from minitrain.engine.state import RankState
 from minitrain.engine.stores import Account, Store
 from minitrain.errors import HardwareConfigError, LawError, OutOfMemoryError, TensorTypeError
 from minitrain.machine.price import Price
-from minitrain.operations import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, Stream
+from minitrain.operations import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, WRITE, Stream
 from minitrain.operations.collectives import describe
 from minitrain.tensors import FIELDS
 from minitrain.tensors.on_host import OnHost, copy_to_device, copy_to_host
@@ -96,9 +102,11 @@ class HostMemory(RankState):
 
     Attributes:
         host: what the rank keeps in the memory of its host: a dict of what `offload` gives.
+        written: what it has written to the storage, as tensors that say of what.
     """
 
     _host: HostStore | None = None
+    written: tuple[Any, ...] = ()
     _host_streams: dict[str, PeerStream]
     _operation_kind: type[Operation]
 
@@ -149,6 +157,20 @@ class HostMemory(RankState):
         """
         return await self._fetch(v)
 
+    async def write(self, v: OnHost) -> None:
+        """Write what was offloaded to the storage, at the bandwidth that all ranks share (the config's `storage`).
+
+        Over all ranks, what is written of a step must be a whole checkpoint: every trained weight and its state.
+
+        Args:
+            v: what `offload` gave, from `model.host`.
+
+        Raises:
+            LawError: it is not in `model.host`.
+            HardwareConfigError: the hardware says nothing of a host.
+        """
+        await self._write(v)
+
     def _of_host(self, name: str, op: str) -> Any:
         """Return what the predictor says of the host."""
         found = getattr(self._runtime_predictor, name, None)
@@ -173,23 +195,34 @@ class HostMemory(RankState):
 
     def _fetch(self, v: Any) -> Operation:
         """Submit a copy from the host."""
+        self._require_stored(FETCH, v, "on the device already")
+        tensor = copy_to_device(v)
+        return self._copy(FETCH, v, v._units, tensor, tensor)
+
+    def _write(self, v: Any) -> Operation:
+        """Submit a write to the storage."""
+        self._require_stored(WRITE, v, "not in host memory")
+        tensor = copy_to_device(v)
+        self.written = (*self.written, tensor)
+        return self._copy(WRITE, v, v._units, None, tensor)
+
+    def _require_stored(self, op: str, v: Any, elsewhere: str) -> None:
+        """Require what lies in host memory, and counts there."""
         if not isinstance(v, OnHost):
             raise LawError(
-                f"fetch on rank {self._rank} takes what offload gave, got {describe(v)}, which is on the device "
-                "already; offload it first",
+                f"{op} on rank {self._rank} takes what offload gave, got {describe(v)}, which is {elsewhere}; offload "
+                "it first",
                 rank=self._rank,
                 value=v,
             )
         if self._host is None or getattr(v, "_home", None) is not self._host._account:
             raise LawError(
-                f"fetch on rank {self._rank}: what was offloaded must be in model.host, so that its memory counts, got "
-                f"{v!r}; put it there, and delete it after the fetch is submitted",
+                f"{op} on rank {self._rank}: what was offloaded must be in model.host, so that its memory counts, got "
+                f"{v!r}; put it there, and delete it after the {op} is submitted",
                 rank=self._rank,
                 layer=v.layer,
                 value=v,
             )
-        tensor = copy_to_device(v)
-        return self._copy(FETCH, v, v._units, tensor, tensor)
 
     def _copy(self, op: str, value: Any, units: int, result: Any, tensor: Any) -> Operation:
         """Submit a copy, which waits for nobody but those before it on its stream."""
@@ -201,7 +234,7 @@ class HostMemory(RankState):
         operation.depart(price)
         self._rows[row + SAMPLES] = samples_of(tensor)
         operation.outcome, operation.settled = result, True
-        if self.follows_tensors and hasattr(value, "_content"):
+        if result is not None and self.follows_tensors and hasattr(value, "_content"):
             result._content = value._content
         return operation
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from minitrain.errors import StrategyError
-from minitrain.operations import FETCH, MEMORY, NOTE, SEND, STRIDE, Note
+from minitrain.operations import FETCH, MEMORY, NOTE, SEND, STRIDE, WRITE, Note
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.operations.transfers import TRANSFERS
 
@@ -64,7 +64,7 @@ class LaunchedMemory:
     __slots__ = ("awaited", "followers", "handed_over", "own", "stored_tensors", "units", "window")
 
     def __init__(self, operation: LaunchedOperation) -> None:
-        account = operation.model._account
+        account = _account_of(operation)
         self.awaited = False
         self.followers: list[Any] = []
         self.handed_over: HandedOver | None = None
@@ -118,7 +118,7 @@ class LaunchedMemory:
     def end(self, operation: LaunchedOperation) -> None:
         """Count nothing any more: whoever awaited the operation has the result now."""
         self.awaited = True
-        account = operation.model._account
+        account = _account_of(operation)
         left = [*self.own]
         for value in self.stored_tensors:
             units = account.launched_tensors.pop(id(value), 0)
@@ -183,6 +183,12 @@ class HandedOver:
                 op=operation.op,
             )
         return results if self._is_bucket else next(iter(results), None)
+
+
+def _account_of(operation: LaunchedOperation) -> Any:
+    """Return the account of the memory that an operation is given something of: the host's, of a write."""
+    model: Any = operation.model
+    return model.host._account if operation.op == WRITE else model._account
 
 
 def _items(value: Any) -> list[Any]:

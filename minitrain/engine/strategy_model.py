@@ -331,6 +331,10 @@ class StrategyModel(Protocol):
         """Copy what was offloaded back to the device; the copy on the host stays until it is deleted."""
         ...
 
+    async def write(self, v: OnHost) -> None:
+        """Write what was offloaded to the storage, as a part of a checkpoint."""
+        ...
+
     def launch(self, operation: Coroutine[Any, Any, T]) -> Launched[T]:
         """Submit one communication of this model to run beside what follows: `work = model.launch(model.send(...))`."""
         ...

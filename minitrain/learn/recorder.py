@@ -14,7 +14,7 @@ from typing import Any
 from minitrain.engine.observers import Observer
 from minitrain.engine.operations import Launched
 from minitrain.learn.wire import MOST_STEPS
-from minitrain.operations import FETCH, OFFLOAD
+from minitrain.operations import HOST_MOVES
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.source_lines import Place, Places
 from minitrain.tensors import Tensor
@@ -168,7 +168,7 @@ class Recorder(Observer):
     def _submission(self, model: Any, op: str, given: tuple[Any, ...]) -> Step:
         """Return the step of a communication."""
         submitted = self._programs[model._rank].submitted
-        if op in (OFFLOAD, FETCH):
+        if op in HOST_MOVES:
             return [op, name_of(given[0], submitted), model.launching]
         if op == "send":
             dest, value, tag = given
@@ -189,8 +189,8 @@ class Recorder(Observer):
         program = self._programs[model._rank]
         if op == "send" and not model.launching:
             _forget(made.value)  # the copy on its way
-        elif op in (OFFLOAD, FETCH):
-            _name(program, program.submitted[made.row], [made.outcome])
+        elif op in HOST_MOVES:
+            _name(program, program.submitted[made.row], [made.outcome] if made.outcome is not None else [])
         elif op == "set_final_weight":
             program.add(op, given[0], name_of(given[1]))
             _forget(model._final_of(given[1])[given[0]])  # the copy that is kept

@@ -17,9 +17,10 @@ from minitrain.engine.model import Model
 from minitrain.engine.semantics import DeclaredLocalSteps
 from minitrain.errors import LawError, MinitrainError, StrategyError
 from minitrain.learn.recorder import Step, leaves
-from minitrain.operations import FETCH, OFFLOAD, STORES
+from minitrain.operations import HOST_MOVES, STORES
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.operations.computations import COMPUTATIONS, names_of
+from minitrain.operations.transfers import TRANSFERS
 from minitrain.tensors.index_sets import overlapping_shards
 
 KINDS = {kind.__name__: kind for kind in tensors.FIELDS}
@@ -108,7 +109,7 @@ class Player:
             self.collective(number, kind, *what)
         elif kind in ("send", "receive"):
             self.message(number, kind, *what)
-        elif kind in (OFFLOAD, FETCH):
+        elif kind in HOST_MOVES:
             self.move(number, kind, *what)
         elif kind in _SPECIAL:
             getattr(self, kind)(*([number, *what] if kind in ("add", "combine", "shard") else what))
@@ -266,12 +267,9 @@ class Player:
         self.works[number] = work
 
     def move(self, number: int, kind: str, name: Any, launched: bool) -> None:
-        """Submit a copy to the host's memory or back."""
-        model, value = self.model, self.value(name)
-        if launched:
-            self.works[number] = model.launch(model.offload(value) if kind == OFFLOAD else model.fetch(value))
-        else:
-            self.works[number] = model._offload(value) if kind == OFFLOAD else model._fetch(value)
+        """Submit a copy to the host's memory, back, or to the storage."""
+        model, value, submits = self.model, self.value(name), TRANSFERS[kind].submits
+        self.works[number] = model.launch(getattr(model, kind)(value)) if launched else getattr(model, submits)(value)
 
     async def wait(self, number: int, names: Sequence[Any]) -> None:
         """Await an operation and name its results."""

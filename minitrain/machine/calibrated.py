@@ -30,7 +30,7 @@ from minitrain.files import read_json, read_text, write_text
 from minitrain.machine.accounts import Account, Part
 from minitrain.machine.predictor import DevicePredictor
 from minitrain.machine.price import Price
-from minitrain.operations import FETCH, OFFLOAD, RECV, SEND
+from minitrain.operations import HOST_MOVES, RECV, SEND
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, Workload
 
@@ -57,7 +57,7 @@ _LIKE = {
     "project": "forward",
 }
 _SHARES = {"all_reduce": 2.0}  # how often a byte crosses the wire, times (n - 1) / n (Thakur et al. 2005)
-MESSAGES = (SEND, RECV, OFFLOAD, FETCH)
+MESSAGES = (SEND, RECV, *HOST_MOVES)
 _ONE_WAY = ("broadcast", "reduce", "send", "recv", "barrier")
 
 

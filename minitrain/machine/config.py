@@ -31,7 +31,7 @@ from minitrain.files import shown
 from minitrain.machine import config_files as files
 from minitrain.machine.config_files import KEY as PROFILE_KEY
 from minitrain.machine.config_files import config_of_profile, label_of, refuse
-from minitrain.machine.data_sheet import NO_DATA_SHEET, DataSheet
+from minitrain.machine.data_sheet import NO_DATA_SHEET, DataSheet, Storage
 from minitrain.machine.device import AttentionRate, KernelRates, MatmulRate, Memory, Processor, Rate
 from minitrain.machine.network import Network, TransferCurve, select_tier
 
@@ -64,6 +64,7 @@ class SystemConfig:
         networks: the tiers, in the file's order.
         kernels: what kernels reach, for `KernelDevice`; None where the file does not say.
         sheet: what else its data sheet says: caches, limits, power and more.
+        storage: what takes checkpoints; None for the usual one.
     """
 
     name: str
@@ -74,6 +75,7 @@ class SystemConfig:
     networks: tuple[Network, ...]
     kernels: KernelRates | None = None
     sheet: DataSheet = NO_DATA_SHEET
+    storage: Storage | None = None
 
     @property
     def matrix(self) -> Mapping[str, Rate]:
@@ -196,6 +198,7 @@ def _system(model: ConfigModel, name: str) -> SystemConfig:
         networks=tuple(map(_network, model.networks)),
         kernels=None if model.kernels is None else _kernels(model.kernels),
         sheet=model.data_sheet(None if model.kernels is None else model.kernels.units),
+        storage=None if model.storage is None else Storage(model.storage.GBps, model.storage.node_GBps),
     )
 
 
@@ -262,7 +265,7 @@ _ATTRIBUTES: Mapping[str, str] = MappingProxyType(
 
 _VALIDATORS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("tflops", "GBps", "GiB", "bandwidth", "exponent"), "Positive"),
+        **dict.fromkeys(("tflops", "GBps", "node_GBps", "GiB", "bandwidth", "exponent"), "Positive"),
         **dict.fromkeys(("latency", "latency_per_rank", "launch", "graph_launch"), "NonNegative"),
         **dict.fromkeys(("prologue", "tail", "half_MB"), "NonNegative"),
         "efficiency": "Efficiency",
@@ -278,14 +281,15 @@ _VALIDATORS: Mapping[str, str] = MappingProxyType(
 _COMPUTED = frozenset(
     {
         *("tflops", "GBps", "GiB", "bandwidth", "exponent", "latency", "launch", "graph_launch", "prologue", "tail"),
-        *("half_MB", "efficiency", "units"),
+        *("half_MB", "efficiency", "units", "node_GBps"),
     }
 )
 """The keys of numbers that may differ between machines that are priced at once."""
 
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "SystemConfig": ("matrix", "vector", "mem1", "mem2", "networks", "kernels"),
+        "SystemConfig": ("matrix", "vector", "mem1", "mem2", "networks", "kernels", "storage"),
+        "Storage": ("GBps", "node_GBps"),
         "Rate": ("tflops", "gflops_efficiency"),
         "Memory": ("GiB", "GBps", "MB_efficiency"),
         "Network": ("bandwidth", "efficiency", "size", "latency", "ops", "processor_usage", "nics", "curves"),

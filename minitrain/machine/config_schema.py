@@ -321,6 +321,8 @@ _EXPECTED = {
     "forward": "an object with efficiency, tail and head_efficiency",
     "backward": "an object with efficiency, tail and head_efficiency",
     "tail": "a number >= 0",
+    "storage": "an object with GBps and node_GBps",
+    "node_GBps": "a number > 0",
     "head_efficiency": "a list of rows [lower bound, efficiency]",
     **EXPECTED_OF_DATA_SHEET,
 }
@@ -431,6 +433,13 @@ class KernelsModel(BaseModel):
     attention: dict[str, AttentionModel]
 
 
+class StorageModel(BaseModel):
+    """What takes checkpoints."""
+
+    GBps: Positive
+    node_GBps: Positive  # noqa: N815 - a unit
+
+
 class ConfigModel(DataSheetModel):
     """The whole file."""
 
@@ -441,6 +450,7 @@ class ConfigModel(DataSheetModel):
     processing_mode: Mode
     networks: Annotated[list[NetworkModel], AfterValidator(_some)]
     kernels: KernelsModel | None = None
+    storage: StorageModel | None = None
 
 
 def validate(data: Mapping[str, Any]) -> tuple[ConfigModel | None, list[str]]:

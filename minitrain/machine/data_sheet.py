@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any, Literal, final
 
 from minitrain.errors import UsageError
+from minitrain.machine.columns import larger
 
 CLASSES = ("gpu", "tpu", "cpu", "asic", "mcu")
 """What kinds of device there are; an asic is any other accelerator, an mcu a microcontroller."""
@@ -68,6 +69,32 @@ class UnitLimits:
     blocks: int
     registers: int
     smem_bytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What takes checkpoints (the key `storage`). All ranks write at the same time, and share it evenly.
+
+    Args:
+        GBps: what it takes from all nodes together, 1e9 bytes/s: 2 TB/s (Llama 3, 2024, section 3.3.1).
+        node_GBps: what one node writes, 1e9 bytes/s: a port of 200 Gb/s; assumed.
+    """
+
+    GBps: float = 2000.0
+    node_GBps: float = 25.0  # noqa: N815 - a unit
+
+    def seconds(self, size_bytes: Any, num_ranks: int, ranks_a_node: int) -> Any:
+        """Return how long a rank writes some bytes, as all ranks write, s.
+
+        >>> Storage(GBps=100, node_GBps=25).seconds(1e9, num_ranks=16, ranks_a_node=8)
+        0.32
+        """
+        return size_bytes * larger(num_ranks / (self.GBps * 1e9), ranks_a_node / (self.node_GBps * 1e9))
+
+
+STORAGE = Storage()
+"""The storage of configs that say nothing of it."""
 
 
 @final

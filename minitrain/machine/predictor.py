@@ -49,6 +49,7 @@ from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.machine.accounts import Account, Part, account_of_transfer, account_of_work
 from minitrain.machine.columns import larger
 from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
+from minitrain.machine.data_sheet import STORAGE
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.device import Device, RooflineDevice
 from minitrain.machine.kernel_device import KernelDevice, rates_of
@@ -57,6 +58,7 @@ from minitrain.machine.measured_topology import MeasuredTopology, places_of
 from minitrain.machine.network import Network, select_tier
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
+from minitrain.operations import WRITE
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, PassMode, Workload, fills_devices
 
@@ -87,6 +89,9 @@ class DevicePredictor:
     """Whether layers that are alike have one price, so that it may be remembered for all of them."""
 
     pricing = ROOFLINE
+
+    num_writers: int | None = None
+    """How many ranks share the storage, where these are not all that the predictor was made for."""
 
     def __init__(self, workload: Workload, device: Device, topology: Topology) -> None:
         self.workload = workload
@@ -234,8 +239,14 @@ class DevicePredictor:
         """Price the work of an operation: a `Cost`, or what another predictor's `_work_of_pass` returns."""
         return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self._slowdown)
 
-    def _host_transfer(self, op: str, size_bytes: float) -> Price:  # noqa: ARG002  (both directions are alike)
-        return Price(self.device.load_seconds(size_bytes), size_bytes)
+    def _host_transfer(self, op: str, size_bytes: float) -> Price:
+        """Price a move, which takes as long in both directions, or a write to the storage that all ranks share."""
+        if op != WRITE:
+            return Price(self.device.load_seconds(size_bytes), size_bytes)
+        known: Any = self
+        storage, num_ranks = known.system.storage or STORAGE, known.world_size
+        ranks_a_node = -(-num_ranks // known.num_nodes)
+        return Price(storage.seconds(size_bytes, self.num_writers or num_ranks, ranks_a_node), size_bytes)
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         if len(ranks) == 1:
@@ -540,7 +551,7 @@ class LayerPredictor(DevicePredictor):
         self.base = base
         self.pricing = replace(getattr(base, "pricing", ROOFLINE), prices=layers)
         self.system = getattr(base, "system", None)
-        self.num_nodes = getattr(base, "num_nodes", 1)
+        self.num_nodes, self.world_size = getattr(base, "num_nodes", 1), getattr(base, "world_size", 1)
         super().__init__(base.workload, base.device, base.topology)
 
     @property

@@ -78,6 +78,7 @@ __all__ = [
     "UNITS_PER_ELEMENT",
     "UPDATE",
     "WAITED_FOR",
+    "WRITE",
     "Event",
     "EventLog",
     "MemoryChange",

@@ -34,7 +34,7 @@ COMPUTING = frozenset((*PASSES, *names_of("compression", "local", "update")))
 """What takes longer on a slower device: loading weights is no computing."""
 COLLECTIVES = tuple(operations.COLLECTIVES)
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
-OFFLOAD, FETCH = "offload", "fetch"
+OFFLOAD, FETCH, WRITE = "offload", "fetch", "write"
 HOST_MOVES = tuple(record.name for record in TRANSFERS.values() if record.of_host)
 EVENT_TYPES = (
     LOAD_WEIGHTS,
@@ -55,9 +55,9 @@ class Event:
 
     Args:
         typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
-            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload or fetch; of an attention
-            in steps, keys_values, attend, project, backward_project, backward_attend or backward_keys_values; around
-            experts, route, combine, backward_combine and backward_route.
+            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload, fetch or write; of an
+            attention in steps, keys_values, attend, project, backward_project, backward_attend or
+            backward_keys_values; around experts, route, combine, backward_combine and backward_route.
         layer: the layer it works on, or None.
         rank: the rank it ran on.
         time: when it began to work (after all waiting), s.
@@ -65,7 +65,7 @@ class Event:
         memory: elements in the rank's five stores when it was logged, before its result could be stored.
         samples: samples it works on.
         stream: where it ran: "compute", "comm" (collectives; one stream a group), "send" or "recv" (one stream a
-            peer and direction), "offload" or "fetch" (host memory).
+            peer and direction), "offload", "fetch" or "write" (host memory).
         group: ranks of the collective's group, or None (None too for the whole world).
         peer: the other rank of a send or recv, or None.
         tag: the tag of a send or recv, or None.
@@ -147,7 +147,7 @@ class Stream:
     """Where an operation runs; those of one stream run in program order.
 
     Args:
-        kind: "compute", "comm", "send", "recv", "offload" or "fetch".
+        kind: "compute", "comm", "send", "recv", "offload", "fetch" or "write".
         group: members of a collective's group, or None for the whole world.
         peer: the other rank of a message, or None.
     """

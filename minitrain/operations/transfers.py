@@ -1,4 +1,4 @@
-"""What a rank sends to another one or to its host, as records: messages, and moves to host memory and back."""
+"""What a rank sends, as records: messages to others, moves to host memory and back, and from there to the storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Transfer:
         kernel: its name, as Holistic Trace Analysis knows it.
         chakra: the type of its node in et_def.proto of MLCommons Chakra.
         color, ink, dark, dark_ink: its looks on pages: bar and text, and in dark mode if these differ.
-        of_host: whether it is between a device and its host.
+        of_host: whether it is between host memory and a device, or the storage.
         result_is_new: whether the result takes memory of the device.
         torch, jax: what comes nearest to it there.
     """
@@ -59,6 +59,11 @@ _IN_ORDER = (
     Transfer(
         "fetch", "_fetch", "from the host", "Memcpy HtoD", 2, "#DDCC77", of_host=True, result_is_new=True,
         torch='torch.Tensor.to(state, "cuda", non_blocking=True)', jax="jax.device_put(state, device)",
+    ),
+    Transfer(
+        "write", "_write", "to the storage", "Checkpoint write", 3, "#5A3A22", ink="#ffffff", dark="#A8744A",
+        dark_ink="#111111", of_host=True, torch="torch.distributed.checkpoint.async_save(state)",
+        jax="orbax.checkpoint.AsyncCheckpointer.save(path, state)",
     ),
 )  # fmt: skip
 TRANSFERS: Mapping[str, Transfer] = MappingProxyType({record.name: record for record in _IN_ORDER})

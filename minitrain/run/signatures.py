@@ -132,7 +132,7 @@ class GoodputKeywords(StepKeywords):
     checkpoint_interval_s: float | None = None
     checkpoint_bytes: float | None = None
     asynchronous: bool = False
-    checkpoint_block_s: float | None = None
+    saving: Mapping[str, Any] | None = None
     mtbf_hours: float | Mapping[str, float] | None = None
     samples: int = 200
     seed: int = 0

@@ -17,12 +17,15 @@ What the allocator counts beside them are buffers: results under way, messages, 
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from functools import cache, partial
+from tempfile import TemporaryFile
 from time import perf_counter
-from typing import Any, Protocol, final
+from typing import Any, Protocol, Self, final
 
 import torch
 
@@ -166,9 +169,64 @@ class _Copy:
         """Return whether nobody needs to wait."""
         return bool(self._end.query())
 
+    def finish(self) -> None:
+        """Wait for the end."""
+        self._end.synchronize()
+
     def wait(self) -> None:
         """Let what computes wait."""
         torch.cuda.current_stream().wait_event(self._end)
+
+
+@final
+class Written:
+    """A content on its way from host memory to the storage, waited for as works of torch.distributed are.
+
+    Args:
+        writer: what writes, one content after the other.
+        content: in host memory.
+        copies: on whose way it still may be.
+    """
+
+    __slots__ = ("_written",)
+
+    def __init__(self, writer: Executor, content: Any, copies: Sequence[Any]) -> None:
+        self._written = writer.submit(_write, content, copies)
+
+    def get_future(self) -> Self:
+        """Return what tells the end."""
+        return self
+
+    def then(self, note: Callable[[Any], None]) -> None:
+        """Call something at the end."""
+        self._written.add_done_callback(note)
+
+    def is_completed(self) -> bool:
+        """Return whether nobody needs to wait."""
+        return self._written.done()
+
+    def wait(self) -> None:
+        """Wait for the end.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._written.result()
+
+
+def _write(content: Any, copies: Sequence[Any]) -> None:
+    """Write a content to a file until the disk has it, and remove it."""
+    for copy in copies:
+        copy.finish()
+    with TemporaryFile() as file:
+
+        def put(values: torch.Tensor) -> torch.Tensor:
+            file.write(values.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+            return values
+
+        moved(content, put)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @final

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 from minitrain.engine.observers import ContentExecutor
 from minitrain.errors import UsageError
-from minitrain.operations import COMM, STRIDE, Stream
+from minitrain.operations import COMM, HOST_MOVES, OFFLOAD, STRIDE, WRITE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightGrad, placed
@@ -40,7 +41,7 @@ from minitrain.training.contents import (
     pieces_of,
     put_together,
 )
-from minitrain.training.devices import Cpu, Moment, Place, held_by_kind
+from minitrain.training.devices import CPU, Cpu, Moment, Place, Written, held_by_kind
 from minitrain.training.layers import Arithmetic, num_states, regions_of
 from minitrain.training.program import Lane, RankProgram, copies_tag
 
@@ -227,6 +228,8 @@ class ProcessExecutor(ContentExecutor):
         self._pending: dict[int, PendingNumbers] = {}
         self._owed: dict[int, tuple[Any, Any]] = {}  # what launched operations make, and they, by the tensor's id
         self._sent: list[PendingNumbers] = []
+        self._copies_of: dict[int, Sequence[Any]] = {}  # on their way to the host, by the identity of what they make
+        self._writer: ThreadPoolExecutor | None = None
         self._exchanges: dict[tuple[int, ...], CopiesUnderWay] = {}  # the last of each group
         self.spans: dict[int, tuple[Moment, Moment]] = {}
         self.is_busy = False
@@ -258,7 +261,10 @@ class ProcessExecutor(ContentExecutor):
             self.most_held, self.at_peak = held, held_by_kind(model, made)
 
     def communicate(self, model: Any, op: str, given: tuple[Any, ...], submit: Callable[[], Any]) -> Any:
-        """Send a message: it leaves when it can, and a send waits for nobody. Move what goes to the host or back."""
+        """Send a message: it leaves when it can, and a send waits for nobody. Move what goes to the host or back.
+
+        What goes to the storage is written beside, to a file that is removed when it is whole.
+        """
         began = self._now()
         operation = submit()
         row = operation.row // STRIDE
@@ -269,9 +275,18 @@ class ProcessExecutor(ContentExecutor):
             self._sent = [sent for sent in self._sent if not sent.has_ended]
             self._keep(dist.isend(values, dest, **self._way(model._rank, dest, tag)), values)
             self.spans[row] = began, self._now()
-        elif op in ("offload", "fetch"):
-            content, works, end = self._place.copied(given[0]._content, to_host=op == "offload")
+        elif op == WRITE:
+            if self._writer is None:
+                self._writer = ThreadPoolExecutor(1)
+            kept = given[0]
+            work = Written(self._writer, kept._content, self._copies_of.get(id(kept), ()))
+            pending = self._pending[row] = PendingNumbers(self._place, began, [work], _nothing)
+            if self._place.device == CPU:
+                pending.note_end()
+        elif op in HOST_MOVES:
+            content, works, end = self._place.copied(given[0]._content, to_host=op == OFFLOAD)
             operation.outcome._content = content
+            self._copies_of[id(operation.outcome)] = works
             self.spans[row] = began, end
             if works:
                 pending = self._pending[row] = PendingNumbers(self._place, began, works, _nothing)

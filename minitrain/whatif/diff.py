@@ -57,7 +57,7 @@ CAUSES = {
     LATENCY: "what each collective takes whatever its size",
     BANDWIDTH: "what collectives take by the byte",
     TRANSFER: "collectives and messages of one size, or single ones that differ from the others of their kind",
-    MOVES: "offloads to the host's memory, and fetches",
+    MOVES: "moves to the host's memory and back, and writes to the storage",
     HOST: "time before an operation in which its rank does nothing that the log knows: the host, and launching",
     LATE: "communication that begins after all that it waits for",
     CHANCE: "by how much a measured step takes longer than the medians of its operations say",

@@ -38,6 +38,7 @@ from minitrain.operations import (
     STRIDE,
     TIME,
     TYP,
+    WRITE,
     EventLog,
 )
 from minitrain.run.contention import Meeting, Retiming, TransferPart
@@ -102,12 +103,15 @@ class RankRoutes:
         lanes = Counter(self._route(source, dest))
         return [self._phase(tier, "p2p", 2, lanes, price.size_bytes, price.seconds)]
 
-    def host_copy(self, rank: int, price: Price, *, to_host: bool) -> list[Phase]:
-        """Return what a copy between a processor and its host puts on the links; nothing where hosts are not known."""
-        if not self.hosts:
+    def host_copy(self, rank: int, price: Price, kind: str) -> list[Phase]:
+        """Return what a copy between a processor and its host puts on the links; nothing where hosts are not known.
+
+        A write from the host to the storage uses no link of the platform.
+        """
+        if not self.hosts or kind == WRITE:
             return [self._phase(None, "p2p", 2, Counter(), price.size_bytes, price.seconds)]
         ends = self.endpoints[rank], self.hosts[rank]
-        lanes = Counter(self.route(*(ends if to_host else ends[::-1])))
+        lanes = Counter(self.route(*(ends if kind == OFFLOAD else ends[::-1])))
         return [self._phase(None, "p2p", 2, lanes, price.size_bytes, price.seconds)]
 
     def collective(self, op: str, ranks: Sequence[int], price: Price) -> list[Phase]:
@@ -286,7 +290,7 @@ class Replay(Retiming):
 
     def _make_phases(self, part: TransferPart, op: str, stream: Any, kind: str) -> list[Phase]:
         if kind in HOST_MOVES:
-            return self.routes.host_copy(part.rank, part.price, to_host=kind == OFFLOAD)
+            return self.routes.host_copy(part.rank, part.price, kind)
         if kind == SEND:
             return self.routes.message(part.rank, stream.peer, part.price)
         group = range(len(self.logs)) if stream.group is None else stream.group

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import minitrain as mt
 from minitrain.errors import HardwareConfigError, OutOfMemoryError, TensorTypeError
 from minitrain.lib import Model
 from minitrain.machine import load_config
+from minitrain.machine.data_sheet import Storage
 from minitrain.machine.price import Price
 from minitrain.operations import ON_COMPUTE, STREAM, STRIDE
 from minitrain.run.analysis.retiming import critical_path, make_graph, retimed_events, what_ifs
@@ -170,6 +172,36 @@ def test_offloaded_optimizer_state_is_not_on_the_device_when_most_is_held() -> N
     assert there.peak_host_memory_bytes == pytest.approx(here.memory_by_kind["optimizer"])
 
 
+async def write_input(model: Model) -> Model:
+    """Write an input beside a forward, and delete the host's copy at once."""
+    await begin(model)
+    model.host["x"] = await model.offload(model.activations[0])
+    work = model.launch(model.write(model.host["x"]))
+    del model.host["x"]
+    assert model.host._account.units == model.activations[0]._units
+    model.activations[1] = model.forward(0, model.activations[0], model.weights[0])
+    await work
+    assert model.host._account.units == 0
+    return model
+
+
+@pytest.mark.parametrize(
+    ("storage", "world_size", "rate"), [(None, 1, 25e9), (None, 16, 25e9 / 8), (10.0, 16, 10e9 / 16)]
+)
+def test_ranks_share_what_the_storage_and_their_nodes_port_take(
+    storage: float | None, world_size: int, rate: float
+) -> None:
+    """A node has eight ranks."""
+    config = load_config("h100_80g_nvl8")
+    system = config if storage is None else replace(config, storage=Storage(storage, 25.0))
+    run = alone(write_input, hardware=system, world_size=world_size)
+    write, forward = of(run, "write")[0], of(run, "forward")[0]
+    assert write.duration == pytest.approx(8 * SAMPLE / rate, rel=1e-12)
+    assert (write.stream, write.size_bytes, write.time) == ("write", 8 * SAMPLE, forward.time)
+    assert run.peak_host_memory_bytes == 8 * SAMPLE
+    assert alone(write_input, hardware=system, world_size=world_size, strict=True).summary() == run.summary()
+
+
 # ---- laws ------------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +241,19 @@ async def fetch_what_was_dropped(model: Model) -> Model:
     kept = await offloaded_input(model)
     del model.host["x"]
     await model.fetch(kept)
+    return model
+
+
+async def write_from_the_device(model: Model) -> Model:
+    await begin(model)
+    await model.write(model.activations[0])  # type: ignore[arg-type]  # the mistake
+    return model
+
+
+async def write_what_was_dropped(model: Model) -> Model:
+    kept = await offloaded_input(model)
+    del model.host["x"]
+    await model.write(kept)
     return model
 
 
@@ -257,6 +302,17 @@ MISTAKES: list[tuple[Program, type[Exception], str]] = [
         "of layer 0, in host memory: fetch it to use it); put it there, and delete it after the fetch is submitted",
     ),
     (
+        write_from_the_device,
+        mt.LawError,
+        "write on rank 0 takes what offload gave, got Activation(layer 0, samples {0..7}), which is not in host "
+        "memory; offload it first",
+    ),
+    (
+        write_what_was_dropped,
+        mt.LawError,
+        "put it there, and delete it after the write is submitted",
+    ),
+    (
         hide_a_tensor_on_the_host,
         mt.LawError,
         "model.host of rank 0 holds what was offloaded alone, got Activation(layer 0, samples {0..7}); "
@@ -291,8 +347,6 @@ async def offloaded_input_only(model: Model) -> Model:
 
 
 def with_host(system: Any, gib: float) -> Any:
-    from dataclasses import replace
-
     return replace(system, mem2=replace(system.mem2, GiB=gib))
 
 

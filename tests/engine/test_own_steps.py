@@ -174,3 +174,44 @@ def test_a_checkpoint_that_an_update_overtakes_is_refused(tmp_path: Path) -> Non
     sizes: dict[str, Any] = {**SIZES, "num_steps": 3, "global_batch_size": 24}
     with pytest.raises(MinitrainError, match=r"is being copied to the host by a launched offload.*await it before"):
         mt.simulate(late, strict=True, **sizes)
+
+
+_WRITE = (
+    "for name, copy in enumerate(copies.pop(layer, [])):\n{0}    model.host[name, layer] = await copy\n"
+    "{0}    if (name, layer, model.rank) != LEFT_OUT:\n"
+    "{0}        writes.append(model.launch(model.write(model.host[name, layer])))\n"
+    "{0}    del model.host[name, layer]\n{0}"
+)
+
+
+def saving(tmp_path: Path, left_out: Any = None) -> str:
+    """Return the loop with a checkpoint that is written beside the next steps, with or without some shard."""
+    text = _WRITE.replace("LEFT_OUT", repr(left_out)).format(12 * " ")
+    awaited = ("    return model", "    for work in writes:\n        await work\n    return model")
+    return mine(
+        tmp_path, *_SAVE, ("    copies = {}\n", "    copies, writes = {}, []\n"), (_UPDATE, text + _UPDATE), awaited
+    )
+
+
+def test_a_checkpoint_is_written_beside_the_steps_that_follow(tmp_path: Path) -> None:
+    """Two copies of each of four layers are ready 2 k after 16 + 16, and written one after the other."""
+    units = mt.FixedPredictor(forward=1, backward=2, update=1, write=1)
+    sizes: dict[str, Any] = {**SIZES, "hardware": units, "num_steps": 4, "global_batch_size": 64}
+    run, folded = (mt.simulate(saving(tmp_path), fold=fold, **sizes) for fold in (False, True))
+    assert run.step_times == folded.step_times == [16] * 4
+    assert [event.time for event in run.logs[0] if event.typ == "write"] == [44, 45, 46, 47, 48, 49, 50, 51]
+    assert mt.prove(saving(tmp_path), **{**sizes, "hardware": "h100_80g_nvl8"}).largest_relative < 1e-9
+    slow = mt.FixedPredictor(forward=1, backward=2, update=1, write=3)
+    assert mt.simulate(saving(tmp_path), **{**sizes, "hardware": slow}).step_times == [16, 16, 16, 44 + 24 - 48]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        ((1, 2, 3), "the checkpoint of step 2 is incomplete: the optimizer state of layer 2 lacks shard 3 of 4"),
+        ((0, 0, 0), "the checkpoint of step 2 is incomplete: the weight of layer 0 lacks shard 0 of 4"),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_refused(left_out: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(MinitrainError, match=message):
+        mt.simulate(saving(tmp_path, left_out), **SIZES, num_steps=3, global_batch_size=24)

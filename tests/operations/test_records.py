@@ -118,12 +118,20 @@ async def meets(model: Any) -> Any:
     return model
 
 
+async def saves(model: Any) -> Any:
+    """Write an input to the storage."""
+    model.host[0] = await model.offload(model.get_input_activation([model.rank]))
+    await model.write(model.host[0])
+    return model
+
+
 SIZES: dict[str, Any] = {"world_size": 2, "global_batch_size": 2, "check": False}
 PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "experts": ("moe", {"workload": "tiny-moe", "ep": 2}),
     "attention": ("ring_attention", {"workload": "tiny"}),
     "split": ("zbv", {"num_layers": 4}),
     "host": ("fsdp", {"workload": "tiny", "offload": "activations"}),
+    "storage": (saves, {"num_layers": 1}),
     "local": ("diloco", {"num_layers": 2, "local_steps": 1, "mixing": 0.5}),
     "compressed": ("powersgd_ddp", {"num_layers": 2, "num_steps": 1}),
     "meetings": (meets, {"num_layers": 1}),

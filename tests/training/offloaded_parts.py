@@ -20,8 +20,10 @@ async def _back(model: Any, store: Any, key: Any) -> None:
 
 async def _updated(model: Any, grads: dict[int, Any]) -> Model:
     for layer, grad in grads.items():
-        await _there(model, model.opt_states, layer)
-        await _back(model, model.opt_states, layer)
+        for store in (model.weights, model.opt_states):
+            await _there(model, store, layer)
+            await model.write(model.host[id(store), layer])
+            await _back(model, store, layer)
         weight, state = model.update(layer, grad, model.weights[layer], model.opt_states[layer])
         model.weights[layer], model.opt_states[layer] = weight, state
         model.set_final_weight(layer, weight)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,8 @@ pytest.importorskip("cloudpickle")
 
 import minitrain as mt  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402
-from minitrain.training import worker  # noqa: E402
-from minitrain.training.devices import Gpu, require_gpu_memory, require_gpus  # noqa: E402
+from minitrain.training import devices, worker  # noqa: E402
+from minitrain.training.devices import Gpu, Written, require_gpu_memory, require_gpus  # noqa: E402
 from minitrain.training.launcher import meeting_place  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
 from minitrain.training.ranks import Training  # noqa: E402
@@ -151,3 +153,17 @@ def test_more_ranks_than_gpus_and_too_small_ones_are_refused(monkeypatch: pytest
     require_gpu_memory([2**30])
     with pytest.raises(mt.UsageError, match=r"needs 2\.00 GiB for its tensors, as simulated, and GPU 1 has 1\.00 GiB"):
         require_gpu_memory([2**30, 2**31])
+
+
+def test_what_is_written_is_all_bytes_of_a_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "written"
+    monkeypatch.setattr(devices, "TemporaryFile", lambda: path.open("wb"))
+    values = [torch.arange(6.0).view(2, 3).t(), torch.tensor([1.5, -2.0], dtype=torch.bfloat16)]
+    noted: list[Any] = []
+    with ThreadPoolExecutor(1) as writer:
+        work = Written(writer, dict(enumerate(values)), [])
+        work.get_future().then(noted.append)
+        work.wait()
+    assert work.is_completed()
+    assert len(noted) == 1
+    assert path.read_bytes() == b"".join(each.contiguous().view(torch.uint8).numpy().tobytes() for each in values)

@@ -291,6 +291,7 @@ def predictors_of(
         own[name] = make_predictor(
             system_of(group, priced), places.num_ranks_of(name), network, nodes, workload, priced
         )
+        own[name].num_writers = world_size  # type: ignore[attr-defined]  # of all that a config makes
         if group.clock_share < 1 and group.prices is not None:  # a table cannot tell arithmetic from memory traffic
             own[name] = own[name].slowed(1 / group.clock_share)
     tiers = {name: tiers_of(cluster.group(name)) for name in places.used_groups}

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar
 
 from minitrain.engine.entry import require_handed_on
-from minitrain.engine.final_weights import IN_PARTS, check_final_weights
+from minitrain.engine.final_weights import check_final_weights
 from minitrain.engine.transport.task_ownership import collecting_unretrieved_errors, task_of_rank
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.machine import FlatTopology, HierarchicalTopology
@@ -45,7 +45,7 @@ from minitrain.run.rank_tasks import PreparedRun, end_all, require_nothing_left,
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped
 from minitrain.run.trained_model import trained_model_of
-from minitrain.tensors import Weight, clone
+from minitrain.tensors import clone
 from minitrain.tensors.index_sets import forget_latest_union
 
 
@@ -394,14 +394,16 @@ def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
     final = {layer: _whole(weight, attempt) for layer, weight in model.final_weights.items()}
     experts = {layer: _whole(weight, attempt) for layer, weight in model.final_experts.items()}
     sizes = {"rank": model._rank, "num_layers": model.num_layers}
-    return SimpleNamespace(**sizes, final_weights=final, final_experts=experts)
+    written = [_whole(tensor, attempt) for tensor in model.written if hasattr(tensor, "shards")]
+    known = {"written": written, "runtime_predictor": model.runtime_predictor}
+    return SimpleNamespace(**sizes, **known, final_weights=final, final_experts=experts)
 
 
-def _whole(weight: Weight, attempt: FoldAttempt) -> Weight:
-    """Return a final weight with the shards and parts that a class holds together."""
+def _whole(weight: Any, attempt: FoldAttempt) -> Any:
+    """Return a tensor with the shards and parts that a class holds together."""
     whole = clone(weight)
-    for name in ("shards", "parts") if weight.__class__ in IN_PARTS else ("shards",):
-        held = getattr(weight, name)
+    for name in ("shards", "parts"):
+        held = getattr(weight, name, None)
         if isinstance(held, PerRankSet):
             setattr(whole, name, held.union_over(attempt.folded_sizes))
     return whole

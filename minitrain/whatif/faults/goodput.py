@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import heapq
 import html
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,9 @@ import numpy as np
 
 from minitrain.errors import UsageError, require_count
 from minitrain.machine.data_sheet import mtbf_hours_of, require_devices, require_mtbf
+from minitrain.operations import OFFLOAD, WRITE
 from minitrain.run.analysis.labels import GIB, duration
+from minitrain.run.analysis.timeline import as_timeline
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.faults import Recovery, require_recovery
 from minitrain.run.rank_tasks import prepare
@@ -377,7 +378,7 @@ def goodput(
     checkpoint_interval_s: float | None = None,
     checkpoint_bytes: float | None = None,
     asynchronous: bool = False,
-    checkpoint_block_s: float | None = None,
+    saving: Mapping[str, Any] | None = None,
     mtbf_hours: float | Mapping[str, float] | None = None,
     samples: int = 200,
     seed: int = 0,
@@ -391,8 +392,9 @@ def goodput(
         checkpoint_interval_s: work between two checkpoints, s; the best by Daly (2006) if None.
         checkpoint_bytes: size of a checkpoint; what the ranks' weights and optimizer states take if None.
         asynchronous: write checkpoints beside the training; it waits only for the copy into host memory.
-        checkpoint_block_s: how long a checkpoint that is written beside the training stops it, s, as a simulated run
-            shows; the time of the copy into host memory if None.
+        saving: options with which the strategy writes a checkpoint in its run, by `model.offload` and `model.write`.
+            Both runs are simulated: what saving adds to the step time is how long a checkpoint stops the training, and
+            it is whole as long after its first copy as there. Formulas say both if None.
         mtbf_hours: mean time between failures of a device, hours, for all or by hardware config, group of a cluster, or
             family; the published one of its family if None (see `minitrain.machine.data_sheet`).
         samples: how many runs to play.
@@ -407,10 +409,10 @@ def goodput(
         MinitrainError: of the kind that says what went wrong in the strategy.
     """
     _require(days, checkpoint_interval_s, checkpoint_bytes)
-    if checkpoint_block_s is not None and not (asynchronous and 0 <= checkpoint_block_s < math.inf):
+    if saving is not None and (checkpoint_bytes is not None or not isinstance(saving, Mapping)):
         raise UsageError(
-            f"checkpoint_block_s must be a time from 0, of checkpoints that are written beside the training, got "
-            f"{checkpoint_block_s!r}; give asynchronous=True too"
+            "saving must be options with which the strategy writes a checkpoint, whose size it then has, got "
+            f"{saving!r:.80}{'' if checkpoint_bytes is None else '; leave checkpoint_bytes out'}"
         )
     require_count("samples", samples)
     require_count("seed", seed, 0)
@@ -432,26 +434,41 @@ def goodput(
         steps = run_to_end(lambda: smaller_steps(prepared, simulate_prepared, _MOST_MISSING), None)
         speeds = (1.0, *(run.step_time / step for step in steps))
     write_s = written.write_s(recovery)
-    block_s = checkpoint_block_s
-    if block_s is None:
-        block_s = min(written.snapshot_s(recovery), write_s) if asynchronous else write_s
-    job = _job(days, checkpoint_interval_s, written, block_s, mtbf_of_all_s(hours), recovery, speeds)
+    block_s = min(written.snapshot_s(recovery), write_s) if asynchronous else write_s
+    if saving is not None:
+        saved = run_to_end(lambda: simulate_prepared(prepare(strategy, parameters | dict(saving))), None)
+        size_bytes, write_s = _written_in(saved)
+        block_s, written, asynchronous = max(0.0, saved.step_time - run.step_time), written.of_size(size_bytes), True
+    job = _job(days, checkpoint_interval_s, written, (block_s, write_s), mtbf_of_all_s(hours), recovery, speeds)
     played = [LongRun(job, random.Random(f"{seed} {sample}")).play() for sample in range(samples)]
     shares = np.array([[each.seconds[cause] for cause in CAUSES] for each in played]) / job.duration_s
     return Goodput(run, job, written, asynchronous, shares, np.array([each.num_failures for each in played]))
+
+
+def _written_in(run: Run) -> tuple[float, float]:
+    """Return the bytes that ranks write in a run, and the time from the first copy to the end of the last write, s."""
+    line = as_timeline(run.logs)
+    writes = line.of_types((WRITE,))
+    if not writes.any():
+        raise UsageError(
+            f"saving: {run.strategy} writes no checkpoint with these options; let it `await model.write(...)` what it "
+            "has offloaded"
+        )
+    begin = line.time[line.of_types((OFFLOAD,))].min()
+    return float(line.size_bytes[writes].sum()), float(line.end[writes].max() - begin)
 
 
 def _job(
     days: float,
     interval_s: float | None,
     written: Checkpoint,
-    block_s: float,
+    times: tuple[float, float],
     mtbf_s: float,
     recovery: Recovery,
     speeds: Sequence[float],
 ) -> Job:
     """Return the parameters of the long run."""
-    write_s = max(written.write_s(recovery), block_s)
+    block_s, write_s = times[0], max(times)
     return Job(
         duration_s=days * _DAY_S,
         interval_s=(daly_s(block_s, mtbf_s) or write_s) if interval_s is None else interval_s,

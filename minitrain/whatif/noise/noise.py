@@ -38,7 +38,7 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.operations import COMPUTING as OF_COMPUTING
-from minitrain.operations import EVENT_TYPES
+from minitrain.operations import EVENT_TYPES, HOST_MOVES
 from minitrain.run.analysis.retiming import Program, collectives, make_graph, make_program, messages, retime
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
 
@@ -515,7 +515,7 @@ class Draws:
     def _slow(self, link: SlowLink) -> _Chance:
         """Return the chance that links are slow."""
         line = self._activities.timeline
-        carried = ~self._computes & ~line.on_stream("offload")[self._event] & ~line.on_stream("fetch")[self._event]
+        carried = ~self._computes & ~line.of_types(HOST_MOVES)[self._event]
         draws = np.intersect1d(np.flatnonzero(carried), self._in_tier(link))
         users, sets = self._users(draws)
         if link.pair is not None:

@@ -87,19 +87,35 @@ def test_a_checkpoint_beside_the_training_costs_its_copy_alone_and_helps_once_it
     assert slow[WRITING] < beside[WRITING]  # the next one waits for it
 
 
-def test_what_a_simulated_run_shows_of_a_checkpoint_takes_the_place_of_its_formula() -> None:
-    beside: dict[str, Any] = {"asynchronous": True, "days": 3, "samples": 20, "checkpoint_interval_s": 600.0}
-    formula = mt.goodput("zero3", **SIZES, **beside)
-    same, hidden = (
-        mt.goodput("zero3", **SIZES, **beside, checkpoint_block_s=seconds) for seconds in (formula.job.block_s, 0.0)
-    )
-    assert same.by_cause == formula.by_cause
-    assert hidden.by_cause[WRITING] == 0
-    assert hidden.by_cause[WORK] > formula.by_cause[WORK]
-    often = mt.goodput(
-        "zero3", **SIZES, **{**beside, "days": 1, "samples": 1, "checkpoint_interval_s": None}, checkpoint_block_s=0
-    )
-    assert often.checkpoint_interval_s == often.job.write_s
+async def saves(model: Any, save: bool = False) -> Any:
+    """Train as DDP does; at the end rank 0 copies and writes what it has made."""
+    await mt.strategies()["ddp"](model)
+    for store in (model.weights, model.opt_states) if save and model.rank == 0 else ():
+        for layer, tensor in store.items():
+            model.host[id(store), layer] = await model.offload(tensor)
+    for copy in model.host.values():
+        await model.write(copy)
+    return model
+
+
+def test_weeks_of_simulated_checkpoints_agree_with_dalys_model() -> None:
+    sizes: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 8}
+    days: dict[str, Any] = {"days": 40, "samples": 20, "checkpoint_interval_s": HOUR, "mtbf_hours": 32}
+    recovery = mt.Recovery(spares=1000)
+    found = mt.goodput(saves, **sizes, **days, saving={"save": True}, recovery=recovery)
+    assert found.checkpoint.size_bytes == mt.goodput("ddp", **sizes, **days).checkpoint.size_bytes
+    events = mt.simulate(saves, save=True, **sizes).logs[0]
+    moves, writes = ([event.duration for event in events if event.typ == typ] for typ in ("offload", "write"))
+    assert sum(writes) == pytest.approx(found.checkpoint.size_bytes * 4 / 25e9)  # a fourth of the port of a node
+    assert found.job.block_s == found.job.write_s == pytest.approx(sum(moves) + sum(writes), rel=1e-9)
+    assert found.fraction == pytest.approx(goodput_by_daly(found.job, HOUR), abs=0.02)
+
+
+def test_saving_needs_options_with_which_a_checkpoint_is_written() -> None:
+    with pytest.raises(UsageError, match="saving: saves writes no checkpoint with these options"):
+        mt.goodput(saves, **SIZES, saving={"save": False})
+    with pytest.raises(UsageError, match="leave checkpoint_bytes out"):
+        mt.goodput(saves, **SIZES, saving={"save": True}, checkpoint_bytes=1e9)
 
 
 def test_without_spares_a_fixed_job_waits_and_an_elastic_one_is_slower() -> None:

@@ -26,7 +26,7 @@ from minitrain.engine.observers import Observer
 from minitrain.engine.operations import Launched
 from minitrain.errors import LawError, StrategyError
 from minitrain.machine.price import PENDING
-from minitrain.operations import FETCH, OFFLOAD, PRICE, RECV, SEND, STRIDE, TYP
+from minitrain.operations import FETCH, OFFLOAD, PRICE, RECV, SEND, STRIDE, TYP, WRITE
 from minitrain.operations.collectives import COLLECTIVES, Collective
 from minitrain.operations.computations import COMPUTATIONS, names_of
 from minitrain.run.accounting.strict.buffers import Alias, LaunchHold, Ledger, Line, Overwrite, Unusable, new_origin
@@ -100,8 +100,8 @@ class StrictAccounting(Observer):
         fields_of = _fields_of(value.__class__)
         if fields_of is None or not _is_usual(ledger, value, fields_of(value)):
             require_valid(ledger, op, tensors)
-            if op == FETCH:
-                _require_offloaded(ledger, value)
+            if op in (FETCH, WRITE):
+                _require_offloaded(ledger, op, value)
         row = len(model._rows)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(row)
@@ -189,6 +189,8 @@ class StrictAccounting(Observer):
         elif op == FETCH:
             result, line = operation.outcome, ledger.submitted.pop(operation.row)
             _receive(operation, result, FIELDS[result.__class__](result), given[0]._origin.step, line)
+        elif op == WRITE:
+            del ledger.submitted[operation.row]
         elif op == RECV or operation.owner.communicator.size > 1:
             ledger.num_submitted += 1
 
@@ -368,14 +370,14 @@ def _is_usual(ledger: Ledger, value: Any, fields: tuple[Any, ...]) -> bool:
     return origin.usable_by is ledger and bool(origin.fields == fields)
 
 
-def _require_offloaded(ledger: Ledger, value: Any) -> None:
-    """Require that what is fetched came out of an offload of the rank, as it is."""
+def _require_offloaded(ledger: Ledger, op: str, value: Any) -> None:
+    """Require that what is fetched or written came out of an offload of the rank, as it is."""
     origin = getattr(value, "_origin", None)
     if isinstance(value, OnHost) and not (
         isinstance(origin, Unusable) and origin.ledger is ledger and origin.fields == (value.kind, value.fields)
     ):
         raise LawError(
-            f"fetch on rank {ledger.rank}: {value!r} did not come out of an offload of this rank, or was altered "
+            f"{op} on rank {ledger.rank}: {value!r} did not come out of an offload of this rank, or was altered "
             "since; only what operations give can be used",
             rank=ledger.rank,
             layer=value.layer,
