@@ -425,9 +425,9 @@ def _not_seen(layer: int, covered: SequencePart, has_adapters: bool) -> str:
 def require_whole_matrices(model: RankState, layer: int, weight: Weight) -> None:
     """Require whole weights for an optimizer that does not work element by element."""
     is_whole = weight.is_complete() and weight.__class__ in (Weight, LocalWeight)
-    orthogonalised = getattr(model._runtime_predictor.workload, "orthogonalised", None)
-    if not is_whole and orthogonalised is not None and orthogonalised(layer):
-        rule = f"muon orthogonalises whole matrices, got {describe(weight)}; gather gradients and weights, or use adam"
+    why_whole = getattr(model._runtime_predictor.workload, "why_whole", None)
+    if not is_whole and why_whole is not None and (why := why_whole(layer)):
+        rule = f"{why}, got {describe(weight)}; gather gradients and weights, or use adam"
         raise broken(model, "update", rule, layer, value=weight)
 
 

@@ -4,7 +4,7 @@ The tanh stands before the matrix, so that the gradient of the weight does not n
 `Model.backward_weight`. Let x be the inputs of some samples, one row each, and g the gradient of the loss with respect
 to y. Then the gradient of W is tanh(x)^T g, and that of x is (g W^T) (1 - tanh(x)^2).
 
-Optimizers work element by element, so that a step on shards gives the shards of the step.
+Optimizers work element by element, so that a step on shards gives the shards of the step; Muon and Adafactor do not.
 """
 
 from __future__ import annotations
@@ -151,6 +151,72 @@ def orthogonalised(matrices: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
+class Adafactor:
+    """Adafactor (Shazeer and Stern 2018, algorithms 4 to 6): of a matrix' second moments, sums of rows and of columns.
+
+    R' = beta R + (1 - beta) sums of the rows of G^2 + epsilon, C' likewise of the columns, and V = R C / sum of R; of a
+    vector, V' = beta V + (1 - beta) (G^2 + epsilon). With U = G / sqrt(V), W' = W - rate max(least, RMS of W) U /
+    max(1, RMS of U), where beta = 1 - t^-0.8 and rate = min(rate, 1 / sqrt(t)) in step t. Without first moments. The
+    state of a matrix is its R, C, and zeros.
+
+    Args:
+        rate: the largest relative step.
+        decay: how beta comes near 1.
+        epsilon: of squares.
+        least: of the root mean square of a weight.
+        weights: the first element of each weight, among all elements, and its shape; of more than two dimensions, the
+            last two are of matrices.
+    """
+
+    rate: float = 1e-2
+    decay: float = 0.8
+    epsilon: float = 1e-30
+    least: float = 1e-3
+    weights: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    num_moments: ClassVar[int] = 1
+
+    def step(self, weight: Array, grad: Array, state: Array, count: int) -> tuple[Array, Array]:
+        """Return weight and state after a step; see `Adam.step`."""
+        after, moments, beta = weight.copy(), np.zeros_like(state), 1 - count**-self.decay
+        rate = min(self.rate, count**-0.5)
+        for first, shape in self.weights:
+            here, squares = slice(first, first + prod(shape)), grad[first : first + prod(shape)].reshape(shape) ** 2
+            old, now = state[0, here], factors(squares + self.epsilon)
+            kept = beta * old[: now.size] + (1 - beta) * now
+            moments[0, first : first + now.size] = kept
+            moved = grad[here] / np.sqrt(second_moments(kept, shape)).ravel()
+            size = max(self.least, np.sqrt(np.mean(weight[here] ** 2)))
+            after[here] -= rate * size * moved / max(1.0, np.sqrt(np.mean(moved**2)))
+        return after, moments
+
+
+def is_factored(shape: tuple[int, ...]) -> bool:
+    """Return whether Adafactor keeps sums of rows and columns, which must be fewer than the elements."""
+    return len(shape) > 1 and shape[-2] * shape[-1] > shape[-2] + shape[-1]
+
+
+def factors(squares: Array) -> Array:
+    """Return what Adafactor keeps of a weight's squares, flat: sums of rows, then of columns; of a vector, all."""
+    if not is_factored(squares.shape):
+        return squares.ravel()
+    return np.concatenate([squares.sum(-1).ravel(), squares.sum(-2).ravel()])
+
+
+def second_moments(kept: Array, shape: tuple[int, ...]) -> Array:
+    """Return the second moments that Adafactor takes for those of a weight."""
+    if not is_factored(shape):
+        return kept.reshape(shape)
+    num_rows = prod(shape[:-1])
+    rows, columns = kept[:num_rows].reshape(shape[:-1]), kept[num_rows:].reshape(*shape[:-2], shape[-1])
+    return np.asarray((rows / rows.sum(-1, keepdims=True))[..., None] * columns[..., None, :])
+
+
+Optimizer = Adam | Momentum | Muon | Adafactor
+"""What takes a step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Averaged:
     """An optimizer, and the exponential moving average of the weights: its state's last row, which begins with them.
 
@@ -161,7 +227,7 @@ class Averaged:
         decay: of the average.
     """
 
-    of: Adam | Momentum | Muon
+    of: Optimizer
     decay: float
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import UsageError
-from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum, Muon
+from minitrain.proof.arithmetic import Adafactor, Adam, Array, Averaged, Momentum, Muon, Optimizer
 from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.shapes import WeightShape
@@ -45,7 +45,7 @@ class Problem:
 
     width: int = 8
     seed: int = 0
-    optimizer: Adam | Momentum | Muon | Averaged = field(default_factory=Adam)
+    optimizer: Optimizer | Averaged = field(default_factory=Adam)
     backend: Any = None
 
     def inputs(self, global_batch_size: int) -> Array:
@@ -106,7 +106,7 @@ class TransformerProblem:
     model: Transformer
     seq_len: int = None  # type: ignore[assignment]  # filled in by __post_init__
     seed: int = 0
-    optimizer: Adam | Momentum | Muon | Averaged = field(default_factory=Adam)
+    optimizer: Optimizer | Averaged = field(default_factory=Adam)
     capacity_factor: float | None = None
     backend: Any = None
     most_parameters: int | None = MOST_PARAMETERS
@@ -116,13 +116,15 @@ class TransformerProblem:
             object.__setattr__(self, "seq_len", self.model.seq_len)
         if self.model.optimizer == "muon" and isinstance(self.optimizer, Adam):
             object.__setattr__(self, "optimizer", Muon(adam=self.optimizer))
+        if self.model.optimizer == "adafactor" and isinstance(self.optimizer, Adam):
+            object.__setattr__(self, "optimizer", Adafactor())
         if self.model.ema is not None and not isinstance(self.optimizer, Averaged):
             object.__setattr__(self, "optimizer", Averaged(self.optimizer, self.model.ema))
         faults = list(_faults(self.model, self.most_parameters))
-        if self.model.optimizer == "muon" and (self.backend is not None or isinstance(self.optimizer, Momentum)):
+        if self.model.optimizer != "adam" and (self.backend is not None or isinstance(self.optimizer, Momentum)):
             faults.append(
-                "optimizer and backend must be left out, or an Adam, for a model that Muon trains, got "
-                f"{self.optimizer!r:.80} and {self.backend!r:.40}"
+                f"optimizer and backend must be left out, or an Adam, for a model that {self.model.optimizer.title()} trains, "
+                f"got {self.optimizer!r:.80} and {self.backend!r:.40}"
             )
         if faults:
             raise refuse(f"{self.model.name} with real arrays", faults)
@@ -167,6 +169,8 @@ class TransformerProblem:
         of: Any = found.of if isinstance(found, Averaged) else found
         if isinstance(of, Muon):
             of = replace(of, matrices=self.units[layer].orthogonalised)
+        if isinstance(of, Adafactor):
+            of = replace(of, weights=self.units[layer].weights_in_place)
         return replace(found, of=of) if isinstance(found, Averaged) else of
 
     def trained(self, layer: int) -> tuple[NDArray[np.bool_], Shapes]:

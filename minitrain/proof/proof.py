@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import ProofError, StrategyError
-from minitrain.proof.arithmetic import Adam, Array, Averaged, Momentum, Muon
+from minitrain.proof.arithmetic import Adafactor, Adam, Array, Averaged, Momentum, Muon
 from minitrain.proof.arrays import Flat, computed_by, held, on_place
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import Problem, TransformerProblem
@@ -36,6 +36,7 @@ _MOMENTS = {
     Adam: ("first moment", "second moment"),
     Momentum: ("velocity",),
     Muon: ("first moment, or momentum", "second moment"),
+    Adafactor: ("second moment, or its factors",),
 }
 
 

@@ -22,7 +22,7 @@ from autograd import grad
 from autograd.tracer import getval  # type: ignore[import-untyped]
 
 from minitrain.engine.semantics import LocalSteps
-from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adam, Array, Averaged, Muon
+from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adafactor, Adam, Array, Averaged, Muon
 from minitrain.proof.compression import Exchange
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.workloads.transformer import Transformer
@@ -180,8 +180,16 @@ def _moments(optimizer: Any, grads: Array, versions: Array) -> Array:
         return np.vstack([_moments(optimizer.of, grads, versions), shares @ versions])
     if isinstance(optimizer, Muon):
         found = _moments(optimizer.adam, grads, versions)
-        for here, _ in _places(optimizer):
+        for here, _ in _places(optimizer.matrices):
             found[0, here], found[1, here] = _momentum(optimizer, grads[:, here]), 0
+        return found
+    if isinstance(optimizer, Adafactor):
+        found = np.zeros((1, grads.shape[1]))
+        for here, shape in _places(optimizer.weights):
+            second = _faded_squares(optimizer, grads[:, here], shape)
+            sums = [second.sum(-1), second.sum(-2)] if _saves(shape) else [second]
+            kept = np.concatenate([each.ravel() for each in sums])
+            found[0, here.start : here.start + kept.size] = kept
         return found
     ago = np.arange(len(grads))[::-1, None]
     if isinstance(optimizer, Adam):
@@ -197,10 +205,21 @@ def _after_steps(optimizer: Any, weights: Array, history: Sequence[Array]) -> Ar
     grads = np.stack(history)
     if isinstance(optimizer, Muon):
         after = _after_steps(optimizer.adam, weights, history)
-        for here, shape in _places(optimizer):
+        for here, shape in _places(optimizer.matrices):
             ahead = (1 - optimizer.decay) * grads[-1, here] + optimizer.decay * _momentum(optimizer, grads[:, here])
             rate = optimizer.rate * math.sqrt(max(shape[-2], shape[-1]) / shape[-2])
             after[here] = weights[here] - rate * _near_orthogonal(ahead.reshape(shape)).ravel()
+        return after
+    if isinstance(optimizer, Adafactor):
+        after, relative = weights.copy(), min(optimizer.rate, 1 / math.sqrt(len(grads)))
+        for here, shape in _places(optimizer.weights):
+            second = _faded_squares(optimizer, grads[:, here], shape)
+            if _saves(shape):
+                rows, columns = second.sum(-1, keepdims=True), second.sum(-2, keepdims=True)
+                second = rows * columns / columns.sum(-1, keepdims=True)
+            moved = grads[-1, here] / np.sqrt(second).ravel()
+            length = max(optimizer.least, _rms(weights[here])) / max(1.0, _rms(moved))
+            after[here] = weights[here] - relative * length * moved
         return after
     if isinstance(optimizer, Adam):
         first = (optimizer.beta1**ago * grads).sum(0) / (optimizer.beta1**ago).sum()
@@ -209,9 +228,26 @@ def _after_steps(optimizer: Any, weights: Array, history: Sequence[Array]) -> Ar
     return np.asarray(weights - optimizer.rate * (optimizer.decay**ago * grads).sum(0))
 
 
-def _places(optimizer: Muon) -> list[tuple[slice, tuple[int, ...]]]:
-    """Return where matrices are that Muon moves, and their shapes."""
-    return [(slice(first, first + math.prod(shape)), shape) for first, shape in optimizer.matrices]
+def _places(weights: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[slice, tuple[int, ...]]]:
+    """Return where weights are, and their shapes."""
+    return [(slice(first, first + math.prod(shape)), shape) for first, shape in weights]
+
+
+def _faded_squares(optimizer: Adafactor, grads: Array, shape: tuple[int, ...]) -> Array:
+    """Return the sum of all squares so far, each with its share: 1 - beta of its step, and beta of each since."""
+    shares = np.arange(1, len(grads) + 1.0) ** -optimizer.decay
+    since = np.append(np.cumprod((1 - shares)[:0:-1])[::-1], 1.0)
+    return np.asarray(((shares * since) @ (grads**2 + optimizer.epsilon)).reshape(shape))
+
+
+def _saves(shape: tuple[int, ...]) -> bool:
+    """Return whether a weight has fewer rows and columns than elements."""
+    return len(shape) > 1 and sum(shape[-2:]) < math.prod(shape[-2:])
+
+
+def _rms(values: Array) -> float:
+    """Return the root mean square of some numbers."""
+    return float(np.linalg.norm(values) / math.sqrt(values.size))
 
 
 def _momentum(optimizer: Muon, grads: Array) -> Array:
@@ -248,7 +284,7 @@ def after_step(optimizer: Any, weights: Array, grads: Array) -> tuple[Array, Arr
     if isinstance(optimizer, Averaged):
         after, state = after_step(optimizer.of, weights, grads)
         return after, np.vstack([state, after + optimizer.decay * (weights - after)])
-    if isinstance(optimizer, Muon):
+    if isinstance(optimizer, Muon | Adafactor):
         return _after_steps(optimizer, weights, [grads]), _moments(optimizer, grads[None], weights[None])
     if isinstance(optimizer, Adam):
         first, second = (1 - optimizer.beta1) * grads, (1 - optimizer.beta2) * grads * grads

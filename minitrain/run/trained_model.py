@@ -124,7 +124,8 @@ def _trained_of(workload: Any) -> str:
     lora, frozen, ema = (getattr(model, name, None) for name in ("lora", "frozen_layers", "ema"))
     words = [f"adapters of rank {lora.rank} alone"] if lora is not None else []
     words += [f"the first {frozen} layers frozen" if frozen > 1 else "the first layer frozen"] if frozen else []
-    words += ["matrices trained by Muon"] if getattr(model, "optimizer", "adam") == "muon" else []
+    by = {"muon": ["matrices trained by Muon"], "adafactor": ["trained by Adafactor"]}
+    words += by.get(getattr(model, "optimizer", "adam"), [])
     words += [f"weights averaged ({ema:g})"] if ema is not None else []
     return ", ".join(words)
 

@@ -21,7 +21,7 @@ from torch.optim.adam import adam
 from minitrain.engine.kept_for_backward import mode_of
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError, UsageError
-from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adam, Averaged, Momentum, Muon
+from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adafactor, Averaged, Momentum, Muon, Optimizer, is_factored
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
 from minitrain.tensors.local import LocalWeight
@@ -67,7 +67,7 @@ class Net(Protocol):
         ...
 
     @property
-    def optimizer(self) -> Adam | Momentum | Muon | Averaged:
+    def optimizer(self) -> Optimizer | Averaged:
         """What takes the step."""
         ...
 
@@ -498,7 +498,7 @@ def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[F
 
 
 def take_step(
-    optimizer: Adam | Momentum | Muon | Averaged,
+    optimizer: Optimizer | Averaged,
     weight: torch.Tensor,
     grad: torch.Tensor,
     state: torch.Tensor,
@@ -519,6 +519,9 @@ def take_step(
         return
     if isinstance(optimizer, Muon):
         _move_matrices(optimizer, weight, grad, state, count)
+        return
+    if isinstance(optimizer, Adafactor):
+        _move_by_factors(optimizer, weight, grad, state[0], count)
         return
     if isinstance(optimizer, Momentum):
         state[0].mul_(optimizer.decay).add_(grad)
@@ -546,6 +549,33 @@ def _move_matrices(optimizer: Muon, weight: torch.Tensor, grad: torch.Tensor, st
             rate = optimizer.rate * max(1, shape[-1] / shape[-2]) ** 0.5
             weight[here].sub_(orthogonalised(ahead).reshape(-1), alpha=rate)
         last = here.stop
+
+
+def _move_by_factors(
+    optimizer: Adafactor, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
+) -> None:
+    """Take Adafactor's step in place."""
+    beta, rate = 1 - count**-optimizer.decay, min(optimizer.rate, count**-0.5)
+    for first, shape in optimizer.weights:
+        here = slice(first, first + prod(shape))
+        found, own = grad[here].view(shape), weight[here]
+        second = found.square().add_(optimizer.epsilon)
+        if is_factored(shape):
+            sums = torch.cat([second.sum(-1).view(-1), second.sum(-2).view(-1)])
+            kept = state[first : first + sums.numel()].lerp_(sums, 1 - beta)
+            rows, columns = kept.split([prod(shape[:-1]), sums.numel() - prod(shape[:-1])])
+            rows = rows.view(*shape[:-1], 1)
+            second = rows / rows.sum(-2, keepdim=True) * columns.view(*shape[:-2], 1, shape[-1])
+        else:
+            second = state[here].lerp_(second.view(-1), 1 - beta).view(shape)
+        moved = (found / second.sqrt()).view(-1)
+        length = rms(own).clamp(min=optimizer.least) / rms(moved).clamp(min=1.0)
+        own.sub_(moved.mul_(length), alpha=rate)
+
+
+def rms(values: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square of some numbers."""
+    return values.square().mean().sqrt()
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:

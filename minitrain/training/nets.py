@@ -17,7 +17,7 @@ import torch
 
 from minitrain.errors import UsageError
 from minitrain.files import read_bytes
-from minitrain.proof.arithmetic import Adam, Averaged, Momentum, Muon
+from minitrain.proof.arithmetic import Adam, Averaged, Momentum, Optimizer
 from minitrain.proof.problem import Problem
 from minitrain.proof.units import Part
 from minitrain.tensors.sequence_parts import SequencePart
@@ -82,7 +82,7 @@ class Dense:
         self,
         num_layers: int,
         width: int,
-        optimizer: Adam | Averaged | Momentum | Muon,
+        optimizer: Optimizer | Averaged,
         dtypes: Datatypes,
         device: torch.device,
         *,

@@ -32,7 +32,7 @@ import torch
 from torch.nn import functional
 
 from minitrain.errors import UsageError
-from minitrain.proof.arithmetic import Adam, Averaged, Momentum, Muon
+from minitrain.proof.arithmetic import Averaged, Optimizer
 from minitrain.proof.attention_core import ROTARY_BASE, Packing, positions_of_shard
 from minitrain.proof.elementary import EPSILON
 from minitrain.proof.experts import RoutingRule
@@ -483,7 +483,7 @@ class TransformerNet:
             raise UsageError(f"{model.name} must have a vocabulary of 256 to learn bytes, got {model.vocab_size}")
         self.problem = problem
         self._text = None if text is None else torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-        self.optimizer: Adam | Momentum | Muon | Averaged = problem.optimizer
+        self.optimizer: Optimizer | Averaged = problem.optimizer
         self.optimizer_of = problem.optimizer_of
         self.dtypes, self.device = dtypes, device
         self.units = problem.units

@@ -231,7 +231,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "qk_norm": ("none", "head", "whole"),
         "positions": ("learned", "rotary", "none"),
         "attention": ("flash", "unfused"),
-        "optimizer": ("adam", "muon"),
+        "optimizer": ("adam", "muon", "adafactor"),
     }
 )
 
@@ -531,10 +531,11 @@ def _something_trains(f: Fields) -> str | None:
     return f"frozen_layers ({f['frozen_layers']}) must be at most num_layers ({f['num_layers']}); use that or less"
 
 
-def _muon_trains_all(f: Fields) -> str | None:
-    if f["optimizer"] != "muon" or (f["lora"] is None and not f["frozen_layers"]):
+def _others_train_all(f: Fields) -> str | None:
+    if f["optimizer"] == "adam" or (f["lora"] is None and not f["frozen_layers"]):
         return None
-    return 'optimizer must be "adam" with adapters or frozen layers, got "muon"; leave it out, or train all weights'
+    why = f'optimizer must be "adam" with adapters or frozen layers, got "{f["optimizer"]}"'
+    return f"{why}; leave it out, or train all weights"
 
 
 def _adapters_have_matrices(f: Fields) -> str | None:
@@ -571,7 +572,7 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
     (("frozen_layers", "num_layers"), _something_trains),
-    (("optimizer", "lora", "frozen_layers"), _muon_trains_all),
+    (("optimizer", "lora", "frozen_layers"), _others_train_all),
     (("lora", "frozen_layers", "num_layers", "latent", "moe_layers", "num_experts", "mlp"), _adapters_have_matrices),
 )
 
@@ -640,7 +641,8 @@ class Architecture:
             lies below all that is trained has no backward.
         documents: which documents are packed into its samples; None where each is one.
         optimizer: "adam"; or "muon", which moves the matrices of attention, MLPs and experts by their orthogonalised
-            momentum (Jordan et al. 2024), and embeddings, head, norms and biases by Adam.
+            momentum (Jordan et al. 2024), and embeddings, head, norms and biases by Adam; or "adafactor", which keeps
+            sums of rows and columns of second moments, and no first ones (Shazeer and Stern 2018).
         ema: decay of the exponential moving average of all weights that train, which each update takes on; None for
             none.
         precision: a `Precision`, or "bf16" (mixed), "fp16" (mixed) or "fp32".

@@ -207,6 +207,15 @@ class WeightShape:
         return tuple(shape)
 
 
+def num_factors(shape: tuple[int, ...]) -> int:
+    """Return how many numbers Adafactor keeps of a weight's second moments: of rows and columns where they are fewer.
+
+    >>> num_factors((768, 3072)), num_factors((8, 64, 32)), num_factors((768,))
+    (3840, 768, 768)
+    """
+    return min(prod(shape), prod(shape[:-1]) + prod(shape[:-2]) * shape[-1]) if len(shape) > 1 else prod(shape)
+
+
 def norm_weights(size: int, *, has_bias: bool) -> tuple[WeightShape, ...]:
     """Return the weights of a norm, which all tensor-parallel ranks hold."""
     names = ("norm.weight", "norm.bias") if has_bias else ("norm.weight",)

@@ -34,7 +34,7 @@ from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER
 from minitrain.workloads.models import find_model
-from minitrain.workloads.shapes import Degrees, Work
+from minitrain.workloads.shapes import Degrees, Work, num_factors
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
@@ -54,6 +54,10 @@ _SAMPLED = (Activation, ActivationGrad)
 
 ADAM_FLOP = 14
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
+
+ADAFACTOR_FLOP = 14
+"""Operations of an Adafactor step a parameter: 4 for the square and its two sums, 3 for the second moment of a row and a
+column and its root, 1 for the quotient, 4 for both root mean squares, 2 for the update."""
 
 _MOMENT_BYTES = 4
 AVERAGE_FLOP = 3
@@ -95,7 +99,8 @@ class TransformerWorkload:
         self.trains_a_part = not all(weight.is_trained for unit in self.units for weight in unit.weights)
         self.has_adapters = model.lora is not None
         self.is_packed = model.documents is not None
-        self._has_muon = model.optimizer == "muon"
+        self._optimizer = model.optimizer
+        self._factors = [sum(map(num_factors, (weight.shape for weight in unit.weights))) for unit in self.units]
 
     def __repr__(self) -> str:
         return f"TransformerWorkload({self.model.name}, seq_len={self.seq_len})"
@@ -152,12 +157,17 @@ class TransformerWorkload:
         """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter.
 
         An average of weights is a pass of its own: it reads both, and writes one. Muon has a moment of a matrix less,
-        and multiplies.
+        and multiplies. Adafactor reads the gradient for its sums, and once more for their norm.
         """
         held = self._shards(num_shards_on_device, num_shards, self._trained(layer, num_parts))
         sizes, averages, matrices = self.model.precision, self.model.ema is not None, self.orthogonalised(layer)
         traffic = sizes.gradient_bytes + 2 * sizes.optimizer_bytes + sizes.parameter_bytes
-        cost = Cost((ADAM_FLOP + AVERAGE_FLOP * averages) * held, (traffic + 3 * AVERAGE_BYTES * averages) * held)
+        flop = ADAM_FLOP
+        if self._optimizer == "adafactor":
+            master = sizes.optimizer_bytes - 2 * _MOMENT_BYTES
+            weights = 3 * master + sizes.parameter_bytes if master else 3 * sizes.parameter_bytes
+            traffic, flop = 3 * sizes.gradient_bytes + weights, ADAFACTOR_FLOP
+        cost = Cost((flop + AVERAGE_FLOP * averages) * held, (traffic + 3 * AVERAGE_BYTES * averages) * held)
         multiplied, without = newton_schulz(matrices), 2 * _MOMENT_BYTES * sum(map(prod, matrices))
         work = cost.work_flop + sum(kernel.work_flop for kernel in multiplied)
         return Cost(work, cost.traffic_bytes - without + sum(kernel.traffic_bytes for kernel in multiplied))
@@ -191,6 +201,7 @@ class TransformerWorkload:
             gradient_bytes=self.model.precision.gradient_bytes,
             averages=self.model.ema is not None,
             matrices=self.orthogonalised(layer),
+            has_factors=self._optimizer == "adafactor",
         )
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> int:
@@ -252,7 +263,7 @@ class TransformerWorkload:
             return compression.held_bytes(self, tensor)
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
         size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, division_of(tensor))
-        if self._has_muon and isinstance(tensor, OptState) and not isinstance(tensor, OuterState):
+        if self._optimizer != "adam" and isinstance(tensor, OptState) and not isinstance(tensor, OuterState):
             size_bytes = self._state_bytes(tensor.layer, division_of(tensor))
         num_held: int = len(tensor.shards)
         return size_bytes if num_held == tensor.num_shards else size_bytes * num_held / tensor.num_shards
@@ -368,13 +379,23 @@ class TransformerWorkload:
         return -(-num_parameters * num_held // num_shards)
 
     def _state_bytes(self, layer: int, num_parts: int | Piece = 1) -> int:
-        """Return the bytes of a layer's optimizer state; Muon has one moment of a matrix, and Adam two."""
+        """Return the bytes of a layer's optimizer state; Muon has one moment of a matrix, Adam two, Adafactor factors."""
         whole, matrices = self.model.state_bytes * self._trained(layer, num_parts), self.orthogonalised(layer)
-        return whole - (_MOMENT_BYTES * sum(map(prod, matrices)) if num_parts == 1 else 0)
+        if num_parts != 1:
+            return whole  # of parts, other optimizers than Adam take no step
+        if self._optimizer == "adafactor":
+            return whole - _MOMENT_BYTES * (2 * self._trained(layer) - self._factors[layer])
+        return whole - _MOMENT_BYTES * sum(map(prod, matrices))
 
     def orthogonalised(self, layer: int) -> Shapes:
         """Return the shapes of the matrices of a layer that Muon trains."""
-        return tuple(shape for _, shape in self.units[layer].orthogonalised) if self._has_muon else ()
+        return tuple(shape for _, shape in self.units[layer].orthogonalised) if self._optimizer == "muon" else ()
+
+    def why_whole(self, layer: int) -> str:
+        """Return why an update of a layer needs its whole weights; nothing where it works element by element."""
+        if self._optimizer == "adafactor":
+            return "adafactor has second moments of whole rows and columns, and steps by the size of whole weights"
+        return "muon orthogonalises whole matrices" if self.orthogonalised(layer) else ""
 
     def _bytes_per_parameter(self, tensor: Any) -> int:
         """Return what a parameter takes in a weight, a gradient or an optimizer state."""

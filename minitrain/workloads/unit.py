@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Literal, final
 
@@ -120,14 +121,16 @@ class Unit:
         return sum(prod(weight.part(degrees)) for weight in self.weights)
 
     @property
+    def weights_in_place(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The first element of each weight, among all, and its shape."""
+        sizes = [weight.num_parameters for weight in self.weights]
+        places = accumulate(sizes[:-1], initial=0)
+        return tuple(zip(places, (weight.shape for weight in self.weights), strict=True))
+
+    @property
     def orthogonalised(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The matrices that Muon trains where a model has that: the first element of each, among all, and its shape."""
-        found, first = [], 0
-        for weight in self.weights:
-            if self.layer is not None and len(weight.shape) > 1:
-                found.append((first, weight.shape))
-            first += weight.num_parameters
-        return tuple(found)
+        return tuple(each for each in self.weights_in_place if self.layer is not None and len(each[1]) > 1)
 
     def num_trained_parameters(self, degrees: Degrees = WHOLE) -> int:
         """Return those of `num_held_parameters` that have a gradient and an optimizer state."""

@@ -89,6 +89,10 @@ ADAM_BYTES = 46
 read and written (24); the gradient read for its norm, read and written to be clipped, read, and set to zero (20); the
 16-bit copy written (2)."""
 
+ADAFACTOR_BYTES = (20 + 4, 4 + 4, 4 + 8 + 2)
+"""Those of Adafactor's three passes: as Adam's gradient (20), and read for the squares' sums (4); gradient and master copy
+read for root mean squares (8); the gradient read, the master copy read and written, the 16-bit copy written (14)."""
+
 _LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (3, 6)}
 _ADAPTER_LAUNCHES = (2, 4)  # of A and of B each: its product, and scaling or sum
 _LOSS_LAUNCHES = (5, 4)
@@ -185,6 +189,7 @@ def update_kernels(
     gradient_bytes: int = 4,
     averages: bool = False,
     matrices: Shapes = (),
+    has_factors: bool = False,
 ) -> KernelList:
     """Return what a step does with gradients and parameters once they are whole.
 
@@ -195,11 +200,15 @@ def update_kernels(
         gradient_bytes: bytes of one of them.
         averages: whether another kernel takes an average of the weights on.
         matrices: what Muon trains of them: Adam's kernel then has the rest.
+        has_factors: whether Adafactor trains them.
     """
     if not num_parameters:
         return KernelList()
     in_matrices = sum(map(prod, matrices))
     kernels: list[Kernel] = [MemoryPass("adam", num_parameters - in_matrices, ADAM_BYTES * style.eager)]
+    if has_factors:
+        passes = zip(("sums", "norms", "adafactor"), ADAFACTOR_BYTES, strict=True)
+        kernels = [MemoryPass(name, num_parameters, size * style.eager) for name, size in passes]
     if matrices:
         kernels += [MemoryPass("muon", in_matrices, ADAM_BYTES - 8), *newton_schulz(matrices)]
     if style.gradient_accesses:

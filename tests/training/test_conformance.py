@@ -552,6 +552,7 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         ({"lora": 2, "workload": "tiny-moe"}, ["ddp", "moe:ep=2", "megatron:ep=2"]),
         ({"ema": 0.9}, ["ddp", "zero1", "fsdp"]),
         ({"workload": replace(mt.models()["tiny"], optimizer="muon"), "ema": 0.5}, ["ddp", "1f1b"]),
+        ({"workload": replace(mt.models()["tiny-moe"], optimizer="adafactor")}, ["ddp", "1f1b"]),
         (
             {"documents": mt.Documents(median=7, sigma=0.9)},
             [
@@ -563,7 +564,7 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
             ],
         ),
     ],
-    ids=["adapters", "frozen", "divided", "experts", "average", "muon", "documents"],
+    ids=["adapters", "frozen", "divided", "experts", "average", "muon", "adafactor", "documents"],
 )
 def test_a_model_is_trained_as_on_one_device(what: dict[str, Any], names: list[str], tmp_path: Path) -> None:
     given: dict[str, Any] = {"workload": "tiny", **what}
