@@ -3,6 +3,7 @@
 from minitrain.lib import Model
 
 from ._batch import add, microbatches_of, require_shares
+from ._tied import sum_tied
 
 
 async def ddp(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
@@ -38,6 +39,7 @@ async def ddp(model: Model, microbatch_size: int | None = None, recompute: str =
     for layer in layers:
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)
 
+    await sum_tied(model, grad_weights)
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         del grad_weights[layer]

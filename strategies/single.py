@@ -4,6 +4,7 @@ from minitrain.errors import StrategyError
 from minitrain.lib import Model
 
 from ._batch import add, microbatches
+from ._tied import sum_tied
 
 
 async def single(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
@@ -37,6 +38,7 @@ async def single(model: Model, microbatch_size: int | None = None, recompute: st
             grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
         del grad_activations[-1]
 
+    await sum_tied(model, grad_weights)
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         del grad_weights[layer]

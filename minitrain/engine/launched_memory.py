@@ -20,6 +20,7 @@ from minitrain.operations.transfers import TRANSFERS
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState
+    from minitrain.engine.stores import Account
 
 _RECORDS: Mapping[str, Any] = MappingProxyType({**COLLECTIVES, **TRANSFERS})
 RESULT_IS_NEW = frozenset(name for name, record in _RECORDS.items() if record.result_is_new)
@@ -185,10 +186,10 @@ class HandedOver:
         return results if self._is_bucket else next(iter(results), None)
 
 
-def _account_of(operation: LaunchedOperation) -> Any:
+def _account_of(operation: LaunchedOperation) -> Account:
     """Return the account of the memory that an operation is given something of: the host's, of a write."""
     model: Any = operation.model
-    return model.host._account if operation.op == WRITE else model._account
+    return model.host._account if operation.op == WRITE else model._account  # type: ignore[no-any-return]  # of a model
 
 
 def _items(value: Any) -> list[Any]:

@@ -34,6 +34,7 @@ from minitrain.tensors.placed import (
     in_pieces,
 )
 from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.tensors.tied import TableGrad
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState
@@ -362,6 +363,9 @@ def update(
         require_samples: requires the gradient's samples: those of the whole batch, or of a replica's own step.
     """
     require_inputs(model, "update", layer, weight_grad, weight, opt_state)
+    if isinstance(weight_grad, TableGrad):
+        rule = f"weight_grad must be the gradient of the whole layer, got {describe(weight_grad)}; use with_table"
+        raise broken(model, "update", rule, layer, value=weight_grad)
     require_samples(model, layer, weight_grad)
     _require_rows(model, "update", layer, weight.num_shards)
     if weight.step != opt_state.step:

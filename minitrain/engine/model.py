@@ -39,6 +39,7 @@ from minitrain.engine.local_steps import LocalComputation, steps_of
 from minitrain.engine.shares import Shares
 from minitrain.engine.stages import blocks_of, stages_of
 from minitrain.engine.strategy_model import StrategyModel
+from minitrain.engine.tied import TiedEmbeddings
 from minitrain.workloads.workload import Recompute
 
 _OF_THE_ENGINE = frozenset(
@@ -59,7 +60,7 @@ _OF_THE_ENGINE = frozenset(
 """Names that kinds of model override or that the engine uses, and that no strategy needs: `dir` leaves them out."""
 
 
-class Model(Attention, ExpertComputation, LocalComputation, Compression, Communication, StrategyModel):
+class Model(Attention, ExpertComputation, LocalComputation, Compression, TiedEmbeddings, Communication, StrategyModel):
     """One rank of a training run.
 
     Args:

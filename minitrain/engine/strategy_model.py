@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         RouterWeight,
         WeightGradPart,
     )
+    from minitrain.tensors.tied import TableGrad
     from minitrain.workloads.workload import Recompute
 
 T = TypeVar("T")
@@ -205,6 +206,19 @@ class StrategyModel(Protocol):
         self, layer: int, packed: CompressedGrad, state: OptState
     ) -> tuple[ApproximateGrad, CompressionState]:
         """Return the gradient that all messages stand for, and the state for the next step."""
+        ...
+
+    @property
+    def tied_layers(self) -> tuple[int, ...]:
+        """The two layers that share a table that is trained, embedding and head; none where none do."""
+        ...
+
+    def table_gradient(self, layer: int, grad: WeightGrad) -> TableGrad:
+        """Return the gradient of the shared table by one of the two layers."""
+        ...
+
+    def with_table(self, layer: int, grad: WeightGrad, table: WeightGrad) -> WeightGrad:
+        """Return a layer's gradient with that of the table as it is by both layers."""
         ...
 
     def has_attention(self, layer: int) -> bool:

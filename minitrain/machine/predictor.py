@@ -197,7 +197,8 @@ class DevicePredictor:
             return account_of_transfer(price, self._collective(op, 0, ranks, algorithm), len(ranks), node_size)
         if kind == "p2p":
             return account_of_transfer(price, self._p2p(asked[0], 0, *asked[2:]), 2, node_size)
-        return Account("the bytes at the rate of the host's memory", Part("", price.seconds))
+        of = "a rank's share of the storage" if asked[0] == WRITE else "the host's memory"
+        return Account(f"the bytes at the rate of {of}", Part("", price.seconds))
 
     def _account_of_work(self, work: Any, price: Price) -> Account:
         return account_of_work(work, self.device, self.workload.datatype, price)

@@ -38,6 +38,7 @@ from minitrain.operations.event_log import (
     UNITS_PER_ELEMENT,
     UPDATE,
     WAITED_FOR,
+    WRITE,
     Event,
     EventLog,
     MemoryChange,

@@ -45,6 +45,7 @@ from minitrain.tensors.placed import (
     with_pieces,
 )
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
+from minitrain.tensors.tied import TableGrad
 
 Results = list[Any]
 
@@ -150,6 +151,8 @@ def _facts(tensor: Any) -> Iterator[str]:
     yield f"layer {tensor.layer}"
     yield from (f"{name} {_brief(getattr(tensor, name))}" for name in ("step", "samples") if name in fields)
     yield from (f"{name} {_of(tensor, name)}" for name in ("shards", "parts") if name in fields)
+    if "uses" in fields:
+        yield f"uses {_brief(tensor.uses)}"
     if "sequence" in fields:
         sequence, name = tensor.sequence, "sequence shards" if "shards" in fields else "shards"
         is_cut, in_pieces = sequence.num_shards > 1, sequence.num_pieces > 1
@@ -213,7 +216,7 @@ def all_reduce(brought: Brought) -> ResultOf:
     if not isinstance(first, WeightGrad):
         other = _combined(brought, operator.add, "add (a WeightGrad)")
         return lambda *_: copy.copy(other)
-    if first.__class__ is not WeightGrad and first.__class__ is not ExpertGrad and not brought.is_one("parts"):
+    if first.__class__ not in (WeightGrad, ExpertGrad, TableGrad) and not brought.is_one("parts"):
         pieces = _pieces_of_what_all_hold(brought)
         return lambda value, _: altered(value, sequence=value.sequence.with_pieces(pieces))
     return _copies_of(_sum_of_gradients(brought))
@@ -345,6 +348,12 @@ def _sum_of_parts(brought: Brought) -> Any:
 def _sum_of_gradients(brought: Brought) -> Any:
     """Return the sum of gradients of one weight: over samples, over parts of the sequence, or over both at once."""
     first = brought.first
+    if first.__class__ is TableGrad:
+        brought.agree("samples")
+        uses = brought.union("uses")
+        if len(uses) != brought.total(lambda value: len(value.uses)):
+            raise brought.mismatch("must bring shares of different uses of the table, so that each is added once")
+        return altered(first, uses=uses)
     if first.__class__ is WeightGrad:
         brought.agree("layer", "shards", "num_shards")
         return altered(first, samples=brought.union("samples"))

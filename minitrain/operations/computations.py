@@ -51,7 +51,7 @@ class Input:
     optional: bool = False
 
 
-Family = Literal["load", "input", "pass", "attention", "experts", "compression", "local", "update", "final"]
+Family = Literal["load", "input", "pass", "attention", "experts", "compression", "local", "tied", "update", "final"]
 
 
 @final
@@ -62,8 +62,8 @@ class ComputeOperation:
     Args:
         name: of the method of a rank.
         family: what it belongs to: loading, the model's inputs, passes through whole layers or parts of them, steps of
-            an attention, passes around experts, compression of gradients, what replicas do alone, the optimizer's step,
-            or handing in a final weight.
+            an attention, passes around experts, compression of gradients, what replicas do alone, tables that two
+            layers share, the optimizer's step, or handing in a final weight.
         inputs: tensors in the order of the method's parameters, all of one layer.
         color: of its bars, where events have its name.
         inputs_of_experts: what it is given instead where it works on copies of tokens, by a part of the experts.
@@ -169,6 +169,8 @@ _IN_ORDER = (
     ComputeOperation("compress", "compression", (Input("grad", WeightGrad), _MESSAGES[1]), "#B3B84D"),
     ComputeOperation("second_factor", "compression", _MESSAGES, "#B3B84D"),
     ComputeOperation("decompress", "compression", _MESSAGES, "#8F9433"),
+    ComputeOperation("table_gradient", "tied", (Input("grad", WeightGrad),)),
+    ComputeOperation("with_table", "tied", (Input("grad", WeightGrad),)),
     ComputeOperation(
         "update", "update", _UPDATED, "#009E73", ink="#ffffff",
         torch="torch.optim.Adam.step(optimizer)", jax="optax.adam(rate).update(grad, state, weight)",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, final
 
 import numpy as np
@@ -197,6 +198,19 @@ class TransformerLayers(_Trained):
         self.copies_by_expert = experts.copies_by_expert
         self.route, self.combine, self.exchanged = experts.route, experts.combine, experts.exchanged
         self.backward_combine, self.backward_route = experts.backward_combine, experts.backward_route
+
+    def table_gradient(self, done: Computed, grad: Flat) -> Flat:
+        """Return the gradient of the table, with a row for each token."""
+        first, shape = self.problem.units[done.layer].table
+        values = grad.values[first : first + prod(shape)].reshape(shape)
+        return Flat((values if done.layer == 0 else values.T).reshape(-1))
+
+    def with_table(self, done: Computed, grad: Flat, table: Flat) -> Flat:
+        """Return a gradient with that of the table by both uses."""
+        first, shape = self.problem.units[done.layer].table
+        rows = table.values.reshape(shape if done.layer == 0 else shape[::-1])
+        values = (rows if done.layer == 0 else rows.T).reshape(-1)
+        return Flat(np.concatenate([grad.values[:first], values, grad.values[first + values.size :]]), grad.part)
 
     def load(self, layer: int, part: int, num_parts: int) -> Flat:
         """Return the initial weights of a layer, or of a part of it."""

@@ -5,9 +5,8 @@ The training problem of a numeric run on a transformer: data and initial weights
 A sample is a sequence of random tokens and the loss that of the next one. Everything is in float64, whatever the
 model's precision. Norms begin near 1 and not at it, and biases not at 0, so that an error in either shows.
 
-Embeddings must not be tied: the table's gradient is then the sum of the embedding's and the head's, which no layer by
-itself has, and which a strategy would have to exchange between its first and its last stage. Dropout must be 0, since
-a proof compares one sample's outcome with itself. ALiBi is left out: attention without positions is computed.
+Where embeddings are tied, a strategy must sum the table's gradient over embedding and head. Dropout must be 0, since a
+proof compares one sample's outcome with itself. ALiBi is left out: attention without positions is computed.
 """
 
 from __future__ import annotations
@@ -123,8 +122,8 @@ class TransformerProblem:
         faults = list(_faults(self.model, self.most_parameters))
         if self.model.optimizer != "adam" and (self.backend is not None or isinstance(self.optimizer, Momentum)):
             faults.append(
-                f"optimizer and backend must be left out, or an Adam, for a model that {self.model.optimizer.title()} trains, "
-                f"got {self.optimizer!r:.80} and {self.backend!r:.40}"
+                "optimizer and backend must be left out, or an Adam, for a model that "
+                f"{self.model.optimizer.title()} trains, got {self.optimizer!r:.80} and {self.backend!r:.40}"
             )
         if faults:
             raise refuse(f"{self.model.name} with real arrays", faults)
@@ -201,11 +200,6 @@ def _faults(model: Transformer, most_parameters: int | None) -> Iterator[str]:
             f"num_parameters ({model.num_parameters:,}) must be at most {most_parameters:,}, since every rank computes "
             'in float64 here; use workload="tiny", or an mt.Transformer with a few small layers'
         )
-    if model.tied_embeddings:
-        yield (
-            "tied_embeddings must be False, since the table's gradient would have to be summed between the first and "
-            "the last layer; use dataclasses.replace(model, tied_embeddings=False)"
-        )
     if model.dropout or model.attention_dropout:
         yield (
             f"dropout ({model.dropout}) and attention_dropout ({model.attention_dropout}) must be 0, since masks are "
@@ -250,16 +244,22 @@ def _initial_weight(model: Transformer, seed: int, layer: int) -> Array:
     """Return normal random numbers, at scales where nothing saturates."""
     unit = model.units()[layer]
     generator = np.random.default_rng([seed, _WEIGHTS_OF_UNITS, layer])
-    values = np.concatenate([_drawn(generator, unit, weight).ravel() for weight in unit.weights])
+    drawn = [_drawn(generator, unit, weight, is_tied=model.tied_embeddings) for weight in unit.weights]
+    if unit.kind == "head" and model.tied_embeddings:  # the embedding's table
+        size = model.vocab_size * model.hidden_size
+        drawn[-1] = _initial_weight(model, seed, 0)[:size].reshape(model.vocab_size, model.hidden_size).T
+    values = np.concatenate([each.ravel() for each in drawn])
     values.flags.writeable = False
     return values
 
 
-def _drawn(generator: np.random.Generator, unit: Unit, weight: WeightShape) -> Array:
+def _drawn(generator: np.random.Generator, unit: Unit, weight: WeightShape, *, is_tied: bool) -> Array:
     """Return one weight's first numbers."""
     numbers = generator.standard_normal(weight.shape)
     if weight.is_norm or len(weight.shape) == 1:
         return 0.1 * numbers + (1 if weight.name.endswith("norm.weight") else 0)
-    if unit.kind == "embedding":
+    if unit.kind == "embedding" and not is_tied:
         return numbers
+    if unit.kind == "embedding":
+        return np.asarray(numbers / np.sqrt(weight.shape[-1]))  # the head's scale
     return np.asarray(numbers / np.sqrt(weight.shape[-2]))

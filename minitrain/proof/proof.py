@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
+from minitrain.engine.tied import require_tied
 from minitrain.errors import ProofError, StrategyError
 from minitrain.proof.arithmetic import Adafactor, Adam, Array, Averaged, Momentum, Muon
 from minitrain.proof.arrays import Flat, computed_by, held, on_place
@@ -288,6 +289,7 @@ def compare_with_reference(run: Run, problem: Problem | TransformerProblem | str
     Raises:
         ProofError: they differ.
     """
+    require_tied(run.strategy, run.models)
     trained = problem_of(problem, run.models[0].runtime_predictor.workload)
     found = list(results_of(run, trained, _expected(run, trained)))
     _require_every_element(run, found)

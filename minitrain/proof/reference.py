@@ -318,7 +318,17 @@ def _mean_gradient(
         here = slice(first, min(first + at_once, chosen.stop))
         grads = _gradient_of_units(weights, inputs[here], targets[here], documents[here], capacity, problem.model)
         sums = [total + grad * len(inputs[here]) for total, grad in zip(sums, grads, strict=True)]
-    return [total / len(chosen) for total in sums]
+    return _tied(problem.model, [total / len(chosen) for total in sums])
+
+
+def _tied(model: Transformer, grads: list[Array]) -> list[Array]:
+    """Return gradients of which that of a shared table is the sum of both uses, by the chain rule."""
+    if model.tied_embeddings and all(weight.is_trained for weight in model.units()[-1].weights):
+        size = model.vocab_size * model.hidden_size
+        by_head = grads[-1][-size:].reshape(model.hidden_size, model.vocab_size).T  # its last weight
+        both = grads[0][:size].reshape(model.vocab_size, model.hidden_size) + by_head  # the embedding's first
+        grads[0][:size], grads[-1][-size:] = both.ravel(), both.T.ravel()
+    return grads
 
 
 def _capacity(problem: TransformerProblem) -> int:

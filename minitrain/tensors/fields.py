@@ -15,6 +15,7 @@ from minitrain.tensors.compressed import COMPRESSED_KINDS
 from minitrain.tensors.kinds import Activation, ActivationGrad, OptState, Tensor, Weight, WeightGrad
 from minitrain.tensors.local import LOCAL_KINDS
 from minitrain.tensors.placed import PLACED_KINDS
+from minitrain.tensors.tied import TableGrad
 
 T = TypeVar("T")
 
@@ -50,7 +51,10 @@ FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
     Activation: fields_of_activation,
     ActivationGrad: fields_of_activation_grad,
     WeightGrad: fields_of_weight_grad,
-    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in (*PLACED_KINDS, *LOCAL_KINDS, *COMPRESSED_KINDS)},
+    **{
+        kind: attrgetter(*kind.__dataclass_fields__)
+        for kind in (*PLACED_KINDS, *LOCAL_KINDS, *COMPRESSED_KINDS, TableGrad)
+    },
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 

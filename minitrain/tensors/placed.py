@@ -68,6 +68,7 @@ from minitrain.tensors.kinds import (
     summed,
 )
 from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
+from minitrain.tensors.tied import TableGrad
 
 T = TypeVar("T")
 
@@ -554,13 +555,15 @@ def sums_what_all_hold(total: Any, summand: Any) -> bool:
 
 
 def num_summed(value: Any) -> int:
-    """Return how many things a tensor sums: samples, each in each of its parts of the sequence; or keys, or queries.
+    """Return how many things a tensor sums: samples, in parts of the sequence or by uses; or keys, or queries.
 
     Where two tensors have nothing in common, the number of their sum is the sum of their numbers.
     """
     over = SUMMED_OVER.get(value.__class__)
     if over in ("keys", "queries"):
         return len(getattr(value, over))
+    if isinstance(value, TableGrad):
+        return len(value.samples) * len(value.uses)
     if isinstance(value, WeightGrad):
         sequence = value.sequence
         return len(value.samples) * (len(sequence.shards) if value.__class__ is WeightGradPart else sequence.count)

@@ -410,6 +410,19 @@ class Arithmetic(Compressing):
         count = sum(last - first for first, last in pieces)
         return Flat(weight.values[weight.values.numel() - count :], pieces, regions)
 
+    def table_gradient(self, done: Computed, grad: Flat) -> Flat:
+        """Return the gradient of the table that embedding and head share, with a row for each token."""
+        first, shape = self.net.units[done.layer].table  # type: ignore[attr-defined]  # of a transformer
+        values = grad.settled().values[first : first + prod(shape)].view(shape)
+        return Flat.whole((values if done.layer == 0 else values.mT).reshape(-1).clone())
+
+    def with_table(self, done: Computed, grad: Flat, table: Flat) -> Flat:
+        """Return a gradient with that of the table by both uses, in its place."""
+        first, shape = self.net.units[done.layer].table  # type: ignore[attr-defined]  # as above
+        rows = table.values.view(shape if done.layer == 0 else shape[::-1])
+        grad.values[first : first + prod(shape)] = (rows if done.layer == 0 else rows.mT).reshape(-1)
+        return grad
+
     def local_copy(self, done: Computed, weight: Flat) -> Flat:
         """Return a copy, which the replica's own steps change; its own weight if it has kept that."""
         kept = self.locals.pop(done.layer, None)

@@ -17,6 +17,7 @@ from typing import Any, final
 
 from minitrain.engine.observers import Observer
 from minitrain.engine.operations import Launched
+from minitrain.engine.tied import require_tied
 from minitrain.errors import StrategyError
 from minitrain.operations import LAYER, RECV, SEND, STRIDE, TYP
 from minitrain.operations.collectives import COLLECTIVES, describe
@@ -214,6 +215,7 @@ def record(strategy: Any, parameters: Mapping[str, Any]) -> Program:
     """
     recorder = _Recorder()
     run = simulate(strategy, **{**parameters, "observers": [*parameters.get("observers", ()), recorder], "fold": False})
+    require_tied(run.strategy, run.models)
     for model in run.models:
         rows = model._rows
         recorder.of(model).operations = list(zip(rows[TYP::STRIDE], rows[LAYER::STRIDE], strict=True))

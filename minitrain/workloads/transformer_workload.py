@@ -24,6 +24,7 @@ from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, Weig
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.local import OUTER_MOMENTUM_BYTES, OuterState
 from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
+from minitrain.tensors.tied import TableGrad
 from minitrain.workloads import attention_steps, compression
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.attention_steps import step_kernels
@@ -56,8 +57,8 @@ ADAM_FLOP = 14
 """Operations of an Adam step a parameter: 3 for the first moment, 4 for the second, 7 for decay and update."""
 
 ADAFACTOR_FLOP = 14
-"""Operations of an Adafactor step a parameter: 4 for the square and its two sums, 3 for the second moment of a row and a
-column and its root, 1 for the quotient, 4 for both root mean squares, 2 for the update."""
+"""Operations of an Adafactor step a parameter: 4 for the square and its two sums, 3 for the second moment of a row and
+a column and its root, 1 for the quotient, 4 for both root mean squares, 2 for the update."""
 
 _MOMENT_BYTES = 4
 AVERAGE_FLOP = 3
@@ -126,6 +127,16 @@ class TransformerWorkload:
         by_layer = groupby(places, lambda place: self.units[place.start].layer)
         found = (list(together) for _, together in by_layer)
         return tuple(range(together[0].start, together[-1].stop) for together in found)
+
+    @property
+    def tied_layers(self) -> tuple[int, ...]:
+        """Embedding and head, where they share a table that is trained."""
+        shared = any(weight.is_shared and weight.is_trained for weight in self.units[-1].weights)
+        return (0, self.num_layers - 1) if shared else ()
+
+    @property
+    def _table_size(self) -> int:
+        return prod(self.units[0].table[1])
 
     @property
     def gradient_bytes(self) -> int:
@@ -245,7 +256,8 @@ class TransformerWorkload:
         if isinstance(tensor, Weight):
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
         if isinstance(tensor, WeightGrad):
-            return (sizes.gradient_bytes or sizes.parameter_bytes) * self._trained(tensor.layer, num_parts)
+            of_table = tensor.__class__ is TableGrad
+            return self.gradient_bytes * (self._table_size if of_table else self._trained(tensor.layer, num_parts))
         if isinstance(tensor, OptState):
             num_shards: int = tensor.num_shards
             return self._state_bytes(tensor.layer, num_parts) // num_shards
@@ -261,6 +273,8 @@ class TransformerWorkload:
             return self._sampled_bytes(tensor)
         if tensor.__class__ in COMPRESSED_KINDS:
             return compression.held_bytes(self, tensor)
+        if tensor.__class__ is TableGrad:
+            return self.model.precision.gradient_bytes * self._table_size
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
         size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, division_of(tensor))
         if self._optimizer != "adam" and isinstance(tensor, OptState) and not isinstance(tensor, OuterState):
@@ -379,7 +393,7 @@ class TransformerWorkload:
         return -(-num_parameters * num_held // num_shards)
 
     def _state_bytes(self, layer: int, num_parts: int | Piece = 1) -> int:
-        """Return the bytes of a layer's optimizer state; Muon has one moment of a matrix, Adam two, Adafactor factors."""
+        """Return the bytes of an optimizer state; of a matrix, Muon has one moment, Adam two, Adafactor factors."""
         whole, matrices = self.model.state_bytes * self._trained(layer, num_parts), self.orthogonalised(layer)
         if num_parts != 1:
             return whole  # of parts, other optimizers than Adam take no step

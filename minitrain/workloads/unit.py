@@ -128,6 +128,13 @@ class Unit:
         return tuple(zip(places, (weight.shape for weight in self.weights), strict=True))
 
     @property
+    def table(self) -> tuple[int, tuple[int, ...]]:
+        """The first element of the table of tokens, among all, and its shape, of an embedding or a head."""
+        return next(
+            place for place, weight in zip(self.weights_in_place, self.weights, strict=True) if weight.name == "tokens"
+        )
+
+    @property
     def orthogonalised(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The matrices that Muon trains where a model has that: the first element of each, among all, and its shape."""
         return tuple(each for each in self.weights_in_place if self.layer is not None and len(each[1]) > 1)

@@ -90,8 +90,8 @@ read and written (24); the gradient read for its norm, read and written to be cl
 16-bit copy written (2)."""
 
 ADAFACTOR_BYTES = (20 + 4, 4 + 4, 4 + 8 + 2)
-"""Those of Adafactor's three passes: as Adam's gradient (20), and read for the squares' sums (4); gradient and master copy
-read for root mean squares (8); the gradient read, the master copy read and written, the 16-bit copy written (14)."""
+"""Those of Adafactor's three passes: as Adam's gradient (20), and read for the squares' sums (4); gradient and master
+copy read for root mean squares (8); the gradient read, the master copy read and written, the 16-bit copy (14)."""
 
 _LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (3, 6)}
 _ADAPTER_LAUNCHES = (2, 4)  # of A and of B each: its product, and scaling or sum

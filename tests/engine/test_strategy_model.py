@@ -24,6 +24,8 @@ OF_FINISHED_RANKS = {
     "dist",
     "dropped_copies",
     "final_experts",
+    "has_tied",
+    "written",
     "final_locals",
     "final_weights",
     "holds",

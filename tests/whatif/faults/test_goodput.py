@@ -104,7 +104,7 @@ def test_weeks_of_simulated_checkpoints_agree_with_dalys_model() -> None:
     recovery = mt.Recovery(spares=1000)
     found = mt.goodput(saves, **sizes, **days, saving={"save": True}, recovery=recovery)
     assert found.checkpoint.size_bytes == mt.goodput("ddp", **sizes, **days).checkpoint.size_bytes
-    events = mt.simulate(saves, save=True, **sizes).logs[0]
+    events = mt.simulate(saves, options={"save": True}, **sizes).logs[0]
     moves, writes = ([event.duration for event in events if event.typ == typ] for typ in ("offload", "write"))
     assert sum(writes) == pytest.approx(found.checkpoint.size_bytes * 4 / 25e9)  # a fourth of the port of a node
     assert found.job.block_s == found.job.write_s == pytest.approx(sum(moves) + sum(writes), rel=1e-9)

@@ -1,0 +1,144 @@
+"""Tied embeddings: one gradient of the table by both of its uses, in price, memory, proofs and laws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import autograd.numpy as anp  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from autograd import grad
+
+import minitrain as mt
+from minitrain.errors import MinitrainError, StrategyError
+from minitrain.proof.problem import TransformerProblem
+from minitrain.proof.reference import _loss_of_units, _mean_gradient
+
+TIED = replace(mt.models()["tiny"], tied_embeddings=True)
+GPT = replace(TIED, norm="layernorm", mlp="gelu", positions="learned", bias=True)
+SIZES: dict[str, Any] = {"workload": TIED, "global_batch_size": 6}
+
+
+@pytest.mark.parametrize("model", [TIED, GPT], ids=["without positions", "with positions"])
+def test_the_references_gradient_is_that_of_one_table(model: mt.Transformer) -> None:
+    """Autograd follows a loss in which the head is made of the embedding."""
+    problem = TransformerProblem(model)
+    weights = [problem.initial_weight(layer) for layer in range(len(problem.units))]
+    vocabulary, hidden = model.vocab_size, model.hidden_size
+    inputs, targets = problem.inputs(2), problem.targets(2)
+
+    def loss(table: Any) -> Any:
+        first = anp.concatenate([table, weights[0][table.size :]])
+        last = anp.concatenate([weights[-1][: -table.size], table.reshape(vocabulary, hidden).T.ravel()])
+        return _loss_of_units([first, *weights[1:-1], last], inputs, targets, np.zeros_like(inputs), 10**6, model)
+
+    table = weights[0][: vocabulary * hidden]
+    assert weights[-1][-table.size :] == pytest.approx(table.reshape(vocabulary, hidden).T.ravel())
+    found = _mean_gradient(problem, weights, 2, range(2))
+    assert found[0][: table.size] == pytest.approx(grad(loss)(table), rel=1e-9, abs=1e-15)
+    assert found[-1][-table.size :].reshape(hidden, vocabulary).T.ravel() == pytest.approx(found[0][: table.size])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "model"), [("single", 1, GPT), ("ddp", 2, TIED), ("1f1b", 2, GPT), ("gpipe", 3, TIED)]
+)
+def test_tied_embeddings_are_those_of_one_device(strategy: str, world_size: int, model: mt.Transformer) -> None:
+    assert mt.prove(strategy, world_size=world_size, **{**SIZES, "workload": model}).largest_relative < 1e-9
+
+
+def test_both_copies_of_a_table_stay_equal() -> None:
+    run = mt.simulate("1f1b", world_size=2, numerics="numpy", **SIZES)
+    first, last = run.models[0].final_weights[0], run.models[1].final_weights[5]
+    size = TIED.vocab_size * TIED.hidden_size
+    rows = first._content.values[:size].reshape(TIED.vocab_size, TIED.hidden_size)  # type: ignore[attr-defined]
+    assert last._content.values[-size:] == pytest.approx(rows.T.ravel(), rel=1e-12)  # type: ignore[attr-defined]
+
+
+def test_the_first_and_the_last_stage_exchange_the_table_alone() -> None:
+    run = mt.simulate("1f1b", world_size=4, workload="gpt2", global_batch_size=8)
+    exchanges = [[event for event in log if event.typ == "all_reduce"] for log in run.logs]
+    assert [len(found) for found in exchanges] == [1, 0, 0, 1]
+    (event,) = exchanges[0]
+    assert (event.group, event.size_bytes) == ((0, 3), 4 * 50257 * 768)  # gradients in single precision
+    alone = mt.simulate("ddp", world_size=1, workload="gpt2", global_batch_size=8)
+    apart = replace(mt.models()["gpt2"], tied_embeddings=False)
+    assert alone.step_time == mt.simulate("ddp", world_size=1, workload=apart, global_batch_size=8).step_time
+
+
+def test_a_tied_pipeline_is_the_same_folded_strict_and_saved() -> None:
+    sizes: dict[str, Any] = {"world_size": 4, "workload": "gpt2", "global_batch_size": 8}
+    plain = mt.simulate("1f1b", fold=False, **sizes)
+    strict = mt.simulate("1f1b", strict=True, **sizes)
+    assert strict.logs == plain.logs
+    assert strict.summary()["held_outside_bytes"] < 4 * 2**20  # messages between stages alone
+    folded, each = (mt.simulate("ddp", fold=fold, **sizes) for fold in (True, False))
+    assert folded.summary() == each.summary()
+
+
+async def gradients(model: Any) -> None:
+    """Compute the gradients of a rank's own samples."""
+    acts, layers = model.activations, range(model.num_layers)
+    for layer in layers:
+        model.weights[layer], model.opt_states[layer] = model.load_weights(layer)
+    acts[0] = model.get_input_activation(range(model.rank, model.global_batch_size, model.world_size))
+    for layer in layers:
+        acts[layer + 1] = model.forward(layer, acts[layer], model.weights[layer])
+    model.grad_activations[layer] = model.loss(acts.pop(len(layers)))
+    for layer in reversed(layers):
+        model.grad_weights[layer], model.grad_activations[layer - 1] = model.backward(
+            layer, acts[layer], model.grad_activations[layer], model.weights[layer]
+        )
+
+
+async def wrong(model: Any, mistake: str = "") -> Any:
+    """Train as DDP does, with a mistake in what is done with the table."""
+    weights, states, _, _, grads = model.storage()
+    layers, last = range(model.num_layers), model.num_layers - 1
+    await gradients(model)
+    for layer in layers if mistake != "before the sum" else ():
+        grads[layer] = await model.all_reduce(grads[layer], layer)
+    of = (0, 1) if mistake == "another layer" else (0, last)
+    if mistake == "shards":
+        grads[0] = grads[0].shard(0, 2)
+    tables = [model.table_gradient(layer, grads[layer]) for layer in of]
+    table = tables[0] + tables[0 if mistake == "one twice" else 1]
+    if mistake == "one use":
+        table = tables[0]
+    if mistake == "as a gradient":
+        model.update(0, table, weights[0], states[0])
+    for layer in of[:1] if mistake == "the head forgotten" else of:
+        grads[layer] = model.with_table(layer, grads[layer], table)
+    for layer in layers:
+        weights[layer], states[layer] = model.update(layer, grads[layer], weights[layer], states[layer])
+        model.set_final_weight(layer, weights[layer])
+    return model
+
+
+MISTAKES = {
+    "one twice": "must be the sum of what embedding and head have made",
+    "one use": "must be the sum of what embedding and head have made, got TableGrad",
+    "another layer": "layer 1 shares no table with another, layers 0 and 5 do",
+    "before the sum": "must cover all 6 samples",
+    "shards": "tables are summed whole, before gradients are sharded",
+    "as a gradient": "weight_grad must be the gradient of the whole layer, got TableGrad",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_with_a_shared_table_are_refused_by_name(mistake: str) -> None:
+    with pytest.raises(MinitrainError, match=MISTAKES[mistake]):
+        mt.simulate(wrong, world_size=2, options={"mistake": mistake}, **SIZES)
+
+
+def test_a_copy_that_is_forgotten_is_disproved() -> None:
+    assert mt.prove(wrong, world_size=2, **SIZES).largest_relative < 1e-9
+    with pytest.raises(mt.ProofError, match=r"layer 5 \(head\) on rank 0 differs"):
+        mt.prove(wrong, world_size=2, options={"mistake": "the head forgotten"}, **SIZES)
+    with pytest.raises(mt.LawError, match="tied_embeddings: zero3 updates the copies of the table in layers 0 and 5"):
+        mt.prove("zero3", world_size=2, **SIZES)
+
+
+def test_there_is_no_table_without_ties() -> None:
+    with pytest.raises(StrategyError, match="layer 0 shares no table with another, no layers do"):
+        mt.simulate(wrong, world_size=2, workload="tiny", global_batch_size=6)
