@@ -549,7 +549,8 @@ export async function mountTimeline(element, data, options = {}) {
           for (const k of order) {
             sum += shares[k];
             const top = Math.max(0, Math.round(high - Math.min(1, sum) * high));
-            while (foot > top) into[--foot * pixels + pixel] = inked[k](pixel % TILE, foot % TILE) ? dots[k] : codes[k];
+            const isPlain = lane.kinds[k] === waiting && shares[k] < 0.6;
+            while (foot > top) into[--foot * pixels + pixel] = !isPlain && inked[k](pixel % TILE, foot % TILE) ? dots[k] : codes[k];
           }
         });
       });
@@ -559,7 +560,7 @@ export async function mountTimeline(element, data, options = {}) {
     let run = null;  // neighbours that look alike are one rectangle
     const flush = () => {
       let foot = y + high;
-      if (run) for (const [k, tall] of run.parts) { foot -= tall; on.rect(left + run.from, foot, run.wide, tall, colors[lane.kinds[k]], 1, shapes[lane.kinds[k]], lane.kinds[k] === waiting ? hatch : inks[lane.kinds[k]]); }
+      if (run) for (const [k, tall] of run.parts) { foot -= tall; on.rect(left + run.from, foot, run.wide, tall, colors[lane.kinds[k]], 1, lane.kinds[k] === waiting && tall < 0.6 * high ? '' : shapes[lane.kinds[k]], lane.kinds[k] === waiting ? hatch : inks[lane.kinds[k]]); }
     };
     eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
       const parts = [];
