@@ -113,6 +113,7 @@ class Published:
 FSDP8: dict[str, Any] = {"recompute": "selective"}
 FULL8: dict[str, Any] = {"tp": 8, "sequence_parallel": True, "recompute": "full"}
 H, A, B, G = "h100_80g_nvl8", "a100_80g", "b200_192g_nvl8", "gb200_nvl72"
+H500 = "h100_96g_nvl8"
 
 
 def _parts(tp: int, pp: int, chunks: int, **more: Any) -> dict[str, Any]:
@@ -124,10 +125,10 @@ CASES = (
     Published("llama3-8b", A, 64, 8192, 64, 1, 2973, TITAN, "fsdp", FSDP8),
     Published("llama2-13b", A, 64, 4096, 128, 2, 2162, TITAN, "fsdp"),
     Published("llama3-70b", A, 64, 8192, 64, 1, 331, TITAN, "fsdp", {"recompute": "full"}),
-    Published("llama3-8b", H, 8, 8192, 16, 2, 6667, TITAN, "fsdp", FSDP8),
-    Published("llama3-8b", H, 128, 8192, 256, 2, 6514, TITAN, "fsdp", FSDP8),
-    Published("llama3-70b", H, 256, 8192, 512, 16, 597.3, TITAN, "fsdp", FULL8),
-    Published("llama3.1-405b", H, 128, 8192, 32, 2, 109, TITAN, "fsdp", FULL8),
+    Published("llama3-8b", H500, 8, 8192, 16, 2, 6667, TITAN, "fsdp", FSDP8),
+    Published("llama3-8b", H500, 128, 8192, 256, 2, 6514, TITAN, "fsdp", FSDP8),
+    Published("llama3-70b", H500, 256, 8192, 512, 16, 597.3, TITAN, "fsdp", FULL8),
+    Published("llama3.1-405b", H500, 128, 8192, 32, 2, 109, TITAN, "fsdp", FULL8),
     Published("llama3-8b", H, 16, 8192, 256, 1, 10656.3, NEMO, options=_parts(1, 1, 1, cp=2, overlap_replicas=True)),
     Published("llama3-70b", H, 128, 8192, 256, 1, 1116.8, NEMO, options=_parts(4, 4, 5, cp=2)),
     Published("llama3-70b", H, 2048, 8192, 4096, 1, 1117.6, NEMO, options=_parts(4, 4, 5, cp=2)),

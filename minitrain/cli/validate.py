@@ -114,6 +114,9 @@ def _print(done: mt.Validation) -> None:
     heads = dict.fromkeys(("runs", "mean %", "median %", "p90 %", "bias %"))
     if done.results:
         print_table(filled_table({"table": 0, "of": 6, **heads, "fitted on it": 8}, rows, frameless_table()))
+    if done.skipped:
+        of_all = (f"{name} {num} of {num_rows}" for name, (num, num_rows) in done.answered.items() if num < num_rows)
+        print_lines([printable(f"rows simulated: {', '.join(of_all)}; all of other tables")])
     held, num_sure = done.in_interval
     if num_sure:
         print_lines([f"{held} of {num_sure} measured times lie in their intervals of {100 * LEVEL:.0f} %"])

@@ -7,7 +7,7 @@ with its source.
 |---|---|
 | `validate` | simulates the rows of tables, each kind in its way |
 | `errors_by_table` | the package's tables, and how far predictions are off |
-| `rows` | a row of a table: its model, machine, framework and layout |
+| `rows`, `layouts` | a row of a table: its model, machine and framework; how it divides its model among ranks |
 | `columns` | the columns of tables and their known words, and how cells are read |
 | `assumed` | what a row leaves open |
 | `cases` | what is simulated for a row |

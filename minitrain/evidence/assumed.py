@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
-from minitrain.evidence.rows import Framework, Layout, Row
+from minitrain.evidence.layouts import Layout
+from minitrain.evidence.rows import Framework, Row, named_model
+from minitrain.machine.kernel_device import rates_of
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
@@ -46,6 +48,10 @@ def assumptions(
     return (*own, *layout.assumed, *found)
 
 
+_MOST_PARAMETERS = 0.05
+"""The share by which parameters that a row states may differ from those of its sizes: some count no embedding."""
+
+
 def _lacks(row: Row, column: str) -> bool:
     return is_not_stated(row.text(column))
 
@@ -74,8 +80,27 @@ def _of_model(row: Row, framework: Framework, model: Transformer) -> Iterator[As
             yield Assumption(f"{column} not stated: {value}", column, others)
     if "tied" not in row.words("tied_emb").facts:
         yield Assumption(f"tied_emb not stated: {model.tied_embeddings}", "tied_emb", (str(not model.tied_embeddings),))
+    said = row.number("n_params")
+    if said and abs(model.num_parameters / said - 1) > _MOST_PARAMETERS:
+        text = f"n_params is {row.text('n_params')}, but its sizes make {model.num_parameters / 1e9:.3g}e9"
+        yield Assumption(text, is_open=True)
+    if model.moe_layers:
+        yield from _of_experts(row, model)
     if model.dropout:
         yield Assumption(f"dropout: {model.dropout}, the default of {framework.name}")
+
+
+def _of_experts(row: Row, model: Transformer) -> Iterator[Assumption]:
+    """Yield what a row leaves open of experts; a shipped model's name says what they are."""
+    named, dense = named_model(row), model.num_layers - len(model.moe_layers)
+    said = "" if named is None else f", as {named.name} has"
+    for column, value in (("n_shared_experts", model.num_shared_experts), ("n_dense_layers", dense)):
+        if _lacks(row, column) and not (column == "n_shared_experts" and "shared" in row.words("mlp").facts):
+            yield Assumption(f"{column} not stated: {value}{said}", column, () if named else ("1",))
+    if named is not None and model.latent is not None:
+        yield Assumption(f"latent attention: that of {named.name}", is_open=True)
+    if _lacks(row, "imbalance"):
+        yield Assumption("load of experts not stated: balanced", "imbalance", ("1.2",))
 
 
 def _of_kernels(row: Row, framework: Framework, model: Transformer, system: SystemConfig) -> Iterator[Assumption]:
@@ -103,10 +128,16 @@ def _of_compilation(row: Row, framework: Framework) -> Iterator[Assumption]:
 def _of_device(row: Row, system: SystemConfig) -> Iterator[Assumption]:
     """Yield in what a device is another one than that of its config's data sheet."""
     facts, size = row.words("gpu").facts, row.number("gpu_mem_gb")
-    if facts.get("power_w", 0) not in (0, facts.get("usual_w")):
-        text = f"gpu of {facts['power_w']:.0f} W: priced as {system.name} with the clock of its platform"
+    power = system.sheet.power
+    if power is not None and facts.get("power_w", power.tdp_W) < power.tdp_W:
+        yield Assumption(f"gpu of {facts['power_w']:.0f} W: its clock by the cube root of its power", is_open=True)
+    if power is not None and facts.get("power_w", 0) > power.tdp_W:
+        yield Assumption(f"gpu of {facts['power_w']:.0f} W: as {system.name} at {power.tdp_W:.0f} W", is_open=True)
+    if system.kernels is None:
+        text = f"kernels of {system.name}: estimated from its data sheet, which may miss a step by a quarter"
         yield Assumption(text, is_open=True)
-    usual = "HBM2" if system.name == "a100_40g" else facts.get("usual_memory")
+    others = {name: memory for name, memory, _ in facts.get("others", ())}
+    usual = others.get(system.name, facts.get("usual_memory"))
     if facts.get("memory", usual) != usual:
         yield Assumption(f"gpu with {facts['memory']}: priced with the memory of {system.name}", is_open=True)
     size, here = size or facts.get("memory_gb"), system.mem1.GiB
@@ -116,6 +147,8 @@ def _of_device(row: Row, system: SystemConfig) -> Iterator[Assumption]:
 
 def _of_links(row: Row, system: SystemConfig) -> Iterator[Assumption]:
     """Yield in what the links of a node are others than those of its config."""
+    if "closes" in row.words("gpu").facts:
+        return
     facts, inner = row.words("intra_node").facts, min(system.networks, key=lambda tier: tier.size)
     usual = row.words("gpu").facts.get("usual_nvlink")
     rate, peak = facts.get("link_gbyte"), inner.bandwidth
@@ -141,8 +174,8 @@ def _of_precision(row: Row, model: Transformer) -> Iterator[Assumption]:
 
 def _of_kernel(kernel: str | None, system: SystemConfig) -> Iterator[Assumption]:
     """Yield the generation of attention's kernel, where none is named or the device has no figures of it."""
-    assert system.kernels is not None  # a row's machine has prices of kernels
-    known, usual = tuple(system.kernels.attention), system.kernels.usual_attention
+    rates = rates_of(system)
+    known, usual = tuple(rates.attention), rates.usual_attention
     if kernel is None and len(known) > 1:
         yield Assumption(f"attention's kernel not stated: {usual}", "attention", known)
     elif kernel is not None and kernel not in known:
@@ -151,11 +184,18 @@ def _of_kernel(kernel: str | None, system: SystemConfig) -> Iterator[Assumption]
 
 def _of_communication(row: Row, framework: Framework, layout: Layout, system: SystemConfig) -> Iterator[Assumption]:
     node = min(tier.size for tier in system.networks)
-    if _lacks(row, "gpus_per_node") and layout.world_size > 1:
+    is_torus = "closes" in row.words("gpu").facts
+    if is_torus:
+        yield Assumption(f"slices of {node} chips, each a torus of its own", is_open=True)
+    elif _lacks(row, "gpus_per_node") and layout.world_size > 1:
         yield Assumption(f"gpus_per_node not stated: {node}", "gpus_per_node", ("4", "8", "16"))
     rates = {"nics", "node_gbps", "gpu_gbps"}
-    if layout.world_size > node and not row.words("inter_node").facts.keys() & rates:
+    if layout.world_size > node and not is_torus and not row.words("inter_node").facts.keys() & rates:
         yield Assumption(f"rate between nodes not stated: that of {system.name}", "inter_node", _RATES)
+    if layout.zero == 1 and layout.shard_size < layout.dp:
+        yield Assumption(f"states that {layout.shard_size} ranks share: as shared by all replicas", is_open=True)
+    if layout.zero >= 2 and layout.pp * layout.ep > 1:
+        yield Assumption(f"zero {layout.zero} beside stages or experts: what it exchanges is not hidden", is_open=True)
     said, facts = row.text("overlap"), row.words("overlap").facts
     if layout.num_replicas > 1 and layout.zero < 2 and "dp" not in facts:
         others = tuple(f"{said}, {words}".lstrip(", ") for words in ("no DP overlap", "DP overlap"))

@@ -11,15 +11,18 @@ Rows that do not say their microbatch: "quickest" in the column mbs.
 Authors who publish what a system reaches have chosen its best microbatch. So the simulated one is the power of two that
 is predicted to be quickest among those that fit into memory. The measured time has no part in the choice.
 
-Runs that divide each sequence among ranks, beside tensor and pipeline parallelism (`cp` of a row).
+Runs that divide each sequence among ranks (`cp` of a row).
 
-No shipped strategy divides the sequence beside stages. In time such a run is one of more replicas: each rank of a
-sequence takes its share of the tokens through the network, and gradients are summed over replicas and shares together,
-as Megatron-Core does. So a share is simulated as a sample of its own, shorter in tokens, whose attention has the
-keys of the whole sequence and an equal part of the pairs that the causal mask leaves ("zigzag" shares).
+In time such a run is one of more replicas: each rank of a sequence takes its share of the tokens through the network,
+and gradients are summed over replicas and shares together, as Megatron-Core does. So a share is simulated as a sample
+of its own, shorter in tokens, whose attention has the keys of the whole sequence and an equal part of the pairs that
+the causal mask leaves ("zigzag" shares). That takes a tenth of the time of simulating each step of the ring.
 
 Left out: the exchange of keys and values. It runs beside attention (Transformer Engine sends a block while it computes
 on another), and takes less time than that where a sequence's ranks are of one node and keys have few heads.
+
+Rows whose backward computes a part of the layers again: each stage a share of its own, so that time and memory lie as
+far between those of none and of all layers.
 """
 
 from __future__ import annotations
@@ -31,30 +34,27 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import MinitrainError
 from minitrain.evidence.assumed import MOST_MOVED, assumptions
-from minitrain.evidence.columns import Assumption
+from minitrain.evidence.columns import Assumption, columns
+from minitrain.evidence.layouts import V_SHAPED, Layout, balanced_layers, layout_of, stage_layers, unit_stages
 from minitrain.evidence.rows import (
     QUICKEST,
-    V_SHAPED,
     Framework,
     LackingError,
-    Layout,
     Row,
-    balanced_layers,
     device_of,
     framework_of,
-    layout_of,
     machine_of,
     model_of,
     require_known,
-    stage_layers,
-    unit_stages,
 )
 from minitrain.machine import load_config
+from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.operations.event_log import COMPUTE
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.workloads.shapes import Work
+from minitrain.workloads.expert_layers import ExpertLayers, is_copies
+from minitrain.workloads.shapes import Cut, Work
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.transformer_workload import TransformerWorkload, find_workload
 from minitrain.workloads.workload import PassMode, Workload
@@ -145,7 +145,6 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     unread = require_known(row)
     framework = framework_of(row)
     layout = layout_of(row, framework)
-    _require_supported(layout)
     measured_s, measured_bytes = _measured_s(row, layout), row.number("mem_gib")
     if measured_s is None and measured_bytes is None:
         raise LackingError("it has neither step_time_s, tokens_per_s_per_gpu nor mem_gib to compare with")
@@ -193,44 +192,53 @@ def _other_time(row: Row, layout: Layout) -> Iterator[str]:
         yield f"tokens_per_s_per_gpu makes {by_tokens:.4g} s of a step, unlike step_time_s: not read"
 
 
-def _require_supported(layout: Layout) -> None:
-    """Refuse layouts that no shipped strategy has.
-
-    Raises:
-        LackingError: it is such a layout.
-    """
-    if layout.ep > 1:
-        raise LackingError(f"ep is {layout.ep}: no strategy here divides experts beside tp and pp")
-    if layout.zero >= 2 and layout.pp > 1:
-        raise LackingError("weights or gradients are sharded beside pp, which no strategy here does")
-
-
 def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
     """Return the strategy of a layout, and its options."""
     common: dict[str, Any] = {"recompute": layout.recompute}
-    if layout.zero >= 2:
+    offload = {name for column in columns() for name in _offloaded(row, column)}
+    if layout.zero >= 2 and layout.pp == layout.ep == 1:
         return "fsdp", common | {
             "replicas": layout.dp // layout.shard_size,
             "tp": layout.tp,
             "sequence_parallel": layout.sequence_parallel,
             "reshard_after_forward": layout.zero == 3,
+            "offload": "activations" if offload else None,
         }
+    if offload:
+        raise LackingError("activations lie in the host's memory, which is priced with zero 2 or 3 and without stages")
     num_stages = layout.pp * layout.num_chunks
     if num_stages > model.num_layers and num_stages - model.num_layers not in (1, 2):  # of head, and of embedding
         raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")
+    zero, imbalance = layout.zero if layout.num_replicas > 1 else 0, row.number("imbalance") or 1
+    if imbalance != 1 and layout.world_size > _MOST_UNLIKE:
+        raise LackingError(f"imbalance is {imbalance:g}: ranks that are not alike are at most {_MOST_UNLIKE} here")
     return "megatron", common | {
         "tp": layout.tp,
         "pp": layout.pp,
+        "ep": layout.ep * layout.etp,
         "num_chunks": layout.num_chunks,
         "schedule": layout.schedule,
         "sequence_parallel": layout.sequence_parallel,
-        "zero": min(1, layout.zero) if layout.num_replicas > 1 else 0,
+        "zero": zero,
+        "shard_size": layout.shard_size * layout.cp if zero > 1 and layout.shard_size < layout.dp else None,
         "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
-        "overlap_replicas": _overlaps(row, framework, layout),
+        "overlap_replicas": zero < 2 and _overlaps(row, framework, layout),
         "overlap_messages": _overlaps_messages(row, layout),
         "batch_messages": framework.batches_messages,
         "scatter_gather": "megatron" in row.text("framework").lower(),
+        "imbalance": imbalance,
+        "capacity_factor": row.number("capacity_factor"),
     }
+
+
+_MOST_UNLIKE = 64
+"""Ranks that are simulated one by one, where their experts get unlike shares of the tokens."""
+
+
+def _offloaded(row: Row, column: str) -> Iterator[str]:
+    """Yield what a column says that lies in the host's memory."""
+    if columns()[column].kind == "words":
+        yield from row.words(column).facts.get("offloads", ())
 
 
 def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[int, ...]:
@@ -289,13 +297,12 @@ def _hides_in_gradients(row: Row, framework: Framework) -> bool:
 def _generation(row: Row) -> str | None:
     """Return which attention kernel a row names; None where it names none, or one that its device has no figures of."""
     kernel = row.words("attention").facts.get("kernel")
-    kernels = load_config(device_of(row)).kernels
-    return kernel if kernels is not None and kernel in kernels.attention else None
+    return kernel if kernel in rates_of(load_config(device_of(row))).attention else None
 
 
 def _about(row: Row, layout: Layout) -> str:
     """Return what tables call a row: model, device, ranks and how they are divided."""
-    degrees = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp}
+    degrees = {name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "dp")}
     parts = [f"{name} {size}" for name, size in degrees.items() if size > 1]
     device = row.text("gpu").split(" ")[0]
     return ", ".join([row.text("model"), f"{layout.world_size} {device}", *parts, f"batch {layout.microbatch_size}"])
@@ -331,6 +338,10 @@ def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
     Raises:
         MinitrainError: it cannot be simulated.
     """
+    share = case.layout.recomputed_share
+    if share < 1:
+        none, every = (predict(_recomputing(case, again), without) for again in ("none", "full"))
+        return _between(none, every, share)
     num = case.layout.num_microbatches
     few, more = _few(case)
     bare, terms = case.bare(), tuple(without)
@@ -342,6 +353,21 @@ def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
         seconds=_extended(first.seconds, second.seconds, rounds),
         terms={name: max(0.0, _extended(first.terms[name], second.terms[name], rounds)) for name in TERMS},
         memory=_memory(case, first, second, rounds),
+    )
+
+
+def _recomputing(case: Case, recompute: str) -> Case:
+    """Return a case that recomputes something else in all layers."""
+    layout = replace(case.layout, recompute=recompute, recomputed_share=1.0)
+    return replace(case, layout=layout, options={**case.options, "recompute": recompute})
+
+
+def _between(first: Prediction, second: Prediction, share: float) -> Prediction:
+    """Return the figures that lie a share of the way from one prediction to another."""
+    return Prediction(
+        seconds=_extended(first.seconds, second.seconds, share),
+        terms={name: _extended(first.terms[name], second.terms[name], share) for name in TERMS},
+        memory={kind: _extended(first.memory[kind], second.memory[kind], share) for kind in first.memory},
     )
 
 
@@ -420,10 +446,10 @@ def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
         world_size=layout.world_size,
         global_batch_size=layout.num_replicas * layout.microbatch_size * num_microbatches,
         hardware=case.system,
-        workload=workload_of(case.model, layout.cp),
+        workload=workload_of(case.model, layout.cp, layout.etp, _exchanged(case)),
         platform=case.platform or COMPONENTS,
         without=without,
-        fold=layout.world_size > 1,
+        fold=layout.world_size > 1 and case.options.get("imbalance", 1) == 1,
         check=False,
         microbatch_size=layout.microbatch_size,
         **case.options,
@@ -509,29 +535,65 @@ def _tried(row: Row, platform: str | Platform | None, without: Sequence[str]) ->
 
 
 @final
-class SequenceShares(TransformerWorkload):
-    """A transformer whose samples are equal shares of sequences.
+class Shares(TransformerWorkload):
+    """A transformer whose samples are equal shares of sequences, and whose experts may be in parts.
+
+    A part of an expert is an expert of fewer columns, to which the tokens of the whole one are sent.
 
     Args:
         model: the transformer.
         cp: ranks that share a sequence.
+        etp: parts of an expert.
+        exchanged: the bytes of an exchange of tokens, over those of sending each part its copy.
 
     Raises:
-        UsageError: the sequence does not divide.
+        UsageError: the sequence does not divide, or the experts' columns.
     """
 
-    def __init__(self, model: Transformer, cp: int) -> None:
-        super().__init__(model)
-        self.cp = cp
+    def __init__(self, model: Transformer, cp: int, etp: int = 1, exchanged: float = 1.0) -> None:
+        super().__init__(model if etp == 1 else _with_parts(model, etp))
+        self.cp, self.exchanged = cp, exchanged
         self._output_bytes = [size_bytes // cp for size_bytes in self._output_bytes]
+        self.experts = ExpertLayers(self.model, self.units, self.seq_len // cp)
 
     def work(self, num_samples: int, mode: PassMode) -> Work:
         """Return what one rank does in a pass."""
         work = super().work(num_samples, mode)
         return replace(work, degrees=replace(work.degrees, cp=self.cp))
 
+    def message_bytes(self, tensor: Any) -> int:
+        """Return the bytes on the wire."""
+        size_bytes = super().message_bytes(tensor)
+        return int(size_bytes * self.exchanged) if is_copies(tensor) else size_bytes
+
+
+def _with_parts(model: Transformer, etp: int) -> Transformer:
+    """Return a model with a part of each expert as an expert of its own."""
+    columns_of_part = Cut("moe_ffn", model.moe_ffn_hidden_size).part(model.moe_ffn_hidden_size, etp)
+    return replace(
+        model,
+        num_experts=etp * model.num_experts,
+        experts_per_token=etp * model.experts_per_token,
+        num_shared_experts=etp * model.num_shared_experts,
+        moe_ffn_hidden_size=columns_of_part,
+    )
+
+
+def _exchanged(case: Case) -> float:
+    """Return the bytes of an exchange of tokens over those of sending each part of an expert its copy.
+
+    A copy travels to one part, and the others gather it from there (`token_permutation` of Megatron-Core's
+    `MoEAlltoAllTokenDispatcher`): they are neighbours, whose links are quicker than those between nodes.
+    """
+    inner, *outer = sorted(case.system.networks, key=lambda tier: tier.size)
+    etp = case.layout.etp
+    if etp == 1 or not outer or case.layout.ep * etp <= inner.size:
+        return 1.0
+    quicker = outer[0].bandwidth * outer[0].efficiency / (inner.bandwidth * inner.efficiency)
+    return (1 + (etp - 1) * quicker) / etp
+
 
 @lru_cache(maxsize=16)
-def workload_of(model: Transformer, cp: int) -> Workload:
+def workload_of(model: Transformer, cp: int, etp: int = 1, exchanged: float = 1.0) -> Workload:
     """Return what a rank trains, if some ranks share each sequence; the same object for equal arguments."""
-    return find_workload(model) if cp == 1 else SequenceShares(model, cp)
+    return find_workload(model) if cp == etp == 1 else Shares(model, cp, etp, exchanged)

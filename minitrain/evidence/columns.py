@@ -2,7 +2,8 @@
 
 `columns.json` beside this file is the one list. A column is text that is not read, a count, a number, or words. Words
 are phrases with what they mean: `"bf16; bfloat16": {"datatype": "bf16"}`. A phrase in `#` has a number there; a text
-instead of a meaning says why such a row is refused; `silent` phrases mean nothing. Case, hyphens and underscores do not
+instead of a meaning says why such a row is refused; `silent` phrases mean nothing; "refused" and "everywhere" are those
+of all columns. Case, hyphens and underscores do not
 matter, and commas, slashes and brackets only part words.
 
 A cell is read from left to right, by the longest phrase that fits. A word of no phrase is refused, unless it stands in
@@ -153,7 +154,7 @@ def _column(name: str, given: Mapping[str, Any], listed: Mapping[str, Any]) -> C
     means: dict[str, Any] = {}
     words: Mapping[str, Any] = given.get("words", {})
     if given["kind"] == "words":
-        for texts, meaning in (*listed["refused"].items(), *words.items()):
+        for texts, meaning in (*listed["refused"].items(), *listed["everywhere"].items(), *words.items()):
             means |= dict.fromkeys(texts.split("; "), meaning)
         silent = (*listed["silent"], *listed["not_stated"], *given.get("silent", ()))
         means = {**dict.fromkeys(silent), **means}

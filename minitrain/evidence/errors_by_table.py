@@ -260,7 +260,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 "d1",
                 "Llama 8B to 405B, A100, H100, H200 (torchtitan)",
                 f"platform torchtitan-h100, {_ODD}",
-                "checkpoints of every second layer; what selective ones compute again has no price",
+                "what selective checkpoints compute again has no price",
             ),
             PublishedTable("m1", "GPT of 176B, A100 (BLOOM's prequel)", f"platform bloom, {_ODD}", "heads of 24 rows"),
             PublishedTable("m2", "InternLM 7B, A100 (InternEvo)", f"platform internevo, {_ODD}"),

@@ -17,23 +17,20 @@ Nemotron: LayerNorm, rotary positions, no biases. "gelu" means one like GPT: Lay
 unless the row says "no bias".
 
 The machine of a row: a shipped hardware config, with the interfaces between nodes that the row names.
-
-How a row divides its model among ranks: degrees, microbatches, stages and what is sharded.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from minitrain.errors import UsageError
+from minitrain.errors import MinitrainError, UsageError
 from minitrain.evidence.columns import (
-    Assumption,
     Reading,
     ReadingError,
     columns,
@@ -44,9 +41,11 @@ from minitrain.evidence.columns import (
 )
 from minitrain.files import read_cells
 from minitrain.machine import load_config
+from minitrain.machine.clusters.device_groups import clock_share
+from minitrain.machine.kernel_device import rates_of
 from minitrain.workloads.architecture import PRECISIONS, Precision
+from minitrain.workloads.models import models
 from minitrain.workloads.transformer import Transformer
-from minitrain.workloads.workload import as_recompute
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
@@ -192,6 +191,8 @@ class Framework:
             where only a model that is not cut into stages does that (PyTorch's DistributedDataParallel).
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
         recompute: what backward computes again where the row does not say; None where that is not known.
+        selective: what it computes again where a row says "selective": with Megatron-Core the attention core, whatever
+            kernel that is (`_checkpointed_attention_forward` of `core/transformer/attention.py`).
         balances: whether stages are cut by the parameters of layers and head, as nanotron does.
         batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
         parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
@@ -211,6 +212,7 @@ class Framework:
     overlap: str = "never"
     gradient_bytes: int = 4
     recompute: str | None = "none"
+    selective: str = "selective"
     balances: bool = False
     batches_messages: bool = False
     parts_overlap: str = ""
@@ -225,6 +227,9 @@ class Framework:
         device = row.text("gpu").lower()
         return next((name for pattern, name in self.platforms if re.search(pattern, device)), None)
 
+
+_FROM_HOPPER = r"h[128]00|b[23]00"
+_NO_TPU = r"^(?!.*(tpu|trillium|v[456]|tr(ai)?n))."  # XLA fuses what eager PyTorch does not
 
 _OLD_MEGATRON = Framework(
     name="Megatron-LM of 2020 and 2021",
@@ -247,9 +252,10 @@ _MEGATRON_DEEPSPEED = Framework(
 _NEMO = Framework(
     name="NeMo",
     words="nemo",
-    platforms=((r"h100|h200|b200", "nemo-h100"),),
+    platforms=((_FROM_HOPPER, "nemo-h100"),),
     dropout=0.1,
     overlap="always",
+    selective="core_attn+flash_attn",
     batches_messages=True,
 )
 
@@ -279,7 +285,7 @@ FRAMEWORKS = (
     Framework(
         name="MosaicML Composer",
         words="composer",
-        platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
+        platforms=((_FROM_HOPPER, "eager-h100"), (_NO_TPU, "eager-a100")),
         overlap="always",
     ),
     Framework(name="nanotron", words="nanotron", platforms=((r".", "nanotron"),), balances=True),
@@ -293,19 +299,19 @@ FRAMEWORKS = (
     Framework(
         name="torchtitan without torch.compile",
         words="torchtitan eager",
-        platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
+        platforms=((_FROM_HOPPER, "eager-h100"), (_NO_TPU, "eager-a100")),
         overlap="always",
     ),
     Framework(
         name="torchtitan",
         words="torchtitan",
-        platforms=((r"h100|h200|b200", "torchtitan-h100"), (r".", "eager-a100")),
+        platforms=((_FROM_HOPPER, "torchtitan-h100"), (_NO_TPU, "eager-a100")),
         overlap="always",
     ),
     Framework(
         name="PyTorch FSDP",
         words="fsdp",
-        platforms=((r"h100|h200|b200", "eager-h100"), (r".", "eager-a100")),
+        platforms=((_FROM_HOPPER, "eager-h100"), (_NO_TPU, "eager-a100")),
         overlap="always",
     ),
     Framework(name="DeepSpeed", words="deepspeed", dropout=0.1, overlap="always"),
@@ -347,7 +353,7 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
     Raises:
         LackingError: a size is missing, or sizes contradict one another.
     """
-    fields = {**_sizes(row, tp), **_kind(row), **_experts(row)}
+    fields = {**_sizes(row, tp), **_kind(row), **_experts(row), **_of_named(row)}
     if "tied" in row.words("tied_emb").facts:
         fields["tied_embeddings"] = row.words("tied_emb").facts["tied"]
     fields["attention"] = _attention(row, framework)
@@ -401,11 +407,57 @@ def _experts(row: Row) -> dict[str, Any]:
         if says:
             raise LackingError(f"{says[0]} is {row.text(says[0])!r}, which has experts, but n_experts says none")
         return {}
+    dense = int(row.number("n_dense_layers") or 0)
     return {
         "num_experts": row.count("n_experts"),
         "experts_per_token": row.count("top_k"),
         "moe_ffn_hidden_size": row.count("moe_ffn"),
+        "num_shared_experts": int(row.number("n_shared_experts") or row.words("mlp").facts.get("shared", 0)),
+        "moe_layers": range(dense, row.count("n_layers")),
     }
+
+
+def named_model(row: Row) -> Transformer | None:
+    """Return the shipped model of a row's name and sizes, of which a table may have fewer layers.
+
+    Experts and latent attention need more figures than a table has columns for.
+    """
+    name, sizes = _letters(row.text("model")), (row.count("hidden"), row.count("n_heads"))
+    for shipped in models().values():
+        alike = (shipped.hidden_size, shipped.num_heads) == sizes and shipped.num_experts == (
+            row.number("n_experts") or 0
+        )
+        if alike and _letters(shipped.name) in name and (shipped.num_experts or shipped.latent):
+            return shipped
+    return None
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.lower()))
+
+
+def _of_named(row: Row) -> dict[str, Any]:
+    """Return what a row leaves out of a model that its name tells.
+
+    Raises:
+        LackingError: it has latent attention, of which no column has the sizes.
+    """
+    found = named_model(row)
+    if found is None:
+        if row.words("attention").facts.get("latent"):
+            raise LackingError(
+                f"attention is {row.text('attention')!r}, whose latents are known of shipped models alone "
+                "(minitrain models); name one in model"
+            )
+        return {}
+    fields: dict[str, Any] = {}
+    if row.number("n_shared_experts") is None and "shared" not in row.words("mlp").facts:
+        fields["num_shared_experts"] = found.num_shared_experts
+    if row.number("n_dense_layers") is None:
+        fields["moe_layers"] = [layer for layer in found.moe_layers if layer < row.count("n_layers")]
+    if found.latent is not None:
+        fields |= {"latent": found.latent, "head_dim": found.head_dim, "num_kv_heads": found.num_kv_heads}
+    return fields
 
 
 def _attention(row: Row, framework: Framework) -> str:
@@ -430,7 +482,9 @@ def _precision(row: Row, framework: Framework) -> Precision:
         "gradient_bytes", row.words("overlap").facts.get("gradient_bytes", framework.gradient_bytes)
     )
     precision = replace(PRECISIONS[facts.get("datatype", "bf16")], gradient_bytes=gradient_bytes)
-    return replace(precision, weight_datatype=facts["weights"]) if "weights" in facts else precision
+    if "weights" not in facts:
+        return precision
+    return replace(precision, weight_datatype=facts["weights"], scaling=facts.get("scaling", "delayed"))
 
 
 _EXPORT_GBPS = 200.0
@@ -447,8 +501,11 @@ def device_of(row: Row) -> str:
         raise LackingError(f"gpu is {row.text('gpu')!r}, for which there is no hardware config")
     if size is not None and not is_about(size, facts.get("memory_gb", size)):
         raise LackingError(f"gpu is {row.text('gpu')!r}, but gpu_mem_gb is {row.text('gpu_mem_gb')!r}; write one")
-    name = str(facts["config"])
-    return "a100_40g" if name == "a100_80g" and 40 in (size, facts.get("memory_gb")) else name
+    size = size or facts.get("memory_gb", 0)
+    for other, memory, other_size in facts.get("others", ()):
+        if facts.get("memory") == memory or is_about(size, other_size):
+            return str(other)
+    return str(facts["config"])
 
 
 def machine_of(row: Row) -> SystemConfig:
@@ -457,15 +514,62 @@ def machine_of(row: Row) -> SystemConfig:
     Raises:
         LackingError: there is no config for its device, or the config has no prices of kernels.
     """
-    name = device_of(row)
-    if load_config(name).kernels is None:
+    name, facts = device_of(row), row.words("gpu").facts
+    system = load_config(name)
+    if system.kernels is None and system.sheet.num_units is None:
         raise LackingError(f"config {name} says nothing of kernels, so that none can be priced")
+    if "closes" in facts:
+        return _slices(name, _chips_of_slice(row, system.networks[0].size), facts["closes"])
     within = row.words("intra_node").facts
     if (within.get("pcie") and "pcie" not in name) or (within.get("nvlink") and "pcie" in name):
         raise LackingError(f"intra_node is {row.text('intra_node')!r}, but config {name} joins devices by other links")
-    node_size = row.count("gpus_per_node", load_config(name).networks[0].size)
+    node_size = row.count("gpus_per_node", system.networks[0].size)
     system = _machine(name, node_size, _interfaces(row, node_size), is_switched="switched" in within)
-    return _with_fewer_links(system) if row.words("gpu").facts.get("export") else system
+    system = _with_fewer_links(system) if facts.get("export") else system
+    return _at_power(system, facts["power_w"]) if "power_w" in facts else system
+
+
+@lru_cache(maxsize=16)
+def _at_power(system: SystemConfig, watts: float) -> SystemConfig:
+    """Return a system whose devices may draw so much: their arithmetic at the clock which that leaves."""
+    try:
+        share = clock_share(system.sheet.power, watts, system.name)
+    except MinitrainError as error:
+        raise LackingError(f"gpu has {watts:g} W: {error}") from error
+    return system if share == 1 else replace(system, kernels=rates_of(system).scaled(share))
+
+
+def _chips_of_slice(row: Row, most: int) -> int:
+    """Return how many chips of a TPU a torus joins.
+
+    Raises:
+        LackingError: what the row says of slices is not its number of chips.
+    """
+    facts, num_chips = row.words("gpu").facts, row.count("n_gpus")
+    num_slices = {**row.words("intra_node").facts, **row.words("inter_node").facts}.get("slices")
+    named = facts.get("chips", facts.get("cores", 0) / 2)
+    if named and not num_slices and num_chips == facts.get("cores"):
+        raise LackingError(
+            f"gpu is {row.text('gpu')!r}, a slice of {named:g} chips of two cores, but n_gpus is {num_chips}; count "
+            "chips, or say in inter_node how many slices there are"
+        )
+    chips = named or num_chips / (num_slices or -(-num_chips // most))
+    if chips % 1 or chips > most or num_chips % chips or num_slices not in (None, num_chips / chips):
+        raise LackingError(
+            f"gpu is {row.text('gpu')!r} and n_gpus {num_chips}, which are no whole slices of at most {most} chips"
+        )
+    return int(chips)
+
+
+@lru_cache(maxsize=64)
+def _slices(name: str, num_chips: int, closes: int) -> SystemConfig:
+    """Return a TPU of slices of some chips, whose rings go one way where a slice is too small to be a closed torus."""
+    system = load_config(name)
+    inner, *outer = system.networks
+    share = 1 if num_chips >= closes else 0.5
+    inner = replace(inner, size=num_chips, bandwidth=share * inner.bandwidth)
+    outer = [replace(tier, size=num_chips * -(-tier.size // num_chips)) for tier in outer]
+    return replace(system, networks=(inner, *outer))
 
 
 @lru_cache(maxsize=8)
@@ -524,249 +628,3 @@ def _with_interfaces(tier: Network, node_size: int, interfaces: tuple[int, float
         return tier
     num_nics, nic_GBps = interfaces  # noqa: N806 - a unit
     return replace(tier, bandwidth=num_nics * nic_GBps / node_size, nics=num_nics)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The layout of a row.
-
-    Args:
-        world_size: ranks.
-        tp: parts of a layer.
-        sequence_parallel: whether the sequence is divided between layers' parts.
-        pp: ranks of a pipeline.
-        num_chunks: stages a rank.
-        schedule: the order of the pipeline, in the words of `megatron`.
-        cp: parts of the sequence.
-        ep: parts of the experts.
-        dp: replicas.
-        zero: what replicas shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.
-        shard_size: ranks that share shards; dp where all do.
-        microbatch_size: samples a microbatch.
-        num_microbatches: microbatches a replica and step.
-        recompute: "none", "selective" or "full".
-        assumed: what the row does not say, and was taken as the framework's default.
-    """
-
-    world_size: int
-    tp: int
-    sequence_parallel: bool
-    pp: int
-    num_chunks: int
-    cp: int
-    ep: int
-    dp: int
-    zero: int
-    shard_size: int
-    microbatch_size: int
-    num_microbatches: int
-    recompute: str
-    assumed: tuple[Assumption, ...] = ()
-    schedule: str = "1f1b"
-
-    @property
-    def num_replicas(self) -> int:
-        """Return the ranks that hold the same weights: they sum gradients over samples, and over shares of these."""
-        return self.dp * self.cp
-
-    @property
-    def global_batch_size(self) -> int:
-        """Return the samples of a step."""
-        return self.dp * self.microbatch_size * self.num_microbatches
-
-
-def layout_of(row: Row, framework: Framework) -> Layout:
-    """Return the layout of a row.
-
-    Raises:
-        LackingError: degrees or sizes are missing, or do not fit one another.
-    """
-    world_size, tp, pp, cp = (row.count(name, default) for name, default in _DEGREES)
-    dp = row.count("dp", max(1, world_size // (tp * pp * cp)))
-    if tp * pp * cp * dp != world_size:
-        raise LackingError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not n_gpus {world_size}")
-    assumed: list[Assumption] = []
-    mbs, num_microbatches = _microbatches(row, dp)
-    zero, shard_size = _sharding(row, dp, assumed)
-    schedule, num_chunks = _schedule(row, pp, assumed)
-    return Layout(
-        world_size=world_size,
-        tp=tp,
-        sequence_parallel=_sequence_parallel(row, tp, assumed),
-        pp=pp,
-        num_chunks=num_chunks,
-        schedule=schedule,
-        cp=cp,
-        ep=row.count("ep", 1),
-        dp=dp,
-        zero=zero,
-        shard_size=shard_size if zero else 1,
-        microbatch_size=mbs,
-        num_microbatches=num_microbatches,
-        recompute=_recompute(row, framework, assumed),
-        assumed=tuple(assumed),
-    )
-
-
-_DEGREES = (("n_gpus", None), ("tp", 1), ("pp", 1), ("cp", 1))
-
-
-def _microbatches(row: Row, dp: int) -> tuple[int, int]:
-    """Return the samples of a microbatch, and how many microbatches a replica has."""
-    size, num = row.number("mbs"), row.number("n_micro")
-    batch = row.number("gbs")
-    if size is None:
-        raise LackingError(f"mbs is {row.text('mbs')!r}: without the samples of a microbatch nothing can be priced")
-    if num is None:
-        if batch is None or batch % (size * dp):
-            raise LackingError(f"gbs {row.text('gbs')!r} is no multiple of mbs x dp, so that microbatches are unknown")
-        num = batch / (size * dp)
-    elif batch is not None and batch != size * dp * num:
-        raise LackingError(
-            f"gbs is {row.text('gbs')!r}, but mbs x n_micro x dp is {size:.0f} x {num:.0f} x {dp}; leave one out"
-        )
-    if size < 1 or num < 1:
-        raise LackingError("mbs and n_micro must be at least 1")
-    return int(size), int(num)
-
-
-def _sequence_parallel(row: Row, tp: int, assumed: list[Assumption]) -> bool:
-    """Return whether sequence parallelism is on; off where the row does not say."""
-    stated = row.words("sp").facts.get("sp")
-    if stated is not None or tp == 1:
-        return tp > 1 and bool(stated)
-    needs_it = bool(row.words("overlap").facts.get("tp"))  # Megatron-LM overlaps with it alone
-    said = "on, as tp-comm-overlap needs it" if needs_it else "off"
-    assumed.append(Assumption(f"sp not stated: {said}", "sp", ("on", "off")))
-    return needs_it
-
-
-V_SHAPED = ("zbv", "dualpipe_v")
-"""Schedules in which each rank has two stages, down the ranks and back."""
-
-
-def _schedule(row: Row, pp: int, assumed: list[Assumption]) -> tuple[str, int]:
-    """Return the order of a pipeline, and the stages of a rank: one where the row does not say, as frameworks have it.
-
-    Raises:
-        LackingError: both contradict each other.
-    """
-    stated, value = row.words("schedule").facts.get("schedule"), row.number("vpp")
-    if pp == 1:
-        return "1f1b", 1
-    num_chunks = row.count("vpp", 2 if stated in V_SHAPED else 1)
-    if (stated == "interleaved" and value == 1) or (stated in V_SHAPED and num_chunks > 2):
-        needed = "2" if stated in V_SHAPED else "2 or more"
-        raise LackingError(
-            f"schedule is {row.text('schedule')!r:.60} and vpp {row.text('vpp')!r:.40}, where {needed} stages a rank"
-        )
-    if stated is None:
-        order = "interleaved" if num_chunks > 1 else "1f1b"
-        assumed.append(Assumption(f"schedule not stated: {order}", "schedule", ("gpipe", "ZB-H1")))
-    if value is None and stated not in V_SHAPED:
-        although = ", although interleaved" if stated == "interleaved" else ""
-        assumed.append(Assumption(f"vpp not stated: 1{although}", "vpp", ("2", "4")))
-    if stated in V_SHAPED:
-        return str(stated), 2
-    return ("1f1b" if stated in (None, "interleaved") else str(stated)), num_chunks
-
-
-def _sharding(row: Row, dp: int, assumed: list[Assumption]) -> tuple[int, int]:
-    """Return the stage of ZeRO, fully sharded being stage 3, and how many ranks share shards.
-
-    Raises:
-        LackingError: groups of shards do not divide the replicas.
-    """
-    facts = row.words("zero").facts
-    stage = facts.get("zero", 3 if "fsdp" in facts else 0)
-    size = int(facts.get("shard_size", dp // facts.get("copies", 1)))
-    if "hybrid" in facts and "shard_size" not in facts:
-        size = min(dp, row.count("gpus_per_node", load_config(device_of(row)).networks[0].size))
-        assumed.append(Assumption(f"ranks of a group of shards not stated: {size}, those of a node", "zero"))
-    size = min(size, dp) if stage < 3 else size
-    if not 0 < size <= dp or dp % size or facts.get("copies", dp // size) != dp // size:
-        raise LackingError(f"zero is {row.text('zero')!r}, whose groups of shards do not divide the {dp} replicas")
-    return stage, size
-
-
-def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str:
-    """Return what backward computes again; where the row does not say, what the framework does by default."""
-    found = row.words("recompute")
-    if found.facts.get("per_op") and not framework.name.startswith("torchtitan"):
-        raise LackingError(
-            f"recompute is {row.text('recompute')!r}: checkpoints of single operations have no price here"
-        )
-    if found.facts.get("per_op"):
-        text = "recompute of single operations: the attention core, the rest as the platform's clock has it"
-        assumed.append(Assumption(text, is_open=True))
-    if found.is_guessed:
-        assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
-    if "modules" in found.facts:
-        if found.facts.get("recompute", "selective") != "selective":
-            raise LackingError(
-                f"recompute is {row.text('recompute')!r}, which names modules beside all or none of them"
-            )
-        return as_recompute("+".join(found.facts["modules"]))
-    if "recompute" in found.facts:
-        return str(found.facts["recompute"])
-    if found.is_empty and framework.recompute:
-        others = ("none", "selective", "full")
-        assumed.append(Assumption(f"recompute not stated: {framework.recompute}", "recompute", others))
-        return framework.recompute
-    raise LackingError(f"recompute is {row.text('recompute')!r}, where none, selective or full is needed")
-
-
-def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Return how many transformer layers each stage has.
-
-    Equal shares where they divide. Where they divide with embedding and head counted as a layer each, the first and the
-    last stage have one less, and where they divide with the head alone, the last one has: Megatron-Core's
-    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`. Such a stage may hold embedding
-    or head alone. Otherwise earlier stages have one more.
-
-    Example:
-        >>> stage_layers(96, 4), stage_layers(126, 8), stage_layers(7, 2)
-        ((24, 24, 24, 24), (15, 16, 16, 16, 16, 16, 16, 15), (4, 3))
-    """
-    if num_layers % num_stages and not (num_layers + 2) % num_stages and num_stages > 1:
-        each = (num_layers + 2) // num_stages
-        if num_stages == 2:
-            return (each - 1, each - 1)
-        return (each - 1, *[each] * (num_stages - 2), each - 1)
-    if not (num_layers + 1) % num_stages and num_stages > 1:
-        each = (num_layers + 1) // num_stages
-        return (*[each] * (num_stages - 1), each - 1)
-    each, rest = divmod(num_layers, num_stages)
-    return tuple(each + (stage < rest) for stage in range(num_stages))
-
-
-def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Return how many transformer layers each stage has, if stages are cut where sums of costs pass equal shares.
-
-    Args:
-        costs: of each layer, and last of the head, which counts as no layer.
-        num_stages: how many stages.
-
-    Source: `build_and_set_rank` of github.com/huggingface/nanotron (`models/__init__.py` of December 2024).
-
-    Example:
-        >>> balanced_layers([1.0] * 8 + [4.0], 4)
-        (3, 3, 2, 0)
-    """
-    shares = [sum(costs) * (stage + 1) / num_stages for stage in range(num_stages)]
-    counts, stage, total = [0] * num_stages, 0, 0.0
-    for cost in costs[:-1]:
-        total += cost
-        while stage < num_stages - 1 and total > shares[stage] * (1 + 1e-12):
-            stage += 1
-        counts[stage] += 1
-    return tuple(counts)
-
-
-def unit_stages(layers: Sequence[int]) -> list[int]:
-    """Return how many of the engine's layers each stage has: two a transformer layer, embedding and head one each."""
-    units = [2 * count for count in layers]
-    units[0] += 1
-    units[-1] += 1
-    return units

@@ -185,6 +185,14 @@ class Validation:
         return [result.summary() for result in self.results]
 
     @property
+    def answered(self) -> dict[str, tuple[int, int]]:
+        """Return how many rows of each table were simulated, and how many it has."""
+        done = {(each.table, each.row_id) for each in self.results}
+        rows = [table for table, _ in done | {(each.table, each.row_id) for each in self.skipped}]
+        names = dict.fromkeys((*self._names(), *(each.table for each in self.skipped)))
+        return {name: (sum(table == name for table, _ in done), rows.count(name)) for name in names}
+
+    @property
     def in_interval(self) -> tuple[int, int]:
         """Return how many measured times lie in the interval of their prediction, and how many have one."""
         held = [each.is_in_interval for each in self.results if each.is_in_interval is not None]

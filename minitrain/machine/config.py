@@ -5,6 +5,9 @@ load unchanged: `matrix` and `vector` by datatype, `mem1` (HBM), `mem2` (host), 
 `networks`. Beside these a config may hold `kernels` and the keys of a `DataSheet`. The mode is kept and
 validated but prices nothing: how compute and memory time combine is the predictor's choice.
 
+A config that is nearly another one says so: `like` names a shipped config, and every other key is a key path with the
+figure that differs, such as `"mem1.GBps": 2400` or `"networks[0].size": 72`.
+
 Many configs from one: a figure by its key path, with a value for each.
 
 A path is what messages about configs name, `networks[0].bandwidth`, `mem1.GBps`, `matrix.float16.tflops`,
@@ -179,6 +182,8 @@ def _validated(data: Any, label: str, name: str) -> SystemConfig:
     if not isinstance(data, Mapping):
         raise refuse(label, [f"expected a JSON object, found {shown(data)}"])
     copy, repeated = files.plain(data, label)
+    if files.LIKE in copy:
+        copy = files.like_another(copy, label)
     if PROFILE_KEY in copy:
         copy = config_of_profile(copy, label)
     model, faults = validate(copy)

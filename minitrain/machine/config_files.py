@@ -257,6 +257,42 @@ def parse(text: str, label: str) -> Any:
         raise refuse(label, [str(error)]) from None
 
 
+LIKE = "like"
+_PATH = re.compile(r"[^.\[\]]+")
+
+
+def like_another(data: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return the data of a config that names a shipped one and, by key path, what differs from it.
+
+    Args:
+        data: the shipped config's name under "like", and figures by key path.
+        label: what messages call the config.
+
+    Raises:
+        HardwareConfigError: there is no such config, or it has nothing into which a path leads.
+    """
+    name = data[LIKE]
+    if not is_shipped(name):
+        raise unknown_name(str(name))
+    found: dict[str, Any] = parse(shipped_text(str(name).removesuffix(".json")), f"{name}.json")
+    if LIKE in found:
+        found = like_another(found, label)
+    for path, value in data.items():
+        if path in (LIKE, "name"):
+            continue
+        try:
+            *keys, last = (int(key) if key.isdecimal() else key for key in _PATH.findall(path))
+            into: Any = found
+            for key in keys:
+                into = into[key]
+            if isinstance(into, list) and not 0 <= last < len(into):
+                raise IndexError
+            into[last] = value
+        except (LookupError, TypeError, ValueError):
+            raise refuse(label, [f"{path}: expected a key path of {name}, such as mem1.GBps, found none"]) from None
+    return found
+
+
 def plain(data: Any, label: str) -> tuple[Any, list[str]]:
     """Copy data into plain dicts and lists.
 

@@ -59,6 +59,7 @@ from minitrain.machine.network import Network, select_tier
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.operations import WRITE
+from minitrain.workloads.architecture import NARROW_BYTES
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, PassMode, Workload, fills_devices
 
@@ -489,9 +490,9 @@ class KernelPredictor(DevicePredictor):
         return replace(price, seconds=price.seconds * share, size_bytes=size_bytes)
 
     def _gathered_share(self) -> float:
-        """Return the share of their bytes that gathers send: half where the multiplications after them take 8 bits."""
+        """Return the share of their bytes that gathers send: half where multiplications after them take fewer bits."""
         precision = getattr(getattr(self.workload, "model", None), "precision", None)
-        return 0.5 if getattr(precision, "weight_datatype", None) == "float8" else 1.0
+        return 0.5 if getattr(precision, "weight_datatype", None) in NARROW_BYTES else 1.0
 
     def _are_neighbours(self, ranks: Sequence[int]) -> bool:
         """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""

@@ -125,6 +125,12 @@ MASK_BYTES = 1
 STATISTIC_BYTES = 4
 """Bytes of what is kept in single precision: logits, log-sum-exp of attention, router probabilities."""
 
+NARROW_BYTES: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5})
+"""Bytes of an element of what multiplications with weights take, where that is less than 16 bits."""
+
+SCALINGS = ("delayed", "current", "blockwise", "mx")
+"""Where the scaling factors of numbers in eight bits come from."""
+
 _LEAST = {"parameter_bytes": 1, "gradient_bytes": 0, "optimizer_bytes": 0, "activation_bytes": 1}
 
 
@@ -140,8 +146,10 @@ class Precision:
         optimizer_bytes: bytes of a parameter's optimizer state, a copy in higher precision included.
         activation_bytes: bytes of an element of an activation.
         datatype: what hardware configs call the numbers that matrix units multiply; bf16 and fp16 share a rate.
-        weight_datatype: the same of layers' multiplications with weights where that differs ("float8"); prices of
-            kernels alone know it. Attention and the head keep `datatype`, as in NVIDIA's Transformer Engine.
+        weight_datatype: the same of layers' multiplications with weights where that differs ("float8", "float4");
+            prices of kernels alone know it. Attention and the head keep `datatype`, as in NVIDIA's Transformer Engine.
+        scaling: where the scaling factors of numbers in eight bits come from: "delayed" (steps before), "current" (the
+            tensor), "blockwise" or "mx" (blocks of it, by kernels or by the matrix unit).
 
     Raises:
         UsageError: a size is no integer, or too small; all faults at once.
@@ -158,14 +166,16 @@ class Precision:
     activation_bytes: int = 2
     datatype: str = "float16"
     weight_datatype: str | None = None
+    scaling: str = "delayed"
 
     def __post_init__(self) -> None:
         found = (count_fault(name, getattr(self, name), least, f"{name}=2") for name, least in _LEAST.items())
         faults = [fault for fault in found if fault is not None]
         texts = [name for name in ("name", "datatype") if not isinstance(getattr(self, name), str)]
         faults += [f'{name} must be a string, got {shown(getattr(self, name))}; write {name}="..."' for name in texts]
-        if faults:
-            raise refuse("the precision", faults)
+        scaling = choice_fault("scaling", self.scaling, SCALINGS)
+        if faults or scaling:
+            raise refuse("the precision", [*faults, *([scaling] if scaling else [])])
 
     @property
     def bytes_per_parameter(self) -> int:
@@ -177,9 +187,9 @@ class Precision:
         """Return the bytes of an element that a multiplication with a weight keeps of its input for backward.
 
         One where it multiplies in eight bits: the weight's gradient is made of the same copy (Transformer Engine's
-        `LayerNormLinear` and `Linear`; DeepSeek-V3, section 3.3.3).
+        `LayerNormLinear` and `Linear`; DeepSeek-V3, section 3.3.3). In four bits it counts as one, too.
         """
-        return 1 if self.weight_datatype == "float8" else self.activation_bytes
+        return 1 if self.weight_datatype in NARROW_BYTES else self.activation_bytes
 
 
 PRECISIONS: Mapping[str, Precision] = MappingProxyType(

@@ -136,9 +136,10 @@ def _core_backward(forward: Demand, unit: Unit, mode: PassMode) -> Demand:
     """Return the core backward, with what is computed again of it."""
     core = unit.core
     assert core is not None  # an attention has one
+    again = int(unit.repeats_core(mode.recompute))
     if core.is_flash:
-        return Demand(forward.flop * FLASH_BACKWARD, 2 * forward.num_bytes)
-    return forward.times(3 if unit.repeats_core(mode.recompute) else 2)
+        return Demand(forward.flop * (FLASH_BACKWARD + again), (2 + again) * forward.num_bytes)
+    return forward.times(2 + again)
 
 
 def keys_values_bytes(unit: Unit, work: Work) -> int:
@@ -223,7 +224,7 @@ def step_kernels(model: Architecture, unit: Unit, work: Work, typ: str, mode: Pa
     assert mode.context is not None  # steps are of some shards
     found = _kernels_of_core(model, unit, work, mode.context, style, is_backward=is_backward)
     assert unit.core is not None  # an attention has one
-    if is_backward and unit.repeats_core(mode.recompute) and not unit.core.is_flash:
+    if is_backward and unit.repeats_core(mode.recompute):
         found = found + _kernels_of_core(model, unit, work, mode.context, style, is_backward=False)
     return found
 

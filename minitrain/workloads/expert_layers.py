@@ -31,7 +31,7 @@ from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, SavedTensor, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.unit_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
-from minitrain.workloads.unit_kernels import Style, pass_kernels, repeated_kernels
+from minitrain.workloads.unit_kernels import PERMUTATIONS, Style, pass_kernels, repeated_kernels
 from minitrain.workloads.workload import Cost, PassMode, Recompute, takes_again
 
 _LAUNCHES: Mapping[str, int] = MappingProxyType(
@@ -40,7 +40,8 @@ _LAUNCHES: Mapping[str, int] = MappingProxyType(
 )
 _NORM = frozenset({"norm"})
 _RESIDUAL = frozenset({"residual", "dropout and residual", "second norm"})
-_AROUND = _NORM | _RESIDUAL | {"residual gradient", "bias gradient"}
+_AROUND = _NORM | _RESIDUAL | {"residual gradient", "bias gradient", *PERMUTATIONS}
+_CHUNKS = 4  # copies that came are put into the order of the rank's experts, and results back: each read and written
 
 
 def kernels_of_experts(
@@ -65,7 +66,11 @@ def kernels_of_experts(
     again = "moe_act" if takes_again(recompute, "moe_act") else "none"
     whole = pass_kernels(model, experts, work, typ, again, style)
     num_again = 1 if again != "none" and typ in ("backward", "backward_input") else 0
-    return KernelList(_without(whole.kernels, _AROUND), _LAUNCHES[typ] + num_again)
+    kernels = _without(whole.kernels, _AROUND)
+    if 1 < num_parts < model.num_experts and typ != "backward_weight":  # `sort_chunks_by_idxs` of Megatron-Core
+        moved = _CHUNKS * model.precision.activation_bytes * style.eager
+        kernels = (*kernels, MemoryPass("chunks", num_copies * model.hidden_size, moved))
+    return KernelList(kernels, _LAUNCHES[typ] + num_again)
 
 
 def kernels_around_experts(
@@ -86,10 +91,11 @@ def kernels_around_experts(
     way = "backward" if typ.startswith("backward") else "forward"
     of_pass = {"route": router, "combine": shared, "backward_route": [*router, *shared]}.get(typ, ())
     found = pass_kernels(model, _with(unit, of_pass), work, way, "none", style).kernels
+    before, after = PERMUTATIONS
     if typ == "backward_combine":
-        found = tuple(kernel for kernel in found if _name(kernel) in _RESIDUAL)
+        found = tuple(kernel for kernel in found if _name(kernel) in _RESIDUAL | {after})
     else:
-        found = _without(found, _RESIDUAL if typ in ("route", "backward_route") else _NORM)
+        found = _without(found, _RESIDUAL | {after} if typ in ("route", "backward_route") else _NORM | {before})
     passes = KernelList(found, _LAUNCHES[typ])
     if typ != "backward_route":
         return passes

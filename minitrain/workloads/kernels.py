@@ -48,7 +48,7 @@ class Matmul:
     batch: int = 1
     kind: Operand = "forward"
     datatype: str = "float16"
-    element_bytes: int = 2
+    element_bytes: float = 2
     result_bytes: int = 2
 
     @property
@@ -64,7 +64,7 @@ class Matmul:
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
-    def traffic_bytes(self) -> int:
+    def traffic_bytes(self) -> float:
         """Return the bytes of both operands and of the result."""
         operands = self.element_bytes * self.k * (self.m + self.n)
         return self.batch * (operands + self.result_bytes * self.m * self.n)
@@ -208,13 +208,13 @@ class KernelList:
         return sum(kernel.traffic_bytes for kernel in self.kernels)
 
 
-def forward_matmul(gemm: Gemm, datatype: str = "float16", element_bytes: int = 2) -> Matmul:
+def forward_matmul(gemm: Gemm, datatype: str = "float16", element_bytes: float = 2) -> Matmul:
     """Return the kernel of a unit's matrix multiplication."""
     return Matmul(gemm.m, gemm.n, gemm.k, gemm.batch, "forward", datatype, element_bytes, 2)
 
 
 def backward_matmuls(
-    gemm: Gemm, datatype: str = "float16", element_bytes: int = 2, gradient_bytes: int = 4
+    gemm: Gemm, datatype: str = "float16", element_bytes: float = 2, gradient_bytes: int = 4
 ) -> tuple[Matmul, ...]:
     """Return the kernels of a multiplication's backward pass: the left operand's gradient, and the right one's.
 

@@ -199,11 +199,11 @@ class Unit:
     def repeats_core(self, recompute: Recompute) -> bool:
         """Return whether backward computes the attention core again: by itself, only where that frees memory.
 
-        Flash attention has nothing stored that could be saved.
+        Flash attention has nothing stored that could be saved: it is computed again with "flash_attn" alone.
         """
         if self.core is None or self.is_repeated(recompute):
             return self.core is not None
-        return self.has_backward and not self.core.is_flash and "core_attn" in modules_of(recompute)
+        return self.has_backward and ("flash_attn" if self.core.is_flash else "core_attn") in modules_of(recompute)
 
     def repeats_norm(self, recompute: Recompute) -> bool:
         """Return whether backward computes the norm before it again."""
@@ -416,7 +416,7 @@ def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
     heads, element = _heads(model), model.precision.activation_bytes
     again = (_ALL, "core_attn")
     if model.attention == "flash":
-        yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads, (_ALL,))
+        yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads, (_ALL, "flash_attn"))
         return
     if model.score_cap:
         yield SavedTensor("capped scores", model.num_heads, element, heads, again, is_per_key=True)
@@ -434,7 +434,7 @@ def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
     size, sizes = model.num_heads * _value_dim(model), model.precision
     in_eight = sizes.saved_bytes != sizes.activation_bytes
     if in_eight and model.attention == "flash":
-        yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), (_ALL,))
+        yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), (_ALL, "flash_attn"))
     own = () if model.attention == "flash" and not in_eight else ("output",)
     yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), (_ALL,), needed_for=own)
     yield from saved_by_second_norm(model, _ALL)
@@ -459,7 +459,7 @@ def mlp_unit(model: Architecture, layer: int) -> Unit:
         core=None,
         saved=(
             *_saved_by_norm(model, model.precision.saved_bytes),
-            *_saved_by_mlp(model, "", cut.count, cut, ("mlp",)),
+            *_saved_by_mlp(model, "", cut.count, cut, ("mlp",), ("mlp_act",)),
             *_saved_after(model, "mlp"),
         ),
     )

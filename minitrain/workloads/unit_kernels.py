@@ -6,7 +6,7 @@ writes a gradient, and reads once more for its weight's; dropout with the residu
 writes one and a mask. What Megatron-LM fuses is fused here: bias, dropout and addition; the activation function with
 its bias; scale, mask and softmax.
 
-Left out: communication; the router's sorting of tokens; recomputation, which runs forward's kernels again.
+Left out: communication; the router's top-k; recomputation, which runs forward's kernels again.
 
 Source: which tensors there are is Korthikanti et al. (2022), section 4; which of them a kernel reads and writes follows
 from Megatron-LM's fused kernels. The counts of launches are an estimate: 16 forward and 34 backward a layer, more where
@@ -24,11 +24,18 @@ left is
 | gradient of what rows divide (output; down), whole | | transposed |
 | input of the output projection | cast and transposed | |
 | gradient of queries, keys and values | | cast and transposed |
+| input of experts' multiplications, gradient of their result | cast and transposed | cast and transposed |
+
+That is so where a tensor's scaling factor is that of steps before ("delayed"). A factor of the tensor itself
+("current") makes norms and activation functions write 16 bits, and every tensor is read once for its largest element
+and once to be cast. With factors of blocks ("blockwise", on Hopper) it is read once, and where Blackwell's matrix units
+scale ("mx") activation functions write eight bits again.
 
 Left out: scaling factors and their history; weights, whose copies are made once a step.
 
 Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
-`fp8_transpose` of the gathered input and of the gathered gradient.
+`fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
+`csrc/extensions/normalization.cpp` (2.x); `GroupedLinear`, which casts all that it is given.
 
 The kernels of an operation that the engine prices: a pass through a unit, half of one, the loss, an update.
 
@@ -40,13 +47,21 @@ A workload whose operations can be priced by kernels has the methods of `ListsKe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Protocol, final
 
 from minitrain.tensors.compressed import Shapes
-from minitrain.workloads.architecture import AVERAGE_BYTES, MASK_BYTES, STATISTIC_BYTES, Architecture, Precision
+from minitrain.workloads.architecture import (
+    AVERAGE_BYTES,
+    MASK_BYTES,
+    NARROW_BYTES,
+    STATISTIC_BYTES,
+    Architecture,
+    Precision,
+)
 from minitrain.workloads.kernels import (
     FlashAttention,
     Kernel,
@@ -62,19 +77,43 @@ from minitrain.workloads.workload import PassMode, modules_of
 
 _CAST_BYTES = 4  # read in 16 bits, written in eight, and written in eight transposed
 _TRANSPOSED_BYTES = 2
+PERMUTATIONS = ("permutation", "unpermutation")
+"""Passes that write the copies of tokens in the order of their experts, and add them up again: a token is read or
+written once, and each of its copies (`token_permutation` and `token_unpermutation` of Megatron-Core's
+`core/transformer/moe/token_dispatcher.py`). Backward does the inverse of each."""
+
+_SCALING_BYTES: Mapping[str, tuple[int, int, int]] = MappingProxyType(
+    {"delayed": (0, 0, 0), "current": (6, 6, 2), "blockwise": (4, 4, 0), "mx": (4, 0, 0)}
+)
+"""Bytes more of an element that a norm makes (or takes back), an activation function, and of one that is cast anyway,
+by where scaling factors come from."""
 
 
-def eight_bit_passes(gemm: Gemm, eager: float, *, is_backward: bool, is_attention: bool) -> Iterator[MemoryPass]:
+def eight_bit_passes(
+    gemm: Gemm, eager: float, scaling: str, share: float, *, is_backward: bool, is_attention: bool
+) -> Iterator[MemoryPass]:
     """Yield the casts and transpositions of a multiplication in eight bits, forward or backward.
 
     Args:
         gemm: the multiplication, forward.
         eager: factor on the traffic.
+        scaling: where scaling factors come from, a key of `_SCALING_BYTES`.
+        share: of the tokens between layers that this rank has: below 1 where the sequence is divided there.
         is_backward: which pass.
         is_attention: whether it is one of an attention's.
     """
     is_divided_by_rows = gemm.name == "output" or gemm.name.endswith("down")
     inputs, outputs = gemm.batch * gemm.m * gemm.k, gemm.batch * gemm.m * gemm.n
+    at_layer, within, cast = _SCALING_BYTES[scaling]
+    is_between = is_divided_by_rows == is_backward  # its input, or the gradient of its result, lies between layers
+    more = share * at_layer if is_between else cast if is_attention else within
+    is_of_experts = gemm.name.startswith("experts.")
+    if is_of_experts:
+        more = _CAST_BYTES + cast
+    if more:
+        yield MemoryPass("scaling", outputs if is_backward else inputs, more * eager)
+    if is_of_experts:
+        return
     if not is_backward:
         if is_attention and is_divided_by_rows:
             yield MemoryPass("cast", inputs, _CAST_BYTES * eager)
@@ -294,7 +333,8 @@ class _Lister:
     def _repeated_activations(self, names: set[str], modules: frozenset[str]) -> Iterator[Kernel]:
         """Yield the activation functions before the last matrices of what is computed again."""
         for gemm in self._projections():
-            is_by_itself = gemm.name == "experts.down" and "moe_act" in modules and self.model.mlp != "relu"
+            module = {"experts.down": "moe_act", "down": "mlp_act"}.get(gemm.name)
+            is_by_itself = module in modules and self.model.mlp != "relu"
             if gemm.name.endswith("down") and (gemm.name in names or is_by_itself):
                 yield self._activation(gemm.batch * gemm.m * gemm.k, is_backward=False)
 
@@ -308,16 +348,23 @@ class _Lister:
         precision = self.model.precision
         datatype = self.style.datatype or (precision.weight_datatype if is_weight else None) or precision.datatype
         yield from self._matmuls(gemm, datatype, is_backward=is_backward)
-        if is_weight and datatype == "float8":
+        if is_weight and datatype in NARROW_BYTES:
             is_attention = self.unit.core is not None
-            yield from eight_bit_passes(gemm, self.style.eager, is_backward=is_backward, is_attention=is_attention)
+            yield from eight_bit_passes(
+                gemm,
+                self.style.eager,
+                precision.scaling,
+                self.work.num_tokens_between / self.work.num_tokens,
+                is_backward=is_backward,
+                is_attention=is_attention,
+            )
         if gemm.name.endswith(f"{ADAPTER}b"):  # what the matrix makes is read, and the sum written
             yield self._memory("adapter", gemm.m * (gemm.k if is_backward else gemm.n), 3)
 
     def _matmuls(self, gemm: Gemm, datatype: str, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield one kernel forward, or the two of backward and the addition to the gradient if it is another."""
         precision = self.model.precision
-        element = 1 if datatype == "float8" else precision.activation_bytes
+        element = NARROW_BYTES.get(datatype, precision.activation_bytes)
         if not is_backward:
             yield forward_matmul(gemm, datatype, element)
             return
@@ -373,6 +420,9 @@ class _Lister:
             yield self._memory("residual gradient", hidden, 3)
             yield from self._bias_gradients(hidden)
         yield from self._inner(is_backward=is_backward)
+        if self.unit.kind == "moe":
+            for name in PERMUTATIONS:
+                yield self._memory(name, hidden, self.model.experts_per_token + 1)
 
     def _bias_gradients(self, hidden: int) -> Iterator[MemoryPass]:
         """Yield the sums over tokens that are biases' gradients; that of an MLP's first bias is fused with others."""

@@ -132,11 +132,18 @@ input), or some of `MODULES`, joined by "+": "layernorm+mla_up_proj"."""
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
-MODULES = ("core_attn", "self_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+MODULES = (
+    *("core_attn", "self_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"),
+    *("flash_attn", "mlp_act"),
+)
 """What of a transformer layer backward can compute again by itself, in the words of Megatron-Core (`recompute_modules`
 of its `transformer_config.py`), and "self_attn" for all of an attention: the attention core; the norms before attention
 and MLP; the projections up from the latents, with their norms and rotary embedding; the dense MLP; the layer of
-experts, whose tokens travel again; the activation function of its routed experts; its shared experts."""
+experts, whose tokens travel again; the activation function of its routed experts; its shared experts. Then what other
+frameworks repeat: the attention core where it is flash attention, and the activation function of the dense MLP."""
+
+OURS = ("self_attn", "flash_attn", "mlp_act")
+"""Those that Megatron-Core has no word for."""
 
 
 def as_recompute(words: Any) -> Recompute:
@@ -169,7 +176,8 @@ def modules_of(recompute: Recompute) -> frozenset[str]:
 
 
 _WITHIN = {
-    "self_attn": ("core_attn", "layernorm", "mla_up_proj"),
+    "self_attn": ("core_attn", "flash_attn", "layernorm", "mla_up_proj"),
+    "mlp": ("mlp_act",),
     "moe": ("moe_act", "shared_experts"),
 }
 """The modules that are computed again with another one."""

@@ -10,7 +10,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.evidence.cases import Case, _pass_costs, _step, case_of, predict
-from minitrain.evidence.rows import LackingError, Row, stage_layers
+from minitrain.evidence.layouts import stage_layers
+from minitrain.evidence.rows import LackingError, Row
 from tests.evidence.test_rows import USUAL
 
 PP = 4

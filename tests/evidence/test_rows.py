@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict, workload_of
-from minitrain.evidence.rows import (
-    LackingError,
-    Row,
-    balanced_layers,
-    read_rows,
-    stage_layers,
-    unit_stages,
-)
+from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
+from minitrain.evidence.layouts import balanced_layers, stage_layers, unit_stages
+from minitrain.evidence.rows import LackingError, Row, read_rows
 from minitrain.machine import load_config
 from minitrain.machine.platforms import find_platform
-from minitrain.workloads.unit_kernels import Style
-from minitrain.workloads.workload import USUAL as USUAL_PASS
 
 USUAL = {
     "row_id": "x-1",
@@ -75,7 +67,7 @@ def test_a_row_becomes_the_run_that_it_describes() -> None:
 LACKING = [
     ({"mbs": "not stated"}, "mbs is 'not stated'"),
     ({"n_heads": ""}, "n_heads is ''"),
-    ({"gpu": "TPU v4"}, "no hardware config"),
+    ({"gpu": "TPU v3"}, "no hardware config"),
     ({"step_time_s": ""}, "neither step_time_s"),
     ({"status": "crashed/OOM"}, "status is 'crashed/OOM'"),
     ({"recompute": "some of it"}, 'recompute has "some", which is not known'),
@@ -83,7 +75,6 @@ LACKING = [
     ({"mlp": "maxout"}, 'mlp has "maxout", which is not known'),
     ({"mlp": ""}, "mlp is ''"),
     ({"pp": "1", "dp": "8", "tp": "2", "cp": "2"}, "is not n_gpus"),
-    ({"pp": "1", "dp": "8", "tp": "2", "ep": "2"}, "ep is 2"),
     ({"hidden": "1000"}, "sizes are no transformer's"),
 ]
 
@@ -143,16 +134,95 @@ def test_sharded_weights_are_fsdp_with_as_many_copies_as_groups_of_shards() -> N
     assert found.platform.name == "eager-a100"
 
 
-def test_ranks_of_a_sequence_are_replicas_with_a_share_of_its_tokens() -> None:
+def test_ranks_of_a_sequence_take_a_share_of_its_tokens() -> None:
     given = {"framework": "NeMo", "gpu": "H100-SXM", "tp": "2", "sp": "1", "pp": "2", "attention": "TE"}
-    whole, shared = (case(**given, dp=dp, cp=cp) for dp, cp in (("4", "1"), ("2", "2")))
-    assert shared.layout.num_replicas == whole.layout.num_replicas == 4
-    lists: list[Any] = [workload_of(found.model, found.layout.cp) for found in (whole, shared)]
-    full, half = (
-        sum(k.work_flop for k in each.pass_kernels("forward", 1, 1, USUAL_PASS, Style()).kernels) for each in lists
+    whole, shared = (predict(case(**given, dp=dp, cp=cp)) for dp, cp in (("4", "1"), ("2", "2")))
+    assert 0.4 < shared.seconds / whole.seconds < 0.8  # half of the tokens, and its share of fixed costs
+    assert shared.memory["allocated"] < whole.memory["allocated"]
+
+
+EXPERTS = {
+    "mlp": "swiglu",
+    "ffn": "2816",
+    "n_experts": "8",
+    "top_k": "2",
+    "moe_ffn": "512",
+    "framework": "NeMo",
+    "pp": "1",
+    "dp": "8",
+}
+
+
+def test_experts_are_divided_beside_parts_and_stages() -> None:
+    found = case(**{**EXPERTS, "tp": "1", "dp": "16"}, ep="4", n_shared_experts="1", n_dense_layers="2")
+    assert (found.strategy, found.options["ep"], found.layout.sequence_parallel) == ("megatron", 4, False)
+    assert (found.model.num_shared_experts, found.model.moe_layers) == (1, tuple(range(2, 8)))
+    divided = case(**{**EXPERTS, "pp": "2", "dp": "4"}, ep="4", sp="", zero="1")
+    assert divided.layout.sequence_parallel  # as tokens would be sent twice without
+    assert (divided.layout.etp, divided.options["ep"]) == (2, 8)  # experts are in as many parts as layers
+    alone = case(**{**EXPERTS, "pp": "2", "dp": "4"}, sp="1", zero="1")
+    assert predict(divided).memory["allocated"] < predict(alone).memory["allocated"]
+    busy = case(**{**EXPERTS, "pp": "2", "dp": "4"}, ep="4", sp="", zero="1", imbalance="2")
+    assert predict(busy).seconds > predict(divided).seconds
+
+
+def test_a_shipped_models_name_tells_what_no_column_has() -> None:
+    sizes = {"n_layers": "4", "hidden": "7168", "n_heads": "128", "vocab": "129280", "seq_len": "4096", "ffn": "18432"}
+    experts = {**EXPERTS, "n_experts": "256", "top_k": "8", "moe_ffn": "2048", "head_dim": "128"}
+    found = case(**{**experts, **sizes, "sp": "1", "ep": "8"}, model="DeepSeek-V3 (4 layers)", attention="MLA, flash")
+    assert found.model.latent == mt.models()["deepseek-v3"].latent
+    assert (found.model.num_shared_experts, found.model.moe_layers) == (1, (3,))
+    assert "n_shared_experts not stated: 1, as deepseek-v3 has" in [each.text for each in found.assumed]
+    assert case(**{**experts, **sizes, "sp": "1", "ep": "8"}, model="mine").model.latent is None
+
+
+def test_weights_are_sharded_beside_stages() -> None:
+    found = case(zero="3", framework="NeMo", sp="1")
+    assert (found.strategy, found.options["zero"], found.options["overlap_replicas"]) == ("megatron", 3, False)
+    assert case(zero="3 (within 2)", framework="NeMo", sp="1").options["shard_size"] == 2
+    assert predict(found).memory["allocated"] < predict(case(zero="1", framework="NeMo", sp="1")).memory["allocated"]
+
+
+def test_recomputing_some_layers_lies_between_none_and_all() -> None:
+    none, some, every = (predict(case(recompute=words)) for words in ("none", "full, 1 layer a stage", "full"))
+    assert some.seconds == pytest.approx(none.seconds + (every.seconds - none.seconds) / 4)
+    assert none.memory["allocated"] > some.memory["allocated"] > every.memory["allocated"]
+
+
+def test_activations_in_the_hosts_memory_leave_the_device() -> None:
+    given = {"framework": "PyTorch FSDP", "tp": "1", "pp": "1", "dp": "16", "zero": "3", "recompute": "none"}
+    kept, moved = (predict(case(**{**given, "recompute": f"none{words}"})) for words in ("", " + activation offload"))
+    assert moved.memory["allocated"] < kept.memory["allocated"]
+
+
+def test_devices_as_they_are_sold() -> None:
+    given = {"framework": "NeMo", "tp": "1", "dp": "8", "sp": "0"}
+    sold = [case(**given, gpu=f"H100-SXM-{words}").system for words in ("80GB 700W", "96GB HBM2e 500W", "80GB 500W")]
+    assert [system.name for system in sold] == ["h100_80g_nvl8", "h100_96g_nvl8", "h100_80g_nvl8"]
+    usual, memory, limited = (system.kernels for system in sold)
+    assert usual is not None
+    assert memory is not None
+    assert limited is not None
+    assert memory.GBps < limited.GBps == usual.GBps
+    share = (400 / 600) ** (1 / 3)  # of what 500 and 700 W leave beside 100 W of an idle device
+    for kernels in (memory, limited):
+        assert kernels.matmul["float16"].tflops == pytest.approx(share * usual.matmul["float16"].tflops, rel=0.002)
+        found, bound = (each.attention_rate("flash2", is_backward=False).efficiency for each in (kernels, usual))
+        assert found == pytest.approx(share * bound, rel=0.01)
+    with pytest.raises(LackingError, match="90 W leave nothing to compute with"):
+        case(**given, gpu="H100-SXM-80GB 90W")
+
+
+def test_slices_of_tpus_are_their_own_tori() -> None:
+    given = {"framework": "MaxText", "tp": "1", "pp": "1", "dp": "512", "n_gpus": "512", "zero": "3", "mbs": "1"}
+    whole, half, two = (
+        case(**given, n_micro="1", **changes).system.networks
+        for changes in ({"gpu": "TPU v5p"}, {"gpu": "TPU v5e-128"}, {"gpu": "TPU v5e", "inter_node": "DCN, 2 slices"})
     )
-    assert half == full / 2
-    assert predict(shared).seconds < predict(whole).seconds
+    assert [tiers[0].size for tiers in (whole, half, two)] == [512, 128, 256]
+    assert two[0].bandwidth == 2 * half[0].bandwidth == 200  # 128 chips of 256 are no closed torus
+    texts = [each.text for each in case(**given, n_micro="1", gpu="TPU v5p").assumed]
+    assert "kernels of tpu_v5p: estimated from its data sheet, which may miss a step by a quarter" in texts
 
 
 def test_how_tensor_parallelism_is_hidden_is_the_rows_or_the_frameworks() -> None:

@@ -18,14 +18,19 @@ NAMES = [
     "a100_40g",
     "a100_80g",
     "b200_192g_nvl8",
+    "b300_288g_nvl8",
     "esp32",
     "gb200_nvl72",
+    "gb300_nvl72",
     "gh200_96g_nvl4",
     "h100_80g_nvl8",
+    "h100_96g_nvl8",
     "h200_141g_nvl8",
     "jetson_orin_nx",
     "l40s_48g_pcie8",
     "mi300x_192g_8",
+    "mi325x_256g_8",
+    "mi355x_288g_8",
     "phone",
     "rtx_2080ti",
     "rtx_3090",
@@ -33,7 +38,10 @@ NAMES = [
     "t4",
     "titan_rtx",
     "tpu_v4",
+    "tpu_v5e",
     "tpu_v5p",
+    "tpu_v6e",
+    "trn2",
     "v100_32g_nvl8",
     "xeon_8480plus",
 ]
@@ -112,6 +120,18 @@ def test_a_loaded_config_and_a_mapping_are_accepted() -> None:
     assert config == load_config(MappingProxyType({**data(), "name": "mine"}))
     assert config.processing_mode == "roofline"
     assert config.vector["float16"].tflops == 1000
+
+
+def test_a_config_may_say_what_differs_from_a_shipped_one(tmp_path: Path) -> None:
+    changes = {"like": "h100_96g_nvl8", "mem1.GBps": 2000, "networks[0].size": 4}
+    path = saved(tmp_path, json.dumps(changes))
+    found, usual = load_config(str(path)), load_config("h100_96g_nvl8")
+    assert (found.name, found.mem1.GBps, found.networks[0].size, found.mem1.GiB) == ("mine", 2000, 4, 96)
+    assert (found.matrix, found.networks[1]) == (usual.matrix, usual.networks[1])
+    for path_to_nothing in ("matrix.float4.tflops", "networks[2].size", "mem3.GiB", "processing_mode.x", ""):
+        assert "expected a key path of h100_96g_nvl8" in faults_of({"like": "h100_96g_nvl8", path_to_nothing: 1})[0]
+    assert "expected the name of a shipped config" in faults_of({"like": "h100_99g"})[0]
+    assert "mem1.GiB" in faults_of({"like": "h100_80g_nvl8", "mem1.GiB": -1})[0]
 
 
 def test_rows_may_be_tuples_and_unknown_keys_are_ignored() -> None:
@@ -335,8 +355,8 @@ def test_impossible_paths_are_refused(path: str) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("h100", "h100_80g_nvl8"),
-        ("H100", "h100_80g_nvl8"),
+        ("h100", 'h100_80g_nvl8" or "h100_96g_nvl8'),
+        ("H100", 'h100_80g_nvl8" or "h100_96g_nvl8'),
         ("NVIDIA H100 80GB HBM3", "h100_80g_nvl8"),
         ("A100", 'a100_40g" or "a100_80g'),
         ("A100-SXM4-80GB", "a100_80g"),

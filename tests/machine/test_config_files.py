@@ -11,7 +11,7 @@ from minitrain.machine import shipped_configs
 
 FOLDER = Path(__file__).parents[2] / "hw_configs"
 KINDS = re.compile(
-    r"assumed: |derived: |et al. 20|\(GitHub\)|calculon|NVIDIA|AMD|Google Cloud|Intel|Espressif|no figure: |"
+    r"assumed: |derived: |et al. 20|\(GitHub\)|calculon|NVIDIA|AMD|AWS|Google Cloud|Intel|Espressif|no figure: |"
     "the FP32 rate"
 )
 
@@ -33,6 +33,8 @@ def leaves(value: Any, path: str = "") -> list[str]:
 
 
 def at(config: Any, path: str) -> Any:
+    if path in config:
+        return config[path]  # of a config that is like another one
     for key in re.findall(r"[^.\[\]]+", path):
         config = config[int(key)] if isinstance(config, list) else config[key]
     return config

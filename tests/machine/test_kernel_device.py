@@ -38,10 +38,11 @@ def causal(length: int, num_heads: int, **changes: Any) -> FlashAttention:
     )
 
 
-def test_ten_devices_say_what_their_kernels_reach() -> None:
-    families = {"a100", "b200", "gb200", "gh200", "h100", "h200", "l40s", "mi300x", "v100"}
+def test_fifteen_devices_say_what_their_kernels_reach() -> None:
+    measured = {"a100", "b200", "gb200", "gh200", "h100", "h200", "l40s", "mi300x", "v100"}
+    families = measured | {"b300", "gb300", "mi325x", "mi355x"}
     assert {name.split("_")[0] for name in PRICED} == families
-    assert len(PRICED) == 10
+    assert len(PRICED) == 15
 
 
 def test_a_full_wave_takes_its_tiles_and_their_prologue() -> None:

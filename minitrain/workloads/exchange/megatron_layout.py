@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.workloads.exchange.recipe import Recipe
-from minitrain.workloads.workload import MODULES, as_recompute, modules_of
+from minitrain.workloads.workload import MODULES, OURS, as_recompute, modules_of
 
 Fields = dict[str, Any]
 
@@ -24,13 +24,14 @@ _SHARDS_ALL = "optim_grads_params"
 def layout_faults(recipe: Recipe) -> list[str]:
     """Return why Megatron Core cannot lay work out so, a line each."""
     options = recipe.options
+    again = as_recompute(options.get("recompute", "none"))
     found = {
         f"the strategy {recipe.strategy}": recipe.strategy not in STRATEGIES,
         f"replicas of shards ({options.get('replicas')})": options.get("replicas", 1) > 1,
         f"offload of {options.get('offload')}": bool(options.get("offload")),
         f"zero={options.get('zero')}": options.get("zero", 0) > 1,
         f"shard_size={options.get('shard_size')}": options.get("shard_size") is not None,
-        "recompute=self_attn": "self_attn" in modules_of(as_recompute(options.get("recompute", "none"))),
+        **{f"recompute={module}": module in modules_of(again) for module in OURS},
         "layers_per_stage": bool(options.get("layers_per_stage")),
         f"the schedule {options.get('schedule')}": options.get("schedule", "1f1b") not in ("1f1b", "interleaved_1f1b"),
     }
@@ -180,7 +181,7 @@ def _not_modelled(given: Mapping[str, Any]) -> Iterator[str]:
     granularity = given.get("recompute_granularity")
     if granularity == "full" and (given.get("recompute_method"), given.get("recompute_num_layers")) != ("uniform", 1):
         yield "full recomputation must be uniform, of one layer each; that of several layers or some is not modelled"
-    known = [module for module in MODULES if module != "self_attn"]  # which is ours
+    known = [module for module in MODULES if module not in OURS]
     unknown = [module for module in given.get("recompute_modules") or () if module not in known]
     if unknown:
         yield f"recompute_modules must be some of {', '.join(known)}, got {', '.join(unknown)}"

@@ -1,0 +1,295 @@
+"""How a row divides its model among ranks: degrees, microbatches, stages and what is sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from minitrain.evidence.columns import Assumption
+from minitrain.evidence.rows import Framework, LackingError, Row, device_of
+from minitrain.machine import load_config
+from minitrain.workloads.workload import as_recompute
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout of a row.
+
+    Args:
+        world_size: ranks.
+        tp: parts of a layer.
+        sequence_parallel: whether the sequence is divided between layers' parts.
+        pp: ranks of a pipeline.
+        num_chunks: stages a rank.
+        schedule: the order of the pipeline, in the words of `megatron`.
+        cp: parts of the sequence.
+        ep: parts of the experts.
+        etp: parts of an expert.
+        dp: replicas.
+        zero: what replicas shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.
+        shard_size: ranks that share shards; dp where all do.
+        microbatch_size: samples a microbatch.
+        num_microbatches: microbatches a replica and step.
+        recompute: "none", "selective", "full" or modules.
+        recomputed_share: the share of the layers in which backward does so.
+        assumed: what the row does not say, and was taken as the framework's default.
+    """
+
+    world_size: int
+    tp: int
+    sequence_parallel: bool
+    pp: int
+    num_chunks: int
+    cp: int
+    ep: int
+    dp: int
+    zero: int
+    shard_size: int
+    microbatch_size: int
+    num_microbatches: int
+    recompute: str
+    assumed: tuple[Assumption, ...] = ()
+    schedule: str = "1f1b"
+    recomputed_share: float = 1.0
+    etp: int = 1
+
+    @property
+    def num_replicas(self) -> int:
+        """Return the ranks that hold the same weights: they sum gradients over samples, and over shares of these."""
+        return self.dp * self.cp
+
+    @property
+    def global_batch_size(self) -> int:
+        """Return the samples of a step."""
+        return self.dp * self.microbatch_size * self.num_microbatches
+
+
+def layout_of(row: Row, framework: Framework) -> Layout:
+    """Return the layout of a row.
+
+    Raises:
+        LackingError: degrees or sizes are missing, or do not fit one another.
+    """
+    world_size, tp, pp, cp = (row.count(name, default) for name, default in _DEGREES)
+    dp = row.count("dp", max(1, world_size // (tp * pp * cp)))
+    if tp * pp * cp * dp != world_size:
+        raise LackingError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not n_gpus {world_size}")
+    assumed: list[Assumption] = []
+    mbs, num_microbatches = _microbatches(row, dp)
+    zero, shard_size = _sharding(row, dp, assumed)
+    schedule, num_chunks = _schedule(row, pp, assumed)
+    return Layout(
+        world_size=world_size,
+        tp=tp,
+        sequence_parallel=_sequence_parallel(row, tp, assumed),
+        pp=pp,
+        num_chunks=num_chunks,
+        schedule=schedule,
+        cp=cp,
+        ep=row.count("ep", 1),
+        etp=_parts_of_expert(row, tp, world_size // pp, assumed),
+        dp=dp,
+        zero=zero,
+        shard_size=shard_size if zero else 1,
+        microbatch_size=mbs,
+        num_microbatches=num_microbatches,
+        recompute=_recompute(row, framework, assumed),
+        recomputed_share=_recomputed_share(row, pp * num_chunks),
+        assumed=tuple(assumed),
+    )
+
+
+_DEGREES = (("n_gpus", None), ("tp", 1), ("pp", 1), ("cp", 1))
+
+
+def _microbatches(row: Row, dp: int) -> tuple[int, int]:
+    """Return the samples of a microbatch, and how many microbatches a replica has."""
+    size, num = row.number("mbs"), row.number("n_micro")
+    batch = row.number("gbs")
+    if size is None:
+        raise LackingError(f"mbs is {row.text('mbs')!r}: without the samples of a microbatch nothing can be priced")
+    if num is None:
+        if batch is None or batch % (size * dp):
+            raise LackingError(f"gbs {row.text('gbs')!r} is no multiple of mbs x dp, so that microbatches are unknown")
+        num = batch / (size * dp)
+    elif batch is not None and batch != size * dp * num:
+        raise LackingError(
+            f"gbs is {row.text('gbs')!r}, but mbs x n_micro x dp is {size:.0f} x {num:.0f} x {dp}; leave one out"
+        )
+    if size < 1 or num < 1:
+        raise LackingError("mbs and n_micro must be at least 1")
+    return int(size), int(num)
+
+
+def _sequence_parallel(row: Row, tp: int, assumed: list[Assumption]) -> bool:
+    """Return whether sequence parallelism is on; off where the row does not say."""
+    stated = row.words("sp").facts.get("sp")
+    if stated is not None or tp == 1:
+        return tp > 1 and bool(stated)
+    overlaps = bool(row.words("overlap").facts.get("tp"))  # Megatron-LM overlaps with it alone
+    needs_it = overlaps or row.count("ep", 1) > 1
+    said = f"on, as {'tp-comm-overlap' if overlaps else 'ep'} needs it" if needs_it else "off"
+    assumed.append(Assumption(f"sp not stated: {said}", "sp", ("on", "off")))
+    return needs_it
+
+
+def _parts_of_expert(row: Row, tp: int, of_stage: int, assumed: list[Assumption]) -> int:
+    """Return the parts of an expert: where the row does not say, as many as of other layers (Megatron-Core's default).
+
+    Raises:
+        LackingError: a stage has not enough ranks for so many parts.
+    """
+    ep, usual = row.count("ep", 1), tp
+    if ep == 1:
+        return 1  # experts are divided as other layers
+    if of_stage % (ep * tp):
+        usual = 1
+    if row.number("etp") is None and tp > 1:
+        assumed.append(Assumption(f"etp not stated: {usual}", "etp", ("1", str(tp))))
+    etp = row.count("etp", usual)
+    if of_stage % (ep * etp):
+        raise LackingError(f"ep {ep} x etp {etp} does not divide the {of_stage} ranks of a stage")
+    return etp
+
+
+V_SHAPED = ("zbv", "dualpipe_v")
+"""Schedules in which each rank has two stages, down the ranks and back."""
+
+
+def _schedule(row: Row, pp: int, assumed: list[Assumption]) -> tuple[str, int]:
+    """Return the order of a pipeline, and the stages of a rank: one where the row does not say, as frameworks have it.
+
+    Raises:
+        LackingError: both contradict each other.
+    """
+    stated, value = row.words("schedule").facts.get("schedule"), row.number("vpp")
+    if pp == 1:
+        return "1f1b", 1
+    num_chunks = row.count("vpp", 2 if stated in V_SHAPED else 1)
+    if (stated == "interleaved" and value == 1) or (stated in V_SHAPED and num_chunks > 2):
+        needed = "2" if stated in V_SHAPED else "2 or more"
+        raise LackingError(
+            f"schedule is {row.text('schedule')!r:.60} and vpp {row.text('vpp')!r:.40}, where {needed} stages a rank"
+        )
+    if stated is None:
+        order = "interleaved" if num_chunks > 1 else "1f1b"
+        assumed.append(Assumption(f"schedule not stated: {order}", "schedule", ("gpipe", "ZB-H1")))
+    if value is None and stated not in V_SHAPED:
+        although = ", although interleaved" if stated == "interleaved" else ""
+        assumed.append(Assumption(f"vpp not stated: 1{although}", "vpp", ("2", "4")))
+    if stated in V_SHAPED:
+        return str(stated), 2
+    return ("1f1b" if stated in (None, "interleaved") else str(stated)), num_chunks
+
+
+def _sharding(row: Row, dp: int, assumed: list[Assumption]) -> tuple[int, int]:
+    """Return the stage of ZeRO, fully sharded being stage 3, and how many ranks share shards.
+
+    Raises:
+        LackingError: groups of shards do not divide the replicas.
+    """
+    facts = row.words("zero").facts
+    stage = facts.get("zero", 3 if "fsdp" in facts else 0)
+    size = int(facts.get("shard_size", dp // facts.get("copies", 1)))
+    if "hybrid" in facts and "shard_size" not in facts:
+        size = min(dp, row.count("gpus_per_node", load_config(device_of(row)).networks[0].size))
+        assumed.append(Assumption(f"ranks of a group of shards not stated: {size}, those of a node", "zero"))
+    size = min(size, dp) if stage < 3 else size
+    if not 0 < size <= dp or dp % size or facts.get("copies", dp // size) != dp // size:
+        raise LackingError(f"zero is {row.text('zero')!r}, whose groups of shards do not divide the {dp} replicas")
+    return stage, size
+
+
+def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str:
+    """Return what backward computes again; where the row does not say, what the framework does by default."""
+    found = row.words("recompute")
+    if found.facts.get("per_op") and not framework.name.startswith("torchtitan"):
+        raise LackingError(
+            f"recompute is {row.text('recompute')!r}: checkpoints of single operations are priced with torchtitan alone"
+        )
+    if found.facts.get("per_op"):
+        text = "recompute of single operations: the attention core, the rest as the platform's clock has it"
+        assumed.append(Assumption(text, is_open=True))
+    if found.is_guessed:
+        assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
+    if "modules" in found.facts:
+        if found.facts.get("recompute", "selective") != "selective":
+            raise LackingError(
+                f"recompute is {row.text('recompute')!r}, which names modules beside all or none of them"
+            )
+        return as_recompute("+".join(found.facts["modules"]))
+    if "recompute" in found.facts:
+        said = str(found.facts["recompute"])
+        return framework.selective if said == "selective" else said
+    if found.is_empty and framework.recompute:
+        others = ("none", "selective", "full")
+        assumed.append(Assumption(f"recompute not stated: {framework.recompute}", "recompute", others))
+        return framework.recompute
+    raise LackingError(f"recompute is {row.text('recompute')!r}, where none, selective or full is needed")
+
+
+def _recomputed_share(row: Row, num_stages: int) -> float:
+    """Return the share of a stage's layers that backward computes again: 1 but where a row says less."""
+    facts = row.words("recompute").facts
+    of_each = facts.get("recomputed_of", row.count("n_layers") / num_stages)
+    share = facts.get("recomputed", of_each) / of_each
+    if share > 1:
+        raise LackingError(f"recompute is {row.text('recompute')!r}, but a stage has {of_each:g} layers")
+    return float(share)
+
+
+def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Return how many transformer layers each stage has.
+
+    Equal shares where they divide. Where they divide with embedding and head counted as a layer each, the first and the
+    last stage have one less, and where they divide with the head alone, the last one has: Megatron-Core's
+    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`. Such a stage may hold embedding
+    or head alone. Otherwise earlier stages have one more.
+
+    Example:
+        >>> stage_layers(96, 4), stage_layers(126, 8), stage_layers(7, 2)
+        ((24, 24, 24, 24), (15, 16, 16, 16, 16, 16, 16, 15), (4, 3))
+    """
+    if num_layers % num_stages and not (num_layers + 2) % num_stages and num_stages > 1:
+        each = (num_layers + 2) // num_stages
+        if num_stages == 2:
+            return (each - 1, each - 1)
+        return (each - 1, *[each] * (num_stages - 2), each - 1)
+    if not (num_layers + 1) % num_stages and num_stages > 1:
+        each = (num_layers + 1) // num_stages
+        return (*[each] * (num_stages - 1), each - 1)
+    each, rest = divmod(num_layers, num_stages)
+    return tuple(each + (stage < rest) for stage in range(num_stages))
+
+
+def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Return how many transformer layers each stage has, if stages are cut where sums of costs pass equal shares.
+
+    Args:
+        costs: of each layer, and last of the head, which counts as no layer.
+        num_stages: how many stages.
+
+    Source: `build_and_set_rank` of github.com/huggingface/nanotron (`models/__init__.py` of December 2024).
+
+    Example:
+        >>> balanced_layers([1.0] * 8 + [4.0], 4)
+        (3, 3, 2, 0)
+    """
+    shares = [sum(costs) * (stage + 1) / num_stages for stage in range(num_stages)]
+    counts, stage, total = [0] * num_stages, 0, 0.0
+    for cost in costs[:-1]:
+        total += cost
+        while stage < num_stages - 1 and total > shares[stage] * (1 + 1e-12):
+            stage += 1
+        counts[stage] += 1
+    return tuple(counts)
+
+
+def unit_stages(layers: Sequence[int]) -> list[int]:
+    """Return how many of the engine's layers each stage has: two a transformer layer, embedding and head one each."""
+    units = [2 * count for count in layers]
+    units[0] += 1
+    units[-1] += 1
+    return units
