@@ -81,7 +81,8 @@ def test_a_comparison_says_it_once_for_strategies_alike() -> None:
     assert text.count("nothing like it has been compared") == 1
     assert "how sure, zero1, ddp: " in text
     assert "how sure, megatron: " in text
-    assert "priced by what each strategy stands for (megatron by kernels, platform nemo-h100; zero1, ddp by" in text
+    assert "priced by what each strategy stands for (" in text
+    assert "megatron by kernels, platform nemo-h100" in text
 
 
 def test_a_run_without_a_model_says_nothing_of_it() -> None:
