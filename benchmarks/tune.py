@@ -22,7 +22,7 @@ from typing import Any
 import minitrain as mt
 from minitrain.evidence.cases import Case, case_of
 from minitrain.evidence.errors_by_table import rows_of
-from minitrain.evidence.rows import stage_layers, unit_stages
+from minitrain.evidence.layouts import stage_layers, unit_stages
 from minitrain.search.tuning.explanation import Spending
 from minitrain.search.tuning.findings import Choice, described
 from minitrain.search.tuning.layouts import Columns, Structure
