@@ -20,13 +20,14 @@ def refreshed(text: str) -> str:
 
 
 def _list(commands: list[str]) -> str:
-    """Return the options of some commands, with their other names and who takes them where not all do."""
+    """Return the options of a command; of several with their short forms, and who takes them where not all do."""
     takers: dict[str, list[str]] = {}
     for command in commands:
         for option in loaded(command).params:
             if option.param_type_name == "option":
                 name, *others = option.opts
-                takers.setdefault(f"`{name}`{''.join(f' (`{other}`)' for other in others)}", []).append(command)
+                also = "".join(f" (`{other}`)" for other in others) if len(commands) > 1 else ""
+                takers.setdefault(f"`{name}`{also}", []).append(command)
     alone = {name: f" of {each[0]}" if len(each) < len(commands) else "" for name, each in takers.items()}
     return f"Options: {', '.join(f'{name}{alone[name]}' for name in takers)}.\n"
 
