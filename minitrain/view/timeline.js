@@ -441,25 +441,28 @@ export async function mountTimeline(element, data, options = {}) {
     for (const [i, color] of [[state.hover, soft], [state.chosen, '#d6006c']]) mark(on, i, color, shift);
     on.unclip();
     drawMemory(on, bottom, ink, soft, dark);
-    borders.forEach((t, i) => {
-      const says = 'step ' + (i + 2), x = Math.min(xOf(t) + 4, width - widthOf(says) - 4);
-      if (t < state.t0 || t > state.t1) return;
-      on.rect(x - 3, 2, widthOf(says) + 6, 15, back);
-      on.text(x, 9, says, ink, 'left', true);
-    });
+    for (const [says, x] of namesOfSteps()) on.text(x, 9, says, ink, 'left', true);
+  }
+  /** The names of the steps that begin in sight, with where they stand on the axis. */
+  function namesOfSteps() {
+    return borders.map((t, i) => ['step ' + (i + 2), t]).filter(([, t]) => t >= state.t0 && t <= state.t1)
+      .map(([says, t]) => [says, Math.min(xOf(t) + 4, width - widthOf(says) - 4)]);
   }
   /** The pattern of each kind of bar. */
   function shapes() {
     return data.kinds.map((kind, k) => kind.pattern ? '/' : state.patterns ? SHAPES[k % SHAPES.length] : '');
   }
   function ticks(on, ink, grid) {
+    const steps = namesOfSteps();
     const by = niceStep((state.t1 - state.t0) / Math.max(1, span() / 95));
     const [scale, name] = state.t1 >= 1 ? [1, 's'] : state.t1 >= 1e-3 ? [1e-3, 'ms'] : state.t1 >= 1e-6 ? [1e-6, 'µs'] : [1e-9, 'ns'];
     const digits = Math.min(9, Math.max(0, -Math.floor(Math.log10(by / scale) + 1e-9)));
     for (let t = Math.ceil((state.t0 - zero) / by) * by; t <= state.t1 - zero; t += by) {
       const x = xOf(t + zero);
       on.rect(Math.round(x), AXIS - 4, 1, height - AXIS, grid);
-      if (x > left + 14 && x < width - 26) on.text(x, 9, `${(t / scale).toFixed(digits)} ${name}`, ink, 'center');
+      const says = `${(t / scale).toFixed(digits)} ${name}`, half = widthOf(says) / 2 + 12;
+      const free = steps.every(([step, at]) => x + half < at || x - half > at + widthOf(step));
+      if (free && x > left + 14 && x < width - 26) on.text(x, 9, says, ink, 'center');
     }
   }
   function drawLane(on, lane, y, high, looks) {
