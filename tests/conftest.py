@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -38,14 +39,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `slow` leaves any out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Trace one parameter set of a test: the others execute the same lines, and tracing triples their time."""
-    if config.pluginmanager.hasplugin("_cov"):
-        traced = set[str]()
-        for item in items:
-            if (name := item.nodeid.partition("[")[0]) in traced:
-                item.add_marker("no_cover")
-            traced.add(name)
+    """Leave out parameter sets as `one_in` says, and trace one set of a test: the others execute the same lines."""
+    sets = Counter[str]()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        place, sets[name] = sets[name], sets[name] + 1
+        thinned = item.get_closest_marker("one_in")
+        if thinned is not None and place % thinned.args[0]:
+            item.add_marker("slow")
+        if place and config.pluginmanager.hasplugin("_cov"):
+            item.add_marker("no_cover")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -326,6 +326,7 @@ def test_grade_prints_a_table_of_a_class(learn: Learn) -> None:
     assert "essay.txt: not graded\n  it is no Python file" in text
 
 
+@pytest.mark.slow
 def test_grade_uses_the_sizes_of_a_secret(learn: Learn) -> None:
     begin = "    layers = range(model.num_layers)\n"
     known = {(2, 3), (4, 6), (8, 2), (3, 5), (1, 3)}

@@ -56,6 +56,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.one_in(3)
 def test_a_hint_is_about_the_mistake(name: str, tmp_path: Path) -> None:
     source, check, hint = MISTAKES[name]
     path = tmp_path / "ddp.py"

@@ -60,6 +60,7 @@ def learn(python: Path, folder: Path, *words: str) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and shell scripts")
+@pytest.mark.slow
 def test_students_check_their_work_with_a_wheel_without_references(tmp_path: Path) -> None:
     wheel = students_wheel([load_exercise("02"), load_exercise("08")], tmp_path)
     with zipfile.ZipFile(wheel) as archive:

@@ -93,6 +93,7 @@ def proven(name: str, model: Any, **sizes: Any) -> mt.Proof:
     [LLAMA_LIKE, pytest.param(DEEPSEEK_LIKE, marks=pytest.mark.slow)],  # the next test trains it by three strategies
     ids=lambda model: model.name,
 )
+@pytest.mark.one_in(2)
 def test_every_strategy_trains_a_transformer_as_one_device_does(name: str, model: mt.Transformer) -> None:
     for sizes in cases_of(name):
         proven(name, model, **sizes)

@@ -190,6 +190,7 @@ GRID: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", GRID, ids=str)
 @pytest.mark.parametrize("name", IN_CONTEXT)
+@pytest.mark.one_in(3)
 def test_strict_folded_and_summary_runs_agree(name: str, options: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"global_batch_size": 8, "microbatch_size": 1, **options}
     plain = train(name, fold=False, **sizes)

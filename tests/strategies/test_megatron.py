@@ -349,6 +349,7 @@ def test_tensor_parallelism_divides_the_default_layers_too() -> None:
 
 
 @pytest.mark.parametrize("options", GRID, ids=str)
+@pytest.mark.one_in(3)
 def test_folded_summary_and_strict_runs_agree(options: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"global_batch_size": 16, "microbatch_size": 1, **options}
     plain = train(fold=False, **sizes)

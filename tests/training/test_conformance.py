@@ -479,6 +479,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("model", ODD, ids=lambda model: model.name)
+@pytest.mark.one_in(3)
 def test_odd_models_are_trained_as_on_a_single_device(model: mt.Transformer, tmp_path: Path) -> None:
     wanted = reference(workload=model)
     for name, layers in trained(list(ODD[model]), 2, tmp_path, workload=model).items():
@@ -493,6 +494,7 @@ def test_what_is_divided_may_wait_in_the_hosts_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero2", "zero3", "fsdp", "zero3_prefetch", "1f1b"])
+@pytest.mark.one_in(3)
 def test_what_a_step_no_longer_needs_is_freed(name: str) -> None:
     """Gathered weights and the state of the step before are not kept to its end; autograd and gloo take some beside."""
     run = mt.train(name, world_size=2, num_layers=8, steps=3)
@@ -566,6 +568,7 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     ],
     ids=["adapters", "frozen", "divided", "experts", "average", "muon", "adafactor", "documents"],
 )
+@pytest.mark.one_in(3)
 def test_a_model_is_trained_as_on_one_device(what: dict[str, Any], names: list[str], tmp_path: Path) -> None:
     given: dict[str, Any] = {"workload": "tiny", **what}
     workload: Any = split_keywords(given)[0].workload

@@ -140,6 +140,7 @@ async def in_two_groups(model: Any) -> Any:
     [(beside, 2), (together, 2), (in_a_queue, 2), (launched_elsewhere, 2), (in_two_groups, 4)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
+@pytest.mark.one_in(3)
 def test_tasks_train_as_the_plain_strategy_does(strategy: Any, world_size: int) -> None:
     run = mt.train(strategy, world_size=world_size, **SIZES)
     plain = mt.train("ddp", world_size=world_size, **SIZES)

@@ -307,6 +307,7 @@ def test_layers_keep_what_memory_counts(changes: dict[str, Any]) -> None:
         x = made
 
 
+@pytest.mark.slow
 def test_recomputation_frees_what_it_computes_again() -> None:
     tiny = replace(mt.models()["tiny"], num_layers=12)
     none, full = (

@@ -150,6 +150,7 @@ def _overlap(left: list[Any], right: list[Any]) -> bool:
 
 @pytest.mark.parametrize("width", [500, 900, 1300])
 @pytest.mark.parametrize("name", ["small", "large", "compare", "compare64"])
+@pytest.mark.one_in(2)
 def test_nothing_is_cut_off_or_over_anything_else(
     opened: Callable[..., Any], pages: Path, name: str, width: int
 ) -> None:
@@ -247,6 +248,7 @@ _QUERY = """async sql => {
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zero3_prefetch", "pp_dp"])
+@pytest.mark.one_in(3)
 def test_perfetto_imports_every_slice_counter_and_flow_without_an_error(
     perfetto: Callable[[Path], Callable[[str], list[list[Any]]]], tmp_path: Path, name: str
 ) -> None:

@@ -46,6 +46,7 @@ def test_right_submissions_in_other_styles_have_full_marks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.one_in(3)
 def test_shipped_strategies_have_full_marks(name: str, tmp_path: Path) -> None:
     target = SHIPPED[name]
     function = "ddp" if name == "ddp_overlap" else name
@@ -301,5 +302,6 @@ def test_what_a_submission_does_to_its_own_engine_changes_no_grade(what: str, tm
 
 
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.one_in(3)
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
     require_own_reason(WRONG[name], tmp_path, Limits(seconds=1 if name.startswith("endless") else 20))

@@ -107,5 +107,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.one_in(3)
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
     require_own_reason(("15", *WRONG[name]), tmp_path)

@@ -24,6 +24,7 @@ def function_of(exercise: Exercise, path: Path) -> object:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MISTAKES]
 )
+@pytest.mark.one_in(3)
 def test_a_mistake_is_told_with_what_leads_to_it(name: str, tmp_path: Path) -> None:
     mistake = MISTAKES[name]
     exercise, path = load_exercise(mistake.exercise), tmp_path / "mine.py"

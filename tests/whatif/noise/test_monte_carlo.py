@@ -37,6 +37,7 @@ def factors_of(activities: Activities, noise: mt.Noise, samples: int) -> Floats:
 
 
 @pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.one_in(4)
 def test_a_slow_rank_makes_the_step_of_a_simulation_with_that_slowdown(name: str) -> None:
     run, slowdown = mt.simulate(name, **_SIZES), {3: 1.7, 5: 2.9}
     found = mt.monte_carlo(run, mt.Noise(slowdown=slowdown), samples=2)
@@ -51,6 +52,7 @@ def test_one_rank_alone_is_as_slow_as_simulated() -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.one_in(4)
 def test_the_graph_of_activities_gives_the_clocks_of_the_run(name: str) -> None:
     run = mt.simulate(name, **_SIZES)
     activities = make_activities(run.timeline)

@@ -65,6 +65,7 @@ def _require_equal_logs(figures: JointFigures, place: int, separate: mt.Run) -> 
 
 @pytest.mark.parametrize("fold", [True, pytest.param(False, marks=pytest.mark.slow)])  # any machines are tried so
 @pytest.mark.parametrize("strategy", sorted(mt.strategies()))
+@pytest.mark.one_in(3)
 def test_every_strategy_is_priced_as_by_separate_simulations(strategy: str, fold: bool) -> None:
     sizes = {**_SIZES, **_ONE_RANK.get(strategy, {})}
     require_equal_to_separate(mt.price(strategy, vary=_MACHINES, fold=fold, **sizes))
