@@ -16,7 +16,7 @@ async def sum_tied(model: Model, grads: MutableMapping[Any, Any], ends: Iterable
         grads: its gradients by layer, of all samples, which get the sum.
         ends: the ranks of the first and of the last stage, where each of the two layers is on one of them.
     """
-    held = [layer for layer in model.tied_layers if layer in grads]
+    held = [layer for layer in getattr(model, "tied_layers", ()) if layer in grads]
     if not held:
         return
     for layer in held:

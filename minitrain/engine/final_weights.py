@@ -40,7 +40,7 @@ class TrainedRank(Protocol):
         """Copies of what this rank has written to the storage."""
 
     @property
-    def runtime_predictor(self) -> Any:
+    def _runtime_predictor(self) -> Any:
         """What knows the workload."""
 
 
@@ -83,7 +83,7 @@ def _check_checkpoints(
             if isinstance(tensor, Weight | OptState):
                 is_expert = isinstance(tensor, ExpertWeight | ExpertOptState)
                 found[tensor.step, isinstance(tensor, Weight), is_expert, tensor.layer].append((model.rank, tensor))
-    trained = getattr(models[0].runtime_predictor.workload, "trained_share", lambda _: 1.0)
+    trained = getattr(models[0]._runtime_predictor.workload, "trained_share", lambda _: 1.0)
     wanted = [
         (step, is_weight, is_expert, layer)
         for step in sorted({step for step, *_ in found})

@@ -71,8 +71,11 @@ def test_the_commands_of_a_sweep_s_page_give_the_steps_of_its_rows(tmp_path: Pat
     page = tmp_path / "page.html"
     given = ["--model", "tiny", "--fidelity", "kernels", "--batch", "16", "--jobs", "1"]
     rows = json.loads(invoked(["sweep", "ddp", "fsdp", "-g", "world_size=4,16", *given, "--html", str(page), "--json"]))
-    commands = re.findall(r'"command": ?"(minitrain run [^"]*)"', page.read_text(encoding="utf-8"))
-    assert [step_time(command) for command in commands] == [row["step_time_s"] for row in rows]
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"))
+    found = json.loads(data)
+    wanted = [rows[row]["step_time_s"] for row in found["named"]]
+    assert len(wanted) == 4
+    assert [step_time(command) for command in found["commands"]] == wanted == sorted(wanted)
 
 
 def test_what_no_command_can_say_is_said() -> None:

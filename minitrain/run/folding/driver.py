@@ -395,7 +395,7 @@ def _with_all_shards(model: FoldedModel, attempt: FoldAttempt) -> Any:
     experts = {layer: _whole(weight, attempt) for layer, weight in model.final_experts.items()}
     sizes = {"rank": model._rank, "num_layers": model.num_layers}
     written = [_whole(tensor, attempt) for tensor in model.written if hasattr(tensor, "shards")]
-    known = {"written": written, "runtime_predictor": model.runtime_predictor}
+    known = {"written": written, "_runtime_predictor": model._runtime_predictor}
     return SimpleNamespace(**sizes, **known, final_weights=final, final_experts=experts)
 
 

@@ -26,9 +26,11 @@ def shipped_source(name: str, function: str | None = None) -> str:
     """
     strategy = {"one_f_one_b": "1f1b"}.get(name, name)
     module: Any = inspect.getmodule(mt.strategies()[strategy])
-    batch = importlib.import_module("minitrain.strategies._batch")
-    own = re.sub(r"from \._batch import [^\n]*\n", "", inspect.getsource(module))
-    return f"{inspect.getsource(batch)}\n\n{own}".replace(f"async def {name}(", f"async def {function or name}(")
+    shared = [importlib.import_module(f"minitrain.strategies.{each}") for each in ("_batch", "_tied")]
+    text = "\n\n".join(map(inspect.getsource, [*shared, module]))
+    return re.sub(r"from \._(batch|tied) import [^\n]*\n", "", text).replace(
+        f"async def {name}(", f"async def {function or name}("
+    )
 
 
 def changed(source: str, *edits: tuple[str, str], before: str = "") -> str:
