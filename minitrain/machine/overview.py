@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.files import key_path
+from minitrain.machine.config_files import LIKE
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
@@ -87,7 +88,7 @@ class Figure:
 
 
 def figures(data: Any, sources: Mapping[str, str]) -> list[Figure]:
-    """Return every figure of a config.
+    """Return every figure of a config; of one that names another and what differs, those that differ.
 
     Args:
         data: what is in its file.
@@ -95,8 +96,15 @@ def figures(data: Any, sources: Mapping[str, str]) -> list[Figure]:
     """
     return [
         Figure(path, value, UNITS.get(path.rpartition(".")[2], ""), _source_of(path, sources))
-        for path, value in _leaves(data, ())
+        for path, value in (_differences(data) if LIKE in data else _leaves(data, ()))
     ]
+
+
+def _differences(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the figures below key paths."""
+    for above, item in data.items():
+        for below, value in _leaves(item, ()):
+            yield f"{above}{'.' if below and below[0] != '[' else ''}{below}", value
 
 
 def _leaves(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[str, Any]]:
