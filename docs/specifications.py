@@ -1,4 +1,4 @@
-"""Which test shows what the specifications say; `python docs/specifications.py` writes docs/specifications.md.
+"""Write docs/specifications.md, what the specifications say and which test shows it: `python docs/specifications.py`.
 
 `LIST` has a heading for each specification and a line for each statement of what the system does: the statement, the
 test that runs it on an example that is not the specification's own (below `tests/`), and, where it is not met or only
@@ -72,7 +72,7 @@ Occupancy by registers, shared memory and size of blocks | machine/devices/test_
 Working sets beyond the cache cost traffic | machine/devices/test_simulator.py::test_all_caches_together_hold_what_is_read_again
 Synthetic benchmarks are predicted and measured | machine/devices/test_validation.py::test_phases_are_synthetic_and_networks
 Real models (ResNet-50, BERT-base, GPT-2 small of PyTorch) are predicted and measured | machine/devices/test_validation.py::test_torch_s_networks_are_those_of_their_papers | in part: the test counts their parameters and work; the measured times are in devices.md, of one processor
-Errors below 15 % (compute-bound) and 20 % (memory-bound), and the bottleneck right in 90 % | machine/devices/test_validation.py::test_errors_are_judged_by_their_median_unless_the_machine_or_the_calibration_was_noisy | in part: `minitrain hw validate` judges; on the one machine at hand, JAX's errors lie where the criteria are, and eager torch failed for memory ([devices](devices.md#is-it-true-ask-the-machine-at-hand))
+Errors below 15 % (compute-bound) and 20 % (memory-bound), and the bottleneck right in 90 % | machine/devices/test_validation.py::test_errors_are_judged_by_their_median_unless_the_machine_or_the_calibration_was_noisy | in part: `minitrain hw validate` judges; on the one machine at hand, a quiet CPU of a virtual machine, JAX's errors lie where the criteria are (five calibrations: 9 to 22 % compute-bound, 12 to 21 % memory-bound, 15 to 18 of 18 bottlenecks), and eager torch failed for memory ([devices](devices.md#is-it-true-ask-the-machine-at-hand))
 Multi-device simulation: NVLink and GPU to GPU (a future enhancement there) | machine/devices/test_several_devices.py::test_collectives_take_what_the_network_of_the_config_says
 Moves over PCIe, and unlike devices together (future enhancements there) | machine/heterogeneous/test_described.py::test_a_host_s_link_is_as_fast_as_is_said
 Multi-GPU scaling (a future enhancement there) | machine/devices/test_several_devices.py::test_each_device_computes_its_own_part
@@ -226,20 +226,16 @@ def page() -> str:
     lines = [
         "# What the specifications say",
         "",
-        f"The five specifications make {len(listed)} statements about what the system does: {counts['met']} are met, {counts['in part']} in part,",
-        f"{counts['not met']} are not. [specifications.py](specifications.py) lists each with the test that shows it, on programs, tasks or sizes that",
-        "are not the specification's own. Here are those that are not met in full.",
+        "Statements of the five specifications about what the system does, and the test that shows it on programs, tasks or sizes that",
+        f"are not the specification's own: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}. `python docs/specifications.py` writes",
+        "this page from its list; `tests/project/test_specifications.py` fails where a test is gone or the page is old.",
     ]
     for heading in dict.fromkeys(each.specification for each in listed):
-        ours = [each for each in listed if each.specification == heading]
-        lines += [
-            "",
-            f"## {heading}",
-            "",
-            f"{sum(each.verdict == 'met' for each in ours)} of {len(ours)} statements are met.",
-        ]
-        less = [f"- {each.text} ({each.verdict}): {each.why}" for each in ours if each.why]
-        lines += ["", *less] if less else []
+        lines += ["", f"## {heading}", "", "| statement | | test, or why not |", "|---|---|---|"]
+        for each in (each for each in listed if each.specification == heading):
+            file, _, name = each.test.partition("::")
+            shown = f"[`{name}`](../tests/{file})" if name else ""
+            lines.append(f"| {each.text} | {each.verdict} | {'; '.join(filter(None, (shown, each.why)))} |")
     return "\n".join(lines) + "\n"
 
 
