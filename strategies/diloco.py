@@ -17,6 +17,7 @@ from ._local import train_locally
     fragments="fragments",
     overlap="overlap",
     mixing="mixing",
+    alike=True,
 )
 async def diloco(
     model: Model,

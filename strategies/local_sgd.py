@@ -6,7 +6,7 @@ from minitrain.lib import Model
 from ._local import train_locally
 
 
-@mt.local_steps("local_steps", "replicas")
+@mt.local_steps("local_steps", "replicas", alike=True)
 async def local_sgd(
     model: Model,
     local_steps: int = 2,

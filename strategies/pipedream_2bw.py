@@ -9,7 +9,7 @@ from minitrain.search.schedules.pipeline import Messages, from_neighbours
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
 
 
-@mt.delayed_steps("num_steps", delay=1)
+@mt.delayed_steps("num_steps", delay=1, alike=True)
 async def pipedream_2bw(
     model: Model,
     num_steps: int = 2,

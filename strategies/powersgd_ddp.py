@@ -9,7 +9,7 @@ from minitrain.lib import Model
 from ._batch import add, microbatches, require_multiple, share
 
 
-@mt.approximate_steps("num_steps", "compression")
+@mt.approximate_steps("num_steps", "compression", alike=True)
 async def powersgd_ddp(
     model: Model,
     compression: str = "powersgd:4",  # noqa: ARG001  (messages know it, by the declaration)

@@ -111,7 +111,12 @@ class LocalSteps:
 @final
 @dataclass(frozen=True, slots=True)
 class DeclaredLocalSteps:
-    """`LocalSteps` as a strategy declares it: numbers, or names of its options that have them."""
+    """`LocalSteps` as a strategy declares it: numbers, or names of its options that have them.
+
+    Args:
+        alike: whether the strategy does in each step what it does in the one before, but for the first and last ones,
+            so that `log="summary"` need not simulate all.
+    """
 
     steps: int | str
     replicas: int | str | None
@@ -122,6 +127,7 @@ class DeclaredLocalSteps:
     fragments: int | str = 1
     overlap: int | str = 0
     mixing: float | str = 0.0
+    alike: bool = False
 
     def of(
         self, name: str, options: Mapping[str, Any], world_size: int, global_batch_size: int, num_layers: int
@@ -205,6 +211,7 @@ def local_steps(
     fragments: int | str = 1,
     overlap: int | str = 0,
     mixing: float | str = 0.0,
+    alike: bool = False,
 ) -> Callable[[S], S]:
     """Declare that replicas take steps of their own between two meetings; to be put before a strategy.
 
@@ -224,12 +231,13 @@ def local_steps(
             hands its own weights in beside the common ones, and has them again in the next round (`local_copy`).
         overlap: how many local steps before that a fragment's outer gradient is sent (the paper's tau).
         mixing: what share of its own weight a replica keeps (the paper's alpha).
+        alike: as for `own_steps`.
     """
     of_rounds = {"compression": compression, "fragments": fragments, "overlap": overlap, "mixing": mixing}
-    return _declaring(DeclaredLocalSteps(steps, replicas, outer, **of_rounds))
+    return _declaring(DeclaredLocalSteps(steps, replicas, outer, **of_rounds, alike=alike))
 
 
-def delayed_steps(steps: int | str, delay: int = 1) -> Callable[[S], S]:
+def delayed_steps(steps: int | str, delay: int = 1, *, alike: bool = False) -> Callable[[S], S]:
     """Declare steps whose gradients are of weights some steps old; to be put before a strategy.
 
     The run's batch has the samples of all steps, one after the other. The weights of step t are those of the step
@@ -242,16 +250,17 @@ def delayed_steps(steps: int | str, delay: int = 1) -> Callable[[S], S]:
     Args:
         steps: how many, or the name of the option that says it.
         delay: how many steps old.
+        alike: as for `own_steps`.
 
     Raises:
         UsageError: `delay` is no integer of at least 1.
     """
     if isinstance(delay, bool) or not isinstance(delay, int) or delay < 1:
         raise UsageError(f"delay must be an integer of at least 1, got {delay!r}; a step without is a usual one")
-    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, delay=delay))
+    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, delay=delay, alike=alike))
 
 
-def own_steps(steps: int | str) -> Callable[[S], S]:
+def own_steps(steps: int | str, *, alike: bool = False) -> Callable[[S], S]:
     """Declare synchronous steps that a strategy takes in a loop of its own; to be put before it.
 
     What a step launches may end in a later one: the gather of its weights, or the sum of gradients that it applies.
@@ -260,11 +269,14 @@ def own_steps(steps: int | str) -> Callable[[S], S]:
 
     Args:
         steps: how many, or the name of the option that says it.
+        alike: whether each step does what the one before does, but for the first and last ones. Then
+            `log="summary"` simulates a long loop until its steps repeat, and adds the rest in time; not for loops in
+            which an option chooses a step.
     """
-    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True))
+    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, alike=alike))
 
 
-def approximate_steps(steps: int | str, compression: Any) -> Callable[[S], S]:
+def approximate_steps(steps: int | str, compression: Any, *, alike: bool = False) -> Callable[[S], S]:
     """Declare steps whose gradients are sent in fewer bytes than they have; to be put before a strategy.
 
     The run's batch has the samples of all steps, one after the other, and of a step each rank has an equal, contiguous
@@ -277,8 +289,9 @@ def approximate_steps(steps: int | str, compression: Any) -> Callable[[S], S]:
         steps: how many, or the name of the option that says it.
         compression: "powersgd:4" (rank), "topk:0.01" (share), "int8", "fp8" or "int4" ("int4:32+feedback" in blocks of
             32, with the error fed back), or the name of the option that says it.
+        alike: as for `own_steps`.
     """
-    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, compression=compression))
+    return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, compression=compression, alike=alike))
 
 
 def _declaring(declared: DeclaredLocalSteps) -> Callable[[S], S]:

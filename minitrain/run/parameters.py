@@ -270,7 +270,8 @@ class RunParameters:
             `mt.MeasuredLayers.read("layers.csv")`.
         slowdown: Factor by which computing takes longer, by rank.
         strict_memory: Fail when a rank holds more than the device's memory. In Python: raise, instead of reporting it.
-        log: full: keep every event; summary: keep totals, in memory that does not grow with events. In Python see
+        log: full: keep every event; summary: keep totals, in memory that does not grow with events, and of steps that a
+            strategy declares alike, simulate those until they repeat. In Python see
             `minitrain.run.accounting.summary`.
         fold: Simulate ranks that do the same once: the same figures much sooner; pages have a row for each class. In
             Python: those that do the same but for shard index and samples (see `minitrain.run.folding`). "auto" does so

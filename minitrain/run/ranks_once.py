@@ -307,6 +307,11 @@ class RanksAlike:
         return self.models
 
     @property
+    def meant(self) -> Any:
+        """What the strategy declares that a step computes; None for one update, and in a run read from a file."""
+        return next((model._semantics for model in self.class_models[:1]), None)
+
+    @property
     def notes(self) -> Sequence[str]:
         """What pictures and tables say beside the figures."""
         by_hand = self.peak_flop_per_s is None
@@ -316,7 +321,7 @@ class RanksAlike:
         doubts = [f"the calibration has not measured {doubt}" for doubt in self.doubts[:3]]
         predictor = getattr(getattr(self, "prepared", None), "predictor", None)
         calibration = getattr(predictor, "calibration", None)
-        meant = next((model._semantics for model in self.class_models[:1]), None)
+        meant = self.meant
         rounds = meant and f"{self.strategy}: a step is a round of {meant}; it computes something else than one update"
         return (*of_layers, *filter(None, [rounds, remark, calibration and calibration.warning]), *doubts)
 

@@ -86,6 +86,8 @@ async def simulate_prepared(prepared: PreparedRun) -> Run:
         return await _simulate_steps(prepared)
     if prepared.parameters.faults:
         return await variants.simulate_with_faults(prepared, _simulate_every_rank)
+    if prepared.parameters.log == "summary":
+        return await variants.simulate_summary(prepared, simulate_prepared) or await _simulate_every_rank(prepared)
     return await variants.simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))
 
 

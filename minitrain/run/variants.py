@@ -4,6 +4,7 @@
 |---|---|---|
 | (none) | every rank a `Model`, every event kept in a `Run` | `engine`, `result` |
 | `log="summary"` | logs add their events to totals, and the run holds totals | `accounting.summary` |
+| likewise, of alike steps | a loop is simulated until its steps repeat | `alike_steps` |
 | `strict` | every tensor is followed, by an observer | `accounting.strict` |
 | `observers` | a caller's own are told of all that ranks do | `engine.observers` |
 | `execution` | a caller's own decides what operations do beside | `engine.executors` |
@@ -121,6 +122,15 @@ async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[Prepar
     """Simulate a step until it comes through; see `minitrain.whatif.faults.disturbed_run.simulate_with_faults`."""
     run: Run = await above("faults").simulate_with_faults(prepared, simulate)
     return run
+
+
+async def simulate_summary(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run | None:
+    """Simulate a long loop of alike steps by a few of them; None of what else keeps no events."""
+    if prepared.variant is not None:
+        return None
+    from minitrain.run.alike_steps import simulate_alike  # noqa: PLC0415  (only where it is asked for)
+
+    return await simulate_alike(prepared, simulate)
 
 
 def _summary() -> Variant:

@@ -6,7 +6,7 @@ import minitrain as mt
 from minitrain.lib import Model, Weight
 
 
-@mt.own_steps("num_steps")
+@mt.own_steps("num_steps", alike=True)
 async def zero3_loop(model: Model, num_steps: int = 3, early: bool = True) -> Model:
     """Take steps whose first gather is launched by the one before, if it is to come early."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()

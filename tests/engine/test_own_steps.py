@@ -10,6 +10,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import MinitrainError, ProofError
+from minitrain.run.alike_steps import LongRun
 
 FILE = Path(__file__).parent / "own_loop.py"
 LOOP = f"{FILE}:zero3_loop"
@@ -74,13 +75,82 @@ def test_loops_fold_and_are_repeated_as_rounds() -> None:
     assert mt.simulate(LOOP, fold=True, **{**sizes, "world_size": 4096, "global_batch_size": 3 * 4096}).is_folded
 
 
+def assert_equal(one: Any, other: Any) -> None:
+    """Require equal figures: counts exactly, floats but for rounding."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, list | tuple):
+        for each, its_like in zip(one, other, strict=True):
+            assert_equal(each, its_like)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-15)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps", "batch", "sizes"),
+    [
+        (LOOP, "num_steps", 16, SIZES),
+        ("local_sgd", "local_steps", 8, {"world_size": 8, "num_layers": 4}),
+        ("diloco", "local_steps", 8, {"world_size": 4, "workload": "tiny", "replicas": 2, "recompute": "full"}),
+        ("pipedream_2bw", "num_steps", 16, {"world_size": 16, "num_layers": 8, "pp": 4}),
+        ("powersgd_ddp", "num_steps", 4, {"world_size": 4, "num_layers": 3}),
+    ],
+)
+def test_alike_steps_are_simulated_until_they_repeat(strategy: str, steps: str, batch: int, sizes: Any) -> None:
+    loop: dict[str, Any] = {"options": {steps: 29}, "global_batch_size": 29 * batch, **sizes}
+    found, each = mt.simulate(strategy, log="summary", **loop), mt.simulate(strategy, fold=False, **loop)
+    assert isinstance(found, LongRun)
+    assert (found.num_steps, found.period) == (6, 1)
+    assert_equal(found.summary(), each.summary())
+    assert_equal([found.step_times, str(found.round)], [each.step_times, str(each.round)])
+    assert_equal(list(found.breakdown.ranks), list(each.breakdown.ranks))
+    assert_equal([found.by_type, found.clocks], [each.by_type, list(each.clocks)])
+    assert_equal(found.energy_joules, each.energy_joules)
+    assert list(found.notes) == list(each.notes)
+    assert len(found.logs[0]) == len(each.logs[0])
+
+
+@pytest.mark.parametrize(("copy_s", "expected"), [(15, (6, 1)), (17, (24, 1)), (20, (12, 1))])
+def test_steps_that_do_not_repeat_yet_are_simulated_further(copy_s: int, expected: Any, tmp_path: Path) -> None:
+    """Copies of 17 in steps of 16, awaited two steps later, hold nothing up until 16 steps have passed."""
+    changes = (
+        ("    gathers: dict", "    copies = []\n    gathers: dict"),
+        (_LAUNCH, "        copies.append(model.launch(model.offload(weights[0])))\n" + _AWAIT),
+        ("    return model", "    for copy in copies:\n        await copy\n    return model"),
+    )
+    units = mt.FixedPredictor(forward=1, backward=2, update=1, offload=copy_s)
+    loop: dict[str, Any] = {**SIZES, "hardware": units, "num_steps": 150, "global_batch_size": 600}
+    strategy = mine(tmp_path, *changes)
+    found, each = mt.simulate(strategy, log="summary", **loop), mt.simulate(strategy, **loop)
+    assert isinstance(found, LongRun)
+    assert (found.num_steps, found.period) == expected
+    assert found.step_times == each.step_times
+    assert found.step_time == each.step_time
+
+
+def test_steps_are_repeated_only_where_they_are_declared_alike_and_long_enough(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {**SIZES, "log": "summary"}
+    declared = mine(tmp_path, (", alike=True", ""))
+    assert not isinstance(mt.simulate(declared, num_steps=30, global_batch_size=120, **sizes), LongRun)
+    assert not isinstance(mt.simulate(LOOP, num_steps=20, global_batch_size=80, **sizes), LongRun)
+    found = mt.simulate(LOOP, num_steps=10_000, global_batch_size=80_000, **sizes)
+    with pytest.raises(mt.UsageError, match="keeps totals and none of the"):
+        found.logs[0][0]
+    with pytest.raises(mt.StrategyError, match="a multiple of 30"):
+        mt.simulate(LOOP, num_steps=30, global_batch_size=128, **sizes)
+
+
+_AWAIT = "        if len(copies) > 2:\n            await copies.pop(0)\n"
 _LAUNCH = """            if early and layer == 0 and step + 1 < num_steps:
                 gathers[0] = model.launch(model.all_gather(weights[0], 0))
 """
 _UPDATES = "        for layer in layers:\n            weights[layer], opt_states[layer] = model.update("
 _STALE = "        if step + 1 < num_steps:\n            gathers[0] = model.launch(model.all_gather(weights[0], 0))\n"
 REFUSED: dict[str, Any] = {
-    "no declaration": (('@mt.own_steps("num_steps")\n', ""), 'put @mt.own_steps("num_steps") before it'),
+    "no declaration": (('@mt.own_steps("num_steps", alike=True)\n', ""), 'put @mt.own_steps("num_steps") before it'),
     "the samples of the first step again": (
         ("step * model.world_size + model.rank", "model.rank"),
         "step 1 takes samples of 8..15, got",
