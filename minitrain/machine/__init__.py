@@ -16,7 +16,7 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | what a framework adds | `platforms` |
 | many machines at once | the same formulas, with `columns` in the place of numbers |
 | the description of a machine | `config`, which also changes figures, with its `data_sheet` |
-| its file | `config_files` reads it; `config_schema` has its rules |
+| its file | `config_files` reads it; `config_format` has the rules of its keys, which are fields with one |
 | what `minitrain hw` shows of it | `overview` |
 
 `clusters` has clusters of unlike devices. `devices` prices programs on single devices, `solver` inferences of models on

@@ -1,4 +1,4 @@
-"""Config files: how they are found, read and parsed. What their keys mean is in `config` and `config_schema`.
+"""Config files: how they are found, read and parsed. What their keys mean is in `config`.
 
 A file is read only if it is a regular file of at most 1 MB; keys that come twice in one object are found
 (JSON readers silently keep the last) and reported with their paths.

@@ -21,13 +21,28 @@ other devices nothing is published that could be used here, and nothing is assum
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 from minitrain.errors import UsageError
 from minitrain.machine.columns import larger
+from minitrain.machine.config_format import (
+    FEATURE,
+    FLAG,
+    NON_NEGATIVE,
+    POSITIVE,
+    SECONDS,
+    TEXT,
+    WHOLE,
+    Entries,
+    Key,
+    ListOf,
+    Record,
+    UnexpectedError,
+    one_of,
+)
 
 CLASSES = ("gpu", "tpu", "cpu", "asic", "mcu")
 """What kinds of device there are; an asic is any other accelerator, an mcu a microcontroller."""
@@ -47,10 +62,17 @@ class Cache:
         bytes_per_s: what it delivers, to one unit or to all; None if unknown.
     """
 
-    level: int
-    size_bytes: int
-    scope: Literal["unit", "device"]
-    bytes_per_s: float | None = None
+    level: Annotated[int, WHOLE]
+    size_bytes: Annotated[int, WHOLE, Key("bytes"), "B"]
+    scope: Annotated[Literal["unit", "device"], one_of("unit", "device")]
+    bytes_per_s: Annotated[float | None, POSITIVE, "B/s"] = None
+
+
+def _by_level(caches: Sequence[Cache]) -> None:
+    """Require that each level comes once, from the units outwards."""
+    levels = [cache.level for cache in caches]
+    if levels != sorted(set(levels)):
+        raise UnexpectedError("caches by rising level, each level once", f"levels {', '.join(map(str, levels))}")
 
 
 @final
@@ -65,10 +87,10 @@ class UnitLimits:
         smem_bytes: shared memory.
     """
 
-    warps: int
-    blocks: int
-    registers: int
-    smem_bytes: int
+    warps: Annotated[int, WHOLE]
+    blocks: Annotated[int, WHOLE]
+    registers: Annotated[int, WHOLE, "of 32 bits"]
+    smem_bytes: Annotated[int, WHOLE, "B"]
 
 
 @final
@@ -81,8 +103,8 @@ class Storage:
         node_GBps: what one node writes, 1e9 bytes/s: a port of 200 Gb/s; assumed.
     """
 
-    GBps: float = 2000.0
-    node_GBps: float = 25.0  # noqa: N815 - a unit
+    GBps: Annotated[float, POSITIVE, "GB/s"] = 2000.0
+    node_GBps: Annotated[float, POSITIVE, "GB/s"] = 25.0  # noqa: N815 - a unit
 
     def seconds(self, size_bytes: Any, num_ranks: int, ranks_a_node: int) -> Any:
         """Return how long a rank writes some bytes, as all ranks write, s.
@@ -107,8 +129,14 @@ class Power:
         idle_W: when it has nothing to do; None if unknown.
     """
 
-    tdp_W: float  # noqa: N815 - a unit
-    idle_W: float | None = None  # noqa: N815 - a unit
+    tdp_W: Annotated[float, POSITIVE, "W"]  # noqa: N815 - a unit
+    idle_W: Annotated[float | None, NON_NEGATIVE, "W"] = None  # noqa: N815 - a unit
+
+
+def _idles_below(power: Power) -> None:
+    """Require that a device draws no more when it has nothing to do."""
+    if (power.idle_W or 0) > power.tdp_W:
+        raise UnexpectedError(f"no more than power.tdp_W ({power.tdp_W:g})", f"{power.idle_W:g}", "idle_W")
 
 
 @final
@@ -125,12 +153,12 @@ class SheetLink:
         bidirectional: whether it carries the same the other way.
     """
 
-    link_id: str
-    source_id: str
-    dest_id: str
-    bytes_per_s: float
-    latency_s: float = 0.0
-    bidirectional: bool = True
+    link_id: Annotated[str, TEXT]
+    source_id: Annotated[str, TEXT]
+    dest_id: Annotated[str, TEXT]
+    bytes_per_s: Annotated[float, POSITIVE, "B/s"]
+    latency_s: Annotated[float, SECONDS, "s"] = 0.0
+    bidirectional: Annotated[bool, FLAG] = True
 
 
 @final
@@ -152,17 +180,19 @@ class DataSheet:
         links: connections, for a platform that shares them.
     """
 
-    device_class: str | None = None
-    vendor: str | None = None
-    num_units: int | None = None
-    clock_Hz: float | None = None  # noqa: N815 - a unit
-    caches: tuple[Cache, ...] = ()
-    limits: UnitLimits | None = None
-    dispatch_s: float | None = None
-    power: Power | None = None
-    price_usd_per_hour: float | None = None
-    features: Mapping[str, Feature] = field(default_factory=dict, hash=False)
-    links: tuple[SheetLink, ...] = ()
+    device_class: Annotated[str | None, one_of(*CLASSES), Key("class")] = None
+    vendor: Annotated[str | None, TEXT] = None
+    num_units: Annotated[int | None, WHOLE, Key("units")] = None
+    clock_Hz: Annotated[float | None, POSITIVE, "Hz"] = None  # noqa: N815 - a unit
+    caches: Annotated[tuple[Cache, ...], ListOf(Record(Cache), "a list of caches", _by_level)] = ()
+    limits: Annotated[UnitLimits | None, Record(UnitLimits)] = None
+    dispatch_s: Annotated[float | None, SECONDS, "s"] = None
+    power: Annotated[Power | None, Record(Power, "an object with tdp_W and idle_W", _idles_below)] = None
+    price_usd_per_hour: Annotated[float | None, NON_NEGATIVE, "USD/h"] = None
+    features: Annotated[Mapping[str, Feature], Entries(FEATURE, "an object of features by name")] = field(
+        default_factory=dict, hash=False
+    )
+    links: Annotated[tuple[SheetLink, ...], ListOf(Record(SheetLink), "a list of links")] = ()
 
     def __post_init__(self) -> None:
         """Keep a read-only copy, so that a frozen value cannot be changed through its mapping."""

@@ -25,10 +25,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, final
 
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.machine.columns import larger, least, whole
+from minitrain.machine.config_format import (
+    NON_NEGATIVE,
+    POSITIVE,
+    SECONDS,
+    SHARE,
+    SHARES,
+    UNITS,
+    Entries,
+    Key,
+    Record,
+    some,
+)
 
 if TYPE_CHECKING:
     from minitrain.workloads.workload import Cost
@@ -36,6 +48,8 @@ if TYPE_CHECKING:
 
 Rows = tuple[tuple[float, float], ...]
 Unit = Literal["matrix", "vector"]
+
+_DATATYPES = "an object of datatypes"
 
 
 def efficiency_at(rows: Rows, amount: float, unit: float) -> float:
@@ -72,8 +86,8 @@ class Rate:
             to 0.
     """
 
-    tflops: float
-    gflops_efficiency: Rows
+    tflops: Annotated[float, POSITIVE, "TFLOP/s"]
+    gflops_efficiency: Annotated[Rows, SHARES, "[GFLOP, share]"]
 
     @property
     def peak_flop_per_s(self) -> float:
@@ -95,8 +109,10 @@ class Processor:
         vector: rate by datatype of the unit for everything else.
     """
 
-    matrix: Mapping[str, Rate] = field(hash=False)
-    vector: Mapping[str, Rate] = field(hash=False)
+    matrix: Annotated[
+        Mapping[str, Rate], Entries(Record(Rate), _DATATYPES, some("an object with at least one datatype"))
+    ] = field(hash=False)
+    vector: Annotated[Mapping[str, Rate], Entries(Record(Rate), _DATATYPES)] = field(hash=False)
 
     def __post_init__(self) -> None:
         """Keep read-only copies, so that a frozen value cannot be changed through its mappings."""
@@ -155,10 +171,10 @@ class Memory:
         usable_GiB: what the driver leaves to a process, in 2^30 bytes; all of it if None.
     """
 
-    GiB: float
-    GBps: float
-    MB_efficiency: Rows
-    usable_GiB: float | None = None  # noqa: N815 - a unit
+    GiB: Annotated[float, POSITIVE, "GiB"]
+    GBps: Annotated[float, POSITIVE, "GB/s"]
+    MB_efficiency: Annotated[Rows, SHARES, "[MB, share]"]
+    usable_GiB: Annotated[float | None, POSITIVE, "GiB"] = None  # noqa: N815 - a unit
 
     @property
     def capacity_bytes(self) -> int:
@@ -275,8 +291,8 @@ class MatmulRate:
         prologue: steps along k that a tile pays beside its own, for filling its pipeline and writing its result.
     """
 
-    tflops: float
-    prologue: float
+    tflops: Annotated[float, POSITIVE, "TFLOP/s"]
+    prologue: Annotated[float, NON_NEGATIVE, "steps along k"]
 
 
 @final
@@ -290,9 +306,9 @@ class AttentionRate:
         head_efficiency: rows `(lower bound of the head size, factor)`, bounds strictly descending to 0.
     """
 
-    efficiency: float
-    tail: float
-    head_efficiency: Rows
+    efficiency: Annotated[float, SHARE]
+    tail: Annotated[float, NON_NEGATIVE]
+    head_efficiency: Annotated[Rows, SHARES, "[head size, share]"]
 
     def share(self, head_dim: int) -> float:
         """Return the share of the peak for a head size."""
@@ -301,6 +317,17 @@ class AttentionRate:
     def scaled(self, factor: float) -> AttentionRate:
         """Return the same kernels at another clock."""
         return replace(self, efficiency=self.efficiency * factor)
+
+
+class AttentionRates(NamedTuple):
+    """How fast one generation of attention kernels is on a device."""
+
+    forward: Annotated[AttentionRate, Record(AttentionRate)]
+    backward: Annotated[AttentionRate, Record(AttentionRate)]
+
+    def scaled(self, factor: float) -> AttentionRates:
+        """Return the same kernels at another clock."""
+        return AttentionRates(self.forward.scaled(factor), self.backward.scaled(factor))
 
 
 @final
@@ -326,12 +353,17 @@ class KernelRates:
         attention_block: queries that one unit of attention works on.
     """
 
-    num_units: int
-    GBps: float
-    launch_s: float
-    graph_launch_s: float
-    matmul: Mapping[str, MatmulRate] = field(hash=False)
-    attention: Mapping[str, tuple[AttentionRate, AttentionRate]] = field(hash=False)
+    num_units: Annotated[int, UNITS, Key("units")]
+    GBps: Annotated[float, POSITIVE, "GB/s"]
+    launch_s: Annotated[float, SECONDS, Key("launch"), "s"]
+    graph_launch_s: Annotated[float, SECONDS, Key("graph_launch"), "s"]
+    matmul: Annotated[
+        Mapping[str, MatmulRate],
+        Entries(Record(MatmulRate), _DATATYPES, some("an object with at least one datatype")),
+    ] = field(hash=False)
+    attention: Annotated[Mapping[str, AttentionRates], Entries(Record(AttentionRates), "an object of generations")] = (
+        field(hash=False)
+    )
     tile_efficiency: Rows = ((32768.0, 1.0), (16384.0, 0.838), (0.0, 0.692))
     matmul_bandwidth: float = 0.96
     splits: tuple[int, ...] = (1, 2, 4)
@@ -345,7 +377,8 @@ class KernelRates:
     def __post_init__(self) -> None:
         """Keep read-only copies, so that a frozen value cannot be changed through its mappings."""
         object.__setattr__(self, "matmul", MappingProxyType(dict(self.matmul)))
-        object.__setattr__(self, "attention", MappingProxyType(dict(self.attention)))
+        attention = {key: AttentionRates(*rates) for key, rates in self.attention.items()}
+        object.__setattr__(self, "attention", MappingProxyType(attention))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
@@ -381,8 +414,7 @@ class KernelRates:
             attention: of attention's kernels beside that.
         """
         matmul = {key: replace(rate, tflops=rate.tflops * factor) for key, rate in self.matmul.items()}
-        both = factor * attention
-        flash = {key: (ahead.scaled(both), back.scaled(both)) for key, (ahead, back) in self.attention.items()}
+        flash = {key: rates.scaled(factor * attention) for key, rates in self.attention.items()}
         return replace(self, matmul=matmul, attention=flash)
 
     def without(self, *terms: str) -> KernelRates:
@@ -411,7 +443,9 @@ _NEUTRAL: Mapping[str, Any] = MappingProxyType(
         "alignment": lambda _: {"unaligned": 1.0},
         "weight_gradient": lambda _: {"weight_gradient": 1.0},
         "tails": lambda rates: {
-            "attention": {k: (replace(a, tail=0.0), replace(b, tail=0.0)) for k, (a, b) in rates.attention.items()}
+            "attention": {
+                k: AttentionRates(*(replace(one, tail=0.0) for one in both)) for k, both in rates.attention.items()
+            }
         },
         "starts": lambda _: {"matmul_start_s": 0.0, "memory_start_s": 0.0, "attention_start_s": (0.0, 0.0)},
         "launches": lambda _: {"launch_s": 0.0, "graph_launch_s": 0.0},

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError
 from minitrain.machine.columns import ceiling, chosen, larger, least
-from minitrain.machine.device import AttentionRate, KernelRates, MatmulRate, efficiency_at
+from minitrain.machine.device import AttentionRate, AttentionRates, KernelRates, MatmulRate, efficiency_at
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
@@ -242,7 +242,7 @@ def _device(system: SystemConfig, rates: KernelRates, launch_s: float) -> Kernel
 SINGLE_SHARE = 0.93
 COPY_SHARE, MATMUL_SHARE, PROLOGUE = 0.87, 0.78, 146.0
 LAUNCH_S, GRAPH_LAUNCH_S = 2.6e-6, 1.3e-6
-_FLASH2 = AttentionRate(0.5, 0.2, ((0.0, 1.0),)), AttentionRate(0.4, 0.2, ((0.0, 1.0),))
+_FLASH2 = AttentionRates(AttentionRate(0.5, 0.2, ((0.0, 1.0),)), AttentionRate(0.4, 0.2, ((0.0, 1.0),)))
 
 
 def rates_of(system: SystemConfig) -> KernelRates:
@@ -300,5 +300,5 @@ def _derived(system: SystemConfig) -> KernelRates:
         launch_s=LAUNCH_S,
         graph_launch_s=GRAPH_LAUNCH_S,
         matmul={key: MatmulRate(MATMUL_SHARE * rate.tflops, PROLOGUE) for key, rate in system.matrix.items()},
-        attention={"flash2": _FLASH2, "flash1": (_FLASH2[0].scaled(0.5), _FLASH2[1].scaled(0.5))},
+        attention={"flash2": _FLASH2, "flash1": _FLASH2.scaled(0.5)},
     )

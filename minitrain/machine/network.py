@@ -57,10 +57,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, final
+from typing import Annotated, Any, NamedTuple, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.machine.columns import is_number, larger, least, power
+from minitrain.machine.config_format import (
+    BANDWIDTHS,
+    FLAG,
+    NON_NEGATIVE,
+    OP_ROW,
+    POSITIVE,
+    SECONDS,
+    SHARE,
+    USAGE,
+    WHOLE,
+    Entries,
+    Key,
+    Record,
+)
 from minitrain.operations.collectives import COLLECTIVES
 
 Rows = tuple[tuple[float, float], ...]
@@ -81,12 +95,12 @@ class TransferCurve:
         exponent: how quickly it saturates.
     """
 
-    latency: float
-    latency_per_rank: float = 0.0
-    bandwidths: Rows | None = None
-    efficiency: float = 1.0
-    half_bytes: float = 0.0
-    exponent: float = 1.0
+    latency: Annotated[float, SECONDS, "s"]
+    latency_per_rank: Annotated[float, SECONDS, "s a rank"] = 0.0
+    bandwidths: Annotated[Rows | None, BANDWIDTHS, Key("ranks_GBps"), "[ranks, GB/s]"] = None
+    efficiency: Annotated[float, SHARE] = 1.0
+    half_bytes: Annotated[float, NON_NEGATIVE, Key("half_MB", 1e6), "MB"] = 0.0
+    exponent: Annotated[float, POSITIVE] = 1.0
 
     def bandwidth(self, num_ranks: int, wires: float) -> float:
         """Return the bus bandwidth of large transfers, in 1e9 bytes/s.
@@ -148,15 +162,27 @@ class Network:
         curves: prices by size, by operation, for `MeasuredTopology`; `time` does not use them.
     """
 
-    bandwidth: float
-    efficiency: float
-    size: int
-    latency: float
-    ops: Mapping[str, OpRow] = field(hash=False)
-    must_be_filled: bool = False
-    processor_usage: float = 0.0
-    nics: int | None = None
-    curves: Mapping[str, TransferCurve] = field(default_factory=dict, hash=False)
+    bandwidth: Annotated[float, POSITIVE, "GB/s"]
+    efficiency: Annotated[float, SHARE]
+    size: Annotated[int, WHOLE, "ranks"]
+    latency: Annotated[float, SECONDS, "s"]
+    ops: Annotated[
+        Mapping[str, OpRow],
+        Entries(
+            OP_ROW,
+            "an object of rows [scalar, offset]",
+            needed=("p2p", "reduce_scatter", "all_gather", "all_reduce"),
+        ),
+    ] = field(hash=False)
+    must_be_filled: Annotated[bool, FLAG, Key(is_needed=True)] = False
+    processor_usage: Annotated[float, USAGE, Key(is_needed=True)] = 0.0
+    nics: Annotated[int | None, WHOLE] = None
+    curves: Annotated[
+        Mapping[str, TransferCurve],
+        Entries(
+            Record(TransferCurve, "an object with latency, and ranks_GBps or efficiency"), "an object of operations"
+        ),
+    ] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Keep read-only copies of the rows, so that a frozen value cannot be changed through them."""

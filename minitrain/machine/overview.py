@@ -14,53 +14,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.files import key_path
+from minitrain.machine.config import SystemConfig, unit_of
 from minitrain.machine.config_files import LIKE
 
 if TYPE_CHECKING:
-    from minitrain.machine.config import SystemConfig
     from minitrain.machine.data_sheet import DataSheet
     from minitrain.machine.device import Memory, Rate
     from minitrain.machine.network import Network
 
 
 _ROW = re.compile(r"^\| `([^`]+)` \| `[^`]+` \| (.+) \|$", re.MULTILINE)
-
-UNITS: Mapping[str, str] = MappingProxyType(
-    {
-        "tflops": "TFLOP/s",
-        "gflops_efficiency": "[GFLOP, share]",
-        "GiB": "GiB",
-        "usable_GiB": "GiB",
-        "GBps": "GB/s",
-        "MB_efficiency": "[MB, share]",
-        "bandwidth": "GB/s",
-        "size": "ranks",
-        "latency": "s",
-        "latency_per_rank": "s a rank",
-        "ranks_GBps": "[ranks, GB/s]",
-        "half_MB": "MB",
-        "launch": "s",
-        "graph_launch": "s",
-        "prologue": "steps along k",
-        "head_efficiency": "[head size, share]",
-        "clock_Hz": "Hz",
-        "bytes": "B",
-        "bytes_per_s": "B/s",
-        "registers": "of 32 bits",
-        "smem_bytes": "B",
-        "dispatch_s": "s",
-        "tdp_W": "W",
-        "idle_W": "W",
-        "price_usd_per_hour": "USD/h",
-        "vector_bits": "bit",
-        "latency_s": "s",
-    }
-)
-"""The unit of a figure by the last key of its path; what is missing here is a count, a share or a word."""
 
 
 @final
@@ -95,7 +61,7 @@ def figures(data: Any, sources: Mapping[str, str]) -> list[Figure]:
         sources: by key path; a path covers everything below it.
     """
     return [
-        Figure(path, value, UNITS.get(path.rpartition(".")[2], ""), _source_of(path, sources))
+        Figure(path, value, "bit" if path.endswith("_bits") else unit_of(path), _source_of(path, sources))
         for path, value in (_differences(data) if LIKE in data else _leaves(data, ()))
     ]
 

@@ -399,7 +399,7 @@ def test_mappings_that_contain_themselves_or_odd_keys_are_refused() -> None:
         load_config(loop)
     odd = data()
     odd["matrix"][5] = odd["matrix"]["float16"]
-    assert faults_of(odd) == ('matrix[5]["[key]"]: expected a string as key, found 5',)
+    assert faults_of(odd) == ('matrix["5"]: expected a string as key, found 5',)
 
 
 @pytest.mark.parametrize("change", [lambda c: c["networks"].append(tier(8)), lambda c: c["networks"].reverse()])
