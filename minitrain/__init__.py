@@ -10,6 +10,7 @@ returns a `Run`. Names are imported when they are first used, so that `import mi
 """
 
 import sys
+from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -18,123 +19,98 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.run.above import hand_in
 
-if TYPE_CHECKING:
-    from minitrain import hw
-    from minitrain.engine.model import Model
-    from minitrain.engine.semantics import Nesterov, approximate_steps, delayed_steps, local_steps, own_steps
-    from minitrain.engine.shares import Shares
-    from minitrain.engine.strategy_model import StrategyModel
-    from minitrain.errors import (
-        CollectiveMismatchError,
-        DeadlockError,
-        HardwareConfigError,
-        LawError,
-        MinitrainError,
-        OutOfMemoryError,
-        ProofError,
-        StrategyError,
-        TrainingError,
-        UsageError,
-    )
-    from minitrain.evidence.validate import Validation, validate
-    from minitrain.explorer.notebook import explore
-    from minitrain.learn.grader import Grade, grade
-    from minitrain.machine.calibrated import Calibration
-    from minitrain.machine.clusters.cluster import Cluster
-    from minitrain.machine.clusters.device_groups import Devices, Link, Thermal
-    from minitrain.machine.fixed_durations import FixedPredictor
-    from minitrain.machine.measured_layers import MeasuredLayers
-    from minitrain.machine.platforms import Platform, platforms
-    from minitrain.machine.solver.engine import solve
-    from minitrain.proof.proof import Proof, prove
-    from minitrain.run.comparison import Comparison, FailedRun, compare
-    from minitrain.run.faults import Fault, FaultRate, Recovery
-    from minitrain.run.result import Run, load_run
-    from minitrain.run.simulation import simulate, simulate_async
-    from minitrain.run.strategy_loading import strategies
-    from minitrain.search import schedules
-    from minitrain.search.planning.planner import Plan, plan
-    from minitrain.search.schedules.pipeline import from_schedule
-    from minitrain.search.sweeps.sweep import Sweep, sweep
-    from minitrain.search.tuning.tune import Tuning, tune
-    from minitrain.tensors.index_sets import span
-    from minitrain.training.calibration import calibrate
-    from minitrain.training.measured import MeasuredRun
-    from minitrain.training.profiles import Profiled, read_profiles
-    from minitrain.training.train import LossCurves, loss_curves, train
-    from minitrain.whatif.diff import Gap, diff
-    from minitrain.whatif.faults.disturbed_run import DisturbedRun
-    from minitrain.whatif.faults.goodput import Goodput, goodput
-    from minitrain.whatif.noise.monte_carlo import MonteCarlo, monte_carlo
-    from minitrain.whatif.noise.noise import Histogram, Noise, SlowLink
-    from minitrain.whatif.noise.sensitivity import Sensitivity, sensitivity
-    from minitrain.whatif.vector.price import Priced, price, price_async
-    from minitrain.workloads.architecture import LatentAttention, Lora, Precision
-    from minitrain.workloads.documents import Documents
-    from minitrain.workloads.exchange.reading import read_recipe, write_recipe
-    from minitrain.workloads.exchange.recipe import Recipe
-    from minitrain.workloads.models import models
-    from minitrain.workloads.peft import read_lora
-    from minitrain.workloads.transformer import Transformer
+if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this block
+    from minitrain import hw as hw
+    from minitrain.engine.model import Model as Model
+    from minitrain.engine.semantics import Nesterov as Nesterov
+    from minitrain.engine.semantics import approximate_steps as approximate_steps
+    from minitrain.engine.semantics import delayed_steps as delayed_steps
+    from minitrain.engine.semantics import local_steps as local_steps
+    from minitrain.engine.semantics import own_steps as own_steps
+    from minitrain.engine.shares import Shares as Shares
+    from minitrain.engine.strategy_model import StrategyModel as StrategyModel
+    from minitrain.errors import CollectiveMismatchError as CollectiveMismatchError
+    from minitrain.errors import DeadlockError as DeadlockError
+    from minitrain.errors import HardwareConfigError as HardwareConfigError
+    from minitrain.errors import LawError as LawError
+    from minitrain.errors import MinitrainError as MinitrainError
+    from minitrain.errors import OutOfMemoryError as OutOfMemoryError
+    from minitrain.errors import ProofError as ProofError
+    from minitrain.errors import StrategyError as StrategyError
+    from minitrain.errors import TrainingError as TrainingError
+    from minitrain.errors import UsageError as UsageError
+    from minitrain.evidence.validate import Validation as Validation
+    from minitrain.evidence.validate import validate as validate
+    from minitrain.explorer.notebook import explore as explore
+    from minitrain.learn.grader import Grade as Grade
+    from minitrain.learn.grader import grade as grade
+    from minitrain.machine.calibrated import Calibration as Calibration
+    from minitrain.machine.clusters.cluster import Cluster as Cluster
+    from minitrain.machine.clusters.device_groups import Devices as Devices
+    from minitrain.machine.clusters.device_groups import Link as Link
+    from minitrain.machine.clusters.device_groups import Thermal as Thermal
+    from minitrain.machine.fixed_durations import FixedPredictor as FixedPredictor
+    from minitrain.machine.measured_layers import MeasuredLayers as MeasuredLayers
+    from minitrain.machine.platforms import Platform as Platform
+    from minitrain.machine.platforms import platforms as platforms
+    from minitrain.machine.solver.engine import solve as solve
+    from minitrain.proof.proof import Proof as Proof
+    from minitrain.proof.proof import prove as prove
+    from minitrain.run.comparison import Comparison as Comparison
+    from minitrain.run.comparison import FailedRun as FailedRun
+    from minitrain.run.comparison import compare as compare
+    from minitrain.run.faults import Fault as Fault
+    from minitrain.run.faults import FaultRate as FaultRate
+    from minitrain.run.faults import Recovery as Recovery
+    from minitrain.run.result import Run as Run
+    from minitrain.run.result import load_run as load_run
+    from minitrain.run.simulation import simulate as simulate
+    from minitrain.run.simulation import simulate_async as simulate_async
+    from minitrain.run.strategy_loading import strategies as strategies
+    from minitrain.search import schedules as schedules
+    from minitrain.search.planning.planner import Plan as Plan
+    from minitrain.search.planning.planner import plan as plan
+    from minitrain.search.schedules.pipeline import from_schedule as from_schedule
+    from minitrain.search.sweeps.sweep import Sweep as Sweep
+    from minitrain.search.sweeps.sweep import sweep as sweep
+    from minitrain.search.tuning.tune import Tuning as Tuning
+    from minitrain.search.tuning.tune import tune as tune
+    from minitrain.tensors.index_sets import span as span
+    from minitrain.training.calibration import calibrate as calibrate
+    from minitrain.training.measured import MeasuredRun as MeasuredRun
+    from minitrain.training.profiles import Profiled as Profiled
+    from minitrain.training.profiles import read_profiles as read_profiles
+    from minitrain.training.train import LossCurves as LossCurves
+    from minitrain.training.train import loss_curves as loss_curves
+    from minitrain.training.train import train as train
+    from minitrain.whatif.diff import Gap as Gap
+    from minitrain.whatif.diff import diff as diff
+    from minitrain.whatif.faults.disturbed_run import DisturbedRun as DisturbedRun
+    from minitrain.whatif.faults.goodput import Goodput as Goodput
+    from minitrain.whatif.faults.goodput import goodput as goodput
+    from minitrain.whatif.noise.monte_carlo import MonteCarlo as MonteCarlo
+    from minitrain.whatif.noise.monte_carlo import monte_carlo as monte_carlo
+    from minitrain.whatif.noise.noise import Histogram as Histogram
+    from minitrain.whatif.noise.noise import Noise as Noise
+    from minitrain.whatif.noise.noise import SlowLink as SlowLink
+    from minitrain.whatif.noise.sensitivity import Sensitivity as Sensitivity
+    from minitrain.whatif.noise.sensitivity import sensitivity as sensitivity
+    from minitrain.whatif.replayed_runs import Replayed as Replayed
+    from minitrain.whatif.replayed_runs import replay as replay
+    from minitrain.whatif.vector.price import Priced as Priced
+    from minitrain.whatif.vector.price import price as price
+    from minitrain.whatif.vector.price import price_async as price_async
+    from minitrain.workloads.architecture import LatentAttention as LatentAttention
+    from minitrain.workloads.architecture import Lora as Lora
+    from minitrain.workloads.architecture import Precision as Precision
+    from minitrain.workloads.documents import Documents as Documents
+    from minitrain.workloads.exchange.reading import read_recipe as read_recipe
+    from minitrain.workloads.exchange.reading import write_recipe as write_recipe
+    from minitrain.workloads.exchange.recipe import Recipe as Recipe
+    from minitrain.workloads.models import models as models
+    from minitrain.workloads.peft import read_lora as read_lora
+    from minitrain.workloads.transformer import Transformer as Transformer
 
-_HOMES = {
-    "errors": (
-        "CollectiveMismatchError",
-        "DeadlockError",
-        "HardwareConfigError",
-        "LawError",
-        "MinitrainError",
-        "OutOfMemoryError",
-        "ProofError",
-        "StrategyError",
-        "TrainingError",
-        "UsageError",
-    ),
-    "workloads.exchange.reading": ("read_recipe", "write_recipe"),
-    "workloads.exchange.recipe": ("Recipe",),
-    "whatif.diff": ("Gap", "diff"),
-    "whatif.faults.disturbed_run": ("DisturbedRun",),
-    "whatif.faults.goodput": ("Goodput", "goodput"),
-    "learn.grader": ("Grade", "grade"),
-    "machine.clusters.cluster": ("Cluster",),
-    "machine.clusters.device_groups": ("Devices", "Link", "Thermal"),
-    "machine.fixed_durations": ("FixedPredictor",),
-    "machine.measured_layers": ("MeasuredLayers",),
-    "machine.platforms": ("Platform", "platforms"),
-    "whatif.noise.monte_carlo": ("MonteCarlo", "monte_carlo"),
-    "whatif.noise.noise": ("Histogram", "Noise", "SlowLink"),
-    "whatif.noise.sensitivity": ("Sensitivity", "sensitivity"),
-    "proof.proof": ("Proof", "prove"),
-    "search.planning.planner": ("Plan", "plan"),
-    "whatif.replayed_runs": ("Replayed", "replay"),
-    "engine.model": ("Model",),
-    "engine.semantics": ("Nesterov", "approximate_steps", "delayed_steps", "local_steps", "own_steps"),
-    "engine.strategy_model": ("StrategyModel",),
-    "engine.shares": ("Shares",),
-    "run.comparison": ("Comparison", "FailedRun", "compare"),
-    "run.faults": ("Fault", "FaultRate", "Recovery"),
-    "run.result": ("Run", "load_run"),
-    "run.simulation": ("simulate", "simulate_async"),
-    "run.strategy_loading": ("strategies",),
-    "search.schedules.pipeline": ("from_schedule",),
-    "machine.solver.engine": ("solve",),
-    "search.sweeps.sweep": ("Sweep", "sweep"),
-    "tensors.index_sets": ("span",),
-    "machine.calibrated": ("Calibration",),
-    "training.calibration": ("calibrate",),
-    "training.train": ("LossCurves", "loss_curves", "train"),
-    "training.measured": ("MeasuredRun",),
-    "training.profiles": ("Profiled", "read_profiles"),
-    "search.tuning.tune": ("Tuning", "tune"),
-    "explorer.notebook": ("explore",),
-    "evidence.validate": ("Validation", "validate"),
-    "whatif.vector.price": ("Priced", "price", "price_async"),
-    "workloads.models": ("models",),
-    "workloads.peft": ("read_lora",),
-    "workloads.architecture": ("LatentAttention", "Lora", "Precision"),
-    "workloads.documents": ("Documents",),
-    "workloads.transformer": ("Transformer",),
-}
 PUBLIC_PATHS = {
     "devices": "machine.devices",
     "heterogeneous": "machine.heterogeneous",
@@ -162,117 +138,34 @@ _ABOVE_RUNS = {
 """What other rooms do for runs, and where: `minitrain.run.above` is given this table."""
 
 _MODULES = ("hw", *PUBLIC_PATHS)
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Calibration",
-    "Cluster",
-    "CollectiveMismatchError",
-    "Comparison",
-    "DeadlockError",
-    "Devices",
-    "DisturbedRun",
-    "Documents",
-    "FailedRun",
-    "Fault",
-    "FaultRate",
-    "FixedPredictor",
-    "Gap",
-    "Goodput",
-    "Grade",
-    "HardwareConfigError",
-    "Histogram",
-    "LatentAttention",
-    "LawError",
-    "Link",
-    "Lora",
-    "LossCurves",
-    "MeasuredLayers",
-    "MeasuredRun",
-    "MinitrainError",
-    "Model",
-    "MonteCarlo",
-    "Nesterov",
-    "Noise",
-    "OutOfMemoryError",
-    "Plan",
-    "Platform",
-    "Precision",
-    "Priced",
-    "Profiled",
-    "Proof",
-    "ProofError",
-    "Recipe",
-    "Recovery",
-    "Replayed",
-    "Run",
-    "Sensitivity",
-    "Shares",
-    "SlowLink",
-    "StrategyError",
-    "StrategyModel",
-    "Sweep",
-    "Thermal",
-    "TrainingError",
-    "Transformer",
-    "Tuning",
-    "UsageError",
-    "Validation",
-    "approximate_steps",
-    "calibrate",
-    "compare",
-    "delayed_steps",
-    "diff",
-    "explore",
-    "from_schedule",
-    "goodput",
-    "grade",
-    "hw",
-    "load_run",
-    "local_steps",
-    "loss_curves",
-    "models",
-    "monte_carlo",
-    "own_steps",
-    "plan",
-    "platforms",
-    "price",
-    "price_async",
-    "prove",
-    "read_lora",
-    "read_profiles",
-    "read_recipe",
-    "replay",
-    "schedules",
-    "sensitivity",
-    "simulate",
-    "simulate_async",
-    "solve",
-    "span",
-    "strategies",
-    "sweep",
-    "train",
-    "tune",
-    "validate",
-    "write_recipe",
-]
+
+@cache
+def _homes() -> dict[str, str]:
+    """Return the module of each public name, as the imports for type checkers at the top of this file say."""
+    import inspect  # noqa: PLC0415  (only where a name is asked for)
+    import re  # noqa: PLC0415
+
+    source = inspect.getsource(sys.modules[__name__])
+    return {name: module for module, name in re.findall(r"^    from (\S+) import (\w+) as \2$", source, re.M)}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name == "__all__":
+        return sorted(_homes())
     if name in _MODULES:
         return import_module(f"minitrain.{name}")
-    home = _HOME_OF.get(name)
-    if home is None:
+    if name.startswith("__") or name not in _homes():
         raise AttributeError(f"module 'minitrain' has no attribute {name!r}")
-    value = getattr(import_module(f"minitrain.{home}"), name)
+    value = getattr(import_module(_homes()[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return sorted(__all__)
+    return sorted(_homes())
 
 
 class _PublicPaths:
