@@ -302,7 +302,7 @@ def evaluate(given: Mapping[str, Any], send: Send) -> None:
         view = replace(view_of(run), ranks_of_rows=run.ranks_of_rows)
         bars = make_bars(explained.timeline, view.step_end, explained.gaps)
         send({"picture": timeline_data(bars, view, explained, explains_prices=False)})
-        send({"why": explanation_panel(explained, view.accounts), "accounts": explained_prices(bars, view)})
+        send({"why": explanation_panel(explained, view), "accounts": explained_prices(bars, view)})
 
 
 def _memory(run: Run) -> Message:

@@ -3,8 +3,6 @@
 const data = JSON.parse(document.getElementById('data').textContent);
 const $ = id => document.getElementById(id);
 const COLORS = ['#56B4E9', '#E69F00', '#009E73', '#CC79A7', '#D55E00', '#0072B2', '#882255', '#B8A800'];
-const KINDS = ['forward', 'backward', 'update', 'communication'];
-const KIND_COLORS = ['#56B4E9', '#E69F00', '#009E73', '#CC79A7'];
 const count = data.fits.length, options = Object.keys(data.options), figures = Object.keys(data.figures);
 const paces = data.figures[data.pace] ?? [];
 const front = new Set(data.front), placeOf = new Map(data.named.map((row, i) => [row, i]));
@@ -220,7 +218,7 @@ function legend(parent, words, colors) {
 
 function bar(parts, unit, parent) {
   const total = Object.values(parts).reduce((a, b) => a + b, 0) || 1, holder = html('div', null, parent);
-  holder.className = 'bar';
+  holder.className = 'parts';
   const colors = Object.keys(parts).map((name, i) => name === 'waiting' ? css('--grid') : COLORS[i % COLORS.length]);
   Object.values(parts).forEach((value, i) => {
     const piece = html('i', null, holder);
@@ -230,31 +228,24 @@ function bar(parts, unit, parent) {
   legend(parent, Object.entries(parts).map(([name, value]) => `${name} ${show(value)} ${unit}`), colors);
 }
 
-function gantt(spans, step, parent) {
-  const canvas = html('canvas', null, parent), ratio = window.devicePixelRatio || 1;
-  const width = parent.clientWidth, tall = Math.max(4, Math.min(24, 260 / spans.length)), height = tall * spans.length;
-  canvas.width = width * ratio; canvas.height = height * ratio; canvas.style.height = `${height}px`;
-  const pen = canvas.getContext('2d');
-  pen.scale(ratio, ratio);
-  spans.forEach((list, place) => list.forEach(([kind, start, end]) => {
-    pen.fillStyle = KIND_COLORS[kind];
-    pen.fillRect(width * start / step, place * tall, Math.max(.3, width * (end - start) / step - .3), tall - 1);
-  }));
-  legend(parent, KINDS, KIND_COLORS);
+let timelines = [];
+
+// What the ranks of a run do, once the script of timelines is there.
+async function drawTimeline(picture, parent) {
+  const mounted = window.mountTimelines ? await mountTimelines(parent, [picture]) : [];
+  if (parent.isConnected) timelines = mounted;
+  else mounted.forEach(one => one.destroy());
 }
 
 function drawDetails() {
   const details = $('details');
+  timelines.forEach(one => one.destroy());
+  timelines = [];
   details.replaceChildren();
   if (chosen == null) return;
   const place = placeOf.get(chosen), drawn = data.drawn[place];
   html('strong', place == null ? `${data.fits[chosen] ? 'fits' : 'does not fit'}`
     : `${place + 1}. ${data.names[place]}`, details);
-  if (drawn?.picture) {
-    const picture = html('img', null, html('p', null, details));
-    picture.alt = `What every rank does: ${data.commands[place]}`;
-    picture.src = 'data:image/svg+xml;charset=utf-8,' + encodeURIComponent(drawn.picture);
-  }
   if (drawn?.parts) {
     html('p', 'Where the step goes, on average over ranks', details);
     bar(drawn.parts, 's', details);
@@ -263,10 +254,7 @@ function drawDetails() {
     html('p', 'What fills the memory of the fullest rank', details);
     bar(drawn.memory, 'GiB', details);
   }
-  if (drawn?.gantt?.length) {
-    html('p', 'What a rank of each stage does', details);
-    gantt(drawn.gantt, drawn.step, details);
-  }
+  if (drawn?.picture) drawTimeline(drawn.picture, html('div', null, details));
   const list = html('dl', null, details);
   const known = data.known[place] ?? Object.fromEntries([...options, ...figures].map(name => [name, cell(chosen, name)]));
   for (const [name, value] of Object.entries(known)) {
@@ -282,6 +270,7 @@ function choose(row) {
   chosen = row;
   for (const [other, line] of lineOf) line.classList.toggle('chosen', other === row);
   draw();
+  drawDetails();
 }
 
 function draw() {
@@ -289,7 +278,6 @@ function draw() {
   isDark = matchMedia('(prefers-color-scheme: dark)').matches;
   drawLines();
   drawPoints();
-  drawDetails();
 }
 
 for (const [id, first] of [['x', data.x], ['y', data.pace]]) {
@@ -298,5 +286,6 @@ for (const [id, first] of [['x', data.x], ['y', data.pace]]) {
 }
 drawTable();
 draw();
+drawDetails();
 window.addEventListener('resize', draw);
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);

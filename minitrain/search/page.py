@@ -2,7 +2,7 @@
 
 A page has parallel coordinates and a scatter plot, on canvases, since there may be tens of thousands, and a table to
 sort. A configuration that is clicked in any of them shows all of its figures, the command that simulates it, and what
-was drawn of it. `configurations.js` draws all that.
+was drawn of it. `configurations.js` draws all that, and `minitrain.view.timeline` what its ranks do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from minitrain.files import write_text
 from minitrain.run.figures import TABLES, Column
 from minitrain.run.parameters import command_of
 from minitrain.search.sweeps.batches import Row, flat, succeeded
+from minitrain.view.timeline import timeline_script
 
 _OF_SWEEPS = TABLES["page of a sweep"]
+MOST_EVENTS = 400_000
+"""The most events of a run that a page draws."""
 
 
 @final
@@ -44,7 +47,8 @@ class Configurations:
         hue: the option that colours rows; the pace does if None.
         listed: how many rows the table shows at a time.
         front: rows that no other one beats.
-        drawn: by place in the table: "picture" (SVG), or "parts" of the step (s), "memory" (GiB), "gantt" and "step".
+        drawn: by place in the table: "picture" (of `minitrain.view.run_folder`), "parts" of the
+            step (s), "memory" (GiB).
         known: by place in the table, what is known of a row beside options and figures.
     """
 
@@ -101,10 +105,14 @@ def _page(title: str, found: Configurations, above: Sequence[str], caption: str,
     yield f'<label><select id="x"></select></label>{ringed}</figcaption><div id="points" class="plot"></div></figure>\n'
     yield '<section id="details"></section></div>\n<div class="wide"><table id="table"></table></div>\n'
     text = json.dumps(found.data(), allow_nan=False).replace("<", "\\u003c")
-    yield f'{below}<script id="data" type="application/json">{text}</script>\n<script>{script}</script></body></html>\n'
+    yield f'{below}<script id="data" type="application/json">{text}</script>\n<script>{script}</script>\n'
+    if any(drawn.get("picture") for drawn in found.drawn.values()):
+        yield f"<script type='module'>{timeline_script()}{_MOUNT}</script>\n"
+    yield "</body></html>\n"
 
 
 _PARTS = ("css", "js")
+_MOUNT = "window.mountTimelines = mountTimelines; drawDetails();"
 
 
 def _coded(texts: Sequence[str]) -> dict[str, Any]:
@@ -140,7 +148,7 @@ def write_sweep_page(
     path: Path,
     rows: Sequence[Row],
     given: Sequence[Mapping[str, Any]],
-    pictures: Mapping[int, str],
+    pictures: Mapping[int, Mapping[str, Any]],
     notes: Sequence[str] = (),
 ) -> Path:
     """Write the page of a sweep and return its path.
@@ -149,14 +157,16 @@ def write_sweep_page(
         path: where to.
         rows: the rows of the sweep.
         given: the parameters and options that each row was simulated with.
-        pictures: SVG of a run by the place of its row.
+        pictures: of runs, by the place of the row.
         notes: sentences about the rows.
     """
     title = f"{len(rows)} configurations: {len(succeeded(rows))} ok"
     return write_page(path, title, _of_sweep(rows, given, pictures), notes, "Each configuration, coloured by strategy")
 
 
-def _of_sweep(rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures: Mapping[int, str]) -> Configurations:
+def _of_sweep(
+    rows: Sequence[Row], given: Sequence[Mapping[str, Any]], pictures: Mapping[int, Mapping[str, Any]]
+) -> Configurations:
     """Return what the page shows of a sweep: all rows, the fastest first."""
     names = dict.fromkeys(name for parameters in given for name in parameters)
     varied = ["strategy", *(name for name in names if len({json.dumps(row.get(name)) for row in rows}) > 1)]

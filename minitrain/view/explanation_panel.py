@@ -17,6 +17,7 @@ from minitrain.run.analysis.labels import BUBBLE, duration
 from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.tensors.index_sets import ranges
 from minitrain.view.bars import USES
+from minitrain.view.layout import View
 from minitrain.view.prices import Accounts, of_computing
 
 MAX_LINES = 12  # of ranks
@@ -40,31 +41,32 @@ class Line:
     link: str = ""
 
 
-def explanation_panel(explained: Explanation, accounts: Accounts | None = None) -> str:
+def explanation_panel(explained: Explanation, view: View | None = None) -> str:
     """Return the panel of one run.
 
     Args:
         explained: its explanation.
-        accounts: what explains its prices, by the price's id, where that is known.
+        view: what explains its prices, and where its ranks are in their mesh.
     """
+    view = view or View()
     split = explained.breakdown
     if not split.step_time_s:
         return ""
     parts = np.stack([split.computing, split.exposed, split.waiting], axis=1)
-    lines = lines_table(_lines_of(explained, parts), split.step_time_s)
+    lines = lines_table(_lines_of(explained, parts, view), split.step_time_s)
     cards = [
-        ("Where the time goes", [lines, *_computing(explained, accounts or {})]),
+        ("Where the time goes", [lines, *_computing(explained, view.accounts)]),
         ("Why ranks wait", _waits(explained)),
         ("What would help", _what_ifs(explained)),
     ]
     return section(cards)
 
 
-def _lines_of(explained: Explanation, parts: Floats) -> list[Line]:
+def _lines_of(explained: Explanation, parts: Floats, view: View) -> list[Line]:
     """Return the lines of a run: a line for each kind of device where there are several."""
     line = explained.timeline
     if not line.devices:
-        return rank_lines(parts, line.rank_names)
+        return rank_lines(parts, line.rank_names, view)
     kinds = np.array(line.devices)
     each = [_line(f"ranks on {kind}", parts[kinds == kind]) for kind in dict.fromkeys(line.devices)]
     return [_line("all ranks", parts), *each]
@@ -76,18 +78,28 @@ def section(cards: Iterable[tuple[str, Iterable[str]]]) -> str:
     return f'<section class="answer">\n{"".join(texts)}</section>\n'
 
 
-def rank_lines(parts: Floats, names: Sequence[str] = ()) -> list[Line]:
+def rank_lines(parts: Floats, names: Sequence[str] = (), view: View | None = None) -> list[Line]:
     """Return a line for all ranks, and one for each rank, for ranks that are alike, or for neighbours.
 
     Args:
         parts: computing, exposed communication and waiting of each rank, s, (num_ranks, 3).
         names: of the ranks, if they are not their rows' numbers.
+        view: the ranks that each row stands for, and their mesh.
     """
-    groups = _groups(parts)
-    if len(groups) == 1 < len(parts):
-        return [_line("all ranks alike" if names else f"all {len(parts)} ranks alike", parts)]
+    groups, known = _groups(parts), view.ranks_of_rows if view else ()
+    count = sum(map(len, known)) or len(parts)
+    if len(groups) == 1 < count:
+        return [_line("all ranks alike" if names and not known else f"all {count:,} ranks alike", parts)]
     whole = [_line("all ranks", parts)] if len(groups) > 1 else []
-    return whole + [_line(name_of_ranks(group.tolist(), names), parts[group]) for group in groups]
+    return whole + [_line(_name_of_rows(group.tolist(), names, view), parts[group]) for group in groups]
+
+
+def _name_of_rows(rows: Sequence[int], names: Sequence[str], view: View | None) -> str:
+    """Name rows by the places of their ranks in the mesh, or else as `name_of_ranks` does."""
+    along = (
+        view.along([rank for row in rows for rank in view.ranks_of_rows[row]]) if view and view.ranks_of_rows else ""
+    )
+    return along or name_of_ranks(rows, names)
 
 
 def _groups(parts: Floats) -> list[Ints]:

@@ -9,8 +9,9 @@ the mean counts.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,13 @@ import numpy as np
 from minitrain.machine.accounts import Account
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.timeline import Floats, Timeline
+from minitrain.tensors.index_sets import ranges
 from minitrain.view.bars import Bars
 from minitrain.workloads.matmul import MATMUL_LAYER
 
 MAX_LANES, MAX_DELAYS = 16, 8
+OUT_OF_MEMORY = "(out of memory)"
+"""What a fact of a run that does not fit ends with."""
 _BINS = 400
 _LEAST = 0.004  # of a bin: less is not drawn
 
@@ -165,6 +169,7 @@ class View:
         meshes: size by axis of each mesh that the ranks were laid out on, last axis fastest.
         ranks_of_rows: the ranks that each row of the picture stands for; empty where a row is the rank of its number.
         accounts: what explains each price of the timeline, by the price's id; see `minitrain.machine.accounts`.
+        unexplained: why prices that `accounts` has not cannot be explained.
         steps: where each step but the first begins on the axis, s, of a run that shows several.
     """
 
@@ -178,12 +183,32 @@ class View:
     meshes: Sequence[Mapping[str, int]] = ()
     ranks_of_rows: Sequence[Sequence[int]] = ()
     accounts: Mapping[int, Callable[[], Account]] = field(default_factory=dict, repr=False, compare=False)
+    unexplained: str = ""
     steps: Sequence[float] = ()
 
     @property
     def subtitle(self) -> str:
         """The facts in one line."""
         return " · ".join(self.facts)
+
+    def along(self, ranks: Collection[int]) -> str:
+        """Name ranks by their places in the first mesh.
+
+        >>> View(meshes=[{"pp": 4, "tp": 2}]).along([2, 3, 4, 5]), View(meshes=[{"pp": 4, "tp": 2}]).along([2, 5])
+        ('pp 1-2', '')
+        """
+        places, stride = dict[str, set[int]](), 1
+        sizes = self.meshes[0] if self.meshes else {}
+        for axis, size in reversed(list(sizes.items())):
+            places[axis] = {rank // stride % size for rank in ranks}
+            stride *= size
+        are_all = prod(map(len, places.values())) == len(ranks)  # that have one of the places along each axis
+        named = [
+            axis
+            for axis, size in sizes.items()
+            if len(places[axis]) == 1 < size or (len(places[axis]) < size and are_all)
+        ]
+        return " ".join(f"{axis} {ranges(places[axis])}" for axis in named)
 
 
 def layout(bars: Bars, view: View, unit: float, unit_name: str, peak_gib: float) -> dict[str, Any]:

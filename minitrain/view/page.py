@@ -24,7 +24,7 @@ from minitrain.run.analysis.timeline import Timeline, Trace, as_timeline
 from minitrain.view.bars import USES, make_bars
 from minitrain.view.drawing import Drawing, figure_json, page_json, plotly_script
 from minitrain.view.explanation_panel import Line, explanation_panel, lines_table, section
-from minitrain.view.layout import View, link_panel
+from minitrain.view.layout import OUT_OF_MEMORY, View, link_panel
 from minitrain.view.timeline import timeline_data, timeline_script
 
 PAGE_SCRIPT = r"""
@@ -59,6 +59,7 @@ h1 {{ font-size: 19px; line-height: 1.3; margin: 6px 0 2px; overflow-wrap: anywh
 h2 {{ font-size: 14px; margin: 10px 0 4px; }}
 p {{ margin: 6px 0; }}
 small {{ color: var(--soft); margin-left: .6em; }}
+.bad {{ color: #b3261e; font-weight: 600; }}
 code {{ font-size: 13px; overflow-wrap: anywhere; }}
 .facts span {{ display: inline-block; }}
 .facts span:not(:last-child)::after {{ content: "·"; margin: 0 .1em 0 .4em; }}
@@ -102,10 +103,19 @@ i.idle {{ background: var(--idle); }}
 @media (max-width: 600px) {{ .strips td:first-child {{ max-width: 9em; overflow: hidden; text-overflow: ellipsis; }} }}
 #missing, noscript p {{ border: 1px solid #D55E00; padding: 8px 12px; }}
 @media (max-width: 600px) {{ th, td {{ padding-left: 8px; }} table {{ font-size: 13px; }} }}
+@media (max-width: 800px) {{
+  .runs thead {{ display: none; }}
+  .runs :is(tr, td, tbody) {{ display: block; border: 0; text-align: left; padding: 0; }}
+  .runs tr:not(.more) {{ border-bottom: 1px solid var(--line); padding-bottom: 6px; }}
+  .runs td[data-name] {{ display: inline-block; margin-right: 14px; }}
+  .runs td[data-name]:first-child {{ display: block; font-weight: 600; padding-top: 6px; }}
+  .runs td[data-name]:not(:first-child)::before {{ content: attr(data-name) " "; color: var(--soft); }}
+}}
 @media (prefers-color-scheme: dark) {{
   :root {{ {_DARK}--soft: #9aa4af; }}
   body {{ background: #0d1117; color: #c9d1d9; }}
   a {{ color: #79b8ff; }}
+  .bad {{ color: #ff8a80; }}
 }}
 """
 
@@ -148,7 +158,7 @@ def write_html(
     explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_end, journals=journals)
     bars = make_bars(explained.timeline, view.step_end, explained.gaps)
     below = "" if view.links is None else link_panel(view.links)
-    body = view.panel + explanation_panel(explained, view.accounts)
+    body = view.panel + explanation_panel(explained, view)
     _shared_script(include_plotlyjs)
     picture = {"name": "", "data": timeline_data(bars, view, explained, journals)}
     return write_timelines(path, [picture], view.title, body, view.facts, below)
@@ -319,7 +329,9 @@ def _shared_script(include_plotlyjs: bool | str) -> str:
 
 def _head(title: str, facts: Sequence[str]) -> str:
     """Return the title and the facts below it."""
-    texts = "".join(f"<span>{html.escape(fact)}</span> " for fact in facts)
+    texts = "".join(
+        f"<span{' class=bad' if OUT_OF_MEMORY in fact else ''}>{html.escape(fact)}</span> " for fact in facts
+    )
     return (f"<h1>{html.escape(title)}</h1>\n" if title else "") + (f'<p class="facts">{texts}</p>\n' if texts else "")
 
 
@@ -393,12 +405,12 @@ def html_table(rows: Sequence[Row], links: Mapping[str, str]) -> str:
     columns = [column for column in rows[0] if column not in _BENEATH]
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join(_lines_of(row, len(columns), links) for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"
+    return f'<table class="runs"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n'
 
 
 def _lines_of(row: Row, num_columns: int, links: Mapping[str, str]) -> str:
     """Return a row, and beneath it what is said of it at length."""
-    cells = _cells([value for column, value in row.items() if column not in _BENEATH], num_columns, links)
+    cells = _cells({name: value for name, value in row.items() if name not in _BENEATH}, num_columns, links)
     said = "; ".join(f"{column}: {html.escape(row[column])}" for column in _BENEATH if row.get(column))
     if not said:
         return f"<tr>{cells}</tr>\n"
@@ -406,16 +418,17 @@ def _lines_of(row: Row, num_columns: int, links: Mapping[str, str]) -> str:
     return f'<tr class="more">{cells}</tr>\n<tr>{beneath}</tr>\n'
 
 
-def _cells(values: list[str], num_columns: int, links: Mapping[str, str]) -> str:
+def _cells(row: Row, num_columns: int, links: Mapping[str, str]) -> str:
     """Return the cells of one row; the text of a row that ends early, such as an error, takes the rest of it."""
+    values = list(row.values())
     texts = [html.escape(value) for value in values]
     if values[0] in links:
         texts[0] = f'<a href="{html.escape(links[values[0]])}">{texts[0]}</a>'
     last = max((place for place, value in enumerate(values) if value), default=0)
-    if not 0 < last < num_columns - 1:
-        return "".join(f"<td>{text}</td>" for text in texts)
-    cells = "".join(f"<td>{text}</td>" for text in texts[:last])
-    return f'{cells}<td class="rest" colspan="{num_columns - last}">{texts[last]}</td>'
+    ends_early = 0 < last < num_columns - 1
+    whole = zip(row, texts[:last] if ends_early else texts, strict=False)
+    cells = "".join(f'<td data-name="{html.escape(name)}">{text}</td>' for name, text in whole)
+    return f'{cells}<td class="rest" colspan="{num_columns - last}">{texts[last]}</td>' if ends_early else cells
 
 
 def notebook_html(timeline: Timeline, view: View, journals: Journals = ()) -> str:

@@ -67,6 +67,13 @@ def view_of(run: Run) -> View:
     )
 
 
+def picture_of(run: Run) -> dict[str, Any]:
+    """Return a run as other pages than its own show it, a row for each class of ranks: for `page.timeline_section`."""
+    from minitrain.view.page import run_picture  # noqa: PLC0415  (numpy only when somebody draws)
+
+    return run_picture("", run.step_timeline_of_classes, replace(view_of(run), ranks_of_rows=run.ranks_of_rows))
+
+
 def _accounts_of(run: Run) -> Mapping[int, Any]:
     """Return what explains each price of a run, by the price's id; nothing where prices were given or measured."""
     predictors = {id(model._runtime_predictor): model._runtime_predictor for model in run.class_models}
@@ -171,7 +178,9 @@ def network_and_prices(run: Run) -> str:
 
 def _memory(run: Run) -> str:
     """Return a run's peak memory, and whether it is more than the device has."""
-    return f"{peak_text(run)}{'' if run.oom is None else ' (out of memory)'}"
+    from minitrain.view.layout import OUT_OF_MEMORY  # noqa: PLC0415
+
+    return peak_text(run) if run.oom is None else f"{peak_text(run)} {OUT_OF_MEMORY}"
 
 
 def table_rows(comparison: Comparison) -> list[Mapping[str, str]]:

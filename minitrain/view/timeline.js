@@ -15,7 +15,7 @@
 // Nothing outside of `element` is touched, and no other file is asked for.
 
 const INTS = {1: Int8Array, 2: Int16Array, 4: Int32Array, 8: BigInt64Array};
-const AXIS = 22, MEMORY = 96, GAP = 8, FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+const AXIS = 22, MEMORY = 96, LINE = 13, GAP = 8, LEAST = 0.02, FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 const KEYS = [['w / s', 'zoom in, out'], ['a / d', 'go left, right'], ['0', 'all of it'], ['f', 'zoom to what is chosen'],
   [', / .', 'choose the one before, after'], ['/', 'search'], ['c', 'critical path on and off'],
   ['p', 'patterns beside colours, on and off'], ['Esc', 'choose nothing'], ['Ctrl + wheel, pinch', 'zoom'],
@@ -35,7 +35,7 @@ const STYLE = `
  border:1px solid var(--line);border-radius:4px;padding:3px 9px}
 .mt-timeline option{color:#111}
 .mt-timeline button[aria-pressed=true]{background:rgba(56,139,253,.22)}
-.mt-timeline input{width:15em;max-width:100%}
+.mt-timeline input{width:17em;max-width:100%}
 .mt-timeline .found{color:var(--soft)}
 .mt-timeline .kinds span{display:inline-block;margin-right:11px;white-space:nowrap}
 .mt-timeline .kinds i{display:inline-block;width:12px;height:12px;margin-right:4px;vertical-align:-2px}
@@ -78,6 +78,8 @@ function firstFrom(values, x, low = 0, high = values.length) {
   return low;
 }
 
+/** A colour a third of the way from one to another. */
+const between = (color, other) => '#' + rgb(color).map((part, i) => Math.round(part + (rgb(other)[i] - part) / 3).toString(16).padStart(2, '0')).join('');
 const rgb = color => [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
 
 function duration(seconds) {
@@ -120,6 +122,13 @@ function lanesOf(data, c, bars) {
       end: bars.end.subarray(from, to), kinds: [...slots.keys()], slot, sums});
   }
   return lanes;
+}
+
+/** Write into `talls` how high each share of a pixel is drawn, px: what takes `LEAST` or more is seen, at the cost of the largest. */
+function fillHeights(shares, high, isWaiting, talls) {
+  let most = 0;
+  for (let k = 0; k < shares.length; k++) { talls[k] = shares[k] * high; if (talls[k] > talls[most]) most = k; }
+  for (let k = 0; k < shares.length; k++) if (shares[k] >= LEAST && talls[k] < 2 && !isWaiting[k]) { talls[most] -= 2 - talls[k]; talls[k] = 2; }
 }
 
 /** Call `see(pixel, shares)` for each pixel of a lane: the share of its time by kind, from sums alone. */
@@ -240,6 +249,7 @@ export async function mountTimeline(element, data, options = {}) {
   const seconds = ticks => ticks.map(value => value * unit + late);
   const bars = {...c, start: seconds(c.start), end: c.start.map((value, i) => (value + c.length[i]) * unit + late)};
   const waiting = data.kinds.length - 1, lanes = lanesOf(data, c, bars), scheme = matchMedia('(prefers-color-scheme: dark)');
+  const titleOf = k => `${data.kinds[k].name} ${data.kinds[k].axis}`.trimEnd();
   const samples = seconds(c.memory_time), memories = data.rows.map(() => new Map());
   for (let from = 0, to; from < samples.length; from = to) {
     to = from;
@@ -275,8 +285,8 @@ export async function mountTimeline(element, data, options = {}) {
     return made;
   };
   const button = (text, title, act) => make('button', {type: 'button', textContent: text, title, onclick: act});
-  const search = make('input', {type: 'search', placeholder: 'attention 4, rank 3, mb 2'});
-  search.setAttribute('aria-label', 'search operations, layers, ranks and microbatches');
+  const search = make('input', {type: 'search', placeholder: 'attention 4, rank 3, mb 2, tp'});
+  search.setAttribute('aria-label', 'search operations, layers, ranks, microbatches and groups');
   const said = make('span', {className: 'found'}), pathButton = button('critical path', 'c', () => showPath(!state.path));
   said.setAttribute('role', 'status');
   const patternButton = button('patterns', 'p: patterns beside colours', () => showPatterns(!state.patterns));
@@ -307,7 +317,7 @@ export async function mountTimeline(element, data, options = {}) {
     const body = make('tbody'), sums = data.rows.map(() => new Float64Array(data.kinds.length));
     for (let i = 0; i < count; i++) sums[c.row[i]][c.kind[i]] += bars.end[i] - bars.start[i];
     sums.forEach((of, row) => of.forEach((busy, kind) => busy > 0 && body.append(make('tr', {},
-      ...[data.rows[row].name, data.kinds[kind].name, duration(busy), (100 * busy / data.step_s).toFixed(1) + ' %']
+      ...[data.rows[row].name, titleOf(kind), duration(busy), (100 * busy / data.step_s).toFixed(1) + ' %']
         .map(textContent => make('td', {textContent}))))));
     const head = make('tr', {}, ...['ranks', 'operation', 'time of one', 'share of the step']
       .map(textContent => make('th', {textContent})));
@@ -338,6 +348,7 @@ export async function mountTimeline(element, data, options = {}) {
     if (data.samples[c.samples[i]]) pairs.push(['works on', data.samples[c.samples[i]]]);
     if (kindOf(i).law) pairs.push(['law', kindOf(i).law]);
     pairs.push(...accountOf(i).facts);
+    if (c.account[i] < 0 && data.unexplained) pairs.push(['price', data.unexplained]);
     if (begin >= 0) pairs.push(['began when it did', `since ${data.kinds[c.cause_kind[i]].name}` +
       ` ${layerName(c.cause_layer[i])}`.trimEnd() + ` of rank ${data.ranks[begin]} came before`]);
     if (c.bytes[i] > 0) pairs.push(['moves', `${amount(c.bytes[i])} ${data.partners[c.partner[i]] || ''}`.trim() +
@@ -359,13 +370,13 @@ export async function mountTimeline(element, data, options = {}) {
     const kernels = accountOf(i).parts.map(([name, share, bound, said]) => make('tr', {},
       ...[name, (100 * share).toFixed(1) + ' %', said, bound].map(textContent => make('td', {textContent}))));
     const head = make('tr', {}, ...['kernel', 'share', 'takes', 'bound by'].map(textContent => make('th', {textContent})));
-    told.replaceChildren(make('b', {textContent: `${kindOf(i).name} ${c.kind[i] === waiting ? '' : layerOf(i)}`}),
+    told.replaceChildren(make('b', {textContent: `${titleOf(c.kind[i])} ${c.kind[i] === waiting ? '' : layerOf(i)}`}),
       make('dl', {}, ...[...facts(i), ...more].flatMap(([name, value]) => [make('dt', {textContent: name}), make('dd', {textContent: value})])),
       ...(kernels.length ? [make('div', {className: 'wide'}, make('table', {className: 'kernels'}, head, ...kernels))] : []));
   }
 
   // ---- where things are
-  let width = 0, height = 0, left = 0, total = 0, items = [], labels = [];
+  let width = 0, height = 0, left = 0, total = 0, deep = MEMORY, foot = 18, items = [], labels = [];
   function arrange() {
     width = Math.max(root.clientWidth, 200);
     const narrow = width < 700, many = data.rows.length > 12;
@@ -386,8 +397,10 @@ export async function mountTimeline(element, data, options = {}) {
         y += many ? 3 : 8;
       });
     });
-    total = AXIS + y + GAP + MEMORY + 18;
-    height = Math.min(total, options.maxHeight || 640);
+    deep = MEMORY + LINE * Math.max(0, ...data.rows.map((_, row) => titleOfMemory(row).length - 1));
+    foot = 4 + 14 * Math.max(1, ...data.rows.map((_, row) => legendOfMemory(row).lines));
+    total = AXIS + y + GAP + deep + foot;
+    height = Math.min(total, options.maxHeight || tallest());
     spacer.style.height = total + 'px';
     scroll.style.maxHeight = height + 'px';
     const dense = devicePixelRatio || 1;
@@ -410,8 +423,9 @@ export async function mountTimeline(element, data, options = {}) {
     const colors = data.kinds.map(kind => dark && kind.dark || kind.color);
     const inks = data.kinds.map(kind => dark && kind.dark && kind.dark_ink || kind.ink);
     colors[waiting] = dark ? '#2a2f36' : '#e7e9ec';
-    const looks = {colors, inks, shapes: shapes(), soft, hatch: dark ? '#6b737d' : '#8c959f'};
-    const bottom = height - MEMORY - 18, shift = scroll.scrollTop;
+    const dots = data.kinds.map((kind, k) => k === waiting ? (dark ? '#6b737d' : '#8c959f') : kind.axis ? between(colors[k], inks[k]) : inks[k]);
+    const looks = {colors, inks, shapes: shapes(), soft, dots};
+    const bottom = height - deep - foot, shift = scroll.scrollTop;
     on.rect(0, 0, width, height, back);
     ticks(on, ink, grid);
     on.clip(0, AXIS, width, bottom - AXIS - GAP);
@@ -450,7 +464,7 @@ export async function mountTimeline(element, data, options = {}) {
   }
   /** The pattern of each kind of bar. */
   function shapes() {
-    return data.kinds.map((kind, k) => kind.pattern ? '/' : state.patterns ? SHAPES[k % SHAPES.length] : '');
+    return data.kinds.map((kind, k) => kind.pattern || (state.patterns ? SHAPES[k % SHAPES.length] : ''));
   }
   function ticks(on, ink, grid) {
     const steps = namesOfSteps();
@@ -466,7 +480,7 @@ export async function mountTimeline(element, data, options = {}) {
     }
   }
   function drawLane(on, lane, y, high, looks) {
-    const {colors, inks, shapes, hatch, soft} = looks;
+    const {colors, inks, shapes, dots, soft} = looks;
     const {start, end, from} = lane, first = Math.max(0, firstFrom(start, state.t0) - 1), last = firstFrom(start, state.t1, first);
     if (last - first > span() / 3 && !state.found) return drawShares(on, lane, y, high, looks);
     let drawn = -1;  // the last pixel with something in it: bars below a pixel are drawn once
@@ -477,7 +491,7 @@ export async function mountTimeline(element, data, options = {}) {
       if (wide < 0.5 && Math.round(x0) === drawn && (dim || !state.found)) continue;
       if (wide < 0.5) drawn = Math.round(x0);
       on.rect(x0, y, Math.max(wide > 4 ? wide - 0.7 : wide, 0.7), high, colors[kind], dim ? 0.15 : 1,
-        wide > 3 ? shapes[kind] : '', kind === waiting ? hatch : inks[kind]);
+        wide > 3 ? shapes[kind] : '', dots[kind]);
       if (high < 13 || wide < 14 || dim) continue;
       const isNested = hasStrip(from + i, high, wide), middle = isNested ? (high - STRIP) / 2 : high / 2;
       const text = label(from + i, wide - 6 - (framed.has(from + i) ? 18 : 0));
@@ -502,7 +516,7 @@ export async function mountTimeline(element, data, options = {}) {
   /** Name phases, whose bars are too narrow for labels of their own. */
   function labelPhases(on, phases, y, inks) {
     for (const {kind, from, to} of phases) {
-      const text = data.kinds[kind].name.replace('_', '-');
+      const text = titleOf(kind).replace('_', '-');
       if (kind !== waiting && to - from > widthOf(text) + 10) on.text((from + to) / 2, y, text, inks[kind], 'center');
     }
   }
@@ -527,33 +541,34 @@ export async function mountTimeline(element, data, options = {}) {
   }
   /** The longest text that fits: operation, layer and microbatch, or less of it. */
   function label(i, room) {
-    const name = kindOf(i).name.replace('_', '-'), layer = layerOf(i), mb = severalMicrobatches && c.number[i] >= 0 ? 'mb ' + c.number[i] : '';
+    const name = titleOf(c.kind[i]).replace('_', '-'), layer = layerOf(i), mb = severalMicrobatches && c.number[i] >= 0 ? 'mb ' + c.number[i] : '';
     const number = (layer.match(/\d+$/) || [''])[0], both = [layer, mb].filter(Boolean).join(' · ');
     const tries = c.kind[i] === waiting ? [reason(i), 'waits ' + data.gap_kinds[c.gap_kind[i]], 'waits']
       : [`${name} ${both}`, `${name} ${layer || mb}`, both, layer, name, mb && String(c.number[i]), number];
     return tries.find(text => text && widthOf(text) <= room) || '';
   }
   /** Where bars are too many: of each pixel the shares of time, as heights. */
-  function drawShares(on, lane, y, high, {colors, inks, shapes, hatch}) {
+  function drawShares(on, lane, y, high, {colors, inks, shapes, dots}) {
     const pixels = Math.floor(span()), order = lane.kinds.map((_, k) => k).sort((a, b) => lane.kinds[a] - lane.kinds[b]);
-    const phases = [];
+    const phases = [], talls = new Float64Array(lane.kinds.length), isWaiting = lane.kinds.map(kind => kind === waiting);
     const note = (pixel, shares) => {
+      fillHeights(shares, high, isWaiting, talls);
       const k = shares.findIndex(share => share > 0.6);
       prolong(phases, k < 0 ? waiting : lane.kinds[k], left + pixel, left + pixel + 1);
     };
     if (on.pixels) {
       on.pixels(left, y, pixels, high, into => {
         const code = color => { const [r, g, b] = rgb(color); return (255 << 24 | b << 16 | g << 8 | r) >>> 0; };
-        const codes = lane.kinds.map(kind => code(colors[kind])), dots = lane.kinds.map(kind => code(kind === waiting ? hatch : inks[kind]));
+        const codes = lane.kinds.map(kind => code(colors[kind])), spots = lane.kinds.map(kind => code(dots[kind]));
         const inked = lane.kinds.map(kind => INKED[shapes[kind]] || (() => false));
         eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
           let foot = high, sum = 0;
           note(pixel, shares);
           for (const k of order) {
-            sum += shares[k];
-            const top = Math.max(0, Math.round(high - Math.min(1, sum) * high));
+            sum += talls[k];
+            const top = Math.max(0, Math.round(high - sum));
             const isPlain = lane.kinds[k] === waiting && shares[k] < 0.6;
-            while (foot > top) into[--foot * pixels + pixel] = !isPlain && inked[k](pixel % TILE, foot % TILE) ? dots[k] : codes[k];
+            while (foot > top) into[--foot * pixels + pixel] = !isPlain && inked[k](pixel % TILE, foot % TILE) ? spots[k] : codes[k];
           }
         });
       });
@@ -563,14 +578,14 @@ export async function mountTimeline(element, data, options = {}) {
     let run = null;  // neighbours that look alike are one rectangle
     const flush = () => {
       let foot = y + high;
-      if (run) for (const [k, tall] of run.parts) { foot -= tall; on.rect(left + run.from, foot, run.wide, tall, colors[lane.kinds[k]], 1, lane.kinds[k] === waiting && tall < 0.6 * high ? '' : shapes[lane.kinds[k]], lane.kinds[k] === waiting ? hatch : inks[lane.kinds[k]]); }
+      if (run) for (const [k, tall] of run.parts) { foot -= tall; on.rect(left + run.from, foot, run.wide, tall, colors[lane.kinds[k]], 1, lane.kinds[k] === waiting && tall < 0.6 * high ? '' : shapes[lane.kinds[k]], dots[lane.kinds[k]]); }
     };
     eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
       const parts = [];
       let key = '';
       note(pixel, shares);
       for (const k of order) {
-        const tall = Math.round(shares[k] * high * 2) / 2;
+        const tall = Math.round(talls[k] * 2) / 2;
         if (tall > 0) { parts.push([k, tall]); key += k + ':' + tall + ' '; }
       }
       if (run && run.key === key) { run.wide++; return; }
@@ -638,13 +653,20 @@ export async function mountTimeline(element, data, options = {}) {
     on.unclip();
   }
   const SHADES = ['#0072B2', '#CC79A7', '#E69F00', '#56B4E9', '#999999', '#D55E00', '#009E73', '#3A9BDC'];
+  /** What is said above the memory of a row, in lines that fit. */
+  function titleOfMemory(row) {
+    const all = data.capacity_bytes, its = all && `; ${drawnCapacity() ? "the line is the device's" : 'the device has'} ${amount(all)}`;
+    return wrapped(`memory: ${data.rows[row] ? data.rows[row].peak + (its || '') : 'none'}`, span() - 4);
+  }
+  const mostMemory = () => Math.max(options.most || 0, ...data.rows.map(row => row.peak_bytes || 0), 1);
+  /** The device's memory, if the curves come near it; 0 otherwise. */
+  const drawnCapacity = () => data.capacity_bytes && data.capacity_bytes < mostMemory() * 1.5 ? data.capacity_bytes : 0;
   function drawMemory(on, top, ink, soft, dark) {
-    const kinds = [...memories[state.memory] || []], known = data.memory_kinds.length > 1;
-    const most = Math.max(options.most || 0, ...data.rows.map(row => row.peak_bytes || 0), 1), scale = (MEMORY - 16) / most;
-    const capacity = data.capacity_bytes && data.capacity_bytes < most * 1.5 ? data.capacity_bytes : 0;
-    const high = bytes => top + MEMORY - bytes * scale * (capacity ? most / Math.max(capacity, most) : 1);
-    on.text(narrowText(), top + 6, cut('memory: ' + (data.rows[state.memory] ? data.rows[state.memory].peak : 'none'), span() - 4), ink);
-    on.clip(left, top + 12, span(), MEMORY - 11);
+    const kinds = [...memories[state.memory] || []], known = data.memory_kinds.length > 1, title = titleOfMemory(state.memory);
+    const capacity = drawnCapacity(), head = LINE * title.length - 1, scale = (deep - head - 4) / Math.max(capacity, mostMemory());
+    const high = bytes => top + deep - bytes * scale;
+    title.forEach((line, place) => on.text(narrowText(), top + 6 + LINE * place, line, ink));
+    on.clip(left, top + head, span(), deep - head + 1);
     let below = null;
     kinds.forEach(([kind, {time, bytes}], place) => {
       const levels = Float64Array.from(bytes, (value, i) => value + (below ? below[i] : 0)), points = [[xOf(time[0]), high(below ? below[0] : 0)]];
@@ -667,24 +689,23 @@ export async function mountTimeline(element, data, options = {}) {
       below = levels;
     });
     on.unclip();
-    const label = (text, y) => {
-      if (widthOf(text) > span()) return;
-      on.rect(width - 15 - widthOf(text), y - 7, widthOf(text) + 6, 14, dark ? '#0d1117' : '#ffffff', 0.75);
-      on.text(width - 12, y, text, soft, 'right');
-    };
-    if (capacity) {
-      on.rect(left, high(capacity), span(), 1, '#D55E00');
-      label('device memory ' + amount(capacity), high(capacity) + (high(capacity) > top + 24 ? -8 : 9));
-    } else if (data.capacity_bytes) label(`device memory ${amount(data.capacity_bytes)} ↑`, top + 19);
-    on.rect(left, top + MEMORY, span(), 1, soft);
-    let x = left;
-    if (known) kinds.forEach(([kind], place) => {
-      const name = data.memory_kinds[kind];
-      if (x + widthOf(name) + 16 > width) return;
-      on.rect(x, top + MEMORY + 5, 9, 9, SHADES[place % SHADES.length]);
-      on.text(x + 12, top + MEMORY + 10, name, ink);
-      x += widthOf(name) + 24;
+    if (capacity) on.rect(left, high(capacity), span(), 1, '#D55E00');
+    on.rect(left, top + deep, span(), 1, soft);
+    if (known) for (const [place, name, x, line] of legendOfMemory(state.memory).entries) {
+      on.rect(x, top + deep + 5 + 14 * line, 9, 9, SHADES[place % SHADES.length]);
+      on.text(x + 12, top + deep + 10 + 14 * line, name, ink);
+    }
+  }
+  /** Where the names of a row's kinds of memory stand, in how many lines. */
+  function legendOfMemory(row) {
+    let x = left, line = 0;
+    const entries = [...(memories[row] || new Map()).keys()].map((kind, place) => {
+      const name = data.memory_kinds[kind], wide = widthOf(name) + 24;
+      if (x > left && x + wide - 8 > width) { x = left; line++; }
+      x += wide;
+      return [place, name, x - wide, line];
     });
+    return {entries, lines: line + 1};
   }
   const narrowText = () => left + 2;
   function seek(text) { search.value = text; tellOthers({search: text}); return find(text); }
@@ -743,9 +764,9 @@ export async function mountTimeline(element, data, options = {}) {
       const others = words.filter(word => !word.startsWith('rank:'));
       state.found = Uint8Array.from({length: count}, (_, i) => {
         if (!within[c.row[i]]) return 0;
-        const key = [c.kind[i], c.layer[i], c.number[i], c.lane[i]].join();
+        const key = [c.kind[i], c.layer[i], c.number[i], c.lane[i], c.partner[i]].join();
         if (!known.has(key)) {
-          const all = [kindOf(i).name, layerOf(i), data.lanes[c.lane[i]], `mb:${c.number[i]}`].join(' ').toLowerCase().split(/\s+/);
+          const all = [titleOf(c.kind[i]), layerOf(i), data.lanes[c.lane[i]], (data.partners[c.partner[i]] || '').match(/among.*/), `mb:${c.number[i]}`].join(' ').toLowerCase().split(/\s+/);
           known.set(key, others.every(word => all.some(one => /\d$/.test(word) ? one === word : one.includes(word))) ? 1 : 0);
         }
         return known.get(key);
@@ -763,7 +784,7 @@ export async function mountTimeline(element, data, options = {}) {
   }
   function svg() { const on = svgPainter(width, height); draw(on); return on.whole(); }
   function at(x, y) {
-    if (y < AXIS || y > height - MEMORY - 18 || x < left) return -1;
+    if (y < AXIS || y > height - deep - foot || x < left) return -1;
     const item = items.find(item => y >= AXIS + item.y - scroll.scrollTop && y < AXIS + item.y - scroll.scrollTop + item.high);
     if (!item) return -1;
     const near = 2 * (state.t1 - state.t0) / span(), t = timeOf(x), i = firstFrom(item.lane.start, t + near) - 1;
@@ -800,7 +821,7 @@ export async function mountTimeline(element, data, options = {}) {
       tip.hidden = true;
       return;
     }
-    if (event.offsetY > height - MEMORY - 6 && x > left) {
+    if (event.offsetY > height - deep - foot + 12 && x > left) {
       const t = timeOf(x), held = heldByKind(state.memory, t).filter(([, bytes]) => bytes > 0);
       tipAt(event, `${amount(heldAt(state.memory, t))} at ${duration(t - late)}`,
         held.length > 1 ? held.sort(([, one], [, other]) => other - one).map(([name, bytes]) => `${name} ${amount(bytes)}`) : []);
@@ -810,7 +831,7 @@ export async function mountTimeline(element, data, options = {}) {
     canvas.style.cursor = i >= 0 || rowAt(x, event.offsetY) >= 0 ? 'pointer' : 'default';
     tip.hidden = i < 0;
     if (i >= 0) {
-      tipAt(event, `${kindOf(i).name} ${layerOf(i)}`,
+      tipAt(event, `${titleOf(c.kind[i])} ${layerOf(i)}`,
         kernel ? [kernel[0], kernel[3], kernel[2] && 'bound by ' + kernel[2]] : facts(i).slice(0, 4).map(([, value]) => value));
     }
     if (i !== state.hover) { state.hover = i; schedule(); }
@@ -864,9 +885,9 @@ export async function mountTimeline(element, data, options = {}) {
     legend.replaceChildren(...data.kinds.map((kind, k) => {
       const tile = make('canvas', {width: 12, height: 12}), square = make('i'), color = k === waiting ? '#8c959f33' : dark && kind.dark || kind.color;
       canvasPainter(tile.getContext('2d')).rect(0, 0, 12, 12, color, 1, shape[k],
-        kind.pattern ? '#8c959f' : dark && kind.dark && kind.dark_ink || kind.ink);
+        k === waiting ? '#8c959f' : kind.axis ? between(color, kind.ink) : dark && kind.dark && kind.dark_ink || kind.ink);
       square.style.background = `url(${tile.toDataURL()})`;
-      return make('span', {title: `${kind.law} A click shows these alone.`.trim(), onclick: () => seek(search.value === kind.name ? '' : kind.name)}, square, kind.name);
+      return make('span', {title: `${kind.law} A click shows these alone.`.trim(), onclick: () => seek(search.value === titleOf(k) ? '' : titleOf(k))}, square, titleOf(k));
     }));
     schedule();
   }
@@ -920,7 +941,7 @@ export async function mountTimelines(element, pictures, options = {}) {
     telling = false;
   };
   for (const [place, {data, marks}] of pictures.entries()) timelines.push(await mountTimeline(own[place], data, {
-    ...options, span, zero: several ? zero : 0, late: lates[place], most, marks, maxHeight: options.maxHeight || (several ? 420 : 640),
+    ...options, span, zero: several ? zero : 0, late: lates[place], most, marks, maxHeight: options.maxHeight || (several ? 420 : tallest()),
     onChange: ({zoom, path, patterns, search}) => toOthers(place, timeline => {
       if (zoom) timeline.zoomTo(...zoom);
       else if (search !== undefined) timeline.search(search);
@@ -949,3 +970,14 @@ function cut(text, room) {
   while (end > 1 && widthOf(text.slice(0, end) + '…') * 1.06 > room) end--;
   return text.slice(0, end) + '…';
 }
+/** Return a text in lines of so many px. */
+function wrapped(text, room) {
+  const lines = [''];
+  for (const word of text.split(' ')) {
+    const longer = `${lines.at(-1)} ${word}`.trimStart();
+    if (widthOf(longer) * 1.06 <= room || !lines.at(-1)) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+const tallest = () => Math.max(640, innerHeight - 40);

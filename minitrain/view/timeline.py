@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -76,7 +77,9 @@ def timeline_data(
     """
     line = bars.timeline
     unit = 10.0 ** (floor(log10(bars.step_end)) - _DIGITS) if bars.step_end > 0 else 10.0**-_DIGITS
-    lane, lane_names = _lanes(bars, view)
+    axes = [_lane_name(stream, view) for stream in line.streams]
+    lane, lane_names = _lanes(bars, axes)
+    bars, axis_of_kind = _kinds_by_axis(bars, axes, view)
     columns = _bar_columns(bars, unit)
     memory_kinds, memory = _memory_of_rows(line, journals, bars.step_end)
     alike = _rows_alike(bars, columns, memory)
@@ -101,7 +104,10 @@ def timeline_data(
         "step_s": bars.step_end,
         "begin_s": line.begin,
         "steps_s": list(view.steps),
-        "kinds": [kind._asdict() | {"law": law_of(kind.name)} for kind in bars.kinds],
+        "kinds": [
+            kind._asdict() | {"axis": axis, "law": law_of(kind.name)}
+            for kind, axis in zip(bars.kinds, axis_of_kind, strict=True)
+        ],
         "lanes": lane_names,
         "rows": [
             _row(line, ranks, view, peak) | {"peak": text} for ranks, peak, text in zip(alike, peaks, said, strict=True)
@@ -113,6 +119,7 @@ def timeline_data(
         "partners": partners,
         "samples": samples,
         "accounts": explained_prices(bars, view) if explains_prices else [],
+        "unexplained": view.unexplained,
         "typs": list(line.typs),
         "gap_kinds": list(GAP_KINDS),
         "memory_kinds": memory_kinds,
@@ -134,15 +141,54 @@ def _prices(bars: Bars) -> list[int]:
     return [int(code) for code in codes if code != NONE]
 
 
-def _lanes(bars: Bars, view: View) -> tuple[Ints, list[str]]:
-    """Return the lane of each bar and the names of lanes: the main one, then one for each use of streams beside it."""
+def _lanes(bars: Bars, names: Sequence[str]) -> tuple[Ints, list[str]]:
+    """Return the lane of each bar and the names of lanes: the main one, then one for each use of streams beside it.
+
+    Args:
+        bars: all of them.
+        names: of the lane of each stream.
+    """
     line, beside = bars.timeline, bars.lane > 0
-    names = [_lane_name(stream, view) for stream in line.streams]
     used = sorted({names[stream] for stream in np.unique(line.stream[bars.event[beside]]).tolist()})
     place = np.array([1 + used.index(name) if name in used else 0 for name in names], np.int64)
     lane = np.zeros(len(bars), np.int64)
     lane[beside] = place[line.stream[bars.event[beside]]]
     return lane, [MAIN_LANE, *used]
+
+
+def _kinds_by_axis(bars: Bars, names: Sequence[str], view: View) -> tuple[Bars, list[str]]:
+    """Return bars with a kind for each axis of the mesh, where ranks communicate along several, and each kind's axis.
+
+    The axis whose ranks are neighbours comes first, and looks as usual; the others have patterns.
+
+    Args:
+        bars: all of them.
+        names: of the lane of each stream.
+        view: its meshes.
+    """
+    line = bars.timeline
+    known = [*dict.fromkeys(axis for mesh in view.meshes for axis in reversed(list(mesh)))]
+    along = [
+        name if stream.group is not None and name != "communication" else ""
+        for name, stream in zip(names, line.streams, strict=True)
+    ]
+    used = {along[stream] for stream in np.unique(line.stream[bars.event[~bars.waits]]).tolist()} - {""}
+    if len(used) < 2 or not known:
+        return bars, [""] * len(bars.kinds)
+    axes = ["", *sorted(used, key=lambda axis: (known.index(axis) if axis in known else len(known), axis))]
+    place = np.array([axes.index(axis) if axis in axes else 0 for axis in along], np.int64)
+    pairs = bars.kind * len(axes) + np.where(bars.waits, 0, place[line.stream[bars.event]])
+    codes, kind = np.unique(pairs, return_inverse=True)
+    kinds, axis_of_kind, seen = [], [], dict[str, int]()
+    for one, axis in (divmod(code, len(axes)) for code in codes.tolist()):
+        look = bars.kinds[one]
+        nth = seen[look.name] = seen.get(look.name, -1) + 1
+        kinds.append(look._replace(pattern=look.pattern or _PATTERNS[nth % len(_PATTERNS)]))
+        axis_of_kind.append(axes[axis])
+    return replace(bars, kind=kind.reshape(-1), kinds=tuple(kinds)), axis_of_kind
+
+
+_PATTERNS = ("", "-", "|", ".")  # of a kind's axes; see `INKED` of the script
 
 
 def _lane_name(stream: Stream, view: View) -> str:
@@ -289,30 +335,19 @@ def _row(line: Timeline, rows: Sequence[int], view: View, peak_bytes: float) -> 
     """Return the name of a row, its ranks as (first, how many, distance), and its peak memory."""
     known = [view.ranks_of_rows[row] for row in rows] if view.ranks_of_rows else [[row] for row in rows]
     ranks = sorted(rank for each in known for rank in each)
-    along = _along(ranks, view)
+    along = view.along(ranks)
     if len(ranks) == 1:
         name = f"rank {line.rank_name(rows[0])}"
     else:
         name = f"{len(ranks):,} ranks alike" if along else f"ranks {ranges(frozenset(ranks))} alike"
+        devices = {line.devices[row] for row in rows} if line.devices else set()
+        along = " ".join((along, *devices)).strip() if len(devices) == 1 else along
     return {
         "name": f"{along}: {name}" if along else name,
         "count": len(ranks),
         "members": _progressions(ranks),
         "peak_bytes": peak_bytes,
     }
-
-
-def _along(ranks: Sequence[int], view: View) -> str:
-    """Name the axes of the mesh along which ranks have one place in common, such as "pp 3"."""
-    if not view.meshes:
-        return ""
-    parts, stride = [], 1
-    for axis, size in reversed(list(view.meshes[0].items())):
-        places = {rank // stride % size for rank in ranks}
-        if size > 1 and len(places) == 1:
-            parts.append(f"{axis} {places.pop()}")
-        stride *= size
-    return " ".join(reversed(parts))
 
 
 def _progressions(numbers: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -58,16 +58,17 @@ def test_a_click_on_a_point_or_a_row_shows_where_its_time_goes_and_what_its_rank
     assert _has_ink(page, "#points canvas")
     named = page.evaluate("data.named")
     page.locator("#points").click(position=_place_of(page, named[1]))
-    assert page.locator("tbody tr").nth(1).get_attribute("class") == "chosen"
-    assert page.locator("#details .bar").count() == 2
+    assert page.locator("#table tbody tr").nth(1).get_attribute("class") == "chosen"
+    assert page.locator("#details .parts").count() == 2
     assert page.locator("#details .legend").first.inner_text().startswith("computing ")
+    page.wait_for_selector("#details canvas")
     assert _has_ink(page, "#details canvas")
     assert page.locator("#details code").inner_text().startswith("minitrain run megatron ")
-    page.locator("tbody tr").nth(4).click()
-    assert page.locator("tbody tr.chosen").count() == 1
-    assert page.locator("#details .bar").count() == 0  # the first two alone are drawn
+    page.locator("#table tbody tr").nth(4).click()
+    assert page.locator("#table tbody tr.chosen").count() == 1
+    assert page.locator("#details .parts").count() == 0  # the first two alone are drawn
     page.locator("#lines").click(position={"x": 60, "y": 200})
-    assert page.locator("#details dl").count() == 1
+    assert page.locator("#details > dl").count() == 1
     page.select_option("#x", "pp")
     assert _has_ink(page, "#points canvas")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -80,20 +81,20 @@ def test_a_sweep_is_sorted_by_a_column_and_shows_the_picture_of_what_is_chosen(
     page = open_page(sweep, "light", width)
 
     def steps() -> list[float]:
-        return [float(text) for text in page.locator("tbody td:nth-child(4)").all_inner_texts() if text != "-"]
+        return [float(text) for text in page.locator("#table tbody td:nth-child(4)").all_inner_texts() if text != "-"]
 
     assert steps() == sorted(steps())
     assert len(steps()) == 14  # of 18: `single` runs on one rank alone
-    page.click("tbody tr:first-child")
-    assert page.locator("#details img").count() == 1
-    page.click("tbody tr:nth-child(5)")
-    assert page.locator("#details img").count() == 0
+    page.click("#table tbody tr:first-child")
+    page.wait_for_selector("#details canvas")
+    page.click("#table tbody tr:nth-child(5)")
+    assert page.locator("#details canvas").count() == 0
     assert page.locator("#details code").inner_text().startswith("minitrain run ")
-    page.click("th:nth-child(4) button")
-    page.click("th:nth-child(4) button")
+    page.click("#table th:nth-child(4) button")
+    page.click("#table th:nth-child(4) button")
     assert steps() == sorted(steps(), reverse=True)
-    page.click("th:first-child button")
-    strategies = page.locator("tbody td:first-child").all_inner_texts()
+    page.click("#table th:first-child button")
+    strategies = page.locator("#table tbody td:first-child").all_inner_texts()
     assert strategies == sorted(strategies)
     page.select_option("#x", "world_size")
     chosen = page.evaluate("data.named[3]")

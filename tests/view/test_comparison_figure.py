@@ -86,21 +86,21 @@ def test_the_table_has_a_row_a_run_whose_shares_add_up() -> None:
 
 def test_a_table_escapes_what_it_shows_and_links_the_pages() -> None:
     table = html_table([{"strategy": "<b>", "error": "1 & 2"}, {"strategy": "ddp", "error": ""}], {"ddp": "ddp.html"})
-    assert "<td>&lt;b&gt;</td><td>1 &amp; 2</td>" in table
-    assert '<td><a href="ddp.html">ddp</a></td>' in table
+    assert '<td data-name="strategy">&lt;b&gt;</td><td data-name="error">1 &amp; 2</td>' in table
+    assert '<td data-name="strategy"><a href="ddp.html">ddp</a></td>' in table
     assert html_table([], {}) == ""
 
 
 def test_the_error_of_a_failed_run_has_the_rest_of_its_row() -> None:
     row = {"strategy": "own", "step time": "failed: a long reason", "MFU": "", "bubble": ""}
-    assert '<td>own</td><td class="rest" colspan="3">failed: a long reason</td></tr>' in html_table([row], {})
+    assert '>own</td><td class="rest" colspan="3">failed: a long reason</td></tr>' in html_table([row], {})
 
 
 def test_a_comparison_page_has_its_table_above_its_figure(tmp_path: Path) -> None:
     path = write_compare_html(tmp_path / "all.html", _RUNS, title="three", include_plotlyjs="directory")
     text = path.read_text()
-    assert text.index("<table>") < text.index('id="timeline"')
+    assert text.index('<table class="runs">') < text.index('id="timeline"')
     assert [entry.name for entry in tmp_path.iterdir()] == ["all.html"]
     assert "<title>three</title>" in text
     given = write_compare_html(tmp_path / "own.html", _RUNS, table=[{"name": "mine"}], include_plotlyjs="directory")
-    assert "<td>mine</td>" in given.read_text()
+    assert ">mine</td>" in given.read_text()

@@ -72,7 +72,7 @@ def test_ranks_that_do_alike_share_a_bar() -> None:
     parts = np.array([[1.0, 2.0, 1.0], [3.0, 1.0, 0.0]])[np.arange(1024) % 2]
     assert [line.name for line in rank_lines(parts)] == ["all ranks", "ranks 0-1022 step 2", "ranks 1-1023 step 2"]
     alike = rank_lines(np.tile([1.0, 2.0, 1.0], (1024, 1)))
-    assert [(line.name, line.seconds) for line in alike] == [("all 1024 ranks alike", (1.0, 2.0, 1.0))]
+    assert [(line.name, line.seconds) for line in alike] == [("all 1,024 ranks alike", (1.0, 2.0, 1.0))]
 
 
 def test_many_ranks_that_all_differ_are_shown_in_groups_of_neighbours() -> None:

@@ -107,8 +107,11 @@ def test_the_lane_of_a_collective_of_all_ranks_is_the_axis_that_has_them_all() -
 
 def test_classes_of_a_folded_run_are_named_by_their_place_in_the_mesh() -> None:
     run = mt.simulate("megatron", **_SIZES, tp=2, pp=2, microbatch_size=4, fold=True)
-    rows = _data(run)["rows"]
+    data = _data(run)
+    rows = data["rows"]
     assert [row["name"] for row in rows] == ["pp 0: 4 ranks alike", "pp 1: 4 ranks alike"]
+    reduces = [(kind["axis"], kind["pattern"]) for kind in data["kinds"] if kind["name"] == "all_reduce"]
+    assert reduces == [("tp", ""), ("dp", "-")]  # those of neighbours look as usual
     classes = np.array(run.ranks_of_rows)
     assert sorted(classes.reshape(-1).tolist()) == list(range(8))
     assert [_ranks(row) for row in rows] == classes.tolist()
@@ -232,6 +235,18 @@ def test_keys_zoom_search_and_show_the_critical_path_and_help(opened: Callable[.
     assert near != before
     page.keyboard.press("0")
     assert page.evaluate("timeline.svg()") == before
+    for keys, seen in (
+        ("w", (0.15, 0.85)),
+        ("d", (0.255, 0.955)),
+        ("a", (0.15, 0.85)),
+        ("s", (0, 1)),
+        (".,.f", None),  # the second operation of the first row, and its neighbours
+    ):
+        for key in keys:
+            page.keyboard.press(key)
+        shown = page.evaluate("timeline.shown().map(t => t / timeline.bars.end.reduce((a, b) => Math.max(a, b)))")
+        assert shown == pytest.approx(seen, abs=1e-3) if seen else 0 <= shown[0] < shown[1] < 0.2
+    page.keyboard.press("Escape")
     page.keyboard.press("?")
     assert page.get_by_text("zoom in, out").is_visible()
     page.keyboard.press("/")

@@ -362,10 +362,6 @@ def _listed(words: Sequence[str], last: str) -> str:
     return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-MOST_EVENTS = 5000
-"""The most events of a run whose picture a page shows."""
-
-
 @over_grid(SweepKeywords)
 def sweep(
     strategies: str | Strategy | Iterable[str | Strategy],
@@ -553,10 +549,10 @@ class Sweep:
 
         Args:
             path: where to.
-            pictures: how many of the fastest runs are simulated again to be drawn; those of more than `MOST_EVENTS`
+            pictures: how many of the fastest runs are simulated again to be drawn; those of more than 400,000
                 events are left out, and of all others the page shows the command that draws them.
         """
-        from minitrain.search.page import write_sweep_page  # noqa: PLC0415  (only when somebody looks)
+        from minitrain.search.page import MOST_EVENTS, write_sweep_page  # noqa: PLC0415  (only when somebody looks)
 
         rows = self.rows()
         best = {id(row) for row in succeeded(rows)[:pictures] if row["num_events"] <= MOST_EVENTS}
@@ -648,11 +644,9 @@ def _may_do_better(row: Row, time_limit_s: float | None) -> bool:
     return had_less_time or str(row.get("error")).endswith(NO_MEMORY)
 
 
-def _picture(configuration: Configuration) -> str:
-    """Simulate a configuration with every event, and return its Gantt chart as SVG."""
-    from minitrain.view.run_folder import view_of  # noqa: PLC0415  (numpy only when somebody draws)
-    from minitrain.view.svg import svg  # noqa: PLC0415
+def _picture(configuration: Configuration) -> Mapping[str, Any]:
+    """Simulate a configuration with its events, and return its timeline."""
+    from minitrain.view.run_folder import picture_of  # noqa: PLC0415  (numpy only when somebody draws)
 
     strategy, parameters = configuration
-    run = simulate(strategy, **{**parameters, "fold": False, "log": "full"})
-    return svg(run.step_timeline, view_of(run))
+    return picture_of(simulate(strategy, **{**parameters, "log": "full"}))

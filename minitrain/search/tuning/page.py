@@ -10,27 +10,19 @@ import html
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minitrain.operations import PASSES, Event
 from minitrain.run.analysis.labels import GIB
 from minitrain.run.figures import TABLES
-from minitrain.search.page import Configurations, numbers_of, option_text, write_page
+from minitrain.search.page import MOST_EVENTS, Configurations, numbers_of, option_text, write_page
 from minitrain.search.tuning.explanation import Spending
 from minitrain.search.tuning.findings import Findings, described
 from minitrain.search.tuning.search import FITS, Row, distinct, options_of
-
-if TYPE_CHECKING:
-    from minitrain.run.result import Run
-
+from minitrain.view.run_folder import picture_of
 
 _NAMED = 200  # layouts that are named
 _LISTED = 50  # of these, in the table at a time
 _AXES = ("step s", "GiB", "MFU %")
-MOST_EVENTS = 400_000
-"""The most events of a run, of one rank of each class, that a page draws."""
-FORWARD, BACKWARD, UPDATE, COMMUNICATION = range(4)
-"""The kinds of spans in a Gantt chart."""
 
 
 def write_tuning_page(path: Path, tuning: Findings, pictures: int) -> Path:
@@ -112,48 +104,7 @@ def _drawn(tuning: Findings, pictures: int) -> list[dict[str, Any]]:
             {
                 "parts": {name: round(seconds, 9) for name, seconds in spending.parts().items()},
                 "memory": {kind: round(size / GIB, 4) for kind, size in spending.memory_bytes.items() if size},
-                "gantt": gantt_of(run) if sum(map(len, run.class_logs)) <= MOST_EVENTS else [],
-                "step": run.step_time,
+                "picture": picture_of(run) if sum(map(len, run.class_logs)) <= MOST_EVENTS else None,
             }
         )
     return found
-
-
-def gantt_of(run: Run) -> list[list[list[float]]]:
-    """Return what each class of ranks does: spans as [kind, start s, end s], those of one pass of a microbatch in one.
-
-    The step begins at 0, when all weights are there.
-
-    A collective among the parts of a layer belongs to the pass that it is part of.
-    """
-    return [_spans(log, run.load_time) for log in run.class_logs]
-
-
-def _spans(log: Sequence[Event], begin: float) -> list[list[float]]:
-    """Return the spans of one rank."""
-    spans: list[list[float]] = []
-    last: Any = None
-    for event in sorted(log, key=lambda event: event.time):
-        if not event.duration or event.typ == "load_weights":
-            continue
-        kind, key = _kind(event, last)
-        end = event.time + event.duration
-        if spans and last == key and event.time <= spans[-1][2] + 1e-9 + 1e-6 * end:
-            spans[-1][2] = max(spans[-1][2], end)
-        else:
-            spans.append([kind, event.time, end])
-        last = key
-    return [[kind, float(f"{max(start - begin, 0):.7g}"), float(f"{end - begin:.7g}")] for kind, start, end in spans]
-
-
-def _kind(event: Event, last: Any) -> tuple[int, Any]:
-    """Return the kind of an event, and a key that differs between passes."""
-    if event.typ in ("forward", "loss"):
-        return FORWARD, (FORWARD, event.samples)
-    if event.typ in PASSES:
-        return BACKWARD, (BACKWARD, event.samples)
-    if event.typ == "update":
-        return UPDATE, (UPDATE, None)
-    if event.peer is None and isinstance(last, tuple) and last[1] is not None and last[1] == event.samples:
-        return last
-    return COMMUNICATION, (COMMUNICATION, None)

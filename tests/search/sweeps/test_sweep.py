@@ -214,7 +214,7 @@ def test_the_page_holds_every_row_and_the_pictures_of_the_fastest(tmp_path: Path
     assert steps[:4] == sorted(steps[:4])
     assert steps[4:] == [None, None]
     assert sorted(data["drawn"]) == ["0", "1"]
-    assert data["drawn"]["0"]["picture"].startswith("<svg")
+    assert data["drawn"]["0"]["picture"]["data"]["rows"]
     assert data["commands"][0] == "minitrain run ddp --layers 4 --batch 8 --world-size 4"
     assert [data["options"]["status"]["kinds"][code] for code in data["options"]["status"]["codes"]].count(
         "failed"
