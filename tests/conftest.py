@@ -76,16 +76,6 @@ def update_goldens(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-goldens"))
 
 
-@pytest.fixture
-def prepared_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start ranks of real runs from a process that has imported torch, where how they start is not what is tested."""
-    if find_spec("torch"):
-        from minitrain.training import launcher
-        from tests.prepared_ranks import prepared
-
-        monkeypatch.setattr(launcher, "_started", prepared)
-
-
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 _OF_CHROMIUM = [
     "--no-sandbox",

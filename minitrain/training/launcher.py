@@ -1,20 +1,22 @@
 """Starting the processes of all ranks on this machine, watching them, and ending all of them when one fails.
 
-Each rank is a process of its own with a pipe to this one. A rank that dies closes its pipe, and one that is stopped
-(SIGSTOP) has another state: both are noticed at once. One that does nothing between two operations for too long is
-noticed by asking; how long that is grows with the machine's load, and time in which this process was not given a core
-does not count. Whatever happens, all processes have ended when `launch` returns or raises, with those that they have
-started. What ranks print is read beside what they report: a thread might wait for ever to begin where memory is short.
+Each rank is a process of its own with a pipe to this one. All are forked from one, which imports torch once for all and
+says which rank has died or is stopped (SIGSTOP). One that does nothing between two operations for too long is noticed
+by asking; how long that is grows with the machine's load, and time in which this process was not given a core does not
+count. Whatever happens, all processes have ended when `launch` returns or raises, with those that they have started.
+What ranks print is read beside what they report: a thread might wait for ever to begin where memory is short.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import io
 import marshal
 import os
 import pickle
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from time import monotonic
 from types import CodeType
@@ -35,15 +38,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # document
 
 from minitrain.errors import TrainingError
 from minitrain.training.program import RankProgram
-from minitrain.training.worker import FD, Doing, Task
+from minitrain.training.worker import Doing, Task
 
 MOST_PRINTED = 2**16
 """Bytes that a rank may print before the rest is left out; as many as a pipe holds."""
 
-_RANK = (
-    "from minitrain.run.worker_processes import die_with; die_with({}); "  # before torch is there, which takes seconds
-    "from minitrain.training.worker import main; main()"
-)
+_PARENT = "from minitrain.training.worker import fork_launches; fork_launches({pipe}, {parent})"
+_READ_BY_IMPORTS = re.compile("PYTHON|TORCH|CUDA|NCCL|MKL|BLAS|OMP|THREADS|MALLOC|^LD_|^PATH$|^HOME$")
 _ASK_S = 0.5
 _MOST_LOADED = 4.0  # a busy machine makes the limit of silence this many times longer at most
 _DONE = b"done"
@@ -110,7 +111,13 @@ class _Printed:
 class _Process:
     """The process of one rank.
 
+    Args:
+        rank: which.
+        pipe: what it reports comes from.
+        printed: what it prints.
+
     Attributes:
+        status: how it has ended or is stopped, as `os.waitpid` tells; None while it runs.
         doing: step, operation, and whether the rank is in code of its own, as it said last.
         same_s: how long that has been so, s.
         silent_s: how long it has said nothing, s.
@@ -121,9 +128,9 @@ class _Process:
     """
 
     rank: int
-    popen: subprocess.Popen[bytes]
     pipe: Connection
     printed: _Printed
+    status: int | None = None
     doing: tuple[int, int, bool] = (-1, -1, False)
     same_s: float = 0.0
     silent_s: float = 0.0
@@ -144,12 +151,151 @@ class _Process:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its process is stopped by a signal, as far as this system tells."""
-        if not hasattr(os, "waitid") or self.popen.returncode is not None:
-            return False
-        with suppress(ChildProcessError):
-            return os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-        return False
+        """Whether its process is stopped by a signal."""
+        return self.status is not None and os.WIFSTOPPED(self.status)
+
+
+@dataclass(slots=True)
+class _Parent:
+    """A process that has imported torch, which takes seconds, and forks the processes of ranks; it ends when idle.
+
+    Args:
+        popen: the process.
+        pipe: takes what to start.
+        lock: is held while that is sent.
+    """
+
+    popen: subprocess.Popen[bytes]
+    pipe: Connection
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, descriptors: Sequence[int]) -> None:
+        """Have it start ranks, whose parent tells its process id in the first of some pipes.
+
+        Raises:
+            OSError: it has ended.
+        """
+        with self.lock:
+            self.pipe.send((len(descriptors), _environment(), str(Path.cwd())))
+            for descriptor in descriptors:
+                send_handle(self.pipe, descriptor, self.popen.pid)
+
+
+_PARENTS: dict[Any, _Parent] = {}
+"""Those that are there, by what an import depends on: the path, and the environment variables that it reads."""
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of ranks that begin now."""
+    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+
+
+def _parent() -> _Parent:
+    """Return a process to fork ranks from, a new one if need be."""
+    environment = _environment()
+    key = (*((name, value) for name, value in sorted(environment.items()) if _READ_BY_IMPORTS.search(name)),)
+    for known, parent in [*_PARENTS.items()]:
+        if parent.popen.poll() is not None:
+            parent.pipe.close()
+            del _PARENTS[known]
+    if key not in _PARENTS:
+        ours, theirs = Pipe()
+        with theirs:
+            popen = subprocess.Popen(
+                [sys.executable, "-c", _PARENT.format(pipe=theirs.fileno(), parent=os.getpid())],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process
+            )
+        _PARENTS[key] = _Parent(popen, ours)
+    return _PARENTS[key]
+
+
+@atexit.register
+def end_parents() -> None:
+    """End the processes that ranks are forked from; the next launch starts a new one."""
+    while _PARENTS:
+        _, parent = _PARENTS.popitem()
+        parent.pipe.close()
+        parent.popen.wait()
+
+
+class _Ranks:
+    """The processes of all ranks.
+
+    Args:
+        ranks: those to start.
+        say: takes lines that they print.
+
+    Raises:
+        TrainingError: the process that they are forked from has ended.
+    """
+
+    def __init__(self, ranks: Sequence[int], say: Callable[[str], None]) -> None:
+        self.processes = []
+        self._news, tell = Pipe(duplex=False)
+        theirs = [tell]
+        for rank in ranks:
+            ours, its = Pipe()
+            printed, out = os.pipe()
+            self.processes.append(_Process(rank, ours, _Printed(rank, os.fdopen(printed, "rb", 0), say)))
+            theirs += its, Connection(out, readable=False)
+        parent = _parent()
+        try:
+            parent.begin([end.fileno() for end in theirs])
+        except OSError:  # it has just ended, since it was idle
+            parent.popen.wait()
+            parent = _parent()
+            parent.begin([end.fileno() for end in theirs])
+        finally:
+            for end in theirs:
+                end.close()
+        try:
+            self._pid = self._news.recv()
+            self._is_over = False
+        except EOFError:
+            raise TrainingError(
+                f"the process that ranks are forked from ended with exit code {parent.popen.wait()}; does "
+                "`python -c 'import minitrain.training.worker'` work?"
+            ) from None
+
+    def take_news(self) -> None:
+        """Take note of who has died or is stopped."""
+        try:
+            while not self._is_over and self._news.poll():
+                place, status = self._news.recv()
+                self.processes[place].status = status
+        except (EOFError, OSError):
+            self._is_over = True
+
+    def end_of(self, process: _Process) -> str:
+        """Return how a process has ended that has said nothing, in words."""
+        end = monotonic() + _GRACE_S
+        while process.status is None and not self._is_over and (left_s := end - monotonic()) > 0:
+            wait([self._news], timeout=left_s)
+            self.take_news()
+        if process.status is None:
+            return "has closed its connection to this process"
+        if (code := os.waitstatus_to_exitcode(process.status)) == -signal.SIGKILL:
+            return "was killed by SIGKILL (by the system itself where memory is full)"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def end(self) -> None:
+        """End what still runs: the ranks, and what they have started."""
+        self.take_news()
+        if not self._is_over:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
+                os.kill(self._pid, signal.SIGCONT)  # if it is stopped
+        while not self._is_over:
+            wait([self._news])
+            self.take_news()
+        self._news.close()
+        for process in self.processes:
+            process.pipe.close()
+            process.printed.close()
 
 
 @contextmanager
@@ -194,48 +340,29 @@ def launch(
         TrainingError: a rank died, or did nothing for too long.
         Exception: the error of the rank that failed first.
     """
-    processes: list[_Process] = []
+    ranks = _Ranks([task.rank for task in tasks], say)
     try:
-        for task in tasks:
-            processes.append(_started(task.rank, say))
-        for task, process in zip(tasks, processes, strict=True):
-            process.pipe.send(_pickled(task))
-        _watch(processes, [task.program for task in tasks], on_message, patience_s)
+        for task, process in zip(tasks, ranks.processes, strict=True):
+            with suppress(OSError):  # it has ended, which its pipe will tell
+                process.pipe.send(_pickled(task))
+        _watch(ranks, [task.program for task in tasks], on_message, patience_s)
     finally:
-        _end(processes)
-
-
-def _started(rank: int, say: Callable[[str], None]) -> _Process:
-    """Start the process of a rank, whose lines are passed on."""
-    ours, theirs = Pipe()
-    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    environment = {**os.environ, FD: str(theirs.fileno()), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    popen = subprocess.Popen(
-        [sys.executable, "-c", _RANK.format(os.getpid())],
-        env=environment,
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for this process
-    )
-    theirs.close()
-    assert popen.stdout is not None
-    return _Process(rank, popen, ours, _Printed(rank, popen.stdout, say))
+        ranks.end()
 
 
 def _watch(
-    processes: Sequence[_Process],
+    ranks: _Ranks,
     programs: Sequence[RankProgram],
     on_message: Callable[[int, tuple[Any, ...]], None],
     patience_s: float,
 ) -> None:
     """Take what ranks report until all have ended, and raise why one failed."""
+    processes = ranks.processes
     failed: list[_Process] = []  # in the order in which that was known
     failing_since, asked = 0.0, monotonic()
     while left := [process for process in processes if not process.has_ended]:
         _take_what_comes(processes, on_message)
+        ranks.take_news()
         now = monotonic()
         if not failed and now - asked > _ASK_S:
             passed_s, asked = min(now - asked, 2 * _ASK_S), now  # more, and this process itself was kept waiting
@@ -247,7 +374,7 @@ def _watch(
                 failing_since = failing_since or now
                 failed.append(process)
         if failed and (now - failing_since > _GRACE_S or all(process.has_ended for process in processes)):
-            _raise_first(failed)
+            _raise_first(failed, ranks)
 
 
 def _take_what_comes(processes: Sequence[_Process], on_message: Callable[[int, tuple[Any, ...]], None]) -> None:
@@ -283,7 +410,7 @@ def _take(process: _Process, on_message: Callable[[int, tuple[Any, ...]], None])
 
 def _require_life(process: _Process, program: RankProgram, passed_s: float, limit_s: float) -> None:
     """Ask a rank what it does, and require that it goes on."""
-    if process.popen.poll() is not None and not process.pipe.poll():
+    if process.status is not None and not process.is_stopped and not process.pipe.poll():
         process.has_ended = True  # what it has started holds its pipe open
         return
     process.same_s += passed_s
@@ -426,11 +553,12 @@ def _end_here(text: str) -> NoReturn:
     os._exit(1)
 
 
-def _raise_first(failed: Sequence[_Process]) -> NoReturn:
+def _raise_first(failed: Sequence[_Process], ranks: _Ranks) -> NoReturn:
     """Raise the error of the rank that failed first, as far as that can be told: others only lost it.
 
     Args:
         failed: those that have, in the order in which that was known.
+        ranks: the processes of all.
     """
     for process in failed:
         if process.failure and not process.failure[0]:
@@ -438,22 +566,11 @@ def _raise_first(failed: Sequence[_Process]) -> NoReturn:
     for process in failed:
         if process.has_died:
             raise TrainingError(
-                f"rank {process.rank} {_end_of(process.popen)} in step {max(process.doing[0], 0)}; all other ranks "
+                f"rank {process.rank} {ranks.end_of(process)} in step {max(process.doing[0], 0)}; all other ranks "
                 "were ended",
                 rank=process.rank,
             )
     _raise_own(failed[0])
-
-
-def _end_of(popen: subprocess.Popen[bytes]) -> str:
-    """Return how a process has ended that has said nothing, in words."""
-    try:
-        code = popen.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        return "has closed its connection to this process"
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL (by the system itself where memory is full)"
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _raise_own(process: _Process) -> NoReturn:
@@ -467,14 +584,3 @@ def _raise_own(process: _Process) -> NoReturn:
             error.add_note(note)
             raise error
     raise TrainingError(f"{note}:\n{text}", rank=process.rank)
-
-
-def _end(processes: Sequence[_Process]) -> None:
-    """End what still runs: the ranks, and what they have started."""
-    for process in processes:
-        with suppress(ProcessLookupError, PermissionError):  # of its session nothing is left
-            os.killpg(process.popen.pid, signal.SIGKILL)
-    for process in processes:
-        process.popen.wait()
-        process.pipe.close()
-        process.printed.close()

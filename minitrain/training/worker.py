@@ -1,7 +1,7 @@
 """What the process of one rank does: it joins the others, takes the steps, and reports to whoever started it.
 
-A process is started by `minitrain.training.launcher`, which tells it what to do through a pipe, or by torchrun. It ends
-when its pipe does, so that nothing is left over when the launcher is killed.
+`minitrain.training.launcher` starts a process that forks those of all ranks, and tells each what to do through a pipe;
+or torchrun starts them. A process ends when its pipe does, so that nothing is left over when the launcher is killed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import threading
 import traceback
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,6 +33,7 @@ from minitrain.engine.semantics import LocalSteps
 from minitrain.engine.watched import watched
 from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
+from minitrain.run.worker_processes import die_with
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.contents import Flat, key_of
 from minitrain.training.devices import place_of, process_bytes
@@ -42,8 +45,10 @@ from minitrain.training.wire import PendingNumbers, ProcessExecutor, ProcessTran
 KEPT_STEPS = 50
 """Of how many of the last steps the times of single operations are kept."""
 
-FD = "MINITRAIN_TRAIN_FD"
-"""The environment variable with the file descriptor of a rank's pipe."""
+IDLE_S = 60.0
+"""How long the process that ranks are forked from waits for the next run."""
+
+_LOOK_S = 1.0  # how often it looks whether whoever launches still lives, beside its pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +346,93 @@ class Pipe:
             os._exit(1)
 
 
-def main() -> None:
+def fork_launches(descriptor: int, user: int) -> None:
+    """Fork, from this process that has imported what ranks need, the parent of ranks whenever the launcher asks.
+
+    Args:
+        descriptor: of a pipe, from which come descriptors: for what the parent tells, and of each rank for its reports
+            and what it prints.
+        user: process that launches.
+    """
+    pipe, idle_s, us = Connection(descriptor), 0.0, os.getpid()
+    with suppress(EOFError, OSError):
+        while os.getppid() == user and (_has_children() or idle_s < IDLE_S):
+            idle_s += _LOOK_S
+            if pipe.poll(_LOOK_S):
+                idle_s = 0.0
+                num_descriptors, environment, folder = pipe.recv()
+                tell, *given = (recv_handle(pipe) for _ in range(num_descriptors))
+                if not os.fork():
+                    pipe.close()
+                    die_with(us)
+                    os.environ.clear()
+                    os.environ.update(environment)
+                    os.chdir(folder)
+                    _fork_ranks(Connection(tell, readable=False), list(zip(given[::2], given[1::2], strict=True)))
+                    os._exit(0)
+                for passed_on in (tell, *given):
+                    os.close(passed_on)
+
+
+def _has_children() -> bool:
+    """Return whether any child runs, and forget those that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
+def _fork_ranks(news: Connection, ranks: Sequence[tuple[int, int]]) -> None:
+    """Fork the processes of all ranks, and tell how each ends.
+
+    Args:
+        news: takes this process's id, and then place and status of ranks that have ended or are stopped.
+        ranks: of each rank, file descriptors of its pipe and of what it prints.
+    """
+    us = os.getpid()
+    places: dict[int, int] = {}
+    for place, (pipe, printed) in enumerate(ranks):
+        if not (pid := os.fork()):
+            die_with(us)
+            os.setsid()  # to which all that it starts belongs
+            news.close()
+            os.dup2(printed, 1)
+            os.dup2(printed, 2)
+            for number in (number for pair in ranks[place:] for number in pair if number != pipe):
+                os.close(number)
+            main(Connection(pipe))
+        places[pid] = place
+        os.close(pipe)
+        os.close(printed)
+    pids, left = [*places], {*places}
+    signal.signal(signal.SIGTERM, _stop)
+    with suppress(OSError, _StoppedError):  # nobody listens any more
+        news.send(us)
+        while left:
+            pid, status = os.waitpid(-1, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                left.discard(pid)
+            news.send((places[pid], status))
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):  # of its session nothing is left
+            os.killpg(pid, signal.SIGKILL)
+    for pid in left:
+        os.waitpid(pid, 0)
+
+
+class _StoppedError(BaseException):
+    """The ranks are to end."""
+
+
+def _stop(*_: Any) -> NoReturn:
+    raise _StoppedError
+
+
+def main(connection: Connection) -> NoReturn:
     """Do what the launcher says, report, and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends all ranks
-    pipe = Pipe(Connection(int(os.environ.pop(FD))))
+    pipe = Pipe(connection)
     status = 0
     try:
         task = load(pipe.receive())

@@ -79,7 +79,6 @@ def test_all_lives_agree(launched: bool) -> None:
     assert again.last_clock == plain.last_clock
 
 
-@pytest.mark.usefixtures("prepared_ranks")
 def test_real_processes_sum_at_the_root() -> None:
     pytest.importorskip("torch")
     sizes: dict[str, Any] = {**SIZES, "world_size": 2, "steps": 3, "dtype": "float64", "force": True}

@@ -156,7 +156,6 @@ async def mine(model: Model, times: int = 1) -> Model:
 """
 
 
-@pytest.mark.usefixtures("prepared_ranks")
 def test_a_real_run_is_contributed_with_its_strategy_and_calibration(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "own.py").write_text(OWN)

@@ -116,7 +116,6 @@ def _of_shell(command: str, given: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.usefixtures("prepared_ranks")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_of_documents_print_what_they_say(path: Path, tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):

@@ -28,8 +28,6 @@ from minitrain.training.calibration import (
 )
 from minitrain.workloads.dense_rows import DenseRows
 
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
-
 TRUTH = Calibration(
     machine="a machine",
     cores=2,

@@ -12,8 +12,6 @@ pytest.importorskip("cloudpickle")
 
 import minitrain as mt
 
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
-
 NEEDS_A_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 

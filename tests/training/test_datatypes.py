@@ -21,8 +21,6 @@ from minitrain.training.program import record  # noqa: E402
 from minitrain.training.transformer import TransformerNet  # noqa: E402
 from minitrain.training.wire import room_for  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
-
 STRATEGIES = [
     ("zero3", "tiny"),
     ("megatron:tp=2,sequence_parallel=true", "tiny"),

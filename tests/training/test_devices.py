@@ -24,8 +24,6 @@ from minitrain.training.ranks import Training  # noqa: E402
 from minitrain.training.worker import Doing, Times, train_rank  # noqa: E402
 from minitrain.workloads.dense_rows import DenseRows  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
-
 OFFLOADING = "fsdp:offload=activations"
 SIZES: dict[str, Any] = {"world_size": 1, "num_layers": 2, "global_batch_size": 4, "workload": DenseRows(256)}
 

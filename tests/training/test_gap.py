@@ -12,8 +12,6 @@ pytest.importorskip("cloudpickle")
 
 import minitrain as mt
 
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
-
 SIZES: dict[str, Any] = {"world_size": 2, "num_layers": 4, "global_batch_size": 8, "steps": 8}
 NAP = 0.1  # s
 

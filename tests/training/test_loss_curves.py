@@ -13,8 +13,6 @@ pytest.importorskip("cloudpickle")
 import minitrain as mt
 from minitrain.training.train import LossCurve, LossCurves
 
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
-
 
 def test_the_same_updates_are_laid_over_each_strategys_own_seconds(tmp_path: Path) -> None:
     machine: dict[str, Any] = {"world_size": 8, "workload": "gpt2", "global_batch_size": 8}

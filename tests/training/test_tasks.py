@@ -12,8 +12,6 @@ pytest.importorskip("cloudpickle")
 
 import minitrain as mt
 
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
-
 SIZES: dict[str, Any] = {"num_layers": 4, "global_batch_size": 8, "steps": 3, "dtype": "float64", "force": True}
 
 

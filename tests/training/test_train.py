@@ -35,8 +35,6 @@ from minitrain.workloads.workload import USUAL
 from tests.training.processes import left, marked, minitrain, wait_for
 from tests.training.test_calibration import as_if_measured
 
-pytestmark = pytest.mark.usefixtures("prepared_ranks")
-
 WRONG = Path(__file__).parent / "wrong_programs.py"
 
 
