@@ -153,7 +153,9 @@ class AttentionSteps:
         """Make queries, which stay here, and return keys and values."""
         inner = self._arithmetic.before(weights, x)
         queries, memory = self._arithmetic.project(weights, inner)
-        self._in_progress[layer, inp.samples] = AttentionInProgress(weights, x, inner, queries)
+        before = self._in_progress.get((layer, inp.samples))  # where keys and values are made again for the way back
+        known = (before.attended, before.grad) if before is not None else ()
+        self._in_progress[layer, inp.samples] = AttentionInProgress(weights, x, inner, queries, *known)
         return memory
 
     def attend(self, done: Computed, _: Any, memory: KeysValues) -> Attended:

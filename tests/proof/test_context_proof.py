@@ -56,3 +56,17 @@ def test_a_block_that_is_merged_with_the_wrong_weight_is_found() -> None:
 
     with pytest.raises(mt.ProofError, match="differs from single-device training"):
         mt.prove(averages, workload="tiny", global_batch_size=2, world_size=2)
+
+
+def test_keys_and_values_may_be_made_again_for_the_way_back() -> None:
+    async def makes_them_again(model: Model) -> mt.StrategyModel:
+        project: Any = type(model).backward_project
+
+        def after_making_them(layer: int, x: Any, grad: Any, weight: Any) -> Any:
+            model.keys_values(layer, x, weight)
+            return project(model, layer, x, grad, weight)
+
+        model.backward_project = after_making_them  # type: ignore[method-assign]
+        return await mt.strategies()["ring_attention"](model)
+
+    assert mt.prove(makes_them_again, workload="tiny", global_batch_size=2, world_size=2).largest < 1e-9
