@@ -7,8 +7,9 @@ chain of operations, and by how often it communicates for which layer.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class Call:
         rank: that began it.
         kind: its name, as a strategy calls it.
         ranks: of its group; of a message, the other rank alone.
-        about: the tag of a message, the layer of a collective.
+        about: the tag of a message, as text; the layer of a collective.
         line: where it stands, if that is known.
         is_done: whether the rank has its result.
         launched: whether the rank went on at once.
@@ -65,7 +66,7 @@ class Call:
     rank: int
     kind: str
     ranks: tuple[int, ...]
-    about: int | None
+    about: str | int | None
     line: str | None
     is_done: bool
     launched: bool
@@ -77,11 +78,12 @@ class Call:
     def _what(self) -> str:
         """The call in words."""
         if self.kind in ("send", "receive"):
-            return f"{self.kind} {'to' if self.kind == 'send' else 'from'} rank {self.ranks[0]}"
+            tag = "" if self.about is None else f" with tag {self.about}"
+            return f"{self.kind} {'to' if self.kind == 'send' else 'from'} rank {self.ranks[0]}{tag}"
         return self.kind + ("" if self.about is None else f" of layer {self.about}")
 
     @property
-    def signature(self) -> tuple[str, int | None]:
+    def signature(self) -> tuple[str, str | int | None]:
         """What members of a group must agree in."""
         return self.kind, self.about
 
@@ -229,6 +231,15 @@ def without_second_half(programs: Sequence[Sequence[Any]], rank: int, layer: int
     )
 
 
+def without_input(programs: Sequence[Sequence[Any]], message: str) -> str:
+    """Return which of the samples that a message lists as missing no rank has taken as inputs; "" if all were."""
+    listed = re.search(r"\[([\d, ]+)\]", message)
+    inputs = _LIKE["get_input_activation"]
+    taken = {sample for steps in programs for step in steps if step[0] in inputs for sample in step[1]}
+    never = {int(number) for number in listed.group(1).split(",")} - taken if listed else ()
+    return f"no rank has taken {named('sample', never)} as inputs yet" if never else ""
+
+
 def next_step(programs: Sequence[Sequence[Any]]) -> str:
     """Return the first operation of a training step that no rank has done, as what to write next; "" if all were."""
     done = {step[0] for steps in programs for step in steps}
@@ -278,9 +289,11 @@ def more_calls(run: Run, expected: Mapping[str, int], programs: Any, lines: Any)
         lines: where they stand.
     """
     layers: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    for what, number in calls_by_layer(run).items():
+    done = calls_by_layer(run)
+    more = _by_kind(done) - _by_kind(expected)  # alike in number, they may be for layers that are counted otherwise
+    for what, number in done.items():
         kind, _, layer = what.partition(" of layer ")
-        if number > expected.get(what, 0):
+        if kind in more and number > expected.get(what, 0):
             layers[kind, number, expected.get(what, 0)].append(int(layer or _NO_LAYER))
     found = []
     for (kind, number, known), of_layers in layers.items():
@@ -290,6 +303,14 @@ def more_calls(run: Run, expected: Mapping[str, int], programs: Any, lines: Any)
         at = f", at {first.line}" if first is not None and first.line else ""
         found.append(f"{kind}{where}: {number} over all ranks, the reference does {known or 'none'}{at}")
     return found[:_MOST]
+
+
+def _by_kind(calls: Mapping[str, int]) -> Counter[str]:
+    """Return how often ranks communicate, by operation."""
+    counted: Counter[str] = Counter()
+    for what, number in calls.items():
+        counted[what.partition(" of layer ")[0]] += number
+    return counted
 
 
 def _is(call: Call, kind: str, layers: set[int]) -> bool:
@@ -316,19 +337,24 @@ def _parts(run: Run, path: CriticalPath) -> dict[str, float]:
     return {**parts, LOAD_WEIGHTS: parts.get(LOAD_WEIGHTS, 0.0) + max(0.0, before)}
 
 
-def longer_parts(run: Run, expected: Mapping[str, float]) -> list[str]:
-    """Return in which operations a run is longer than the reference, and where it waits longest.
+LineOf = Callable[[int, int], str | None]
+"""Where in the submission an event stands, by its rank and its index in the rank's log."""
+
+
+def longer_parts(run: Run, expected: Mapping[str, float], line_of: LineOf) -> list[str]:
+    """Return in which operations a run is longer than the reference, or else where it waits longest.
 
     Args:
         run: what the ranks did.
         expected: of the reference, as `path_of` has it; empty where it is not known.
+        line_of: finds the lines of events.
     """
     path = _chain(run)
     parts = _parts(run, path)
     more = {typ: seconds - expected.get(typ, 0.0) for typ, seconds in parts.items()} if expected else {}
     least = 0.1 * sum(part for part in more.values() if part > 0)
     found = [
-        f"{typ}{_where(path, typ)} {duration(parts[typ])}, not {duration(expected.get(typ, 0.0))}"
+        f"{typ}{_where(path, typ, line_of)} {duration(parts[typ])}, not {duration(expected.get(typ, 0.0))}"
         for typ, part in sorted(more.items(), key=lambda item: -item[1])[:_MOST]
         if part > least
     ]
@@ -343,13 +369,19 @@ def longer_parts(run: Run, expected: Mapping[str, float]) -> list[str]:
     return [f"its longest wait is {duration(gaps.duration[gap])}, of rank {gaps.rank[gap]} for {gaps.reason(gap)}"]
 
 
-def _where(path: CriticalPath, typ: str) -> str:
-    """Return the layers and ranks of a chain's operations of a type, in words."""
-    line = path.timeline
-    if typ not in line.typs:
+def _where(path: CriticalPath, typ: str, line_of: LineOf) -> str:
+    """Return the layers and ranks of a chain's operations of a type, and the line with most of their time, in words."""
+    run = path.timeline
+    if typ not in run.typs:
         return ""
-    events = path.event[line.typ[path.event] == line.typs.index(typ)]
-    layers = {int(layer) for layer in line.layer[events] if layer >= 0}  # others are of none
-    ranks = {int(rank) for rank in line.rank[events]}
+    events = path.event[run.typ[path.event] == run.typs.index(typ)]
+    layers = {int(layer) for layer in run.layer[events] if layer >= 0}  # others are of none
+    ranks = {int(rank) for rank in run.rank[events]}
     named_of = [named(what, of) for what, of in (("layer", layers), ("rank", ranks)) if of]
+    spent: Counter[str] = Counter()
+    for event in events:
+        rank = int(run.rank[event])
+        spent[line_of(rank, int(event - run.starts[rank])) or ""] += run.duration[event]
+    line = next(iter(spent.most_common(1)), ("",))[0]
+    named_of += [f"{'most of it ' if len(spent) > 1 else ''}at {line}"] if line else []
     return f" ({', '.join(named_of)})" if named_of else ""

@@ -20,6 +20,7 @@ from minitrain.learn.causes import (
     next_step,
     ordered_places,
     why_all_wait,
+    without_input,
     without_second_half,
 )
 from minitrain.learn.exercise import Case, Exercise
@@ -149,6 +150,11 @@ class _Replay:
     meter: ActivationMeter = field(default_factory=ActivationMeter)
     run: Run | None = field(init=False, default=None)
 
+    def line_of(self, rank: int, event: int) -> str | None:
+        """Return where in the submission an event stands, by its index in the rank's log."""
+        steps = self.meter.steps[rank]
+        return _line(self.lines, rank, steps[event]) if event < len(steps) else None
+
     def again(self, watch: Callable[[Player, int], None], **more: Any) -> Run:
         """Run the programs, watched by something, and return the run.
 
@@ -258,8 +264,8 @@ def _with_cause(
             return message, never_awaited(programs, lines)
         rule = message.partition(";")[0]
         if re.search(r"must cover all \d+ samples", rule):
-            half = without_second_half(programs, facts["rank"], facts["layer"])
-            return (f"{rule}; {half}" if half else message), ()
+            why = without_second_half(programs, facts["rank"], facts["layer"]) or without_input(programs, rule)
+            return (f"{rule}; {why}" if why else message), ()
         begun = next_step(programs) if "has no final weight" in message else ""
         if begun:
             return f"{begun} ({rule})", ()
@@ -420,7 +426,7 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
             "the step takes longer than the budget",
             expected=f"at most {budget.step_time_s * 1e3:.3f} ms",
             got=f"{run.last_clock * 1e3:.3f} ms",
-            cause=[] if case.hidden else longer_parts(run, budget.path),
+            cause=[] if case.hidden else [*causes, *longer_parts(run, budget.path, replay.line_of)],
         )
     excess = excess_of(run, replay.meter.most_bytes(run), budget)
     if excess is not None:

@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import linecache
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,27 +24,41 @@ from minitrain.source_lines import place_of
 SUBMISSION = "submission"
 """The folder with the submission and the files that it imports, in the folder of its process."""
 
+_PACKAGE = Path(__file__).parents[1]
+
+_NEVER_AWAITED = re.compile(
+    r"coroutine '[\w.<>]*?(?P<name>\w+)' was never awaited.*File \"(?P<file>[^\"]*)\", line (?P<line>\d+)", re.DOTALL
+)
+
 _MOST_KEYS = 6
 """Keys of a mapping that are named."""
 
 
 @contextlib.contextmanager
 def noting_what_is_never_awaited() -> Iterator[list[str]]:
-    """Provide a list of the calls that were never awaited, instead of Python's warnings about them."""
+    """Provide a list of the calls that were never awaited, instead of Python's warnings about them.
+
+    A call is named where it stands in the submission: the coroutine may be dropped anywhere, also in the engine.
+    """
     forgotten: list[str] = []
 
     def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        found = re.fullmatch(r"coroutine '[\w.]*?(\w+)' was never awaited", str(message))
-        if found:
-            forgotten.append(f"{Path(filename).name}:{lineno} calls {found.group(1)}")
-        else:
+        found = _NEVER_AWAITED.match(str(message))
+        if found is None:
             otherwise(message, category, filename, lineno, file, line)
+        elif not Path(found["file"]).is_relative_to(_PACKAGE):
+            forgotten.append(f"{Path(found['file']).name}:{found['line']} calls {found['name']}")
 
+    depth = sys.get_coroutine_origin_tracking_depth()
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message="coroutine .* was never awaited", category=RuntimeWarning)
         otherwise: Any = warnings.showwarning
         warnings.showwarning = show
-        yield forgotten
+        sys.set_coroutine_origin_tracking_depth(1)
+        try:
+            yield forgotten
+        finally:
+            sys.set_coroutine_origin_tracking_depth(depth)
 
 
 def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]:

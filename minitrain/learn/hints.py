@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minitrain.learn.exercise import Case, Exercise
+from minitrain.operations import COMMUNICATIONS
 
 HINTS: Mapping[str, str] = {
     "runs": "run it alone and read where it ends: {command}",
@@ -29,6 +30,9 @@ _NO_SIZES = "`minitrain run`, with sizes of your own"
 
 FILE = "FILE.py"
 """What stands for the submission in a hint, until somebody knows its name."""
+
+_LAUNCHED = frozenset({*COMMUNICATIONS, "receive"})
+"""Calls that may be launched."""
 
 _PENDING = r"(?:coroutine|(?:Recorded)?Operation|(?:Strict)?Launched|Future|Task)"
 
@@ -81,7 +85,8 @@ _MISTAKES = (
         "is no store",
     ),
     _Mistake(
-        "kind", r"only tensors can be held in a store|must be an? \w+, got|can be communicated, got",
+        "kind",
+        r"only tensors can be held in a store|must be an? \w+, got|can be communicated, got|through route and combine",
         "the card of operations in the statement says what each of them takes and returns, and in which order",
     ),
     _Mistake(
@@ -90,13 +95,18 @@ _MISTAKES = (
         "were put off, and are there as many of them on every rank?",
     ),
     _Mistake(
+        "inputs", r"as inputs yet",
+        "before the update all samples go through the model: which samples does each rank take, is the batch cut over "
+        "those ranks alone that take other samples, and is the update behind the loop over microbatches?",
+    ),
+    _Mistake(
         "samples", r"must cover all \d+ samples",
         "the gradient must be summed over all microbatches and over all ranks that have other samples", True,
     ),
     _Mistake(
         "twice", r"counted twice|comes twice",
         "each sample belongs to one rank and one microbatch, and its gradient is added once: which samples does "
-        "each rank take?",
+        "each rank take, and was one of these gradients summed over the ranks before?",
     ),
     _Mistake(
         "updated", r"was updated already|must have seen exactly one update|must have seen the same steps",
@@ -120,9 +130,14 @@ _MISTAKES = (
         "each `work = model.launch(...)` needs its `await work` on every path; launch nothing behind the last use",
     ),
     _Mistake(
+        "launch", r"launch on rank \d+ takes one communication",
+        "what is launched is not awaited: `work = model.launch(model.send(rank, tensor))`, and `await work` later",
+    ),
+    _Mistake(
         "group", r"must bring (?:the same kind of tensor with|gradients of one part, or|different parts)",
         "the ranks of this collective bring what does not go together: is it the right group (`group=`), does each "
-        "hold its own part, and do all go through the layers in one order?",
+        "hold its own part, do ranks that share a layer take the same samples, and do all go through the layers in "
+        "one order?",
     ),
     _Mistake(
         "operations", r"the statement (?:asks for|forbids) \w+",
@@ -145,7 +160,8 @@ _MISTAKES = (
     ),
     _Mistake(
         "rank", r"(?:dest|source) must be a rank",
-        "`send(rank, tensor)` and `receive(rank)`: the rank comes first, and is one of 0 to world_size - 1",
+        "`send(rank, tensor)` and `receive(rank)`: the rank comes first; in a pipeline the first stage has nobody "
+        "before it and the last nobody after it, and in a ring (rank + 1) % n comes after rank n - 1",
     ),
     _Mistake(
         "bucket", r"buckets of the same length",
@@ -163,11 +179,15 @@ _MISTAKES = (
         "the gradient that the one before returned",
     ),
     _Mistake(
+        "same_samples_of_ring", r"queries and keys must be of the same samples",
+        "ranks among which blocks travel take the same samples, each other tokens of them: which does each take?",
+    ),
+    _Mistake(
         "same_samples", r"must be of the same samples",
         "the input and the gradient of a backward belong to one microbatch: are they stored under one key?",
     ),
     _Mistake(
-        "partial", r"must be a complete sum|has all parts",
+        "partial", r"must be a complete sum|has all parts|needs values that combine .*, got Partial",
         "what one part makes is a partial sum: `await model.all_reduce(partial, layer, group=parts)` before anything "
         "else takes it, in both passes",
     ),
@@ -202,6 +222,20 @@ _MISTAKES = (
         "a layer's gradient over the ranks of the parts",
     ),
     _Mistake(
+        "index", r"must lie in 0\.\.num_(?:shards|parts)-1|the numbers of parts must agree",
+        "first the index, which counts from 0, then how many there are: `tensor.shard(index, n)`, "
+        "`load_weights(layer, part=index, num_parts=n)`; the index is the rank's place among those that divide the "
+        "layer, `mesh.coord(...)`, and not its rank",
+    ),
+    _Mistake(
+        "exchange", r"must be as many as there are parts of the experts",
+        "the ranks that hold the parts exchange tokens, `group=parts`, and route is told how many they are",
+    ),
+    _Mistake(
+        "own_samples", r"must bring copies of different samples",
+        "every rank takes samples of its own, also those that hold parts of the same experts",
+    ),
+    _Mistake(
         "tokens_there", r"must be the copies for the weight's part|experts must be given copies",
         "tokens go to the experts before these take them: `await model.all_to_all(tokens, layer, group=parts)` after "
         "route, in the group of ranks that hold the parts",
@@ -227,6 +261,10 @@ _MISTAKES = (
         "other_shards", r"that add: shards must be equal",
         "only equal shards are added, of different samples; `shard.combine(other)` puts different shards of one sum "
         "together",
+    ),
+    _Mistake(
+        "other_samples", r"that combine: samples must be equal",
+        "`combine` puts different shards of one sum together; gradients of different samples are added, `+`",
     ),
     _Mistake(
         "made", r"was made by hand|is a copy made|dataclasses\.replace|was altered|belongs to rank",
@@ -260,11 +298,19 @@ _MISTAKES = (
     ),
     _Mistake(
         "key", r"^KeyError",
-        "nothing is stored under this key: is it under another one, freed too early, or does another rank have it?",
+        "nothing is stored under this key: is it under another one, not made yet, freed too early, or does another "
+        "rank have it?",
     ),
     _Mistake(
-        "call", r"has no attribute|required positional argument|unexpected keyword|positional arguments? but",
-        "the card of operations in the statement says what each of them is called and takes",
+        "call",
+        r"has no attribute|required positional argument|unexpected keyword|positional arguments? but|to unpack|"
+        r"cannot unpack|is not subscriptable",
+        "the card of operations in the statement says what each of them is called, takes and returns",
+    ),
+    _Mistake(
+        "mixed", r"unsupported operand type\(s\) for \+",
+        "only tensors of one kind are added: where do the two come from? Messages that cross need tags, so that each "
+        "receive gets its own",
     ),
     _Mistake(
         "endless", r"loop that never ends|does it wait or loop for ever",
@@ -287,7 +333,9 @@ def hint_for(exercise: Exercise, check: str, message: str, *, case: Case | None 
         never_awaited: the call that the submission forgot to await, such as "ddp.py:12 calls all_reduce".
     """
     if never_awaited:
-        return f"{never_awaited} without `await`, so that it never happens; write `await` before it"
+        call = never_awaited.rpartition(" ")[2]
+        launch = f", or `work = model.launch(model.{call}(...))` and `await work` later" if call in _LAUNCHED else ""
+        return f"{never_awaited} without `await`, so that it never happens; write `await` before it{launch}"
     own = exercise.hints_by_check
     found = next((mistake for mistake in _MISTAKES if re.search(mistake.pattern, message)), None)
     if found is None:

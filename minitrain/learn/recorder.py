@@ -28,6 +28,10 @@ _NAMED = frozenset({"load_weights", "load_experts", "route"})
 _ROUTED_BY_DEFAULT: Mapping[str, Any] = {"imbalance": 1, "capacity_factor": None, "drop_tokens": True}
 
 
+_LONGEST_TAG = 60
+"""Characters of a tag that is written as it is."""
+
+
 class Program:
     """The steps of one rank.
 
@@ -130,6 +134,20 @@ class _Interned(dict[Hashable, int]):
         return number
 
 
+class _Tags(dict[Hashable, str]):
+    """A text for each tag that is asked for, the same for equal tags: as Python writes it, or a number of its own."""
+
+    def __missing__(self, tag: Hashable) -> str:
+        text = repr(tag) if _is_plain(tag) else ""
+        self[tag] = text = text if 0 < len(text) <= _LONGEST_TAG else f"number {len(self)}"
+        return text
+
+
+def _is_plain(tag: Hashable) -> bool:
+    """Return whether a tag is made of whole numbers and strings alone, so that unequal ones are written differently."""
+    return type(tag) in (int, str) or (type(tag) is tuple and all(map(_is_plain, tag)))
+
+
 class Recorder(Observer):
     """Records what the ranks of one run do; it goes with strict accounting.
 
@@ -142,7 +160,7 @@ class Recorder(Observer):
         self._programs: dict[int, Program] = {}
         self._places = Places(Place)
         self._keys = _Interned()  # of stores
-        self._tags = _Interned()  # of messages, the same on all ranks
+        self._tags = _Tags()  # of messages, the same on all ranks
 
     @property
     def programs(self) -> list[list[Step]]:
@@ -180,8 +198,8 @@ class Recorder(Observer):
         ranks = [*(model._world if group is None else model._member(group)).ranks]
         return [op, name_of(value, submitted), layer, ranks, detail, model.launching]
 
-    def _tag(self, tag: Hashable) -> int | None:
-        """Return the number of a tag."""
+    def _tag(self, tag: Hashable) -> str | None:
+        """Return the text that stands for a tag."""
         return None if tag is None else self._tags[tag]
 
     def after(self, model: Any, op: str, given: tuple[Any, ...], named: Mapping[str, Any], made: Any) -> None:

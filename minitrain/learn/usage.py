@@ -38,19 +38,23 @@ def communication_by_kind(run: Run) -> dict[str, float]:
 
 
 class ActivationMeter:
-    """Watches a replay, and keeps the most activations that each rank held.
+    """Watches a replay, and keeps the most activations that each rank held, and which step made which event.
 
     Attributes:
         most_units: by rank.
+        steps: by rank, the number of the step of each event in its log.
     """
 
     def __init__(self) -> None:
         self.most_units: dict[int, int] = defaultdict(int)
+        self.steps: dict[int, list[int]] = defaultdict(list)
 
-    def __call__(self, player: Player, number: int) -> None:  # noqa: ARG002  (of every watcher)
+    def __call__(self, player: Player, number: int) -> None:
         """Look at a rank after one of its steps."""
         rank = player.model.rank
         self.most_units[rank] = max(self.most_units[rank], player.activation_units)
+        steps = self.steps[rank]
+        steps += [number] * (len(player.model.log) - len(steps))
 
     def most_bytes(self, run: Run) -> list[float]:
         """Return the most bytes of each rank."""

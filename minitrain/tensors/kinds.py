@@ -240,10 +240,13 @@ def require_same(rule: str, left: Any, right: Any, *names: str) -> None:
     if type(left) is not type(right):
         raise LawError(f"{rule}: both must be {type(left).__name__}, got {right!r}", left=left, right=right)
     for name in names:
-        if getattr(left, name) != getattr(right, name):
+        found = [getattr(tensor, name) for tensor in (left, right)]
+        if found[0] != found[1]:
+            got = " and ".join(f"{{{ranges(one)}}}" if isinstance(one, frozenset) else str(one) for one in found)
+            layers = [*dict.fromkeys((left.layer, right.layer))]
             raise LawError(
-                f"{rule}: {name} must be equal, got {getattr(left, name)} and {getattr(right, name)} "
-                f"(layers {left.layer} and {right.layer})",
+                f"{rule}: {name} must be equal, got {got} "
+                f"(layer{'s' * (len(layers) - 1)} {' and '.join(map(str, layers))})",
                 left=left,
                 right=right,
                 layer=left.layer,

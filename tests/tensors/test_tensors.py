@@ -79,7 +79,7 @@ def test_gradients_add_to_the_samples_of_both() -> None:
     ("left", "right", "message"),
     [
         (WEIGHT, Weight(2, 4, 0), "weights that combine: layer must be equal, got 1 and 2"),
-        (WEIGHT, Weight(1, 4, 1), r"weights that combine: step must be equal, got 0 and 1 \(layers 1 and 1\)"),
+        (WEIGHT, Weight(1, 4, 1), r"weights that combine: step must be equal, got 0 and 1 \(layer 1\)"),
         (WEIGHT, Weight(1, 4, 0, frozenset([0]), 2), "weights that combine: num_shards must be equal, got 1 and 2"),
         (WEIGHT, STATE, "weights that combine: both must be Weight, got OptState"),
         (STATE, OptState(1, 4, 1), "optimizer states that combine: step must be equal, got 0 and 1"),

@@ -334,7 +334,9 @@ def _members(ranks: Iterable[int]) -> tuple[int, ...]:
     try:
         return tuple(sorted({operator.index(rank) for rank in ranks}))
     except TypeError:
-        raise UsageError(f"a group is made of ranks, which are integers; got {ranks!r:.80}", ranks=ranks) from None
+        raise UsageError(
+            f"a group must be a list of ranks, such as [0, 1] or mesh.group('dp'), got {ranks!r:.80}", ranks=ranks
+        ) from None
 
 
 def _running_task() -> asyncio.Task[Any] | None:

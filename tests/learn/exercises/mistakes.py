@@ -1,4 +1,4 @@
-"""Typical mistakes of learners in exercises 00 to 12 and from 17 on: what they wrote, and what they must be told.
+"""Typical mistakes of learners: what they wrote, and what they must be told.
 
 The sources are right submissions with a few words changed.
 """
@@ -55,6 +55,7 @@ LAST_WEIGHTS = "    for i in range(len(batches) - delay, len(batches)):\n       
 SEND_GRADIENT = "        if not first:\n            await model.send(stage - 1, grad_activations[layers[0] - 1, i])\n"
 WEIGHTS_LATER = "        if i >= delay:\n            backward_weight(i - delay)\n"
 
+TENSOR, SEQUENCE, ATTENTION, EXPERTS = (load_exercise(number).solution for number in ("13", "14", "15", "16"))
 RING, TREE, RECOMPUTE, OFFLOAD, LOCAL, DUALPIPE = (
     load_exercise(number).solution for number in ("19", "20", "21", "22", "23", "24")
 )
@@ -320,7 +321,26 @@ MISTAKES: dict[str, Mistake] = {
         "10", changed(MESH, ('mesh.peer("pp", -1), mesh.peer("pp", +1)', "model.rank - 1 if stage else None, "
                              "model.rank + 1 if stage < pp - 1 else None")),
         "runs", "deadlock", "rank 0 waits in send to rank 1 .*; rank 1 waits in all_reduce of layer 0"),
+    "the_first_rank_alone_takes_inputs": Mistake(
+        "10", changed(MESH, ("if before is None:\n            activations", "if model.rank == 0:\n            activations")),
+        "runs", "source must be a rank of 0..3, got None", "the first stage has nobody before it"),
+    "the_batch_is_cut_over_all_ranks": Mistake(
+        "10", changed(MESH, ("model.global_batch_size // dp", "model.global_batch_size // model.world_size")), "laws",
+        "no rank has taken samples 4-7 as inputs yet", "cut over those ranks alone that take other samples"),
+    "a_sum_is_summed_again": Mistake(
+        "10", changed(MESH, (OF_REPLICAS, ""), ("            del new\n", "            del new\n    " + OF_REPLICAS)),
+        "laws", "counted twice", "summed over the ranks before"),
+    "a_coordinate_is_given_for_a_group": Mistake(
+        "10", changed(MESH, ('group=mesh.group("dp")', 'group=mesh.coord("dp")')), "runs", r"mesh\.group\('dp'\), got 0", "."),
+    "a_function_of_ones_own_is_not_awaited": Mistake(
+        "10", changed(MESH, ("        await forward(i)\n    for", "        forward(i)\n    for")), "runs", "KeyError",
+        r"^mine\.py:50 calls forward without `await`, so that it never happens; write `await` before it\n"),
     # 11
+    "a_message_bears_the_tag_of_its_sender": Mistake(
+        "11", changed(INTERLEAVED, ('tag=("F", stage + 1, i)', 'tag=("F", stage, i)')), "runs", "deadlock",
+        r"nobody has asked yet for send to rank 1 with tag \('F', 0, 0\) "),
+    "a_chunk_too_many_warms_up": Mistake(
+        "11", changed(INTERLEAVED, ("2 * (p - rank - 1)", "2 * (p - rank)")), "memory", "too many samples forward", "one backward after each forward"),
     "chunks_one_after_the_other": Mistake(
         "11", changed(INTERLEAVED, (ORDER_OF_CHUNKS + ")\n\n    async def kth_backward",
                                     "k // m * p + rank, k % m)\n\n    async def kth_backward"),
@@ -348,6 +368,36 @@ MISTAKES: dict[str, Mistake] = {
         "12", changed(CHALLENGE, ("microbatch_size=4", "microbatch_size=1")), "communication", "more than the budget", "all_gather of layers 0-31: 128 over all ranks, the reference does 32"),
     "zero3_with_all_samples_at_once": Mistake(
         "12", changed(CHALLENGE, ("microbatch_size=4", "microbatch_size=8")), "memory", "holds more", "2.0 GiB"),
+    # 13
+    "a_shard_is_loaded_for_a_part": Mistake(
+        "13", changed(TENSOR, ("part=parts.index, num_parts=tp", "parts.index, tp")), "laws", "must be complete", "a part computes"),
+    "whole_layers_are_summed": Mistake(
+        "13", changed(TENSOR, (", part=parts.index, num_parts=tp", "")), "laws", "needs values that add", "a whole layer makes a whole activation"),
+    "the_part_is_the_rank": Mistake(
+        "13", changed(TENSOR, ("part=parts.index", "part=model.rank")), "laws", "part must lie in 0..num_parts-1, got part 2 of 2", "and not its rank"),
+    "ranks_of_a_replica_take_other_samples": Mistake(
+        "13", changed(TENSOR, ("global_batch_size // replicas.size", "global_batch_size // model.world_size"), ("replicas.index * share", "model.rank * share")),
+        "laws", "must bring the same kind of tensor", "ranks that share a layer take the same samples"),
+    # 14
+    "sums_are_scattered_over_the_replicas": Mistake(
+        "14", changed(SEQUENCE, ("model.reduce_scatter(partial, border, group=parts)", "model.reduce_scatter(partial, border, group=replicas)")),
+        "laws", "needs values that combine .*, got PartialActivation", "what one part makes is a partial sum"),
+    # 15
+    "ranks_of_a_ring_take_other_samples": Mistake(
+        "15", changed(ATTENTION, ('global_batch_size // mesh.group("dp").size', "global_batch_size // model.world_size"), ("replica * share", "model.rank * share"),
+                      ("(replica + 1) * share", "(model.rank + 1) * share")),
+        "laws", "queries and keys must be of the same samples", "take the same samples, each other tokens of them"),
+    # 16
+    "all_ranks_exchange_tokens": Mistake(
+        "16", changed(EXPERTS, ("model.all_to_all(activations[tokens], layer, group=parts)", "model.all_to_all(activations[tokens], layer)")),
+        "laws", "must be as many as there are parts", "the ranks that hold the parts exchange tokens"),
+    "ranks_with_experts_take_the_same_samples": Mistake(
+        "16", changed(EXPERTS, ("model.global_batch_size // model.world_size\n    first = model.rank * share",
+                                "model.global_batch_size // replicas.size\n    first = replicas.index * share")),
+        "laws", "must bring copies of different samples", "every rank takes samples of its own"),
+    "tokens_go_through_the_router": Mistake(
+        "16", changed(EXPERTS, ('activations[tokens], weights["experts", layer])', "activations[tokens], weights[layer])")),
+        "laws", "the weight must be of a whole layer, or a part of experts", "what each of them takes"),
     # 17
     "each_bucket_is_waited_for": Mistake(
         "17", changed(BUCKETS, (LAUNCH, "launched.append(await model.all_reduce(bucket, layer))"),
@@ -387,6 +437,9 @@ MISTAKES: dict[str, Mistake] = {
                                     'grad_weights["new"], _ = model.backward(\n                layer, activations[layer, i], '
                                     "grad_activations[layer, i], weights[layer]\n            )\n            del _")),
         "time", "longer", "backward"),
+    "half_a_backward_is_taken_for_a_whole_one": Mistake(
+        "18", changed(ZERO_BUBBLE, ("grad_activations[layer - 1, i] = model.backward_input(", "_, grad_activations[layer - 1, i] = model.backward_input(")),
+        "runs", "cannot unpack non-iterable ActivationGrad", "takes and returns"),
     # 19
     "a_collective_sums": Mistake(
         "19", changed(RING, (RING_CALL, "        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)\n")),
@@ -403,7 +456,7 @@ MISTAKES: dict[str, Mistake] = {
     "a_send_ends_before_the_receive_begins": Mistake(
         "19", changed(RING, (EXCHANGE, ALTERNATELY)), "time", "longer", "Launch the send, receive"),
     "the_own_shard_is_not_added": Mistake(
-        "19", changed(RING, (RING_SUM, "        grads[layer, mine] = came\n")), "laws", "gradients that combine: samples must be equal", "which shards of which samples"),
+        "19", changed(RING, (RING_SUM, "        grads[layer, mine] = came\n")), "laws", r"gradients that combine: samples must be equal, got \{2-3\} and \{0-1\} \(layer 0\)", "are added, `\\+`"),
     "the_ring_ends_a_step_early": Mistake(
         "19", changed(RING, ("    for _ in range(n - 1):", "    for _ in range(n - 2):")), "laws", r"shards \{1\} of 2", "bring the other sums"),
     "new_weights_stay_where_their_shard_was_summed": Mistake(
@@ -416,6 +469,14 @@ MISTAKES: dict[str, Mistake] = {
     "sums_of_other_shards_are_added": Mistake(
         "19", changed(RING, ("grads[layer] = grads[layer].combine(going)", "grads[layer] = grads[layer] + going")),
         "laws", "that add: shards must be equal", "combine"),
+    "a_send_is_neither_awaited_nor_launched": Mistake(
+        "19", changed(RING, ("model.launch(model.send((model.rank + 1) % model.world_size, shard))",
+                             "model.send((model.rank + 1) % model.world_size, shard)")),
+        "runs", "deadlock", r"^mine\.py:\d+ calls send without `await`, .*or `work = model\.launch\(model\.send\(\.\.\.\)\)`"),
+    "what_is_launched_is_awaited_first": Mistake(
+        "19", changed(RING, ("model.launch(model.send", "model.launch(await model.send")), "runs", "takes one communication", "what is launched is not awaited"),
+    "number_and_index_of_a_shard_change_places": Mistake(
+        "19", changed(RING, ("shard(i, n)", "shard(n, i)")), "laws", "shard must lie in 0..num_shards-1", "first the index"),
     # 20
     "always_the_ring": Mistake("20", changed(TREE, (CHOICE, "if False:")), "time", "longer", "which of the two is quicker"),
     "always_the_tree": Mistake("20", changed(TREE, (CHOICE, "if True:")), "time", "longer", "which of the two is quicker"),
@@ -425,6 +486,10 @@ MISTAKES: dict[str, Mistake] = {
         "laws", "forbids all_reduce", "which operations the statement names"),
     "the_sum_stays_at_the_root": Mistake(
         "20", changed(TREE, ("    for level in reversed(range(levels)):", "    for level in ():")), "runs", "KeyError", "stored under this key"),
+    "sums_of_other_samples_are_combined": Mistake(
+        "20", changed(TREE, ("grads[layer] = grads[layer] + await model.receive(rank + distance)",
+                             "grads[layer] = grads[layer].combine(await model.receive(rank + distance))")),
+        "laws", "gradients that combine: samples must be equal", "are added, `\\+`"),
     "every_rank_has_a_partner": Mistake(
         "20", changed(TREE, ("        if rank + distance < n:\n", "        if True:\n"), (" and rank + distance < n:", ":")),
         "runs", "rank", "rank"),

@@ -36,6 +36,17 @@ def test_a_mistake_is_told_with_what_leads_to_it(name: str, tmp_path: Path) -> N
     assert re.search(mistake.lead, "\n".join((failure.hint, *failure.cause, *failure.held, *failure.lines())))
 
 
+def test_a_step_that_takes_too_long_names_the_line_where_its_time_goes(tmp_path: Path) -> None:
+    source, path = MISTAKES["a_send_ends_before_the_receive_begins"].source, tmp_path / "mine.py"
+    path.write_text(source)
+    exercise = load_exercise("19")
+    (failure,) = grade(function_of(exercise, path), exercise, hidden=False).failures  # type: ignore[arg-type]
+    line = 1 + source[: source.index("await model.receive(")].count("\n")
+    assert re.search(
+        rf"more than the reference's of: recv \(layers 0-2, rank 0, at mine.py:{line}\) ", failure.cause[0]
+    )
+
+
 @pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)
 def test_the_first_message_of_a_starter_leads_to_the_first_step(exercise: Exercise) -> None:
     function = function_of(exercise, exercise.folder / "starter.py")
