@@ -66,7 +66,7 @@ def test_keys_and_values_may_be_made_again_for_the_way_back() -> None:
             model.keys_values(layer, x, weight)
             return project(model, layer, x, grad, weight)
 
-        model.backward_project = after_making_them  # type: ignore[method-assign]
+        model.backward_project = after_making_them  # type: ignore[assignment,method-assign]
         return await mt.strategies()["ring_attention"](model)
 
     assert mt.prove(makes_them_again, workload="tiny", global_batch_size=2, world_size=2).largest < 1e-9

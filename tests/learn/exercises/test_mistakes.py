@@ -69,8 +69,8 @@ def test_a_collective_that_one_rank_makes_alone_is_named_with_its_layer() -> Non
 
 
 def test_a_message_that_went_to_another_rank_is_named() -> None:
-    sender = [["send", [0, 0], 2, 0, False], ["await", 0, []], ["receive", 2, 0, False]]
-    others = [["receive", 1, 0, False]], [["receive", 0, 0, False]]
+    sender = [["send", [0, 0], 2, None, False], ["await", 0, []], ["receive", 2, None, False]]
+    others = [["receive", 1, None, False]], [["receive", 0, None, False]]
     found = why_all_wait([others[0], sender, others[1]], [["a.py:3"], ["a.py:1", None, "a.py:2"], ["a.py:3"]])
     assert found[0] == (
         "rank 0 waits in receive from rank 1 (a.py:3), and rank 1 has sent 0 of the 1 messages that this takes, but "
