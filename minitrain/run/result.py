@@ -8,7 +8,7 @@ part of the step.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -17,6 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from minitrain.machine.price import accounts_of
 from minitrain.operations import PASSES, Event, MemoryChange, Outage
 from minitrain.run.above import above
 from minitrain.run.allocator_replay import DeviceMemoryFigures
@@ -33,6 +34,7 @@ from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
     from minitrain.engine.model import Model
+    from minitrain.machine.accounts import Account
     from minitrain.machine.data_sheet import DataSheet
     from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTime, TypeTotal
     from minitrain.run.analysis.explanation import Explanation
@@ -446,6 +448,22 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         Left out: loading, failures (see `mt.goodput`), and all that is not a device.
         """
         return TokenBudget.of(tokens, self.num_tokens, self.step_time, self.dollars, self.energy_joules)
+
+    def accounts_of_prices(self) -> Mapping[int, Callable[[], Account]]:
+        """Return what explains the prices of the timeline, by the price's id; see `minitrain.machine.accounts`."""
+        predictors = {id(model._runtime_predictor): model._runtime_predictor for model in self.class_models}
+        return {key: account for each in predictors.values() for key, account in accounts_of(each).items()}
+
+    @property
+    def why_unexplained(self) -> str:
+        """What is said in the place of an account where there is none."""
+        if not self.class_models:
+            return (
+                "a run file has how long operations took, and no prices; simulate the run to see what they are made of"
+            )
+        if self.links is not None:
+            return "it took longer than its price, as it shared links; see what was delayed, below the timeline"
+        return "given by hand" if self.peak_flop_per_s is None else ""
 
     @property
     def keeps_events(self) -> bool:

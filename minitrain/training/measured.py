@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import quantiles
@@ -21,6 +22,7 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.files import write_bytes
+from minitrain.machine.accounts import Account
 from minitrain.machine.price import Price
 from minitrain.operations import (
     COLLECTIVES,
@@ -36,7 +38,7 @@ from minitrain.operations import (
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.moments import Moments
 from minitrain.run.analysis.retiming import make_graph
-from minitrain.run.analysis.timeline import Floats, timeline_of_rows
+from minitrain.run.analysis.timeline import NONE, Floats, timeline_of_rows
 from minitrain.run.contributions import (
     CALIBRATION_FILE,
     LOG_FILE,
@@ -94,6 +96,24 @@ class MeasuredRun(Run):
     digest: str = field(default="", repr=False)
     versions: Mapping[str, str] = field(default_factory=dict, repr=False)
     recorded: Recorded | None = field(default=None, repr=False, compare=False)
+
+    def accounts_of_prices(self) -> Mapping[int, Callable[[], Account]]:
+        """Return what explains the measured times: what the predicted step does, at the rates that were reached."""
+        if self.predicted is None:
+            return {}
+        mine, theirs, known = self.timeline, self.predicted.timeline, self.predicted.accounts_of_prices()
+        pairs = zip(mine.price.tolist(), theirs.price.tolist(), strict=True)
+        prices = {code: (mine.prices[code], id(theirs.prices[predicted])) for code, predicted in pairs if code != NONE}
+        return {
+            id(took): partial(_measured, known[key], self.predicted.hardware, took.seconds)
+            for took, key in prices.values()
+            if key in known
+        }
+
+    @property
+    def why_unexplained(self) -> str:
+        """What is said where the predicted step is not at hand."""
+        return "measured; what it had to do is not in the file"
 
     def of_steps(self, steps: Iterable[int]) -> MeasuredRun:
         """Return the run as some of its steps alone have been, to compare these with others.
@@ -353,6 +373,15 @@ def measured_fields(predicted: Run, hardware: str) -> dict[str, Any]:
         "device_kinds": (),
         "prepared": None,
     }
+
+
+def _measured(predicted: Callable[[], Account], machine: str, seconds: float) -> Account:
+    """Return the account of an operation that took so many seconds: what is predicted of it, at the rate it had."""
+    known = predicted()
+    rule = f"measured; on {machine} predicted are {duration(known.whole.seconds)}, {known.rule}"
+    return replace(
+        known, rule=rule, whole=replace(known.whole, seconds=seconds, endless=None), parts=(), peak_flop_per_s=None
+    )
 
 
 def _on_one_clock(times: Times) -> list[tuple[float, float, float]]:

@@ -109,7 +109,7 @@ def _facts(whole: Part, account: Account) -> Iterator[tuple[str, str]]:
     """Yield what is said of all that a price pays for."""
     yield "price", f"{duration(whole.seconds)}: {account.rule}"
     if whole.work_flop:
-        yield "FLOP", f"{whole.work_flop / 1e12:.4g} TFLOP, {_reached(whole, 'compute', account.peak_flop_per_s)}"
+        yield "FLOP", f"{_flop(whole.work_flop)}, {_reached(whole, 'compute', account.peak_flop_per_s)}"
     if whole.traffic_bytes:
         yield "memory traffic", f"{size(whole.traffic_bytes)}, {_reached(whole, 'memory')}"
     if whole.endless:
@@ -128,6 +128,15 @@ def _savings(whole: Part) -> str:
     return f"; endless {', '.join(shown)}" if shown else ""
 
 
+def _flop(amount: float) -> str:
+    """Say an amount of arithmetic in a unit that suits it.
+
+    >>> _flop(2.5e12), _flop(3e7)
+    ('2.5 TFLOP', '0.03 GFLOP')
+    """
+    return f"{amount / 1e12:.4g} TFLOP" if amount >= 1e10 else f"{amount / 1e9:.4g} GFLOP"
+
+
 def _reached(part: Part, bound: str, peak_flop_per_s: float | None = None) -> str:
     """Return the rate that something reaches: that of its traffic where it has no other or is bound by it."""
     if not part.seconds or not (part.work_flop or part.traffic_bytes):
@@ -135,4 +144,4 @@ def _reached(part: Part, bound: str, peak_flop_per_s: float | None = None) -> st
     if bound == "memory" or not part.work_flop:
         return f"{part.traffic_bytes / part.seconds / 1e9:.4g} GB/s"
     rate = part.work_flop / part.seconds
-    return f"{rate / 1e12:.4g} TFLOP/s" + (f", {rate / peak_flop_per_s:.0%} of peak" if peak_flop_per_s else "")
+    return f"{_flop(rate)}/s" + (f", {rate / peak_flop_per_s:.0%} of peak" if peak_flop_per_s else "")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import text_of
 from minitrain.files import TemporaryFolder
-from minitrain.machine.price import accounts_of
 from minitrain.run.analysis.labels import GIB, duration, size
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.result import Run
@@ -62,7 +61,8 @@ def view_of(run: Run) -> View:
         _links_of(run),
         meshes=run.meshes,
         ranks_of_rows=rows,
-        accounts=_accounts_of(run),
+        accounts=run.accounts_of_prices(),
+        unexplained=run.why_unexplained,
         steps=run.round.borders[1:-1] if run.round is not None and run.loads_alike else (),
     )
 
@@ -72,12 +72,6 @@ def picture_of(run: Run) -> dict[str, Any]:
     from minitrain.view.page import run_picture  # noqa: PLC0415  (numpy only when somebody draws)
 
     return run_picture("", run.step_timeline_of_classes, replace(view_of(run), ranks_of_rows=run.ranks_of_rows))
-
-
-def _accounts_of(run: Run) -> Mapping[int, Any]:
-    """Return what explains each price of a run, by the price's id; nothing where prices were given or measured."""
-    predictors = {id(model._runtime_predictor): model._runtime_predictor for model in run.class_models}
-    return {key: account for each in predictors.values() for key, account in accounts_of(each).items()}
 
 
 def _figures(run: Run) -> list[str]:

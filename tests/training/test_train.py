@@ -55,6 +55,11 @@ def test_zero3_learns_bytes_and_is_measured() -> None:
         assert all(event.time >= end - 1e-6 for event, end in zip(log[1:], ends, strict=False))
     assert min(run.peak_memory_per_rank) > 0
     assert run.summary()["losses"] == list(run.losses)
+    told = [account() for account in run.accounts_of_prices().values()]
+    assert len(told) >= sum(event.duration > 0 for log in run.logs for event in log)
+    assert any(
+        each.whole.work_flop and each.rule.startswith("measured; on h100_80g_nvl8 predicted are ") for each in told
+    )
 
 
 def test_all_ranks_leave_a_collective_after_the_last_has_come() -> None:

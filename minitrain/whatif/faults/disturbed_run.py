@@ -41,8 +41,9 @@ get nearly equal ones. In a cluster of unlike devices the dead device is left ou
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import fsum
 from types import MappingProxyType
 from typing import Any, final
@@ -51,11 +52,12 @@ import numpy as np
 
 from minitrain.engine.shares import Shares
 from minitrain.errors import MinitrainError, UsageError
+from minitrain.machine.accounts import Account
 from minitrain.machine.price import RankPredictors, predictor_of
 from minitrain.operations import Event, Outage
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.retiming import collectives, make_graph, messages, retimed_events
-from minitrain.run.analysis.timeline import Bools, Timeline
+from minitrain.run.analysis.timeline import NONE, Bools, Timeline
 from minitrain.run.faults import Fault, FaultRate, Recovery
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
@@ -278,11 +280,30 @@ class DisturbedRun(Run):
         interruptions: what each fault cost, in the order of time.
         undisturbed_step_time: what the step would have taken without faults, s.
         without_effect: faults of devices that no longer took part, or that came after the step's end.
+        attempts: the steps without faults that its parts are of.
     """
 
     interruptions: tuple[Interruption, ...] = ()
     undisturbed_step_time: float = 0.0
     without_effect: tuple[Fault, ...] = ()
+    attempts: tuple[Run, ...] = field(default=(), repr=False, compare=False)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The event logs as columns, with the attempts' prices: an operation's is that of an equal one."""
+        line, known = super().timeline, dict[Any, Any]()
+        for attempt in (each.timeline for each in self.attempts):
+            prices = zip(_operations(attempt), attempt.price.tolist(), strict=True)
+            known |= {operation: attempt.prices[code] for operation, code in prices if code != NONE}
+        found = [known.get(operation) for operation in _operations(line)]
+        distinct = {id(price): price for price in found if price is not None}
+        place = {key: code for code, key in enumerate(distinct)}
+        codes = np.array([place.get(id(price), NONE) for price in found], np.int64)
+        return replace(line, price=codes, prices=tuple(distinct.values()))
+
+    def accounts_of_prices(self) -> Mapping[int, Callable[[], Account]]:
+        """Return what explains the prices of its attempts, by the price's id."""
+        return {key: account for each in self.attempts for key, account in each.accounts_of_prices().items()}
 
     @property
     def notes(self) -> Sequence[str]:
@@ -346,7 +367,7 @@ class _StepUnderFaults:
 
     def __init__(self, simulate: Simulate, world_size: int, recovery: Recovery, run: Run) -> None:
         self.simulate, self.recovery = simulate, recovery
-        self.whole, self.attempt = run, run
+        self.whole, self.attempt, self.attempts = run, run, [run]
         self.ranks: list[int] = list(range(world_size))  # of the planned job, those that work at present
         self.spares = recovery.spares
         self.begin_s = 0.0  # of the present attempt
@@ -377,6 +398,7 @@ class _StepUnderFaults:
             replan_s = how.replan_s
             left = [rank for rank in self.ranks if rank != fault.rank]
             self.attempt = await self.simulate(left)
+            self.attempts.append(self.attempt)
             self.ranks = left[: self.attempt.world_size]
         else:
             repair_s = how.repair_s
@@ -405,7 +427,18 @@ class _StepUnderFaults:
             interruptions=tuple(self.interruptions),
             undisturbed_step_time=self.whole.step_time,
             without_effect=tuple(self.without_effect),
+            attempts=tuple(self.attempts),
         )
+
+
+def _operations(line: Timeline) -> Iterator[tuple[Any, ...]]:
+    """Yield of each event what its price depends on, as far as another of the same of it has the same price."""
+    typs = map(line.typs.__getitem__, line.typ.tolist())
+    return zip(
+        typs,
+        *(column.tolist() for column in (line.layer, line.duration, line.size_bytes, line.recomputed)),
+        strict=True,
+    )
 
 
 def finished_part(run: Run, dead: int, at_s: float, detection_s: float) -> list[list[Event]]:

@@ -150,10 +150,20 @@ def test_the_run_is_a_run_that_is_drawn_saved_explained_and_compared(tmp_path: A
     assert "rank 2 died at" in page
     run.save(tmp_path / "run.jsonl")
     loaded = mt.load_run(tmp_path / "run.jsonl")
+    assert "simulate the run to see what" in loaded.write_html(tmp_path / "loaded.html").read_text()
     assert loaded.step_time == run.step_time
     assert loaded.explain().data() == {**explained.data(), "closed_form": loaded.explain().data()["closed_form"]}
     assert run.summary()["lost_by_cause_s"]["detection"] == 1.0
     assert run.peak_memory == whole.peak_memory
+
+
+def test_every_operation_of_its_attempts_has_an_account() -> None:
+    run = mt.simulate("zero3", num_layers=4, faults=[mt.Fault(rank=5, at_s=0.001)], recovery=mt.Recovery(elastic=True))
+    assert isinstance(run, DisturbedRun)
+    assert [len(attempt.models) for attempt in run.attempts] == [8, 7]
+    line, known = run.timeline, run.accounts_of_prices()
+    lasting = [(line.prices[code], seconds) for code, seconds in zip(line.price, line.duration, strict=True) if seconds]
+    assert all(known[id(price)]().whole.seconds == seconds for price, seconds in lasting)
 
 
 def test_a_disturbed_step_replays_its_own_times() -> None:
