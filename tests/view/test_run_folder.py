@@ -42,7 +42,7 @@ def test_captions_of_transformers_are_as_short_as_those_of_other_runs(tmp_path: 
     captions = [note.text for note in comparison.figure().layout.annotations if "<b>" in (note.text or "")]
     assert [caption.count(" · ") for caption in captions] == [4, 4]  # step, MFU, bubble, exposed, peak
     page = comparison.write_html(tmp_path / "page.html").read_text()
-    assert '<div class="wide"><table>' in page  # which a narrow window scrolls, and not the page
+    assert '<div class="wide"><table class="runs">' in page  # which a narrow window scrolls, and not the page
     above = page.partition('<div id="figure">')[0]
     assert "tokens/s a rank" in above
     assert "<th>peak by kind" not in above  # a list of figures, which would be a tall column
