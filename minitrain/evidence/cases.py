@@ -556,6 +556,11 @@ class Shares(TransformerWorkload):
         self._output_bytes = [size_bytes // cp for size_bytes in self._output_bytes]
         self.experts = ExpertLayers(self.model, self.units, self.seq_len // cp)
 
+    @property
+    def tokens_of_sample(self) -> int:
+        """The tokens of a share."""
+        return self.seq_len // self.cp
+
     def work(self, num_samples: int, mode: PassMode) -> Work:
         """Return what one rank does in a pass."""
         work = super().work(num_samples, mode)

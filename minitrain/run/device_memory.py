@@ -188,7 +188,7 @@ def device_memory_of(model: Any) -> DeviceMemory:
 def bytes_at_loss(workload: Any, num_samples: int, num_parts: int) -> float:
     """Return what a loss takes beside tensors; nothing where the workload has no vocabulary."""
     vocab_size: int = getattr(getattr(workload, "model", None), "vocab_size", 0)
-    num_logits = num_samples * workload.seq_len * vocab_size / num_parts if vocab_size else 0.0
+    num_logits = num_samples * workload.tokens_of_sample * vocab_size / num_parts if vocab_size else 0.0
     return TEMPORARY_BYTES_A_LOGIT * num_logits
 
 

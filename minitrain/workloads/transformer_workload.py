@@ -112,6 +112,11 @@ class TransformerWorkload:
         return self.model.name
 
     @property
+    def tokens_of_sample(self) -> int:
+        """The tokens of a sample that a rank takes through the layers."""
+        return self.seq_len
+
+    @property
     def layer_names(self) -> tuple[str, ...]:
         """What figures call the layers: "embedding", "attention 0", "mlp 0" ..."""
         return tuple(unit.name for unit in self.units)

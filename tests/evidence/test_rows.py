@@ -141,6 +141,14 @@ def test_ranks_of_a_sequence_take_a_share_of_its_tokens() -> None:
     assert shared.memory["allocated"] < whole.memory["allocated"]
 
 
+def test_a_share_of_a_sequence_has_a_share_of_the_logits() -> None:
+    given = {"framework": "NeMo", "gpu": "H100-SXM", "n_gpus": "8", "tp": "1", "pp": "1", "attention": "TE"}
+    wide = {**given, "vocab": "256000", "hidden": "256", "n_heads": "4", "n_layers": "1", "recompute": "none"}
+    half = predict(case(**wide, dp="8", seq_len="1024"))  # whose tokens are as many as those of a share
+    shared = predict(case(**wide, dp="4", cp="2", seq_len="2048"))
+    assert shared.memory["allocated"] == pytest.approx(half.memory["allocated"], rel=1e-2)
+
+
 EXPERTS = {
     "mlp": "swiglu",
     "ffn": "2816",
