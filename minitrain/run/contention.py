@@ -6,6 +6,8 @@ in flight add up, and several transfers of one tier do not. Transfers keep their
 that computing slows them down too, as on processors that do both: while any of its ranks computes, such a transfer
 runs at the rate 1 - computing_usage.
 
+Of a folded run, one rank of each class is timed again: the others of the class do the same at the same time.
+
 The log records which operation depends on which: program order, streams, launches, awaits, messages and collectives. An
 event-driven simulation of these dependencies gives the new times. Without overlap, they are the old ones to the last
 float.
@@ -43,7 +45,7 @@ _LEAST_RATE = 0.01  # computing never stops, however many tiers are in flight
 
 
 class TransferPart:
-    """One rank's part in a communication, with the launched ones whose results it was given."""
+    """One rank's part in a communication, with the launched ones whose results it was given; rank is a log's place."""
 
     __slots__ = ("ended", "given", "launched", "meeting", "place", "price", "rank")
 
@@ -146,16 +148,17 @@ def require_contention(value: object) -> None:
         )
 
 
-def with_contention(logs: Sequence[EventLog]) -> list[EventLog]:
+def with_contention(logs: Sequence[EventLog], lowest_of: Callable[[int], int] = int) -> list[EventLog]:
     """Time a finished run again, with computing slowed down by the communication beside it.
 
     Args:
-        logs: the log of each rank.
+        logs: the log of each rank, or of the lowest rank of each class whose ranks do the same.
+        lowest_of: returns the lowest rank of a rank's class.
 
     Returns:
         The same events with new times; compute events last as long as they really take.
     """
-    return Retiming(logs).run()
+    return Retiming(logs, lowest_of).run()
 
 
 class Retiming:
@@ -165,10 +168,12 @@ class Retiming:
     lets it take links instead.
 
     Args:
-        logs: the log of each rank.
+        logs: the log of each rank, or of the lowest rank of each class.
+        lowest_of: returns the lowest rank of a rank's class; what it is sent, its class sends at the same time.
     """
 
-    def __init__(self, logs: Sequence[EventLog]) -> None:
+    def __init__(self, logs: Sequence[EventLog], lowest_of: Callable[[int], int] = int) -> None:
+        self._lowest_of = lowest_of
         self.logs = [EventLog(log.rank, list(log._rows)) for log in logs]
         self.lanes = [_Lane() for _ in logs]
         self.transfers: list[dict[int, TransferPart]] = [{} for _ in logs]
@@ -181,7 +186,7 @@ class Retiming:
         """Match collectives by their place in a group's order, and messages by their place in their channel."""
         streams: dict[Hashable, list[Meeting]] = defaultdict(list)
         channels: dict[Hashable, dict[str, list[Meeting]]] = defaultdict(lambda: {SEND: [], RECV: []})
-        for log in self.logs:
+        for number, log in enumerate(self.logs):
             begun: Counter[Hashable] = Counter()  # how many collectives of each group the rank has started
             for place in range(len(log)):
                 row = place * STRIDE
@@ -198,21 +203,23 @@ class Retiming:
                     meeting = Meeting()
                     streams[stream.kind, log.rank, stream.peer].append(meeting)
                 if stream.kind in (SEND, RECV):
-                    pair = (log.rank, stream.peer) if stream.kind == SEND else (stream.peer, log.rank)
+                    peer = self._lowest_of(stream.peer)
+                    pair = (log.rank, peer) if stream.kind == SEND else (peer, log.rank)
                     channels[pair, None if note is None else note.tag][stream.kind].append(meeting)
-                self._take_part(log, place, meeting)
+                self._take_part(number, place, meeting)
         _link(streams.values(), channels.values())
 
-    def _take_part(self, log: EventLog, place: int, meeting: Meeting) -> None:
-        """Add one rank's transfer to a meeting."""
-        price, note = log._rows[place * STRIDE + PRICE], log._rows[place * STRIDE + NOTE]
+    def _take_part(self, number: int, place: int, meeting: Meeting) -> None:
+        """Add the transfer of one log to a meeting."""
+        rows = self.logs[number]._rows
+        price, note = rows[place * STRIDE + PRICE], rows[place * STRIDE + NOTE]
         awaited = note.awaited if note is not None and note.overlaps else place + 1
-        given = [self.transfers[log.rank][index].meeting for index in (() if note is None else note.after)]
-        transfer = TransferPart(log.rank, place, price, meeting, given)
+        given = [self.transfers[number][index].meeting for index in (() if note is None else note.after)]
+        transfer = TransferPart(number, place, price, meeting, given)
         for made in given:
             made.followers.append(meeting)
-        self.transfers[log.rank][place] = transfer
-        self.lanes[log.rank].awaits[awaited].append(transfer)
+        self.transfers[number][place] = transfer
+        self.lanes[number].awaits[awaited].append(transfer)
         meeting.parts.append(transfer)
         meeting.missing += 1
 
@@ -342,7 +349,7 @@ class Retiming:
         """Return the rank that a transfer waited for; None if it waited for its own stream, or not at all."""
         if launched == self.now or (meeting.after is not None and meeting.after.end == self.now):
             return None
-        return meeting.message.parts[0].rank if meeting.message is not None else last
+        return self.logs[last if meeting.message is None else meeting.message.parts[0].rank].rank
 
     def _end(self, meeting: Meeting) -> None:
         """Complete transfers, and continue what waited for them."""

@@ -127,7 +127,7 @@ def is_given(name: str, value: Any) -> bool:
 _NOT_FOR_TOTALS = (
     *("fold", "contention", "strict", "numerics", "execution", "memory_by_kind", "observers", "faults", "steps"),
 )
-_TELL_RANKS_APART = ("slowdown", "contention", "strict", "numerics", "execution", "observers", "faults")
+_TELL_RANKS_APART = ("slowdown", "strict", "numerics", "execution", "observers", "faults")
 _OF_ONE_STEP = ("contention", "numerics", "execution", "observers", "faults")
 _NOT_AGAIN = ("strict", "numerics", "execution", "memory_by_kind", "observers")
 
@@ -390,6 +390,10 @@ class RunParameters:
             given = self.by_name()
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
+        if asks_to_fold(self.fold) and self.contention == EXACT:
+            raise UsageError(
+                f"fold=True does not go with contention={EXACT!r}, whose links tell ranks apart; use contention=True"
+            )
 
     def by_name(self) -> dict[str, Any]:
         """Return all parameters by name."""

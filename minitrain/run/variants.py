@@ -113,6 +113,7 @@ def _may_fold(prepared: PreparedRun) -> bool:
         or parameters.fold is False
         or parameters.world_size < LEAST_RANKS
         or parameters.log != "full"
+        or parameters.contention
     ):
         return False
     return is_shipped(prepared.function) and not EXCLUSIONS["fold"].found({**parameters.by_name(), "fold": True})

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+from minitrain.errors import UsageError
 from minitrain.machine.calibrated import Calibration, Line
 from minitrain.operations import Event
 from minitrain.run.contention import with_contention
@@ -132,3 +133,23 @@ def test_the_runs_own_logs_stay_as_they_were() -> None:
     before = [list(log) for log in run.logs]
     with_contention([model.log for model in run.models])
     assert [list(log) for log in run.logs] == before
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes"),
+    [
+        ("megatron:tp=2,pp=2,overlap_parts=True,overlap_replicas=True", {"world_size": 16, "global_batch_size": 16}),
+        ("megatron:cp=4,tp=2", {"world_size": 16, "global_batch_size": 4}),  # messages between ranks of one class
+    ],
+)
+def test_one_rank_of_each_class_is_slowed_down_as_all_of_them(strategy: str, sizes: dict[str, int]) -> None:
+    given: dict[str, Any] = {**sizes, "workload": "tiny", "hardware": "h100_80g_nvl8", "contention": True}
+    folded, full = (mt.simulate(strategy, **given, fold=fold) for fold in (True, False))
+    assert len(folded.class_logs) < 16
+    assert [list(log) for log in folded.logs] == [list(log) for log in full.logs]
+    assert folded.step_time == full.step_time
+
+
+def test_links_that_are_shared_tell_ranks_apart() -> None:
+    with pytest.raises(UsageError, match="fold=True does not go with contention='exact'"):
+        mt.simulate("ddp", world_size=8, fold=True, contention="exact")

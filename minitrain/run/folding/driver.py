@@ -30,11 +30,12 @@ from minitrain.machine.fixed_durations import FixedPredictor
 from minitrain.machine.measured_topology import MeasuredTopology
 from minitrain.machine.predictor import KernelPredictor, LayerPredictor, RuntimePredictor
 from minitrain.machine.price import Predictor, RankPredictors
+from minitrain.run.contention import with_contention
 from minitrain.run.device_memory import kinds_of_journals, watching_memory
 from minitrain.run.event_loops import rare_collections
 from minitrain.run.folding.attempt import FoldAttempt, are_alike, labels_of
 from minitrain.run.folding.confirmation import confirm, shared_by_ranks
-from minitrain.run.folding.expansion import Expansion
+from minitrain.run.folding.expansion import Expansion, RankInClass
 from minitrain.run.folding.model import FoldedModel, model_of_class
 from minitrain.run.folding.per_rank_values import PerRankSet
 from minitrain.run.folding.ranges import ranges_of_every_rank
@@ -364,6 +365,8 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     for model in models:
         model.finish()
     expansion = Expansion(attempt, models)
+    if parameters.contention:
+        _slow_down(expansion)
     logs, of_ranks = expansion.every_rank()
     run = prepared.result(
         FoldedRun,
@@ -380,6 +383,15 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     if is_confirmed:
         await confirm(prepared, run, shared)
     return run
+
+
+def _slow_down(expansion: Expansion) -> None:
+    """Time the classes again, with computing slowed down by the communication beside it."""
+    models = expansion.classes
+    logs = with_contention([model._log for model in models], lambda rank: RankInClass(expansion, rank).lowest)
+    for model, log in zip(models, logs, strict=True):
+        model._log, model._rows = log, log._rows
+        model._time = max((event.end for event in log), default=model._time)
 
 
 def _journals(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> dict[str, Any]:

@@ -565,9 +565,7 @@ def test_a_branch_is_refused_at_once_among_many_ranks() -> None:
         mt.simulate(strategy, fold=True, world_size=2**16, num_layers=1, global_batch_size=1)
 
 
-@pytest.mark.parametrize(
-    "more", [{"slowdown": {0: 2}}, {"contention": True}, {"numerics": "numpy"}, {"strict": True}], ids=str
-)
+@pytest.mark.parametrize("more", [{"slowdown": {0: 2}}, {"numerics": "numpy"}, {"strict": True}], ids=str)
 def test_what_tells_ranks_apart_does_not_go_with_folding(more: dict[str, Any]) -> None:
     with pytest.raises(mt.UsageError, match="fold=True does not go with"):
         mt.simulate("ddp", fold=True, **more)
