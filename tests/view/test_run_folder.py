@@ -51,7 +51,7 @@ def test_captions_of_transformers_are_as_short_as_those_of_other_runs(tmp_path: 
 
 def test_the_page_of_a_comparison_lists_failures_too(comparison: mt.Comparison, tmp_path: Path) -> None:
     page = comparison.write_html(tmp_path / "page.html").read_text()
-    table = page.partition("<table>")[2].partition("</table>")[0]
+    table = page.partition('<table class="runs">')[2].partition("</table>")[0]
     places = [table.index(name) for name in (*(run.strategy for run in comparison.succeeded), "broken")]
     assert places == sorted(places)
     assert "failed: [no] way" in table
