@@ -114,9 +114,7 @@ class Values:
         kind, found = first.__class__, found_in(first)
         for value in self.values:
             if value.__class__ is not kind or found_in(value) != found:
-                known = [name for name in names if first.sequence != WHOLE_SEQUENCE or "sequence" not in name]
-                told = ", ".join(known).replace("sequence.", "")
-                raise self.mismatch(f"must bring the same kind of tensor with the same {told}")
+                raise self.mismatch(_disagreement(names, first, value))
 
     def is_one(self, name: str) -> bool:
         """Return whether all bring the same in a field."""
@@ -132,6 +130,17 @@ class Values:
     def total(self, count: Callable[[Any], int]) -> int:
         """Return the sum of a number over what each brings."""
         return sum(map(count, self.values))
+
+
+def _disagreement(names: Sequence[str], first: Any, other: Any) -> str:
+    """Return the rule that two tensors do not keep, which must be of one kind and agree in some fields."""
+    known = [name for name in names if first.sequence != WHOLE_SEQUENCE or "sequence" not in name]
+    if other.__class__ is first.__class__:
+        differing = [name for name in known if attrgetter(name)(other) != attrgetter(name)(first)]
+    else:
+        differing = ["kind"]
+    told, where = (", ".join(fields).replace("sequence.", "") for fields in (known, differing))
+    return f"must bring the same kind of tensor with the same {told}, and differ in {where}"
 
 
 def describe(value: Any) -> str:

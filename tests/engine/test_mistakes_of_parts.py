@@ -119,8 +119,8 @@ async def a_group_has_half_of_the_parts(model: Model) -> Model:
 
 @mistake(
     CollectiveMismatchError,
-    "all ranks of all_reduce must bring the same kind of tensor with the same layer, samples, num_parts; rank 0: "
-    "PartialActivation(layer 1, samples {0}, parts {0} of 2)",
+    "all ranks of all_reduce must bring the same kind of tensor with the same layer, samples, num_parts, and differ in "
+    "samples; rank 0: PartialActivation(layer 1, samples {0}, parts {0} of 2)",
 )
 async def the_parts_see_different_samples(model: Model) -> Model:
     await model.all_reduce(embed(model, samples=[model.rank]), 1)
@@ -216,7 +216,7 @@ async def a_shard_of_a_part_computes(model: Model) -> Model:
 @mistake(
     CollectiveMismatchError,
     "all ranks of all_gather must bring the same kind of tensor with the same layer, step, num_shards, parts, "
-    "num_parts; rank 0: WeightPart(layer 1, step 0, shards {0} of 1, parts {0} of 2)",
+    "num_parts, and differ in parts; rank 0: WeightPart(layer 1, step 0, shards {0} of 1, parts {0} of 2)",
 )
 async def parts_are_gathered_like_shards(model: Model) -> Model:
     await model.all_gather(model.load_weights(1, part=model.rank, num_parts=2)[0], 1)
@@ -225,8 +225,8 @@ async def parts_are_gathered_like_shards(model: Model) -> Model:
 
 @mistake(
     CollectiveMismatchError,
-    "all ranks of all_gather must bring the same kind of tensor with the same layer, step, num_shards; rank 0: "
-    "[Weight(layer 2, step 0, shards {0} of 2), Weight(layer 1, step 0, shards {0} of 2)]",
+    "all ranks of all_gather must bring the same kind of tensor with the same layer, step, num_shards, and differ in "
+    "layer; rank 0: [Weight(layer 2, step 0, shards {0} of 2), Weight(layer 1, step 0, shards {0} of 2)]",
 )
 async def ranks_gather_a_unit_in_different_orders(model: Model) -> Model:
     unit = [model.load_weights(layer, model.rank, 2)[0] for layer in (1, 2)]

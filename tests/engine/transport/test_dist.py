@@ -247,7 +247,7 @@ WEIGHT, STATE, GRAD = Weight(0, 2, 0), OptState(0, 2, 0), WeightGrad(0, 2, froze
             "all_gather",
             [GRAD.shard(0, 2), WeightGrad(0, 2, frozenset([1]), 2).shard(1, 2)],
             LawError,
-            "same layer, samples, num_shards; rank 0: WeightGrad.*; rank 1: WeightGrad",
+            "num_shards, and differ in samples; rank 0: WeightGrad.*; rank 1: WeightGrad",
         ),
         ("all_reduce", [GRAD, WeightGrad(1, 2, frozenset([1]), 2)], LawError, "same layer, shards, num_shards"),
         ("all_reduce", [GRAD, WEIGHT], LawError, "rank 0: WeightGrad.*rank 1: Weight"),
