@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -204,14 +204,23 @@ def _listed(calls: Sequence[Call]) -> str:
     return ("..., " if len(calls) > _MOST else "") + (", ".join(shown) or "nothing")
 
 
-def never_awaited(programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]) -> list[str]:
-    """Return which operations were launched and never awaited, one for each line of the submission."""
+def never_awaited(
+    programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]], layers: Collection[int] | None = None
+) -> list[str]:
+    """Return which operations were launched and never awaited, one for each line of the submission.
+
+    Args:
+        programs: the steps of the ranks.
+        lines: where they stand.
+        layers: of which layers; of all, and messages too, if None.
+    """
     found: dict[Any, str] = {}
     for rank, steps in enumerate(programs):
         over = {step[1] for step in steps if step[0] == "await"}
         over |= {step[1]["launched"] for step in steps if isinstance(step[1], Mapping) and "launched" in step[1]}
         for number, step in enumerate(steps):
-            if step[0] in _LAUNCHED and step[-1] is True and number not in over:
+            wanted = layers is None or (step[0] in COLLECTIVES and step[2] in layers)
+            if wanted and step[0] in _LAUNCHED and step[-1] is True and number not in over:
                 line = lines[rank][number]
                 where = f" at {line}" if isinstance(line, str) else ""
                 found.setdefault(line, f"rank {rank} has launched {_in_words(step)}{where}, and has not awaited it")
@@ -298,9 +307,10 @@ def more_calls(run: Run, expected: Mapping[str, int], programs: Any, lines: Any)
     found = []
     for (kind, number, known), of_layers in layers.items():
         asked = {layer for layer in of_layers if layer != _NO_LAYER}
-        first = next((call for own in calls_of(programs, lines) for call in own if _is(call, kind, asked)), None)
+        calls = (call for own in calls_of(programs, lines) for call in own if _is(call, kind, asked))
+        places = [*dict.fromkeys(call.line for call in calls if call.line)][:_MOST]
         where = f" of {named('layer', asked)}" if asked else ""
-        at = f", at {first.line}" if first is not None and first.line else ""
+        at = f", at {', '.join(places)}" if places else ""
         found.append(f"{kind}{where}: {number} over all ranks, the reference does {known or 'none'}{at}")
     return found[:_MOST]
 

@@ -205,9 +205,10 @@ def failed(
     """
     never_awaited, message = facts.pop("never_awaited", ""), message[:LONGEST]  # before hints are sought in it
     if case is None or not case.hidden:
-        hint = hint_for(exercise, name, message, case=case, never_awaited=never_awaited)
         shown: dict[str, Any] = {fact: _shown(value) for fact, value in facts.items()}
         shown["cause"] = tuple(map(_shown, shown.get("cause", ())))
+        told = "\n".join((message, *shown["cause"]))
+        hint = hint_for(exercise, name, told, case=case, never_awaited=never_awaited)
         size = "" if case is None else str(case)
         return CheckResult(name, "failed", one_line(message), size=size, hint=hint, **shown)
     if kind:
@@ -242,6 +243,8 @@ def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any], found
     forgotten = error.get("never_awaited")
     facts["never_awaited"] = _shown(forgotten) if isinstance(forgotten, str) else ""
     message, facts["cause"] = _with_cause(message, facts, found.get("programs", ()), found.get("lines", ()))
+    if isinstance(error.get("called_at"), str) and error["called_at"]:
+        facts["cause"] = [*facts["cause"], f"that line is in a function which is called at {error['called_at']}"]
     return _up_to(name, failed(exercise, case, name, message, kind=kinds[0] if kinds else "Exception", **facts))
 
 
@@ -262,6 +265,9 @@ def _with_cause(
             return message, why_all_wait(programs, lines)
         if "and never awaited it" in message:
             return message, never_awaited(programs, lines)
+        if message.startswith("KeyError"):
+            sought = re.findall(r"\d+", message.partition(";")[0])
+            return message, never_awaited(programs, lines, layers=set(map(int, sought)))
         rule = message.partition(";")[0]
         if re.search(r"must cover all \d+ samples", rule):
             why = without_second_half(programs, facts["rank"], facts["layer"]) or without_input(programs, rule)

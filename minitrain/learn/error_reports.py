@@ -72,11 +72,12 @@ def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]
     on_rank = re.search(r"^on rank (\d+) of", "\n".join(map(str, _notes_of(error))), re.MULTILINE)
     if facts["rank"] is None and on_rank and "DeadlockError" not in type(error).__name__:
         facts["rank"] = int(on_rank.group(1))
-    rank = facts["rank"]
+    rank, lines = facts["rank"], _lines_in_submission(error)
     return {
         "kinds": [kind.__name__ for kind in type(error).__mro__],
         "message": _text_of(error)[:2000] or type(error).__name__,
-        "line": _line_in_submission(error),
+        "line": lines[0] if lines else None,
+        "called_at": ", ".join(lines[1:4]),
         "step": len(models[rank].log) if isinstance(rank, int) and rank < len(models) else None,
         **{name: value if isinstance(value, int | str) else None for name, value in facts.items()},
     }
@@ -99,31 +100,33 @@ def _meant(error: BaseException) -> str:
 
 
 def _sought(error: BaseException) -> str:
-    """Return where the submission sought a key that does not exist, and which keys there are; "" for other errors."""
-    trace = error.__traceback__ if isinstance(error, KeyError) else None
+    """Return where the submission sought what does not exist, and which keys or how many items there are, else ""."""
+    trace = error.__traceback__ if isinstance(error, KeyError | IndexError) else None
     steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
     frame, place = next((step for step in reversed([*steps]) if _is_submission(step[0][0])), (None, None))
     if frame is None or place is None or place.colno is None or place.lineno != place.end_lineno:
         return ""
     line = linecache.getline(place.filename, place.lineno or 0).encode()
     text = line[place.colno : place.end_colno].decode()
-    name, kept = _mapping_of(text, frame[0])
-    if kept is None:
+    name, kept = _container_of(text, frame[0])
+    if isinstance(error, IndexError):
+        return f"; `{text}` finds no such item: {name} has {len(kept)}" if isinstance(kept, Sequence) else ""
+    if not isinstance(kept, Mapping):
         return f"; `{text}` finds no such key" if text else ""
     keys = ", ".join(f"{key!r:.40}" for key in islice(kept, _MOST_KEYS)) or "no keys"
     more = f" and {len(kept) - _MOST_KEYS} more" if len(kept) > _MOST_KEYS else ""
     return f"; `{text}` finds no such key: {name} has {keys}{more}"
 
 
-def _mapping_of(text: str, frame: FrameType) -> tuple[str, Mapping[Any, Any] | None]:
-    """Return name and value of the mapping with which an expression begins, None if it begins with none."""
+def _container_of(text: str, frame: FrameType) -> tuple[str, Any]:
+    """Return name and value of the mapping or sequence with which an expression begins, None if with none."""
     first, *others = re.match(r"[\w.]*", text).group(0).split(".")  # type: ignore[union-attr]  # it always matches
     name, kept = first, frame.f_locals.get(first)
     for other in others:
-        if isinstance(kept, Mapping):
+        if isinstance(kept, Mapping | Sequence):
             break
         name, kept = f"{name}.{other}", getattr(kept, other, None)
-    return name, kept if isinstance(kept, Mapping) else None
+    return name, kept
 
 
 def _notes_of(error: BaseException) -> Sequence[Any]:
@@ -132,14 +135,10 @@ def _notes_of(error: BaseException) -> Sequence[Any]:
     return notes if isinstance(notes, list) else ()
 
 
-def _line_in_submission(error: BaseException) -> str | None:
-    """Return the innermost line of the submission that an error came through."""
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if _is_submission(trace.tb_frame):
-            line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
+def _lines_in_submission(error: BaseException) -> list[str]:
+    """Return the lines of the submission that an error came through, the innermost first."""
+    frames = ((frame, number) for frame, number in traceback.walk_tb(error.__traceback__) if _is_submission(frame))
+    return [f"{Path(frame.f_code.co_filename).name}:{number}" for frame, number in frames][::-1]
 
 
 def line_of(frame: FrameType | None) -> str | None:

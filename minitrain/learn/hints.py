@@ -56,8 +56,17 @@ class _Mistake:
 
 _MISTAKES = (
     _Mistake(
+        "hidden", r"its text is kept back",
+        "what is other where `microbatch_size` does not divide the rank's samples, where ranks outnumber microbatches, "
+        "or with another number of ranks? Try such sizes by `minitrain run`", True,
+    ),
+    _Mistake(
         "begun", r"no rank has called \w+ yet",
         "write the step in the order of the statement's picture; a check after each line says what comes next",
+    ),
+    _Mistake(
+        "work", r"got (?:Strict)?Launched\b|'(?:Strict)?Launched' object",
+        "a launched operation gives its result by `await work`, which is torch's `work.wait()`; only then use it",
     ),
     _Mistake(
         "await", rf"got {_PENDING}\b|'{_PENDING}' (?:object|and)|and '{_PENDING}'|<coroutine object",
@@ -71,12 +80,26 @@ _MISTAKES = (
     ),
     _Mistake(
         "no_await", r"can't be used in 'await' expression",
-        "only communication is awaited (all_reduce, send, receive, ...); load_weights, forward, loss, backward and "
-        "update are plain calls",
+        "only communication is awaited (all_reduce, send, receive, ...), and once: what `await` gave is a tensor; "
+        "load_weights, forward, loss, backward and update are plain calls",
     ),
     _Mistake(
         "scale", r"unsupported operand type\(s\) for [*/]",
-        "there is nothing to divide: all_reduce sums, and the loss is the mean over the global batch already",
+        "there is nothing to divide: all_reduce sums, the loss is the mean over the global batch already, and "
+        "`model.update` takes the optimizer's step",
+    ),
+    _Mistake(
+        "zero", r"for \+=?: (?:'int' and|'\w+' and 'int')|a store, got (?:int|float|NoneType)",
+        "a sum of gradients begins with the first of them, and not with 0: keep that, and add the others with `+`",
+    ),
+    _Mistake(
+        "by_hand", r"unsupported operand type\(s\) for [^+]|'\w*(?:Activation|Weight|OptState)\w*' object (?:has no|is not)",
+        "a tensor here has no values and none of torch's methods: the model's operations make one of another, as "
+        "`model.backward` and `model.update` do; get_input_activation takes some of the samples, and `.shard` a shard",
+    ),
+    _Mistake(
+        "dicts", r"Store' object has no attribute",
+        "the stores are dicts: `activations[layer] = tensor`, `del activations[layer]`",
     ),
     _Mistake(
         "stored", r"must be in one of the rank's stores",
@@ -102,6 +125,11 @@ _MISTAKES = (
     _Mistake(
         "samples", r"must cover all \d+ samples",
         "the gradient must be summed over all microbatches and over all ranks that have other samples", True,
+    ),
+    _Mistake(
+        "gathered", r"all_gather: shard .* comes twice",
+        "every rank brings a shard of its own, the one that it loaded or cut: is this one whole already, as the result "
+        "of an earlier all_gather under the shard's key is? The whole needs a key of its own",
     ),
     _Mistake(
         "twice", r"counted twice|comes twice",
@@ -131,7 +159,23 @@ _MISTAKES = (
     ),
     _Mistake(
         "launch", r"launch on rank \d+ takes one communication",
-        "what is launched is not awaited: `work = model.launch(model.send(rank, tensor))`, and `await work` later",
+        "what is launched is not awaited: `work = model.launch(model.send(rank, tensor))`, and `await work` later; "
+        "computing is not launched: it goes on beside what is under way",
+    ),
+    _Mistake(
+        "sum_first", r"all_gather must bring .* differ in samples",
+        "all_gather puts shards of one tensor together and adds nothing: gradients of other samples are summed by "
+        "reduce_scatter or all_reduce",
+    ),
+    _Mistake(
+        "shards_summed", r"(?:reduce_scatter|all_reduce) must bring .* differ in shards",
+        "a reduction sums the same shards of all ranks, and once: give it the whole gradient; reduce_scatter returns "
+        "the rank's shard of the sum",
+    ),
+    _Mistake(
+        "other_layers", r"must bring the same kind of tensor with .* differ in layer",
+        "all ranks of a group go through the layers in one order, none of them alone; ranks with other layers, such as "
+        "stages, have nothing to sum or to gather over one another: is it the right group (`group=`)?",
     ),
     _Mistake(
         "group", r"must bring (?:the same kind of tensor with|gradients of one part, or|different parts)",
@@ -258,6 +302,10 @@ _MISTAKES = (
         "model.world_size)` cuts it, reduce_scatter returns it",
     ),
     _Mistake(
+        "whole_and_shard", r"that add: num_shards must be equal",
+        "a whole gradient meets a shard of one: reduce_scatter the new one, alone, before it is added to your shard",
+    ),
+    _Mistake(
         "other_shards", r"that add: shards must be equal",
         "only equal shards are added, of different samples; `shard.combine(other)` puts different shards of one sum "
         "together",
@@ -313,6 +361,23 @@ _MISTAKES = (
         "receive gets its own",
     ),
     _Mistake(
+        "item", r"^IndexError",
+        "there is nothing at this place: how many are there, and which numbers does the loop take, counted from 0?",
+    ),
+    _Mistake(
+        "ahead", r"too many samples forward before",
+        "how many microbatches go forward before the first comes back? Take its backward as soon as it can begin", True,
+    ),
+    _Mistake(
+        "activations", r"too many activations at a time",
+        "an activation is not needed any more once its layer's backward is done, or once it was sent on: delete it "
+        "there", True,
+    ),
+    _Mistake(
+        "loads", r"the reference's of: load_weights",
+        "a rank loads the layers, or the shards of them, that it trains, and nothing else",
+    ),
+    _Mistake(
         "endless", r"loop that never ends|does it wait or loop for ever",
         "what is to end the loop at that line? `print` what its condition looks at",
     ),
@@ -328,7 +393,7 @@ def hint_for(exercise: Exercise, check: str, message: str, *, case: Case | None 
     Args:
         exercise: what was asked.
         check: the check's name.
-        message: of the error, or of the budget.
+        message: of the error, or of the budget, and lines that say where it comes from.
         case: the sizes, for a command to try; None where they are not to be shown.
         never_awaited: the call that the submission forgot to await, such as "ddp.py:12 calls all_reduce".
     """

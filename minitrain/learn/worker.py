@@ -9,6 +9,7 @@ explanation and no protection: Python code can reach and replace Python objects,
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -110,8 +111,13 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
             )
         except BaseException as error:  # whatever it is, it is the submission's
             told = describe(error, recorder.models) | {"never_awaited": next(iter(forgotten), None)}
-            return {"error": told, **_programs_up_to_error(recorder)}
-    return {"programs": recorder.programs, "lines": recorder.lines}
+            ended = {"error": told, **_programs_up_to_error(recorder)}
+        else:
+            return {"programs": recorder.programs, "lines": recorder.lines}
+        if "coroutine" in told["message"]:
+            del recorder  # whose models hold the error, which holds the coroutine
+            gc.collect()  # so that it is not taken for one of the next run
+    return ended
 
 
 def _programs_up_to_error(recorder: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,17 @@ def test_a_hint_is_about_the_mistake(name: str, tmp_path: Path) -> None:
     assert failure.name == check, str(found)
     assert re.search(hint, failure.hint), str(found)
     assert "was never awaited" not in found.output  # the hint says it
+
+
+def test_a_call_that_an_earlier_submission_forgot_is_not_taken_for_one_of_this() -> None:
+    for source, hint in (
+        (changed(DDP, (REDUCE, REDUCE.replace("await ", ""))), "write `await` before the call"),
+        (changed(DDP, ("activations.pop(model.num_layers)", "activations.pop(99)")), "under this key"),
+    ):
+        names: dict[str, Any] = {"__name__": "minitrain_strategy_of_a_cell"}
+        exec(compile(source, "cell.py", "exec"), names)
+        (failure,) = grade(names["ddp"], "02", hidden=False).failures
+        assert hint in failure.hint
 
 
 def test_a_misspelt_operation_is_guessed(tmp_path: Path) -> None:

@@ -128,6 +128,15 @@ MISTAKES: dict[str, Mistake] = {
     "activations_pile_up": Mistake(
         "00", changed(ONE, ("        del activations[k]\n", ""), ("grads.pop(k)", "grads[k]")),
         "memory", "holds more", "not needed any more"),
+    "the_optimizer_is_torchs": Mistake(
+        "00", changed(ONE, ("model.loss(activations.pop(model.num_layers))", "model.loss(activations.pop(model.num_layers)).backward()")),
+        "runs", "no attribute 'backward'", "none of torch's methods"),
+    "gradients_begin_with_zero": Mistake(
+        "00", changed(ONE, ("    for k in reversed(layers):\n", "    for k in reversed(layers):\n        grads[k] = 0\n")),
+        "laws", "only tensors can be held", "begins with the first of them"),
+    "stores_are_lists": Mistake(
+        "00", changed(ONE, ("activations[0] = model.get", "activations.append(model.get"), ("model.world_size))", "model.world_size)))")),
+        "runs", "no attribute 'append'", "the stores are dicts"),
     # 01
     "the_batch_is_not_cut": Mistake(
         "01", changed(ACCUMULATE, ("cut(model.global_batch_size, microbatch_size)",
@@ -142,7 +151,7 @@ MISTAKES: dict[str, Mistake] = {
         "laws", "must cover all 8 samples", "summed over all microbatches"),
     "the_last_microbatch_reaches_beyond_the_batch": Mistake(
         "01", changed(ACCUMULATE, ("range(max(batch - size, 0), batch)", "range(batch - size, batch)")),
-        "laws", "kept back", "the message names the law", hidden=True),
+        "laws", "kept back", "does not divide the rank's samples", hidden=True),
     "gradients_are_averaged": Mistake(
         "01", changed(ACCUMULATE, (ADDED, ADDED + "            grads[layer] = grads[layer] / microbatch_size\n")),
         "runs", "unsupported operand", "nothing to divide"),
@@ -185,6 +194,11 @@ MISTAKES: dict[str, Mistake] = {
     "the_whole_weight_is_updated": Mistake(
         "03", changed(ZERO1, ("weights[k].shard(me, n), states[k]", "weights[k], states[k]")),
         "laws", "shards", "of the same shard"),
+    "gradients_are_gathered": Mistake(
+        "03", changed(ZERO1, (SCATTERED, "await model.all_gather(grads.pop(k), k)")),
+        "laws", "and differ in samples; rank 0", "all_gather puts shards .* adds nothing"),
+    "the_number_of_shards_comes_first": Mistake(
+        "03", changed(ZERO1, ("state.shard(me, n)", "state.shard(n, me)")), "laws", "shard must lie in", "first the index, which counts from 0"),
     "new_weights_stay_shards": Mistake(
         "03", changed(ZERO1, (GATHERED, "")), "laws", "final weight must lie on the ranks as the statement asks", "after the update .*all_gather"),
     # 04
@@ -197,6 +211,14 @@ MISTAKES: dict[str, Mistake] = {
     "shards_are_not_added": Mistake(
         "04", changed(ZERO2, (SUM_OF_SHARDS, "            grad_weights[k] = shard\n")),
         "laws", "must cover all 16 samples", "summed over all microbatches"),
+    "shards_are_reduced_again": Mistake(
+        "04", changed(ZERO2, ("    for k in layers:\n        new, opt", "    for k in layers:\n"
+            "        grad_weights[k] = await model.reduce_scatter(grad_weights[k], k)\n        new, opt")),
+        "laws", "and differ in shards; rank 0", "sums the same shards of all ranks, and once"),
+    "a_whole_gradient_is_added_to_a_shard": Mistake(
+        "04", changed(ZERO2, (AT_ONCE, "            shard = grad_weights.pop(\"new\")\n"), (SUM_OF_SHARDS, SUM_OF_SHARDS +
+            "            grad_weights[k] = await model.reduce_scatter(grad_weights[k], k)\n")),
+        "laws", "num_shards must be equal", "a whole gradient meets a shard"),
     "shards_are_handed_in": Mistake(
         "04", changed(ZERO2, (NEW_WEIGHT, "        weights[k] = new\n")), "laws", "final weight must lie", "after the update .*all_gather"),
     "a_whole_weight_meets_a_shard_of_the_gradient": Mistake(
@@ -216,6 +238,10 @@ MISTAKES: dict[str, Mistake] = {
         "05", changed(ZERO3, ('weights["whole", k] = await model.all_gather(weights["shard", k], k)',
                               'weights["whole", k], _ = model.load_weights(k)')),
         "laws", "were loaded before", "comes back by `await model.all_gather"),
+    "what_was_gathered_takes_the_shards_place": Mistake(
+        "05", changed(ZERO3, ('weights["whole", k]', 'weights["shard", k]'), ('            del weights["shard", k]\n', ""),
+                      ('del weights["shard", k], acts[k]', "del acts[k]")),
+        "laws", "all_gather: shard 0 of 2 of layer 2 comes twice", "whole already"),
     "all_reduce_where_a_shard_would_do": Mistake(
         "05", changed(ZERO3, (BACK_OF_ZERO3, '            grads["part"] = (await model.all_reduce(grads.pop("whole"), '
                               'k)).shard(me, n)\n')),
@@ -225,7 +251,8 @@ MISTAKES: dict[str, Mistake] = {
                               '        weights["whole", k] = await model.all_gather(weights["shard", k], k)\n'
                               '        model.set_final_weight(k, weights["whole", k])\n'
                               '        del weights["whole", k]\n')),
-        "communication", "more than the budget", "all_gather of layers 0-2: 6 over all ranks, the reference does 4"),
+        "communication", "more than the budget",
+        r"all_gather of layers 0-2: 6 over all ranks, the reference does 4, at mine\.py:\d+, mine\.py:\d+"),
     # 06
     "every_stage_holds_all_layers": Mistake(
         "06", changed(PIPELINE, ("    for k in layers:\n        weights[k], opt_states[k] = model.load_weights(k)\n",
@@ -267,19 +294,44 @@ MISTAKES: dict[str, Mistake] = {
         "runs", "KeyError", "under this key"),
     "the_last_backward_is_forgotten": Mistake(
         "07", changed(PIPELINE, (COOLDOWN, COOLDOWN.replace("m)", "m - 1)"))),
-        "laws", r"must cover all 8 samples, \[6, 7\] are missing", "summed over all microbatches"),
+        "laws", r"must cover all 8 samples, \[6, 7\] are missing", "every stage takes every microbatch"),
+    "what_was_sent_is_kept": Mistake(
+        "07", changed(PIPELINE, ("activations.pop((layers[-1] + 1, i)))\n\n", "activations[layers[-1] + 1, i])\n\n")),
+        "memory", "too many activations at a time", "once it was sent on"),
+    "stages_sum_their_gradients": Mistake(
+        "07", changed(PIPELINE, ("    for k in layers:\n        weights[k], opt_states[k] = model.update", "    for k in layers:\n"
+            "        grad_weights[k] = await model.all_reduce(grad_weights[k], k)\n        weights[k], opt_states[k] = model.update")),
+        "laws", "and differ in layer; rank 0", "stages, have nothing to sum"),
+    "all_layers_are_loaded": Mistake(
+        "07", changed(PIPELINE, ("    for k in layers:\n        weights[k], opt_states[k] = model.load",
+                                 "    for k in range(model.num_layers):\n        weights[k], opt_states[k] = model.load")),
+        "time", "longer", "loads the layers.* that it trains"),
+    "the_first_stage_sends_back_too": Mistake(
+        "07", changed(PIPELINE, ("if rank > 0:", "if True:")), "runs", "dest must be a rank", "the first stage has nobody before it"),
     # 08
     "gpipe_again": Mistake(
         "08", changed(PIPELINE, (WARMUP, "    warmup = m\n")), "memory", "too many samples forward", "p - r"),
     "no_warmup": Mistake("08", changed(PIPELINE, (WARMUP, "    warmup = 0\n")), "time", "longer", "forward .*, not"),
     "no_cooldown": Mistake(
-        "08", changed(PIPELINE, (COOLDOWN, "")), "laws", "must cover all 8 samples", "summed over all microbatches"),
+        "08", changed(PIPELINE, (COOLDOWN, "")), "laws", "must cover all 8 samples", "the last of them come back in the cooldown"),
     "all_ranks_warm_up_alike": Mistake(
         "08", changed(PIPELINE, (WARMUP, "    warmup = min(last, m)\n")), "memory", "too many samples forward", "p - r microbatches"),
     "backward_before_forward": Mistake(
         "08", changed(PIPELINE, ("        await forward(i)\n        await backward(i - warmup)\n",
                                  "        await backward(i - warmup)\n        await forward(i)\n")),
         "runs", "KeyError", "under this key"),
+    "a_forward_is_not_awaited": Mistake(
+        "08", changed(PIPELINE, ("        await forward(i)\n        await backward", "        forward(i)\n        await backward")),
+        "runs", "KeyError", r"mine\.py:\d+ calls forward without `await`"),
+    "too_many_forwards": Mistake(
+        "08", changed(PIPELINE, ("range(warmup, m)", "range(warmup, m + 1)")), "runs",
+        r"IndexError: list index out of range; `batches\[i\]` finds no such item: batches has 4$",
+        r"(?s)nothing at this place.*in a function which is called at mine\.py:\d+, mine\.py:\d+"),
+    "the_warmup_takes_microbatches_that_are_not_there": Mistake(
+        "08", changed(PIPELINE, (WARMUP, "    warmup = last - rank if one_by_one else m\n")), "runs", "IndexError; its text is kept back",
+        "ranks outnumber microbatches", hidden=True),
+    "the_warmup_grows_with_the_rank": Mistake(
+        "08", changed(PIPELINE, (WARMUP, "    warmup = min(rank, m)\n")), "runs", "deadlock", "the last rank with none"),
     # 09
     "the_gather_is_awaited_at_once": Mistake(
         "09", changed(ZERO3, ("def zero3", "def zero3_prefetch")), "time", "longer", "launched before you compute"),
@@ -298,7 +350,16 @@ MISTAKES: dict[str, Mistake] = {
         "memory", "holds more", "what operations under way will bring"),
     "a_launched_operation_is_used_at_once": Mistake(
         "09", changed(PREFETCH, ('weights["full"] = await work', 'weights["full"] = work')),
-        "laws", "only tensors can be held", "when it is awaited"),
+        "laws", "only tensors can be held", "by `await work`"),
+    "what_is_launched_was_awaited": Mistake(
+        "09", changed(PREFETCH, ("            work = model.launch(model.all", "            work = model.launch(await model.all")),
+        "runs", "launch on rank 0 takes one communication", "what is launched is not awaited"),
+    "what_is_launched_is_waited_for_as_in_torch": Mistake(
+        "09", changed(PREFETCH, ('weights["full"] = await work', 'weights["full"] = work.wait()')),
+        "runs", "no attribute 'wait'", "by `await work`"),
+    "the_last_reduction_is_not_awaited": Mistake(
+        "09", changed(PREFETCH, ("        await keep_shard(*before)\n        before = None\n", "")),
+        "runs", "KeyError: 0", r"has launched reduce_scatter of layer 0 at mine\.py:\d+, and has not awaited it"),
     "a_launched_operation_is_forgotten": Mistake(
         "09", changed(PREFETCH, ("        if place < len(order):\n", "        if True:\n"),
                       ("order[place]], order[place]", "order[place % len(order)]], order[place % len(order)]")),
