@@ -586,6 +586,9 @@ MISTAKES: dict[str, Mistake] = {
     "inputs_stay_after_their_backward": Mistake(
         "21", changed(RECOMPUTE, ("            )\n            del activations[layer]\n", "            )\n")),
         "memory", "holds more", "neither the first of a segment"),
+    "the_smaller_segment_is_forgotten": Mistake(
+        "21", changed(RECOMPUTE, ("range(0, len(layers), segment)", "range(0, len(layers) - segment + 1, segment)")),
+        "runs", r"KeyError: 11; `activations.pop\(len\(layers\)\)`", "activations has 0, 3, 6"),
     "the_first_input_of_a_segment_is_freed": Mistake(
         "21", changed(RECOMPUTE, ("if layer != of_segment[0] and", "if")), "runs", "KeyError", "stored under this key"),
     # 22
@@ -611,6 +614,9 @@ MISTAKES: dict[str, Mistake] = {
         "laws", "exactly the weight's shards", "same shard"),
     "what_is_fetched_is_no_copy_on_the_host": Mistake(
         "22", changed(OFFLOAD, ("model.fetch(model.host[layer])", "model.fetch(weights[layer])")), "laws", "takes what offload gave", "."),
+    "every_rank_updates_the_first_shard": Mistake(
+        "22", changed(OFFLOAD, ("shard(rank, n)", "shard(0, n)")), "laws", "update on rank 1: weight_grad must hold the weight's shards",
+        "are of the same shard"),
     "new_weights_are_not_gathered": Mistake(
         "22", changed(OFFLOAD, ("        weights[layer] = await model.all_gather(weights[layer], layer)\n", "")),
         "laws", "final weight must lie on the ranks", "all_gather"),

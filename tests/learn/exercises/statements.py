@@ -1,6 +1,6 @@
 """What the statements demand, each with wrong submissions that break just that: `python -m tests.learn.exercises.statements`.
 
-It writes docs/statements.md. The submissions are those of `mistakes` and of the corpora beside it, whose tests prove that
+It writes docs/statements.md; with `--sentences` it prints the whole table, sentence by sentence. The submissions are those of `mistakes` and of the corpora beside it, whose tests prove that
 each fails its check for the reason that they give.
 """
 
@@ -8,6 +8,8 @@ each fails its check for the reason that they give.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,7 +61,8 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
     "05": {
         "Nobody holds a whole model any more.": "ddp_for_zero3 weights_are_loaded_again_instead_of_gathered",
         "A layer's weight is gathered just before it is used, in both passes, and freed just after": "whole_weights_are_kept_between_the_passes a_shard_computes",
-        "Communication is 3 W for each microbatch: two gathers and a reduce_scatter.": "all_reduce_where_a_shard_would_do new_weights_are_gathered_at_the_end",
+        "Each rank updates its shard, and hands it in.": "new_weights_are_gathered_at_the_end",
+        "Communication is 3 W for each microbatch: two gathers and a reduce_scatter.": "all_reduce_where_a_shard_would_do",
     },
     "06": {
         "rank r holds layers r L/n to (r + 1) L/n - 1, a *stage*.": "every_stage_holds_all_layers",
@@ -88,7 +91,8 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "pipelines of pp stages, and world_size / pp replicas of them.": "neighbours_by_rank",
         "Each replica runs 1F1B": "replicas_run_gpipe",
         "on its own part of the batch": "replicas_take_the_same_samples",
-        "at the end, the ranks of one stage sum their gradients.": "replicas_do_not_sum all_ranks_sum stages_sum_over_the_pipeline",
+        "every collective takes `group=`.": "all_ranks_sum",
+        "at the end, the ranks of one stage sum their gradients.": "replicas_do_not_sum stages_sum_over_the_pipeline",
     },
     "11": {
         "Give each rank v smaller stages instead of one": "plain_1f1b",
@@ -106,7 +110,8 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "what it makes is a *partial sum*": "no_sum_after_a_part no_sum_on_the_way_back",
         "All ranks of a replica take the same samples.": "every_part_takes_other_samples",
         '`mesh.group("tp")` are the ranks that hold the parts': "sum_over_replicas_instead_of_parts",
-        "Gradients of weights are of one part, and are summed over replicas.": "gradients_summed_over_the_parts gradients_summed_over_all_ranks replicas_forgotten",
+        "Gradients of weights are of one part, and are summed over replicas.": "gradients_summed_over_the_parts replicas_forgotten",
+        "Each collective takes `group=`:": "gradients_summed_over_all_ranks",
         "it takes four all_reduces a microbatch": "the_input_gets_a_gradient",
     },
     "14": {
@@ -122,6 +127,7 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "the queries of each rank must see the keys and values of all.": "attention_as_any_layer one_block_is_never_seen",
         "Let these travel round a ring": "the_own_block_is_sent_every_time blocks_go_the_other_way_than_they_are_awaited",
         "while a rank's queries attend one block, the next one comes in.": "blocks_come_before_queries_attend",
+        "Launch messages": "blocks_come_before_queries_attend",
         "take the place-th from the front and from the back": "the_end_of_the_text_is_one_ranks_work every_rank_takes_the_same_shard",
         "The gradient of a block follows it one step behind: each rank adds its own to what comes in, and sends it on.": "gradients_stay_where_they_are_made gradients_are_not_sent_home",
         "A weight's gradient covers the rank's samples *and* its tokens: one all_reduce over all ranks adds both.": "the_sequence_is_not_summed replicas_are_forgotten",
@@ -138,10 +144,11 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "That of your experts covers those of your whole group.": "experts_gradient_reduced_over_other_experts_too",
     },
     "17": {
-        "sum it while the others are computed.": "each_bucket_is_waited_for",
+        "sum it while the others are computed.": "buckets_are_launched_after_the_backward",
         "put `bucket_size` layers into one": "a_bucket_for_each_layer",
         "Add up the gradients of all microbatches of the rank first, and sum over the ranks once a step.": "buckets_go_in_every_microbatch",
         "launch a bucket as soon as its layers are final": "buckets_are_launched_after_the_backward",
+        "Update when the backward is done.": "each_bucket_is_waited_for",
         "the last bucket may be smaller.": "the_smaller_bucket_is_forgotten",
     },
     "18": {
@@ -171,6 +178,7 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "shards round the ring": "whole_gradients_go_round_the_ring",
     },
     "21": {
+        "the last one is smaller where they do not divide.": "the_smaller_segment_is_forgotten",
         "On the way forward keep the input of each segment alone.": "all_inputs_are_kept the_first_input_of_a_segment_is_freed",
         "take its kept input forward again": "every_layer_begins_at_the_input",
         "the inputs of the last segment are kept from the way forward": "the_last_segment_is_computed_again",
@@ -179,7 +187,9 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
     },
     "22": {
         "Cut each state to your shard when it is loaded": "whole_states_move",
-        "and move it to the host.": "states_stay_on_the_device all_states_are_loaded_before_any_is_moved",
+        "Keep it in the host's memory": "states_stay_on_the_device",
+        "rank r of n updates shard r.": "every_rank_updates_the_first_shard",
+        "and move it to the host.": "all_states_are_loaded_before_any_is_moved",
         "fetch the state while the backward computes": "a_state_is_fetched_after_the_backward what_is_fetched_is_no_copy_on_the_host",
         "reduce_scatter the gradient": "the_whole_gradient_is_summed",
         "gather the new weight, and hand it in whole.": "new_weights_are_not_gathered",
@@ -189,6 +199,7 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
     },
     "23": {
         "with weights of its own": "the_common_weight_trains",
+        "on the rank's own samples and its own weight": "the_common_weight_trains a_rank_takes_one_stretch_of_the_batch",
         "and then take the mean of all ranks' weights": "the_outer_gradient_is_not_summed weights_are_averaged_by_an_all_reduce",
         "leave it there.": "the_declaration_is_gone",
         "in step h rank r takes share h n + r.": "a_rank_takes_one_stretch_of_the_batch a_local_step_is_missing",
@@ -206,17 +217,74 @@ SENTENCES: Mapping[str, Mapping[str, str]] = {
         "stage p takes what stage p - 1 has made, without a message.": "the_turn_of_the_v_is_a_message",
         "| W | r + 1 |": "weights_that_were_put_off_are_forgotten",
         "| I1 I0 | (r + 1) // 2 |": "no_backward_is_split",
+        "a pipeline must send while it computes.": "a_send_is_awaited_at_once",
+        "No message may hold up computing.": "a_receive_begins_when_it_is_needed a_send_is_awaited_at_once",
         "Launch the receive that the next action needs before you compute this action": "a_receive_begins_when_it_is_needed",
-        "launch a send as soon as its tensor is there, and await it one action later.": "a_send_is_awaited_at_once a_launched_send_is_never_awaited",
+        "launch a send as soon as its tensor is there, and await it one action later.": "a_launched_send_is_never_awaited",
         "so give them tags": "messages_of_both_directions_have_no_tags",
     },
 }
 """By exercise, sentences of its statement, each with the submissions that break it."""
 
+TOLD: Mapping[str, tuple[str, ...]] = {
+    "00": ("One device holds the whole model and the whole batch.",),
+    "01": ("Activations of the whole batch may not fit.",),
+    "03": ("In DDP every rank keeps the same optimizer state and takes the same step.",),
+    "04": ("ZeRO-1 keeps whole gradients until the step.",),
+    "08": ("GPipe keeps activations of all m microbatches.",),
+    "09": (
+        "ZeRO-3 waits for every gather.",
+        "What is launched counts as memory until then.",
+    ),
+    "12": (
+        'A layer\'s backward counts as many FLOPs as its forward here, 2 H^2 a token each, as specified; that of real layers twice as many (`workload="dense"`).',
+    ),
+    "13": ("A layer may be too large for one device, or too slow.",),
+    "14": (
+        "With tensor parallelism, norms, residuals and all that is kept between layers is whole on every rank.",
+        "Both are the operations that you know; on partial sums, `reduce_scatter` cuts the sequence.",
+        "At the two ends everything is whole:",
+        "Norms and biases are on every rank, and have now seen a shard of the sequence on each.",
+    ),
+    "15": (
+        "The activations of a long text fit on no device.",
+        "`model.forward` takes such a shard through all layers but attention, which `model.has_attention(layer)` tells.",
+    ),
+    "16": (
+        "A mixture of experts has many MLPs in the place of one, and a router that sends each token to a few of them.",
+        "Eight experts, two for each token, and one that is shared; at the last size OLMoE-1B-7B, sixteen times attention and 64 experts.",
+    ),
+    "17": (
+        "Data parallelism waits for every sum.",
+        "`work = model.launch(...)` submits it and returns at once; `await work` gives the result.",
+    ),
+    "18": ("A backward makes two gradients, and the stage before waits for one of them only: that of the activation.",),
+    "19": (
+        "In each step all ranks send at once.",
+        "`work = model.launch(model.send(rank, shard))` submits the send and returns at once, `await model.receive(rank)` gives what comes in, and `await work` ends the send.",
+    ),
+    "20": ("`grad_bytes[layer]` is the size of a layer's gradient, the same on all ranks.",),
+    "21": ("One device, the whole batch, and no room for the inputs of all layers.",),
+    "22": ("An optimizer state is used once a step, by its layer's update.",),
+    "23": ("Data parallelism sums gradients in each step, which is too much where ranks are far apart.",),
+    "24": (
+        "Rank r does this, with a = p - 1 - r and m microbatches; F0 is a forward of chunk 0, B1 a whole backward of chunk 1, I1 and W the two halves of a backward, as in exercise 18:",
+    ),
+}
+"""By exercise, sentences with a word of demands that tell what is, and demand nothing."""
+
+_DEMANDS = re.compile(
+    r"\b(must|may|only|never|no|alone|without|whole|all|each|every|once|first|before|until|both)\b"
+    r"|^(Cut|Take|Send|Keep|Free|Let|Give|Add|Update|Store|Divide|Train|Warm|Compute|Launch|Write|Begin|Reduce)\b",
+    re.IGNORECASE,
+)
+"""A word by which a sentence may demand something, or a command at its beginning."""
+
 _HEAD = """# What the statements demand
 
 The mistakes that each exercise catches, by the check that fails. Each breaks a sentence of the exercise's statement. Orders of
-passes are pictures, not demands: what is as quick and holds as little is as right.
+passes are pictures, not demands: what is as quick and holds as little is as right. `python -m tests.learn.exercises.statements
+--sentences` prints the sentences, each beside the mistakes that break it.
 """
 
 
@@ -237,13 +305,38 @@ def plain(text: str) -> str:
     return " ".join(text.split())
 
 
+def may_demand(statement: str) -> list[str]:
+    """Return the sentences of a statement that may demand something, without pictures, tables and closed forms."""
+    prose = re.sub(r"```[\s\S]*?```|^[#|].*$", " ", statement.partition("**Closed form.**")[0], flags=re.MULTILINE)
+    sentences = re.split(r"(?<=[.?:])\s+(?=[A-Z*`0-9])", plain(prose))
+    return [sentence for sentence in sentences if _DEMANDS.search(sentence)]
+
+
+def is_broken(sentence: str, number: str) -> bool:
+    """Return whether a submission breaks a sentence, or a part of it."""
+    return any(part in sentence or sentence in part for part in SENTENCES[number])
+
+
+def table() -> str:
+    """Return all sentences with the submissions that break them, as Markdown."""
+    known = corpus()
+    lines = ["| exercise | sentence | wrong submission | check that fails |", "|---|---|---|---|"]
+    for number, sentences in SENTENCES.items():
+        for sentence, names in sentences.items():
+            said = sentence.strip("| ").replace("|", "\\|")
+            for name in names.split():
+                check = known[name][1].replace("|", " or ")
+                lines.append(f"| {number} | {said} | `{name.partition(':')[2] or name}` | {check} |")
+    return "\n".join(lines)
+
+
 def page() -> str:
     """Return the page."""
     known = corpus()
     lines = [_HEAD]
     for number, sentences in SENTENCES.items():
         by_check: dict[str, list[str]] = {}
-        for name in " ".join(sentences.values()).split():
+        for name in dict.fromkeys(" ".join(sentences.values()).split()):
             by_check.setdefault(known[name][1].replace("|", " or "), []).append(f"`{name.partition(':')[2] or name}`")
         lines += [f"## {load_exercise(number).name}", ""]
         lines += [f"- {check}: {', '.join(names)}" for check, names in by_check.items()]
@@ -252,4 +345,7 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    if "--sentences" in sys.argv[1:]:
+        print(table())
+    else:
+        PAGE.write_text(page(), encoding="utf-8")

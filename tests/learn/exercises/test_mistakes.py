@@ -11,7 +11,17 @@ from minitrain.learn import Exercise, grade, load_exercise, shipped_exercises
 from minitrain.learn.causes import why_all_wait
 from minitrain.run.strategy_loading import load_strategy
 from tests.learn.exercises.mistakes import MISTAKES
-from tests.learn.exercises.statements import PAGE, SENTENCES, corpus, page, plain
+from tests.learn.exercises.statements import (
+    PAGE,
+    SENTENCES,
+    TOLD,
+    corpus,
+    is_broken,
+    may_demand,
+    page,
+    plain,
+    table,
+)
 
 SLOW = {name for name, mistake in MISTAKES.items() if mistake.exercise == "12"}
 
@@ -85,8 +95,13 @@ def test_what_a_statement_demands_stands_there_and_has_a_submission_that_breaks_
         assert sentence in plain(exercise.statement)
         assert names
         assert {known[name][0] for name in names.split()} == {number}
+    unbroken = [each for each in may_demand(exercise.statement) if not is_broken(each, number)]
+    assert tuple(unbroken) == TOLD.get(number, ())  # only what demands nothing
+    assert not any(re.search(r"\bmust\b", sentence) for sentence in unbroken)
 
 
 def test_every_statement_is_in_the_page_of_demands_which_is_as_the_tests_have_it() -> None:
     assert [*SENTENCES] == [exercise.number for exercise in shipped_exercises()]
     assert PAGE.read_text(encoding="utf-8") == page()
+    row = "| 20 | No rank may call `all_reduce`. | `a_collective_chooses` | laws |"
+    assert row in table().splitlines()
