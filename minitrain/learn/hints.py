@@ -93,7 +93,8 @@ _MISTAKES = (
         "a sum of gradients begins with the first of them, and not with 0: keep that, and add the others with `+`",
     ),
     _Mistake(
-        "by_hand", r"unsupported operand type\(s\) for [^+]|'\w*(?:Activation|Weight|OptState)\w*' object (?:has no|is not)",
+        "by_hand",
+        r"unsupported operand type\(s\) for [^+]|'\w*(?:Activation|Weight|OptState)\w*' object (?:has no|is not)",
         "a tensor here has no values and none of torch's methods: the model's operations make one of another, as "
         "`model.backward` and `model.update` do; get_input_activation takes some of the samples, and `.shard` a shard",
     ),

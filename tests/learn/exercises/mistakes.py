@@ -148,7 +148,7 @@ MISTAKES: dict[str, Mistake] = {
     "an_update_after_each_microbatch": Mistake(
         "01", changed(ACCUMULATE, (UPDATED, UPDATED.replace("\n    ", "\n        ").replace(
             "    for layer", "        for layer", 1))),
-        "laws", "must cover all 8 samples", "summed over all microbatches"),
+        "laws", "must cover all 8 samples", "behind the loop over microbatches"),
     "the_last_microbatch_reaches_beyond_the_batch": Mistake(
         "01", changed(ACCUMULATE, ("range(max(batch - size, 0), batch)", "range(batch - size, batch)")),
         "laws", "kept back", "does not divide the rank's samples", hidden=True),
