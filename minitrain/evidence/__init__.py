@@ -1,7 +1,7 @@
 """Published measurements of training steps, simulated here, and how far the predictions are off.
 
-May import: the rooms up to `run`. Open `validate` first. The measurements lie beside the code as CSV files, each row
-with its source.
+May import: the rooms up to `run`, and `search`, whose pieces make long pipelines quick. Open `validate` first. The
+measurements lie beside the code as CSV files, each row with its source.
 
 | module | what it does |
 |---|---|

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise, starmap
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import MinitrainError
@@ -53,6 +54,9 @@ from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.operations.event_log import COMPUTE
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
+from minitrain.search.tuning.layouts import Columns
+from minitrain.search.tuning.problem import Machine, TuningProblem, pipeline_of, plain_options
+from minitrain.search.tuning.step_figures import fullest_of, spending_of
 from minitrain.workloads.expert_layers import ExpertLayers, is_copies
 from minitrain.workloads.shapes import Cut, Work
 from minitrain.workloads.transformer import Transformer
@@ -61,6 +65,7 @@ from minitrain.workloads.workload import PassMode, Workload
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
+    from minitrain.run.device_memory import DeviceMemory
 
 
 _GIB = 2.0**30
@@ -399,7 +404,7 @@ def _few(case: Case) -> tuple[int, int]:
 def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Prediction:
     """Simulate a step of a case with some microbatches; rows that differ in their number alone share steps."""
     if not _is_automatic(case):
-        return _predicted(_run(case, num_microbatches, without))
+        return _composed(case, num_microbatches, without) or _predicted(_run(case, num_microbatches, without))
     costs = _pass_costs(case, without)
     timed, held = (_made_for(case, each, num_microbatches, without) for each in (costs, (*costs[:4], 1.0)))
     return replace(timed, memory=held.memory)
@@ -438,6 +443,38 @@ def _pass_costs(case: Case, without: tuple[str, ...]) -> tuple[float, ...]:
 _PASSES = ("forward", "backward_input", "backward_weight")
 
 
+_COMPOSED = {"schedule": "1f1b", "ep": 1, "imbalance": 1, "capacity_factor": None, "shard_size": None}
+"""The options of `megatron` that pieces know nothing of, and what they must be."""
+
+
+def _composed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Prediction | None:
+    """Put a step together from pieces, as `tune` does, with the floats of a run; None where its pieces are not known.
+
+    Where several ranks compute as long but for rounding, terms may be those of another one of them.
+    """
+    layout, options = case.layout, {"overlap_parts": False, **case.options}
+    if case.strategy != "megatron" or any(options.pop(name) != value for name, value in _COMPOSED.items()):
+        return None
+    machine = _machine(_workload(case), case.system, case.platform or COMPONENTS, layout.world_size, without)
+    stages = tuple(starmap(range, pairwise(accumulate(options.pop("layers_per_stage"), initial=0))))
+    plain = plain_options(layout.world_size, options, {**options, "microbatch_size": layout.microbatch_size})
+    pipeline = pipeline_of(machine, plain, stages) if machine.composes else None
+    if pipeline is None:
+        return None
+    columns = Columns(machine.pieces, [replace(pipeline, num_microbatches=num_microbatches)])
+    spent = spending_of(columns)
+    times = spent.forward_s, spent.backward_s, spent.update_s, spent.exposed_s, spent.waiting_s
+    return Prediction(spent.step_time, dict(zip(TERMS, times, strict=True)), _kinds(fullest_of(columns)))
+
+
+@lru_cache(maxsize=8)
+def _machine(
+    workload: Workload, system: SystemConfig, platform: Platform, world_size: int, without: tuple[str, ...]
+) -> Machine:
+    """Return what prices pipelines by their pieces, the same for layouts of equal arguments."""
+    return Machine(TuningProblem(workload, system, world_size, world_size, {"platform": platform, "without": without}))
+
+
 def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
     """Return the run of a step."""
     layout = case.layout
@@ -446,7 +483,7 @@ def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
         world_size=layout.world_size,
         global_batch_size=layout.num_replicas * layout.microbatch_size * num_microbatches,
         hardware=case.system,
-        workload=workload_of(case.model, layout.cp, layout.etp, _exchanged(case)),
+        workload=_workload(case),
         platform=case.platform or COMPONENTS,
         without=without,
         fold=layout.world_size > 1 and case.options.get("imbalance", 1) == 1,
@@ -460,13 +497,17 @@ def _predicted(run: Run) -> Prediction:
     """Return the figures of a run."""
     memory = run.device_memory
     assert memory is not None  # a run that was just made has one
-    kinds = {
+    return Prediction(run.step_time, _terms(run), _kinds(memory))
+
+
+def _kinds(memory: DeviceMemory) -> dict[str, float]:
+    """Return the bytes of a device by what they count."""
+    return {
         "allocated": memory.allocated_bytes,
         "reserved": memory.reserved_bytes,
         "device": memory.total_bytes,
         "needed": memory.needed_bytes,
     }
-    return Prediction(run.step_time, _terms(run), kinds)
 
 
 def _terms(run: Run) -> dict[str, float]:
@@ -561,6 +602,10 @@ class Shares(TransformerWorkload):
         """The tokens of a share."""
         return self.seq_len // self.cp
 
+    def resized(self, model: Transformer, seq_len: int) -> Shares:
+        """Return the same shares of another model, whose experts are in parts as they are."""
+        return Shares(replace(model, seq_len=seq_len), self.cp, exchanged=self.exchanged)
+
     def work(self, num_samples: int, mode: PassMode) -> Work:
         """Return what one rank does in a pass."""
         work = super().work(num_samples, mode)
@@ -596,6 +641,11 @@ def _exchanged(case: Case) -> float:
         return 1.0
     quicker = outer[0].bandwidth * outer[0].efficiency / (inner.bandwidth * inner.efficiency)
     return (1 + (etp - 1) * quicker) / etp
+
+
+def _workload(case: Case) -> Workload:
+    """Return what a rank of a case trains; the same object for equal models and shares."""
+    return workload_of(case.model, case.layout.cp, case.layout.etp, _exchanged(case))
 
 
 @lru_cache(maxsize=16)

@@ -106,6 +106,10 @@ class TransformerWorkload:
     def __repr__(self) -> str:
         return f"TransformerWorkload({self.model.name}, seq_len={self.seq_len})"
 
+    def resized(self, model: Transformer, seq_len: int) -> TransformerWorkload:
+        """Return the workload of another model, on samples of another length."""
+        return TransformerWorkload(model, seq_len)
+
     @property
     def name(self) -> str:
         """What tables call the trained model."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import minitrain as mt
-from minitrain.evidence.cases import TERMS, Case, _step, case_of, predict
+from minitrain.evidence.cases import TERMS, Case, _composed, _predicted, _run, _step, case_of, predict
 from minitrain.evidence.errors_by_table import TABLES, rows_of, tables_folder
 from minitrain.evidence.rows import LackingError
 from tests.evidence.test_rows import USUAL, case
@@ -32,6 +32,38 @@ def test_a_step_of_many_microbatches_takes_what_one_of_few_says(changes: dict[st
     quick = predict(found)
     assert quick.seconds == pytest.approx(whole.seconds, rel=1e-9)
     assert quick.memory == whole.memory
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"vpp": "2", "overlap": "p2p overlap", "zero": "1", "framework": "Megatron-Core", "recompute": "none"},
+        {"sp": "1", "cp": "2", "dp": "2", "overlap": "DP overlap", "attention": "flash", "recompute": "selective"},
+        {"pp": "1", "tp": "1", "dp": "16", "n_micro": "2", "gbs": "64"},
+    ],
+    ids=str,
+)
+def test_steps_of_pieces_are_those_of_simulations(changes: dict[str, str]) -> None:
+    found = case(**changes).bare()
+    composed, whole = _composed(found, 4, ()), _predicted(_run(found, 4, ()))
+    assert composed is not None
+    assert composed.seconds == whole.seconds
+    assert composed.memory == pytest.approx(whole.memory, rel=1e-12)
+    assert composed.terms == pytest.approx(whole.terms, abs=1e-12 * whole.seconds)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"zero": "2"},
+        {"schedule": "ZB-H1"},
+        {"mlp": "swiglu", "ep": "2", "n_experts": "8", "top_k": "2", "moe_ffn": "512", "sp": "1"},
+    ],
+    ids=str,
+)
+def test_steps_without_pieces_are_simulated(changes: dict[str, str]) -> None:
+    assert _composed(case(**changes).bare(), 4, ()) is None
 
 
 def test_terms_add_up_to_the_step() -> None:

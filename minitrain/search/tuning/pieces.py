@@ -23,12 +23,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 
 from minitrain.engine.stores import Account
 from minitrain.machine.price import Price
-from minitrain.operations import LAYER, PRICE, STRIDE, TIME, TYP, UNITS_PER_ELEMENT
+from minitrain.operations import COMPUTE, LAYER, PRICE, STREAM, STRIDE, TIME, TYP, UNITS_PER_ELEMENT
 from minitrain.run.event_loops import rare_collections, run_to_end
 from minitrain.run.folding.attempt import FoldAttempt
 from minitrain.run.folding.model import FoldedModel
@@ -75,11 +75,25 @@ class Piece:
         seconds: how long each lasts, s.
         net: what memory grows by, elements.
         peak: the most that it grows by meanwhile, elements.
+        forward_s: how long forwards compute in it, s; those that backward takes again too.
+        backward_s: how long it computes otherwise, s.
     """
 
     seconds: tuple[float, ...] = ()
     net: float = 0.0
     peak: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+    def longer(self, less: Piece, num_steps: int) -> Piece:
+        """Return this piece with some steps more, each of which takes what it has more than another piece."""
+
+        def more(mine: float, its: float) -> float:
+            return mine + num_steps * (mine - its)
+
+        seconds = tuple(starmap(more, zip(self.seconds, less.seconds, strict=True)))
+        computing = more(self.forward_s, less.forward_s), more(self.backward_s, less.backward_s)
+        return Piece(seconds, self.net, self.peak, *computing)
 
     def then(self, other: Piece) -> Piece:
         """Return this piece, and another one after it."""
@@ -135,9 +149,7 @@ class Passes:
         for name in ("forward", "first", "later"):
             of_shorter, table = getattr(shorter, name), getattr(self, name)
             for triple, piece in getattr(longer, name).items():
-                pairs = zip(of_shorter[triple].seconds, piece.seconds, strict=True)
-                seconds = tuple(more + num_steps * (more - less) for less, more in pairs)
-                table[triple] = Piece(seconds, piece.net, piece.peak)
+                table[triple] = piece.longer(of_shorter[triple], num_steps)
         self.fronts.update(longer.fronts)
         self.message_bytes.update(longer.message_bytes)
 
@@ -175,7 +187,8 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     for piece in pieces:
         peak = max(peak, net + piece.peak)
         net += piece.net
-    return Piece(tuple(one for piece in pieces for one in piece.seconds), net, peak)
+    computing = sum(piece.forward_s for piece in pieces), sum(piece.backward_s for piece in pieces)
+    return Piece(tuple(one for piece in pieces for one in piece.seconds), net, peak, *computing)
 
 
 def triples_of(kinds: Sequence[int]) -> list[Triple]:
@@ -202,6 +215,7 @@ class Noted:
         size_bytes: what it puts on the wire, bytes.
         net: what memory has grown by when the next operation is submitted, elements.
         peak: the most that memory grew by until then, elements, at least 0.
+        computes: whether it computes.
     """
 
     typ: str
@@ -211,6 +225,13 @@ class Noted:
     size_bytes: float
     net: float
     peak: float
+    computes: bool
+
+    def piece(self, seconds: tuple[float, ...]) -> Piece:
+        """Return it as a piece that takes some seconds."""
+        computing = self.seconds if self.computes else 0.0
+        halves = (computing, 0.0) if self.typ == "forward" else (0.0, computing)
+        return Piece(seconds, self.net, self.peak, *halves)
 
 
 class _NotedRows(list[Any]):
@@ -280,6 +301,7 @@ def _noted(rows: _NotedRows) -> list[Noted]:
             rows[place + PRICE].size_bytes,
             (after[0] - before[0]) / UNITS_PER_ELEMENT,
             (after[1] - before[0]) / UNITS_PER_ELEMENT,
+            rows[place + STREAM].kind == COMPUTE,
         )
         for place, before, after in zip(range(0, len(rows), STRIDE), rows.marks, rows.marks[1:], strict=False)
     ]
@@ -378,13 +400,13 @@ def _piece(noted: Sequence[Noted]) -> Piece:
             seconds, launched = (), one.seconds
         elif one.typ == "backward_weight":
             seconds = (max(one.seconds, launched),)
-        found = found.then(Piece(seconds, one.net, one.peak))
+        found = found.then(one.piece(seconds))
     return found
 
 
 def _elapsed(noted: Sequence[Noted]) -> Piece:
     """Return operations as a piece that lasts as long as all of them: keys and values travel beside what computes."""
-    found = joined([Piece((), one.net, one.peak) for one in noted])
+    found = joined([one.piece(()) for one in noted])
     return replace(found, seconds=(noted[-1].start + noted[-1].seconds - noted[0].start,))
 
 
@@ -607,7 +629,7 @@ class Pieces:
         tokens, found = self.workload.seq_len // key.cp, list[Passes]()
         for cp in (_LONGEST_RING - 1, _LONGEST_RING):
             if (key.cp, cp) not in self._shorter:
-                workload = type(self.workload)(self.workload.model, tokens * cp)
+                workload = self.workload.resized(self.workload.model, tokens * cp)
                 self._shorter[key.cp, cp] = Pieces(workload, self.predictor, key.cp)
             shorter = self._shorter[key.cp, cp]
             found.append(shorter._passes.setdefault(replace(key, cp=cp), Passes()))
@@ -652,7 +674,7 @@ def _short_workload(workload: Any) -> Any:
     usual = [0, *[1 + (layer - 1) % 2 for layer in range(1, num_layers - 1)], num_layers - 1]
     if [workload.first_like(layer) for layer in range(num_layers)] != usual or num_layers <= 2 * _SMALL_LAYERS + 2:
         return workload
-    short: Any = type(workload)(replace(workload.model, num_layers=_SMALL_LAYERS), workload.seq_len)
+    short: Any = workload.resized(replace(workload.model, num_layers=_SMALL_LAYERS), workload.seq_len)
     same = all(_unit_like(short.units[layer]) == _unit_like(workload.units[layer]) for layer in range(3))
     return short if same and _unit_like(short.units[-1]) == _unit_like(workload.units[-1]) else workload
 

@@ -464,6 +464,54 @@ def _plainest(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def plain_options(world_size: int, sizes: Mapping[str, int], found: dict[str, Any]) -> dict[str, Any]:
+    """Return options of `megatron` with their plain values where they do not matter.
+
+    Args:
+        world_size: number of ranks.
+        sizes: "tp" and "pp" at least.
+        found: the other options.
+    """
+    tp, pp = sizes["tp"], sizes["pp"]
+    for name in () if tp > 1 else ("sequence_parallel", "overlap_parts", "scatter_gather"):
+        found[name] = False
+    for name in () if pp > 1 else _OF_MESSAGES:
+        found[name] = False
+    found["scatter_gather"] &= not found["sequence_parallel"]
+    found["batch_messages"] &= not found["overlap_messages"]
+    if world_size == tp * pp:
+        found |= {"zero": 0, "overlap_replicas": False}
+    if pp == 1 or found.get("schedule") == "1f1b":
+        found.pop("schedule", None)
+    return found
+
+
+def pipeline_of(machine: Machine, options: Mapping[str, Any], stages: tuple[range, ...]) -> Pipeline | None:
+    """Return a layout of `megatron` that can be put together from pieces, whatever its order; None if it cannot.
+
+    Args:
+        machine: where it runs.
+        options: of `megatron`, plain where they do not matter.
+        stages: the layers of each stage.
+    """
+    tp, pp, cp = options["tp"], options["pp"], options.get("cp", 1)
+    dp = machine.problem.world_size // (tp * pp)  # those that share a sequence hold the same
+    is_known = options["zero"] <= 1 and not options.keys() - _OF_PIECES - {"schedule"}
+    if not is_known or not all(map(machine.is_aligned, (tp, tp * cp, tp * dp))):
+        return None
+    messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
+    named = {name: options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts")}
+    return Pipeline(
+        PassKey(tp, options["microbatch_size"], **named, cp=cp),
+        EndKey(tp, dp, options["zero"], options["sequence_parallel"]),
+        pp,
+        stages,
+        machine.problem.global_batch_size // (dp // cp) // options["microbatch_size"],
+        options["overlap_replicas"],
+        messages,
+    )
+
+
 class _Megatron:
     """The configurations of `megatron`."""
 
@@ -510,23 +558,8 @@ class _Megatron:
                 yield self._candidate({**sizes, **switches}, stages)
 
     def _candidate(self, options: dict[str, Any], stages: tuple[range, ...]) -> Candidate:
-        tp, pp, cp = options["tp"], options["pp"], options.get("cp", 1)
-        dp = self._problem.world_size // (tp * pp)  # those that share a sequence hold the same
-        unknown = options.keys() - _OF_PIECES
-        if unknown - {"schedule"} or not all(map(self._machine.is_aligned, (tp, tp * cp, tp * dp))):
-            return Candidate(self._problem, self._strategy, options)
-        messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
-        named = {name: options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts")}
-        pipeline = Pipeline(
-            PassKey(tp, options["microbatch_size"], **named, cp=cp),
-            EndKey(tp, dp, options["zero"], options["sequence_parallel"]),
-            pp,
-            stages,
-            self._problem.global_batch_size // (dp // cp) // options["microbatch_size"],
-            options["overlap_replicas"],
-            messages,
-        )
-        if unknown:
+        pipeline = pipeline_of(self._machine, options, stages)
+        if "schedule" in options:
             return Candidate(self._problem, self._strategy, options, in_usual_order=pipeline)
         return Candidate(self._problem, self._strategy, options, pipeline)
 
@@ -536,22 +569,11 @@ class _Megatron:
         As Megatron-LM does, messages are hidden where a rank has several stages, and otherwise sent and received at
         once, and shares of activations are sent.
         """
-        tp, pp, dp = sizes["tp"], sizes["pp"], self._problem.world_size // (sizes["tp"] * sizes["pp"])
         found = {"zero": 0, "recompute": "none", **dict.fromkeys(_SWITCHES, False), **given}
         if "overlap_messages" in self._usual:
             found["overlap_messages"] = sizes["num_chunks"] > 1
         found |= {name: True for name in ("scatter_gather", "batch_messages") if name in self._usual}
-        for name in () if tp > 1 else ("sequence_parallel", "overlap_parts", "scatter_gather"):
-            found[name] = False
-        for name in () if pp > 1 else _OF_MESSAGES:
-            found[name] = False
-        found["scatter_gather"] &= not found["sequence_parallel"]
-        found["batch_messages"] &= not found["overlap_messages"]
-        if dp == 1:
-            found |= {"zero": 0, "overlap_replicas": False}
-        if pp == 1 or found.get("schedule") == "1f1b":
-            found.pop("schedule", None)
-        return found
+        return plain_options(self._problem.world_size, sizes, found)
 
     def _broken_rule(self, tp: int, pp: int, num_chunks: int, microbatch_size: int, cp: int = 1) -> str | None:
         """Return the rule that some degrees break, or None."""

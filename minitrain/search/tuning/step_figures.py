@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
 
+from minitrain.run.analysis.breakdown import BusyTimeSum
 from minitrain.run.analysis.timeline import Floats
-from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding
+from minitrain.run.device_memory import DeviceMemory, bytes_at_loss, bytes_of_rounding
 from minitrain.search.tuning.layouts import END_FIGURES, Columns
 from minitrain.search.tuning.orders import BACKWARD, FORWARD, LAUNCHED, RECEIVE, SEND, WAIT, Order, order_of
 
@@ -47,11 +48,66 @@ def steps_of(columns: Columns) -> Steps:
     return _Clocks(columns).run()
 
 
-class _Clocks:
-    """The clocks of all places, (width,) each, and the messages and collectives that are under way."""
+@final
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """The step of one layout, and where its time goes at the place that computes longest.
 
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
+    Args:
+        step_time: s.
+        forward_s: computing in forwards, also in those that backward takes again, s.
+        backward_s: computing otherwise, but for updates, s.
+        update_s: updating, s.
+        waiting_s: with nothing under way, s.
+    """
+
+    step_time: float
+    forward_s: float
+    backward_s: float
+    update_s: float
+    waiting_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Return how long it communicates with no compute beside it, s."""
+        return self.step_time - self.forward_s - self.backward_s - self.update_s - self.waiting_s
+
+
+def spending_of(columns: Columns) -> Spending:
+    """Return where the time of the step of the first layout goes."""
+    computing = [_computing(columns, place) for place in range(columns.pp)]
+    busiest = max(range(columns.pp), key=lambda place: sum(computing[place]))
+    clocks = _Clocks(columns, busiest)
+    step_time = float(clocks.run().step_time[0])
+    return Spending(step_time, *computing[busiest], max(0.0, step_time - clocks.at_work()))
+
+
+def _computing(columns: Columns, place: int) -> tuple[float, float, float]:
+    """Return how long a place of the first layout computes in forwards, otherwise, and in updates, s."""
+    forward_s = backward_s = update_s = 0.0
+    times, (stages, _) = columns.num_microbatches, columns.blocks[0]
+    for stage in columns.stages_of(place):
+        piece = columns.pieces.stage(columns.layouts[0].passes, stages[stage])
+        for count, one in ((times, piece.forward), (1, piece.first), (times - 1, piece.later)):
+            forward_s += count * one.forward_s
+            backward_s += count * one.backward_s
+        for number in range(len(stages[stage])):
+            update_s += float(columns.figures(stage, number)[_UPDATE, 0])
+    return forward_s, backward_s, update_s
+
+
+class _Clocks:
+    """The clocks of all places, (width,) each, and the messages and collectives that are under way.
+
+    Args:
+        columns: the layouts.
+        traced: the place of the first layout of which `at_work` is asked; None for none.
+    """
+
+    def __init__(self, columns: Columns, traced: int | None = None) -> None:
+        self._columns, self._traced = columns, traced
+        self._idle: list[tuple[float, float]] = []  # when the traced place does nothing itself
+        self._under_way: list[tuple[float, float]] = []  # what runs beside it
         self._messages = columns.order.messages
         self._time = [np.zeros(columns.width) for _ in range(columns.pp)]
         self._waited = [np.zeros(columns.width) for _ in range(columns.pp)]
@@ -77,16 +133,42 @@ class _Clocks:
         """Take the steps of all places."""
         columns = self._columns
         begin = self._load()
+        self._begin = float(begin[0])
         for place in range(columns.pp):
             self._gather(place)
         self._take_turns()
         for place in range(columns.pp):
             self._update(place)
         ends: Floats = np.max(self._time, axis=0)
+        self._end = float(ends[0])
+        if self._traced is not None:
+            self._until(self._traced, ends)
         waited: Any = sum(ends - time + wait for time, wait in zip(self._time, self._waited, strict=True))
         strides, steps = columns.wide([layout.stride for layout in columns.layouts]), ends - begin
         busy = strides * (columns.pp * steps - waited)
         return Steps(steps[: columns.count], busy[: columns.count])
+
+    def at_work(self) -> float:
+        """Return how long the traced place computes or communicates, once all have taken their steps, s."""
+        begin = self._begin
+        starts, stops = [begin, *(end for _, end in self._idle)], [*(start for start, _ in self._idle), self._end]
+        own = [(start, stop, True) for start, stop in zip(starts, stops, strict=True)]
+        beside = [(max(start, begin), stop, False) for start, stop in self._under_way]
+        sums = BusyTimeSum(begin)
+        sums.add(sorted(own + beside))
+        return sums.busy.any
+
+    def _until(self, place: int, until: Floats) -> None:
+        """Let a place do nothing until some time."""
+        time = self._time[place]
+        if place == self._traced and until[0] > time[0]:
+            self._idle.append((float(time[0]), float(until[0])))
+        np.maximum(time, until, out=time)
+
+    def _runs(self, place: int, start: Any, end: Floats) -> None:
+        """Note what runs beside a place."""
+        if place == self._traced:
+            self._under_way.append((float(start[0]), float(end[0])))
 
     def _take_turns(self) -> None:
         """Take the turns of all places."""
@@ -116,7 +198,7 @@ class _Clocks:
         elif self._columns.messages == "plain":
             carried, self._carried[number] = self._carried[number], None
             self._wait(place, carried)
-            np.maximum(time, carried, out=time)
+            self._until(place, carried)
             time += self._seconds[number]
         else:
             self._receive_in_order(code, place, number)
@@ -128,6 +210,7 @@ class _Clocks:
         self._carried[number] = busy.copy()
         busy += self._seconds[number]
         self._ends[True, number] = busy.copy()
+        self._runs(place, self._carried[number], busy)
 
     def _receive_in_order(self, code: int, place: int, number: int) -> None:
         """Submit a receive, or wait for one, or for a send; receives from one peer follow one another."""
@@ -140,7 +223,7 @@ class _Clocks:
         key = message.source == place, number
         while key not in self._ends:
             self._settle(*stream.popleft(), place)
-        np.maximum(time, self._ends.pop(key), out=time)
+        self._until(place, self._ends.pop(key))
 
     def _settle(self, number: int, submitted: Floats, place: int) -> None:
         """Receive the next message of a stream."""
@@ -150,6 +233,7 @@ class _Clocks:
         self._carried[number] = None
         self._wait(place, start)
         self._ends[False, number] = self._busy[stream] = start + self._seconds[number]
+        self._runs(place, start, self._busy[stream])
 
     def _wait(self, place: int, until: Floats) -> None:
         """Note that a place waits, unless it sums gradients or messages are under way meanwhile."""
@@ -180,15 +264,17 @@ class _Clocks:
             for number in range(columns.num_layers(stage)):
                 is_there = gathers & columns.has_layer(stage, number)
                 np.maximum(time, busy, out=busy, where=is_there)
+                start = busy.copy()
                 busy += np.where(is_there, columns.figures(stage, number)[_GATHER], 0.0)
                 self._gathered[stage, number] = np.where(is_there, busy, _NEVER)
+                self._runs(place, start, busy)
 
     def _pass_by_layer(self, code: int, place: int, stage: int) -> None:
         """Pass for the first time forward, as weights are gathered; or for the last time back, and sum gradients."""
         columns, time = self._columns, self._time[place]
         for number in range(columns.num_layers(stage)):
             if code == FORWARD and (stage, number) in self._gathered:
-                np.maximum(time, self._gathered[stage, number], out=time)
+                self._until(place, self._gathered[stage, number])
             chain = columns.layer_chain(code, stage, number)
             chain[0] = time
             np.add.reduce(chain, axis=0, out=time)
@@ -205,7 +291,10 @@ class _Clocks:
             chosen = np.array([column for column in members if columns.overlaps[column]], dtype=int)
             figures = columns.figures(stage, layer)[:, chosen]
             time[chosen] += figures[_COVER]
-            busy[chosen] = np.maximum(time[chosen], busy[chosen]) + figures[_TOTAL]
+            start = np.maximum(time[chosen], busy[chosen])
+            busy[chosen] = start + figures[_TOTAL]
+            if 0 in chosen[:1]:
+                self._runs(place, start, busy)
             reduced = self._reduced.setdefault((stage, layer), np.full(columns.width, _NEVER))
             reduced[chosen] = busy[chosen]
 
@@ -217,7 +306,7 @@ class _Clocks:
             for number in range(columns.num_layers(stage)):
                 figures = columns.figures(stage, number)
                 if (stage, number) in self._reduced:
-                    np.maximum(time, self._reduced[stage, number], out=time)
+                    self._until(place, self._reduced[stage, number])
                 np.add(time, figures[_COVER], out=time, where=late)
                 np.add(time, figures[_TOTAL], out=time, where=late)
                 time += figures[_UPDATE]
@@ -248,32 +337,57 @@ def _num_microbatches(columns: Columns) -> int:
 
 def _of_place(columns: Columns, order: Order, place: int) -> tuple[Floats, Floats]:
     """Return the peak memory of one place, without and with what is no tensor of the run, elements, (width,) each."""
+    tensors, _ = _tensors(columns, order, place)
+    beside, element_bytes = np.zeros(columns.width), columns.pieces.workload.bytes_per_element
+    for column in range(columns.count):
+        beside[column] = _device(columns, place, column).beside_bytes / element_bytes
+    return tensors, tensors + beside
+
+
+def _tensors(columns: Columns, order: Order, place: int) -> tuple[Floats, Floats]:
+    """Return the most that the tensors of a place take, and the most at the beginning of a step's last backward."""
     base, most = _loaded(columns, place)
     steps, keys = _steps(order, place)
     rows = [_row(columns, order, key) for key in keys]
     nets, tops = (np.stack(part)[steps] for part in zip(*rows, strict=True))
-    before = np.cumsum(np.vstack([base, nets]), axis=0)
-    tensors: Floats = np.maximum(most, (before[:-1] + tops).max(axis=0, initial=0.0))
-    return tensors, tensors + _beside(columns, place)
+    before = np.cumsum(np.vstack([base, nets]), axis=0)[:-1]
+    last = columns.pp * columns.num_chunks - 1
+    at_loss = [keys[step][:2] == (BACKWARD, last) for step in steps]
+    tensors: Floats = np.maximum(most, (before + tops).max(axis=0, initial=0.0))
+    return tensors, before[at_loss].max(axis=0, initial=0.0)
 
 
-def _beside(columns: Columns, place: int) -> Floats:
-    """Return what a place's device must hold beside tensors, elements, (width,)."""
-    workload = columns.pieces.workload
-    found = np.zeros(columns.width)
-    for stages, of_layouts in columns.blocks:
-        layers = [layer for stage in columns.stages_of(place) for layer in stages[stage]]
-        for column in of_layouts:
-            ends, cp = columns.layouts[column].ends, columns.layouts[column].passes.cp
-            memory = DeviceMemory(
-                rank=place,
-                peak_bytes=0.0,
-                held_bytes=0.0,
-                rounding_bytes=bytes_of_rounding(workload, layers),
-                num_groups=(ends.tp > 1) + (ends.dp > 1) + (columns.pp > 1 or cp > 1),
-            )
-            found[column] = memory.beside_bytes / workload.bytes_per_element
-    return found
+def _device(columns: Columns, place: int, column: int) -> DeviceMemory:
+    """Return what a device of a place holds beside tensors, in one layout."""
+    layout, workload = columns.layouts[column], columns.pieces.workload
+    layers = [layer for stage in columns.stages_of(place) for layer in layout.stages[stage]]
+    return DeviceMemory(
+        rank=place * layout.stride,
+        peak_bytes=0.0,
+        held_bytes=0.0,
+        rounding_bytes=bytes_of_rounding(workload, layers),
+        num_groups=(layout.ends.tp > 1) + (layout.ends.dp > 1) + (columns.pp > 1 or layout.passes.cp > 1),
+    )
+
+
+def fullest_of(columns: Columns) -> DeviceMemory:
+    """Return what the fullest device of the first layout holds."""
+    order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
+    devices = [_filled(columns, order, place) for place in range(columns.pp)]
+    return max(devices, key=lambda device: device.needed_bytes)
+
+
+def _filled(columns: Columns, order: Order, place: int) -> DeviceMemory:
+    """Return what the devices of a place hold in the first layout."""
+    passes, workload = columns.layouts[0].passes, columns.pieces.workload
+    tensors, at_loss = (float(part[0]) * workload.bytes_per_element for part in _tensors(columns, order, place))
+    held_bytes, temporary_bytes = tensors, 0.0
+    if at_loss:
+        logits_bytes = bytes_at_loss(workload, passes.microbatch_size, passes.tp * passes.cp)
+        if at_loss + logits_bytes > tensors:
+            held_bytes, temporary_bytes = at_loss, logits_bytes
+    device = _device(columns, place, 0)
+    return replace(device, peak_bytes=tensors, held_bytes=held_bytes, temporary_bytes=temporary_bytes)
 
 
 def _loaded(columns: Columns, place: int) -> tuple[Floats, Floats]:
