@@ -455,7 +455,8 @@ def _composed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Pr
     layout, options = case.layout, {"overlap_parts": False, **case.options}
     if case.strategy != "megatron" or any(options.pop(name) != value for name, value in _COMPOSED.items()):
         return None
-    machine = _machine(_workload(case), case.system, case.platform or COMPONENTS, layout.world_size, without)
+    workload: Any = _workload(case)
+    machine = _machine(workload, case.system, case.platform or COMPONENTS, layout.world_size, without)
     stages = tuple(starmap(range, pairwise(accumulate(options.pop("layers_per_stage"), initial=0))))
     plain = plain_options(layout.world_size, options, {**options, "microbatch_size": layout.microbatch_size})
     pipeline = pipeline_of(machine, plain, stages) if machine.composes else None

@@ -114,7 +114,9 @@ class _Clocks:
         self._summing = [np.zeros(columns.width) for _ in range(columns.pp)]  # when the replicas' stream is free
         self._carried: list[Any] = [None] * len(self._messages)  # the clocks that messages carry
         self._ends: dict[tuple[bool, int], Floats] = {}  # of launched sends (True) and of receives
-        self._busy: dict[tuple[int, int, bool], Floats] = defaultdict(lambda: np.zeros(columns.width))
+        self._busy: list[dict[tuple[int, bool], Floats]] = [  # by peer, and whether it is sent to
+            defaultdict(lambda: np.zeros(columns.width)) for _ in range(columns.pp)
+        ]
         self._submitted: dict[tuple[int, int], deque[tuple[int, Floats]]] = defaultdict(deque)
         self._gathered: dict[tuple[int, int], Floats] = {}
         self._reduced: dict[tuple[int, int], Floats] = {}
@@ -205,7 +207,7 @@ class _Clocks:
 
     def _launch(self, place: int, number: int) -> None:
         """Send beside what follows, once the stream is free."""
-        busy = self._busy[place, self._messages[number].dest, True]
+        busy = self._busy[place][self._messages[number].dest, True]
         np.maximum(self._time[place], busy, out=busy)
         self._carried[number] = busy.copy()
         busy += self._seconds[number]
@@ -227,20 +229,19 @@ class _Clocks:
 
     def _settle(self, number: int, submitted: Floats, place: int) -> None:
         """Receive the next message of a stream."""
-        stream = self._messages[number].source, place, False
+        streams, stream = self._busy[place], (self._messages[number].source, False)
         start = np.maximum(submitted, self._carried[number], out=submitted)
-        np.maximum(start, self._busy[stream], out=start)
+        np.maximum(start, streams[stream], out=start)
         self._carried[number] = None
         self._wait(place, start)
-        self._ends[False, number] = self._busy[stream] = start + self._seconds[number]
-        self._runs(place, start, self._busy[stream])
+        self._ends[False, number] = streams[stream] = start + self._seconds[number]
+        self._runs(place, start, streams[stream])
 
     def _wait(self, place: int, until: Floats) -> None:
         """Note that a place waits, unless it sums gradients or messages are under way meanwhile."""
         begin = np.maximum(self._time[place], self._summing[place])
-        for (source, dest, is_sent), busy in self._busy.items():
-            if place == (source if is_sent else dest):
-                np.maximum(begin, busy, out=begin)
+        for busy in self._busy[place].values():
+            np.maximum(begin, busy, out=begin)
         np.subtract(until, begin, out=begin)
         self._waited[place] += np.maximum(begin, 0.0, out=begin)
 
