@@ -52,7 +52,7 @@ def fit_platform(
     is that the platform makes.
 
     Args:
-        runs (RUNS.csv): Measured runs, in the columns of docs/accuracy.md.
+        runs (RUNS.csv): Measured runs, in the columns of validate --template.
         name (NAME): What the platform is called.
         start (NAME): The platform to begin with; that of the framework by default.
         numbers (NAME,...): The numbers that may be fitted, such as clock,eager.

@@ -48,7 +48,7 @@ def validate(
         layers (FILE): Measured times of layers, for clusters of several devices.
         without (TERMS): Terms of the price to leave out, such as waves,launches.
         strict: Leave out rows where something assumed moves the time by more than 2 %, or words were not read.
-        template (FILE.csv): Write a table to fill in, with a row of examples, and simulate nothing.
+        template (FILE.csv): Write a table to fill in, with a row of examples; list its columns and their words.
         jobs (N): Processes; one a core by default.
         html (FILE): Write a page: predicted against measured.
     """
@@ -57,7 +57,9 @@ def validate(
     options.require_file("--template", template)
     if template is not None:
         write_text(template, [columns.template()])
-        print_json({"template": str(template)}) if as_json else print_lines([f"wrote {template}"])
+        about = {"columns": {name: column.about for name, column in columns.columns().items()}}
+        written = [columns.described(), f"wrote {template}"]
+        print_json({"template": str(template), **about}) if as_json else print_lines(written)
         return
     with (
         user_prints_to_stderr(as_json),

@@ -8,10 +8,10 @@ memory.
 
 The rest, by what a reader looks for:
 
-- What all operations change: `state`, with `memory_by_kind` and `launched_memory`.
-- Features beside the usual path: `remembered` (prices), `kept_for_backward` (recomputation), `placed_passes` (layers
-  that differ, parts of them, and shards of sequences), `attention` (context parallelism), `experts` (expert
-  parallelism), and `host_memory` (offloading).
+- What all operations change: `state`, which also remembers prices, with `memory_by_kind` and `launched_memory`.
+- Features beside the usual path: `kept_for_backward` (recomputation), `placed_passes` (layers that differ, parts of
+  them, and shards of sequences), `attention` (context parallelism), `experts` (expert parallelism), and `host_memory`
+  (offloading).
 - What a strategy means to compute: `semantics`; `local_steps` has what replicas do alone, and `entry` what a rank
   begins a later step with.
 - Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` cuts the batch into samples and

@@ -10,7 +10,7 @@ stand elsewhere too:
 
 They must agree with those places, which tests/engine/test_quick_laws.py checks.
 
-Prices come from tables (`minitrain.engine.remembered`) that stay empty where layers differ. So this path does not check
+Prices come from tables (`minitrain.engine.state`) that stay empty where layers differ. So this path does not check
 for other kinds of layers and tensors: they fail the expression or are in no table, and go to functions of their own.
 """
 

@@ -11,7 +11,7 @@ tests/engine/test_quick_laws.py checks that they accept nothing that `laws` refu
 Loads, passes and updates whose price is not remembered: the first of each size, and all where layers differ.
 
 The operations of `minitrain.engine.computation` come here after they have checked their laws, unless a table has their
-price (`minitrain.engine.remembered`). The tables are filled here, where the workload says that all layers are alike. A
+price (`minitrain.engine.state`). The tables are filled here, where the workload says that all layers are alike. A
 new feature of layers or of tensors belongs here or behind it (`minitrain.engine.placed_passes`,
 `minitrain.engine.kept_for_backward`): there it costs nothing to those who do not use it.
 """

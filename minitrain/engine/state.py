@@ -1,6 +1,11 @@
 """The state of a rank: its stores, its clock, its log, and what prices its operations.
 
 The operations that change this state are in `minitrain.engine.computation` and `minitrain.engine.communication`.
+
+Ranks remember prices and sizes of layers that are alike (`Remembered`). The operations of
+`minitrain.engine.computation` are quick where one look into such a table finds a price. Where layers differ the tables
+stay empty, so that every operation goes on to `minitrain.engine.placed_passes`, which fills them where it may. So an
+operation need not ask what kind of workload it is for.
 """
 
 from __future__ import annotations
@@ -8,14 +13,15 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakKeyDictionary
 
 from minitrain.engine.entry import Entry, note_of
 from minitrain.engine.memory_by_kind import KindAccount, KindStore
-from minitrain.engine.remembered import remembered_of, whole_batches_of
 from minitrain.engine.shares import SharesOfRun
 from minitrain.engine.stores import Account, Journal, JournalledStore, Store, logits_of
 from minitrain.engine.transport.dist import Dist
@@ -415,3 +421,79 @@ class RankState:
         if isinstance(value, list):
             return sum(self.wire_bytes(item) for item in value)
         return self._runtime_predictor.workload.message_bytes(value)
+
+
+class Remembered:
+    """Prices and sizes that layers share, as far as they were asked for. Ranks of one predictor share them too.
+
+    Args:
+        predictor: what computes the prices; kept, so that no other one has its identity.
+
+    Attributes:
+        may_be_shared: whether layers have one price, by their workload and by their predictor.
+        loads: price of a load, and units of the shard of a weight and of its optimizer state, by number of shards.
+        forwards: price of a forward, by number of samples.
+        backwards: price of a backward, and units of the weight's gradient, by number of samples.
+        backward_inputs: price of the first half of a backward, by number of samples.
+        backward_weights: price of the second half, and units of the weight's gradient, by number of samples.
+        updates: price of an update, by number of shards that are worked on and of all.
+    """
+
+    __slots__ = (
+        "backward_inputs",
+        "backward_weights",
+        "backwards",
+        "forwards",
+        "loads",
+        "may_be_shared",
+        "predictor",
+        "updates",
+    )
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+        self.may_be_shared = predictor.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
+        self.loads: dict[int, tuple[Price, int, int]] = {}
+        self.forwards: dict[int, Price] = {}
+        self.backwards: dict[int, tuple[Price, int]] = {}
+        self.backward_inputs: dict[int, Price] = {}
+        self.backward_weights: dict[int, tuple[Price, int]] = {}
+        self.updates: dict[tuple[int, int], Price] = {}
+
+
+class _Shared:
+    """What the models of one run and process share: prices by the identity of predictors, and whole batches by size."""
+
+    def __init__(self) -> None:
+        self.prices: dict[int, Remembered] = {}
+        self.whole_batches: defaultdict[int, dict[int, frozenset[int]]] = defaultdict(dict)
+
+
+_BY_TRANSPORT: WeakKeyDictionary[Any, _Shared] = WeakKeyDictionary()  # nothing that a strategy is given leads here
+
+
+def _shared_by(transport: Any) -> _Shared:
+    """Return what the models on a transport share."""
+    found = _BY_TRANSPORT.get(transport)
+    if found is None:
+        found = _BY_TRANSPORT[transport] = _Shared()
+    return found
+
+
+def remembered_of(predictor: Predictor, transport: Any) -> Remembered:
+    """Return what all models of one predictor and transport remember together.
+
+    Args:
+        predictor: that of a model.
+        transport: that of its run.
+    """
+    prices = _shared_by(transport).prices
+    found = prices.get(id(predictor))
+    if found is None:
+        found = prices[id(predictor)] = Remembered(predictor)
+    return found
+
+
+def whole_batches_of(transport: Any, global_batch_size: int) -> dict[int, frozenset[int]]:
+    """Return the sets that are known to hold every sample, by identity, which models on a transport share."""
+    return _shared_by(transport).whole_batches[global_batch_size]

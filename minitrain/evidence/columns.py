@@ -317,7 +317,7 @@ def _nearest(word: str, column: Column) -> tuple[str, float]:
 
 def _shown(known: Sequence[str]) -> str:
     more = len(known) - _MOST_SHOWN
-    return ", ".join(known[:_MOST_SHOWN]) + (f" and {more} more (docs/accuracy.md)" if more > 0 else "")
+    return ", ".join(known[:_MOST_SHOWN]) + (f" and {more} more (minitrain validate --template)" if more > 0 else "")
 
 
 def read_number(name: str, text: str) -> tuple[float | None, str]:
@@ -397,13 +397,12 @@ def unknown_columns(names: Sequence[str], known: Collection[str] | None = None) 
 
 
 def described() -> str:
-    """Return the columns as a list of docs/accuracy.md: what each says, and its known words where these are many."""
+    """Return the columns as a list: what each says, and its known words."""
     lines = []
     for column in columns().values():
         known = ", ".join(text.replace("#", "N") for text in column.known)
-        words = f" ({known})" if len(column.known) > _MOST_SHOWN else ""
-        lines.append(f"- `{column.name}`: {column.about}{words}\n")
-    return "".join(lines)
+        lines.append(f"{column.name}: {column.about}{known and f' ({known})'}")
+    return "\n".join(lines)
 
 
 def template() -> str:

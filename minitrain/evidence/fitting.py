@@ -86,7 +86,7 @@ def fit_platform(
     """Fit a platform to measured runs.
 
     Args:
-        csv: files of measured runs, in the common columns of docs/accuracy.md.
+        csv: files of measured runs, in the common columns, which `minitrain validate --template` lists.
         name: what the platform is called.
         start: the platform to begin with; that which stands for the framework of all rows if None, or components.
         numbers: those of `NUMBERS` that may be fitted.

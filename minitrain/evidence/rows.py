@@ -1,8 +1,8 @@
 """Rows of a table of measurements, with errors for values that are missing.
 
-A table is a CSV file in the common columns that `docs/accuracy.md` lists, or in those of one of the tables beside this
-file. Nothing is guessed: a value that is missing, or that is no number, makes the row one that cannot be simulated,
-with its reason.
+A table is a CSV file in the common columns that `minitrain validate --template` lists, or in those of one of the tables
+beside this file. Nothing is guessed: a value that is missing, or that is no number, makes the row one that cannot be
+simulated, with its reason.
 
 The frameworks that were measured: their defaults, and the platform that stands for each.
 

@@ -226,11 +226,6 @@ class CachingAllocator:
         self._merge(block)
         block.pool.add(block)
 
-    @property
-    def split_bytes(self) -> int:
-        """The free bytes that share their segment with others, so that they cannot be given back as they are."""
-        return sum(block.size for pool in self._pools for block in pool.blocks() if block.is_split)
-
     def empty_cache(self) -> None:
         """Give back free segments, and of expandable ones free pages."""
         for pool in self._pools:

@@ -207,10 +207,6 @@ class DataSheet:
         """Return the size of a level's cache (of one unit, if each has its own), or 0 where there is none."""
         return next((cache.size_bytes for cache in self.caches if cache.level == level), 0)
 
-    def last_cache(self) -> Cache | None:
-        """Return the cache next to the memory."""
-        return max(self.caches, key=lambda cache: cache.level, default=None)
-
 
 def _rebuilt(values: Mapping[str, Any]) -> DataSheet:
     """Make the value again when it is unpickled."""

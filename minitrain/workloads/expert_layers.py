@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, Literal, final
 
 from minitrain.operations.computations import names_of
-from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES, ExpertOutputs, ExpertOutputsGrad
+from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, SavedTensor, Work
@@ -119,7 +119,6 @@ def _name(kernel: Kernel) -> str | None:
 
 
 _ROUTING = frozenset(names_of("experts"))
-_SENT = (ExpertOutputs, ExpertOutputsGrad)
 
 
 @final

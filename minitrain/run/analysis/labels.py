@@ -20,7 +20,6 @@ BUBBLE = "the share of all ranks' time spent waiting, neither computing nor comm
 MAKESPAN_BUBBLE = (
     "the time from the first pass to the last that is not work of the busiest rank, communication included"
 )
-SPAN_BUBBLE = "the longest idle time of a rank between its own first and last pass"
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZE_UNITS = ((2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _LONG_UNITS = ((86400.0, "days"), (3600.0, "h"))

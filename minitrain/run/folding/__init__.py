@@ -9,9 +9,8 @@ Whatever differs between the ranks of a class (rank, coordinate, shard index, sa
 rank, linear in the folded coordinates. So a comparison, a sum or a union is evaluated for all ranks at once. Where the
 ranks of a class would do different things, they *diverge*: the operation raises and names the line.
 
-Open `driver` first: it makes one attempt (`attempt`) after the other, with a `model`
-for each class. `per_rank_values` has what strategies see in place of ints and frozensets, `ranges` of ranges, and
-`mesh` of groups and meshes.
+Open `driver` first: it makes one attempt (`attempt`) after the other, with a `model` for each class. `per_rank_values`
+has what strategies see in place of ints and frozensets, and `mesh` of groups and meshes.
 
 `collectives` makes results within a class, and completes those of several classes. Ranks are kept apart by prices
 (`mesh`), by shards of a sequence (`model`), and by devices and shares (`attempt`). `run` is the result, and `expansion`

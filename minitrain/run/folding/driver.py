@@ -16,7 +16,8 @@ it has to wait. That is half the time of an attempt that fails. Several runs (th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar
@@ -38,16 +39,15 @@ from minitrain.run.folding.confirmation import confirm, shared_by_ranks
 from minitrain.run.folding.expansion import Expansion, RankInClass
 from minitrain.run.folding.model import FoldedModel, model_of_class
 from minitrain.run.folding.per_rank_values import PerRankSet
-from minitrain.run.folding.ranges import ranges_of_every_rank
 from minitrain.run.folding.run import FoldedRun
 from minitrain.run.parameters import asks_to_fold
 from minitrain.run.progress import RunProgress
 from minitrain.run.rank_tasks import PreparedRun, end_all, require_nothing_left, run_ranks
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import is_shipped
+from minitrain.run.strategy_loading import is_shipped, unwrapped
 from minitrain.run.trained_model import trained_model_of
 from minitrain.tensors import clone
-from minitrain.tensors.index_sets import forget_latest_union
+from minitrain.tensors.index_sets import forget_latest_union, span
 
 
 class DivergenceHistory:
@@ -419,3 +419,29 @@ def _whole(weight: Any, attempt: FoldAttempt) -> Any:
         if isinstance(held, PerRankSet):
             setattr(whole, name, held.union_over(attempt.folded_sizes))
     return whole
+
+
+@contextmanager
+def ranges_of_every_rank(strategy: Callable[..., Any]) -> Iterator[None]:
+    """Let `range` in the module of a strategy stand for the ranges of every rank of a class.
+
+    Python's own `range` takes ints alone, and a strategy that says which samples a rank has is most naturally written
+    with it; its ends may differ between ranks, as those of `span` may.
+
+    Args:
+        strategy: a user's strategy; shipped ones use `span`.
+    """
+    names: dict[str, Any] = getattr(unwrapped(strategy), "__globals__", {})
+    if "range" in names or f"{names.get('__name__', 'minitrain')}.".startswith("minitrain."):
+        yield
+        return
+    names["range"] = _range
+    try:
+        yield
+    finally:
+        names.pop("range", None)
+
+
+def _range(*ends: Any) -> Sequence[Any]:
+    """Return a range whose start and stop may differ between ranks."""
+    return span(*ends) if len(ends) == 2 else range(*ends)
