@@ -25,10 +25,22 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from minitrain.errors import HardwareConfigError
 from minitrain.files import JsonObject, json_object, key_path, parse_json, read_text, shown, whole_number
+from minitrain.machine.config_format import (
+    FLAG,
+    POSITIVE,
+    SECONDS,
+    TEXT,
+    WHOLE,
+    Entries,
+    Key,
+    ListOf,
+    Record,
+    some,
+)
 from minitrain.operations.collectives import RING_ROWS
 
 TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
@@ -328,11 +340,39 @@ def _copied(value: Any, location: tuple[int | str, ...], faults: list[str]) -> A
 KEY = "hardware_profile"
 
 _DATATYPES = {"fp16": "float16", "fp32": "float32", "fp8": "float8", "int8": "int8", "bf16": "bfloat16"}
+_DEVICES = "a list of at least one device"
 _CLASSES = {"GPU": "gpu", "TPU": "tpu", "CPU": "cpu", "ASIC": "asic"}
-_DEVICE = ("device_id", "device_type", "peak_tflops", "memory_capacity_bytes", "memory_gbps", "processing_units")
-_LINK = ("link_id", "source_id", "dest_id", "bandwidth_bps", "latency_s")
 _ALL = [[0, 1.0]]
 _MOST_RANKS = 2**20
+
+
+class _Device(NamedTuple):
+    """What a profile says of a device."""
+
+    device_id: Annotated[str, TEXT]
+    device_type: Annotated[str, TEXT]
+    peak_tflops: Annotated[Mapping[str, float], Entries(POSITIVE, "an object of datatypes")]
+    memory_capacity_bytes: Annotated[float, POSITIVE]
+    memory_gbps: Annotated[float, POSITIVE]
+    processing_units: Annotated[int, WHOLE]
+
+
+class _Link(NamedTuple):
+    """A link of a profile, as that of a config."""
+
+    link_id: Annotated[str, TEXT]
+    source_id: Annotated[str, TEXT]
+    dest_id: Annotated[str, TEXT]
+    bytes_per_s: Annotated[float, POSITIVE, Key("bandwidth_bps", 1 / 8)]
+    latency_s: Annotated[float, SECONDS]
+    bidirectional: Annotated[bool, FLAG] = True
+
+
+class _Profile(NamedTuple):
+    """What is read of a profile."""
+
+    compute_devices: Annotated[Sequence[_Device], ListOf(Record(_Device), _DEVICES, some(_DEVICES))]
+    network_links: Annotated[Sequence[_Link] | None, ListOf(Record(_Link), "a list of links")] = None
 
 
 def config_of_profile(data: Mapping[str, Any], label: str) -> dict[str, Any]:
@@ -345,65 +385,28 @@ def config_of_profile(data: Mapping[str, Any], label: str) -> dict[str, Any]:
     Raises:
         HardwareConfigError: devices or links lack a key, or the devices are not alike; all faults are listed.
     """
-    profile = data[KEY]
-    faults = _faults(profile)
+    faults: list[str] = []
+    profile = Record(_Profile).read(data[KEY], (KEY,), faults)
+    num_kinds = 0 if faults else len({repr(each._replace(device_id="")) for each in profile.compute_devices})
+    if num_kinds > 1:
+        fault = f"{KEY}.compute_devices: expected devices that are alike, found {num_kinds} kinds"
+        faults.append(f"{fault}; write one file a kind")
     if faults:
         raise refuse(label, faults)
-    devices, links = profile["compute_devices"], profile.get("network_links") or []
-    kinds = {repr({key: value for key, value in device.items() if key != "device_id"}) for device in devices}
-    if len(kinds) > 1:
-        raise _mixed(label, len(kinds))
-    return _config(devices[0], links)
+    return _config(profile.compute_devices[0], profile.network_links or ())
 
 
-def _mixed(label: str, num_kinds: int) -> HardwareConfigError:
-    fault = f"{KEY}.compute_devices: expected devices that are alike, found {num_kinds} kinds"
-    return refuse(label, [f"{fault}; write one file a kind"])
-
-
-def _faults(profile: Any) -> list[str]:
-    """Return what is missing in a profile."""
-    if not isinstance(profile, Mapping):
-        return [f"{KEY}: expected an object with compute_devices and network_links, found {shown(profile)}"]
-    devices, links = profile.get("compute_devices"), profile.get("network_links") or []
-    if not isinstance(devices, list) or not devices:
-        return [f"{KEY}.compute_devices: expected a list of at least one device, found {shown(devices)}"]
-    if not isinstance(links, list):
-        return [f"{KEY}.network_links: expected a list of links, found {shown(links)}"]
-    return [*_missing(devices, "compute_devices", _DEVICE), *_missing(links, "network_links", _LINK)]
-
-
-def _missing(items: list[Any], name: str, keys: tuple[str, ...]) -> list[str]:
-    """Return a fault for each key that an item lacks, and for each number that is none."""
-    faults = []
-    for place, item in enumerate(items):
-        where = f"{KEY}.{name}[{place}]"
-        if not isinstance(item, Mapping):
-            faults.append(f"{where}: expected an object with {', '.join(keys)}, found {shown(item)}")
-            continue
-        faults += [f"{where}.{key}: expected a value, found nothing" for key in keys if key not in item]
-        faults += [
-            f"{where}.{key}: expected a number > 0, found {shown(item[key])}"
-            for key in ("memory_capacity_bytes", "memory_gbps", "bandwidth_bps")
-            if key in item and not _is_positive(item[key])
-        ]
-        if "peak_tflops" in item and not isinstance(item["peak_tflops"], Mapping):
-            faults.append(f"{where}.peak_tflops: expected an object of datatypes, found {shown(item['peak_tflops'])}")
-    return faults
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def _config(device: Mapping[str, Any], links: list[Any]) -> dict[str, Any]:
+def _config(device: _Device, links: Sequence[_Link]) -> dict[str, Any]:
     """Write one device and the links as a config."""
-    rates = {_DATATYPES.get(name, name): _rate(peak) for name, peak in device["peak_tflops"].items()}
-    memory = {"GiB": device["memory_capacity_bytes"] / 2**30, "GBps": device["memory_gbps"], "MB_efficiency": _ALL}
-    slowest = min((link["bandwidth_bps"] / 8e9 for link in links), default=device["memory_gbps"])
-    latency = max((link["latency_s"] for link in links), default=0.0)
+    rates = {
+        _DATATYPES.get(name, name): {"tflops": peak, "gflops_efficiency": _ALL}
+        for name, peak in device.peak_tflops.items()
+    }
+    memory = {"GiB": device.memory_capacity_bytes / 2**30, "GBps": device.memory_gbps, "MB_efficiency": _ALL}
+    slowest = min((link.bytes_per_s / 1e9 for link in links), default=device.memory_gbps)
+    latency = max((link.latency_s for link in links), default=0.0)
     tier = {"bandwidth": slowest, "efficiency": 1.0, "size": _MOST_RANKS, "latency": latency, "ops": dict(RING_ROWS)}
-    kind = _CLASSES.get(str(device["device_type"]).upper())
+    kind = _CLASSES.get(device.device_type.upper())
     return {
         "matrix": rates,
         "vector": rates,
@@ -411,16 +414,7 @@ def _config(device: Mapping[str, Any], links: list[Any]) -> dict[str, Any]:
         "mem2": memory | {"GBps": slowest},
         "processing_mode": "roofline",
         "networks": [tier | {"must_be_filled": False, "processor_usage": 0.0}],
-        "units": device["processing_units"],
-        "links": [_link(link) for link in links],
+        "units": device.processing_units,
+        "links": [link._asdict() for link in links],
         **({} if kind is None else {"class": kind}),
     }
-
-
-def _rate(peak: Any) -> dict[str, Any]:
-    return {"tflops": peak, "gflops_efficiency": _ALL}
-
-
-def _link(link: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: link[key] for key in ("link_id", "source_id", "dest_id", "latency_s")}
-    return kept | {"bytes_per_s": link["bandwidth_bps"] / 8, "bidirectional": link.get("bidirectional", True)}

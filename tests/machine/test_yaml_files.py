@@ -92,12 +92,16 @@ def test_a_profile_of_the_platform_loads_through_the_same_door(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("memory_gbps: 2000", "", r"compute_devices\[0\].memory_gbps: expected a value, found nothing"),
+        ("memory_gbps: 2000", "", r"compute_devices\[0\].memory_gbps: expected a number > 0, found nothing"),
         ("2000", "-1", r"compute_devices\[0\].memory_gbps: expected a number > 0, found -1"),
         ('{"fp16": 312, "int8": 624}', "5", r"peak_tflops: expected an object of datatypes, found 5"),
-        ("latency_s: 0.0001", "", r"network_links\[0\].latency_s: expected a value, found nothing"),
+        (
+            "latency_s: 0.0001",
+            "",
+            r"latency_s: expected a number of seconds in \[0, 1\], found nothing",
+        ),
         ("- device_id", "- 5\n    - device_id", r"compute_devices\[0\]: expected an object with device_id"),
-        ("compute_devices", "devices", "compute_devices: expected a list of at least one device, found null"),
+        ("compute_devices", "devices", "compute_devices: expected a list of at least one device, found nothing"),
         ("hardware_profile:", "hardware_profile: 5\nx:", "hardware_profile: expected an object with compute_devices"),
         ("108", '"x"', 'units: expected a whole number >= 1, found "x"'),
     ],
