@@ -21,7 +21,7 @@ from minitrain.learn.causes import calls_by_layer, ordered, path_of
 from minitrain.learn.exercise import Amount, Case, Exercise, load_exercise, read_part
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
-from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in, kept_by_rank, states_on_host
+from minitrain.learn.usage import Held, Meter, communication_by_kind, handed_in, kept_by_rank, states_on_host
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.tensors import Activation, OptState, Weight, WeightGrad
@@ -44,6 +44,7 @@ class Budget:
         kept: inputs of layers that a rank may keep for its backward passes, by rank and sample by sample; empty if the
             exercise does not limit them.
         activation_bytes: the most activations that a rank may hold, by rank; empty if the exercise does not limit them.
+        state_bytes: the most optimizer states on the device, alike.
         reference_memory_bytes: the peak of the reference, which is less than the budget.
         handed_in: elements of the final weights that all ranks hand in together, by layer; no less is right.
         on_host: elements of updated optimizer states in the memory of hosts at the end, by layer; no less is right.
@@ -59,6 +60,7 @@ class Budget:
     memory_bytes: Amount
     kept: Sequence[Annotated[int, Ge(0)]] = ()
     activation_bytes: Sequence[Amount] = ()
+    state_bytes: Sequence[Amount] = ()
     reference_memory_bytes: Amount = 0.0
     handed_in: Sequence[Amount] = ()
     on_host: Sequence[Amount] = ()
@@ -74,12 +76,12 @@ class Measured:
 
     Args:
         run: the run.
-        activation_bytes: the most activations that each rank held.
+        held: the most that each rank held of some kinds.
         programs: the steps of the ranks.
     """
 
     run: Run
-    activation_bytes: Sequence[float]
+    held: Held
     programs: Sequence[Sequence[Any]] = ()
 
 
@@ -107,7 +109,8 @@ def budget_of(measured: Measured, exercise: Exercise) -> Budget:
     return replace(
         budget,
         kept=[kept.most for kept in kept_by_rank(run)],
-        activation_bytes=[held + activation for held in measured.activation_bytes],
+        activation_bytes=[held + activation for held in measured.held.activation_bytes],
+        state_bytes=measured.held.state_bytes if exercise.memory_slack.get("opt_state") == 0 else [],
     )
 
 
@@ -190,10 +193,10 @@ def measure_reference(exercise: Exercise, case: Case) -> Measured:
     """Run the reference with some sizes, under strict accounting, and measure it as submissions are measured."""
     recorder = Recorder()
     run_reference(exercise, case, observers=[recorder])
-    meter = ActivationMeter()
+    meter = Meter()
     strategy = replayed(recorder.programs, exercise.function, watch=meter, semantics=exercise.semantics(case))
     run = simulate(strategy, strict=True, hardware=exercise.hardware, **case.sizes)
-    return Measured(run, meter.most_bytes(run), recorder.programs)
+    return Measured(run, meter.held(run), recorder.programs)
 
 
 def run_reference(exercise: Exercise, case: Case, **more: Any) -> Run:

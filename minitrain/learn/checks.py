@@ -28,7 +28,7 @@ from minitrain.learn.hints import hint_for
 from minitrain.learn.memory import Excess, Moment, excess_of
 from minitrain.learn.replay import Player, replayed
 from minitrain.learn.result import CheckResult, one_line
-from minitrain.learn.usage import ActivationMeter, communication_by_kind, handed_in, states_on_host
+from minitrain.learn.usage import Meter, communication_by_kind, handed_in, states_on_host
 from minitrain.learn.wire import MOST_STEPS
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
@@ -147,7 +147,7 @@ class _Replay:
     programs: Sequence[Sequence[Any]]
     lines: Sequence[Sequence[Any]]
     seconds: float
-    meter: ActivationMeter = field(default_factory=ActivationMeter)
+    meter: Meter = field(default_factory=Meter)
     run: Run | None = field(init=False, default=None)
 
     def line_of(self, rank: int, event: int) -> str | None:
@@ -434,7 +434,7 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
             got=f"{run.last_clock * 1e3:.3f} ms",
             cause=[] if case.hidden else [*causes, *longer_parts(run, budget.path, replay.line_of)],
         )
-    excess = excess_of(run, replay.meter.most_bytes(run), budget)
+    excess = excess_of(run, replay.meter.held(run), budget)
     if excess is not None:
         results["memory"] = _too_much(exercise, case, replay, excess)
     return results

@@ -128,7 +128,8 @@ class Exercise:
         hints_by_check: what to say when a check fails.
         hardware: config that it is priced on.
         memory_limit_bytes: the device's memory, where it is part of the task instead of a budget; else None.
-        memory_slack: how many of a layer's tensors a rank may hold beside what the reference holds, by kind.
+        memory_slack: how many of a layer's tensors a rank may hold beside what the reference holds, by kind; with no
+            "opt_state" beside, the most of them on a device is a bound of its own.
         required_operations: that some rank must do where there are several, by the names of the calls.
         forbidden_operations: that no rank may do.
         ordered_operations: that each rank must do in the reference's order, by kind and layer.

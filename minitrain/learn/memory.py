@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from minitrain.learn.budgets import Budget
 from minitrain.learn.replay import Player
-from minitrain.learn.usage import Kept, kept_by_rank, named
+from minitrain.learn.usage import Held, Kept, kept_by_rank, named
 from minitrain.operations import UNITS_PER_ELEMENT
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.result import Run
@@ -26,6 +27,7 @@ KINDS = {
     "ActivationGrad": "activation gradients",
 }
 _ACTIVATIONS = ("Activation",)
+_STATES = ("OptState",)
 _MOST_GROUPS = 8
 
 Lines = Sequence[Sequence[Any]]
@@ -62,28 +64,32 @@ class Excess:
     kinds: Collection[str] = tuple(KINDS)
 
 
-def excess_of(run: Run, activation_bytes: Sequence[float], budget: Budget) -> Excess | None:
-    """Return the first bound on memory that a run does not keep: of the schedule, of activations, of all.
+def excess_of(run: Run, held: Held, budget: Budget) -> Excess | None:
+    """Return the first bound on memory that a run does not keep: of the schedule, of activations, of states, of all.
 
     Args:
         run: the run.
-        activation_bytes: the most activations that each rank held.
+        held: the most that each rank held of some kinds.
         budget: the bounds.
     """
     if budget.kept:
         for rank, (kept, most) in enumerate(zip(kept_by_rank(run), budget.kept, strict=True)):
             if kept.most > most:
                 return _kept_too_many(rank, kept, most)
-    for rank, (held, limit) in enumerate(zip(activation_bytes, budget.activation_bytes, strict=False)):
-        if held > limit * (1 + 1e-9):
-            return Excess(
-                rank,
-                "a rank holds more than the budget: it has too many activations at a time",
-                f"at most {gib(limit)} of activations",
-                gib(held),
-                lambda player: player.activation_units,
-                _ACTIVATIONS,
-            )
+    for found, limits, what, kinds, measure in (
+        (held.activation_bytes, budget.activation_bytes, "activations", _ACTIVATIONS, attrgetter("activation_units")),
+        (held.state_bytes, budget.state_bytes, "optimizer states", _STATES, attrgetter("state_units")),
+    ):
+        for rank, (size_bytes, limit) in enumerate(zip(found, limits, strict=False)):
+            if size_bytes > limit * (1 + 1e-9):
+                return Excess(
+                    rank,
+                    f"a rank holds more than the budget: it has too many {what} at a time",
+                    f"at most {gib(limit)} of {what}",
+                    gib(size_bytes),
+                    measure,
+                    kinds,
+                )
     if run.peak_memory_bytes > budget.memory_bytes * (1 + 1e-9):
         return Excess(
             run.peak_memory_per_rank.index(run.peak_memory),

@@ -91,6 +91,7 @@ class Player:
         works: its communications, by step.
         loaded: what shards and parts were loaded, by step and layer, each as (shards, shard, parts, part).
         activation_units: what the activations among the tensors take, in units of the account of memory.
+        state_units: what the optimizer states take.
     """
 
     def __init__(self, model: Model) -> None:
@@ -98,7 +99,7 @@ class Player:
         self.values: dict[tuple[int, int], Any] = {}
         self.works: dict[int, Any] = {}
         self.loaded: dict[tuple[str, int], list[tuple[int, ...]]] = defaultdict(list)
-        self.activation_units = 0
+        self.activation_units = self.state_units = 0
 
     async def play(self, number: int, step: Step) -> None:
         """Do one step."""
@@ -145,9 +146,11 @@ class Player:
         self._count(tensor, 1)
 
     def _count(self, tensor: Any, sign: int) -> None:
-        """Count an activation in or out."""
+        """Count an activation or an optimizer state in or out."""
         if isinstance(tensor, tensors.Activation):
             self.activation_units += sign * self.model._account.units_of(tensor)
+        elif isinstance(tensor, tensors.OptState):
+            self.state_units += sign * self.model._account.units_of(tensor)
 
     def compute(self, number: int, kind: str, *what: Any) -> None:
         """Do an operation of the rank alone."""

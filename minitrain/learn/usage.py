@@ -37,29 +37,49 @@ def communication_by_kind(run: Run) -> dict[str, float]:
     return {kind: moved[kind] for kind in sorted(moved) if moved[kind]}
 
 
-class ActivationMeter:
-    """Watches a replay, and keeps the most activations that each rank held, and which step made which event.
+class Meter:
+    """Watches a replay, and keeps the most that each rank held of some kinds, and which step made which event.
 
     Attributes:
-        most_units: by rank.
+        most_units: of activations, by rank.
+        most_state_units: of optimizer states, by rank.
         steps: by rank, the number of the step of each event in its log.
     """
 
     def __init__(self) -> None:
         self.most_units: dict[int, int] = defaultdict(int)
+        self.most_state_units: dict[int, int] = defaultdict(int)
         self.steps: dict[int, list[int]] = defaultdict(list)
 
     def __call__(self, player: Player, number: int) -> None:
         """Look at a rank after one of its steps."""
         rank = player.model.rank
         self.most_units[rank] = max(self.most_units[rank], player.activation_units)
+        self.most_state_units[rank] = max(self.most_state_units[rank], player.state_units)
         steps = self.steps[rank]
         steps += [number] * (len(player.model.log) - len(steps))
 
-    def most_bytes(self, run: Run) -> list[float]:
+    def held(self, run: Run) -> Held:
         """Return the most bytes of each rank."""
         scale = run.bytes_per_element / UNITS_PER_ELEMENT
-        return [self.most_units[rank] * scale for rank in range(run.world_size)]
+        activations, states = (
+            [units[rank] * scale for rank in range(run.world_size)]
+            for units in (self.most_units, self.most_state_units)
+        )
+        return Held(activations, states)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The most that each rank held of some kinds.
+
+    Args:
+        activation_bytes: of activations, by rank.
+        state_bytes: of optimizer states on the device, by rank.
+    """
+
+    activation_bytes: Sequence[float]
+    state_bytes: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -606,6 +606,9 @@ MISTAKES: dict[str, Mistake] = {
     "updated_states_are_lost": Mistake(
         "22", changed(OFFLOAD, (LEAVING, "        del opt_states[layer]\n")), "laws",
         "updated optimizer states must lie in the host's memory", "that of the last update too"),
+    "a_state_stays_a_layer_longer": Mistake(
+        "22", changed(OFFLOAD, ("while leaving:", "while len(leaving) > 1:"), ("leaving.pop()", "leaving.pop(0)")),
+        "memory", "too many optimizer states at a time", "optimizer states of layers 11-13"),
     "what_was_offloaded_stays_too": Mistake(
         "22", changed(OFFLOAD, ("            del opt_states[before]\n", ""), ("        del opt_states[before]\n", "")),
         "memory", "holds more", "An offload is a copy"),
@@ -697,7 +700,13 @@ MISTAKES: dict[str, Mistake] = {
                       ("        del activations[layer, i], grad_activations[layer, i]\n",
                        "        del grad_activations[layer, i]\n        used.append((layer, i))\n"
                        "        if len(used) > per_stage:\n            del activations[used.pop(0)]\n")),
-        "memory", "too many activations at a time", "Each goes with its B or its W"),
+        "memory", "holds more than the budget", "Each goes with its B or its W"),
+    "a_gradient_is_freed_with_the_weights_after_its_own": Mistake(
+        "24", changed(DUALPIPE, ("    sends: list[Any] = []\n", "    sends: list[Any] = []\n    used: list[Any] = []\n"),
+                      ("        del activations[layer, i], grad_activations[layer, i]\n",
+                       "        del activations[layer, i]\n        used.append((layer, i))\n"
+                       "        if len(used) > per_stage:\n            del grad_activations[used.pop(0)]\n")),
+        "memory", "holds more than the budget", r"(?s)activation gradients of layers? .*or gradients of outputs, stay longer"),
     "the_second_chunk_begins_with_the_last_microbatch": Mistake(
         "24", changed(DUALPIPE, ("            order.append((action[0], int(action[1]), begun[counter]))\n",
                                  '            i = num_microbatches - 1 - begun[counter] if action == "F1" else begun[counter]\n'
