@@ -16,11 +16,10 @@ async def accumulate(model: Model, microbatch_size: int) -> Model:
             activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])
         grad_activations["out"] = model.loss(activations.pop(len(layers)))
         for layer in reversed(layers):
-            grad_weights["new"], grad_activations["out"] = model.backward(
+            new, grad_activations["out"] = model.backward(
                 layer, activations[layer], grad_activations["out"], weights[layer]
             )
             del activations[layer]
-            new = grad_weights.pop("new")
             grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
             del new
 

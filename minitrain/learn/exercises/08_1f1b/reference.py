@@ -7,7 +7,6 @@ async def one_f_one_b(model: Model, microbatch_size: int) -> Model:
     """Alternate one forward and one backward, after a warmup that fills the stages behind."""
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     rank, p = model.rank, model.world_size
-    first, last = rank == 0, rank == p - 1
     layers = range(rank * model.num_layers // p, (rank + 1) * model.num_layers // p)
     batch = model.global_batch_size
     batches = [range(i, min(i + microbatch_size, batch)) for i in range(0, batch, microbatch_size)]
@@ -15,29 +14,28 @@ async def one_f_one_b(model: Model, microbatch_size: int) -> Model:
         weights[layer], opt_states[layer] = model.load_weights(layer)
 
     async def forward(i: int) -> None:
-        if first:
+        if rank == 0:
             activations[0, i] = model.get_input_activation(batches[i])
         else:
             activations[layers[0], i] = await model.receive(rank - 1)
         for layer in layers:
             activations[layer + 1, i] = model.forward(layer, activations[layer, i], weights[layer])
-        if not last:
+        if rank < p - 1:
             await model.send(rank + 1, activations.pop((layers.stop, i)))
 
     async def backward(i: int) -> None:
-        if last:
+        if rank == p - 1:
             grad_activations["out"] = model.loss(activations.pop((layers.stop, i)))
         else:
             grad_activations["out"] = await model.receive(rank + 1)
         for layer in reversed(layers):
-            grad_weights["new"], grad_activations["out"] = model.backward(
+            new, grad_activations["out"] = model.backward(
                 layer, activations[layer, i], grad_activations["out"], weights[layer]
             )
             del activations[layer, i]
-            new = grad_weights.pop("new")
             grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
             del new
-        if not first:
+        if rank > 0:
             await model.send(rank - 1, grad_activations["out"])
         del grad_activations["out"]
 

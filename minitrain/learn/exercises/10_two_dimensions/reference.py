@@ -33,11 +33,10 @@ async def pp_dp(model: Model, microbatch_size: int, pp: int) -> Model:
         else:
             grad_activations["out"] = await model.receive(after)
         for layer in reversed(layers):
-            grad_weights["new"], grad_activations["out"] = model.backward(
+            new, grad_activations["out"] = model.backward(
                 layer, activations[layer, i], grad_activations["out"], weights[layer]
             )
             del activations[layer, i]
-            new = grad_weights.pop("new")
             grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
             del new
         if not first:

@@ -34,11 +34,10 @@ async def interleaved_1f1b(model: Model, microbatch_size: int, num_chunks: int) 
         else:
             grad_activations["out"] = await model.receive(after, tag=("B", stage, i))
         for layer in reversed(layers):
-            grad_weights["new"], grad_activations["out"] = model.backward(
+            new, grad_activations["out"] = model.backward(
                 layer, activations[layer, i], grad_activations["out"], weights[layer]
             )
             del activations[layer, i]
-            new = grad_weights.pop("new")
             grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
             del new
         if stage > 0:
