@@ -293,6 +293,7 @@ def evaluate(given: Mapping[str, Any], send: Send) -> None:
             "memory": _memory(run),
             "notes": [*run.notes, *([] if run.sureness is None else [f"how sure: {run.sureness}"])],
             "summary": summary,
+            "usual": {} if run.trained_model is None else {"seq_len": run.trained_model.seq_len},
             "python": _python(asked),
             "command": command_of(asked.name, asked.keywords),
         }

@@ -59,7 +59,7 @@ h1 {{ font-size: 19px; line-height: 1.3; margin: 6px 0 2px; overflow-wrap: anywh
 h2 {{ font-size: 14px; margin: 10px 0 4px; }}
 p {{ margin: 6px 0; }}
 small {{ color: var(--soft); margin-left: .6em; }}
-.bad {{ color: #b3261e; font-weight: 600; }}
+.lacks {{ color: #b3261e; font-weight: 600; }}
 code {{ font-size: 13px; overflow-wrap: anywhere; }}
 .facts span {{ display: inline-block; }}
 .facts span:not(:last-child)::after {{ content: "·"; margin: 0 .1em 0 .4em; }}
@@ -115,7 +115,7 @@ i.idle {{ background: var(--idle); }}
   :root {{ {_DARK}--soft: #9aa4af; }}
   body {{ background: #0d1117; color: #c9d1d9; }}
   a {{ color: #79b8ff; }}
-  .bad {{ color: #ff8a80; }}
+  .lacks {{ color: #ff8a80; }}
 }}
 """
 
@@ -330,7 +330,7 @@ def _shared_script(include_plotlyjs: bool | str) -> str:
 def _head(title: str, facts: Sequence[str]) -> str:
     """Return the title and the facts below it."""
     texts = "".join(
-        f"<span{' class=bad' if OUT_OF_MEMORY in fact else ''}>{html.escape(fact)}</span> " for fact in facts
+        f"<span{' class=lacks' if OUT_OF_MEMORY in fact else ''}>{html.escape(fact)}</span> " for fact in facts
     )
     return (f"<h1>{html.escape(title)}</h1>\n" if title else "") + (f'<p class="facts">{texts}</p>\n' if texts else "")
 

@@ -100,6 +100,7 @@ def test_two_settings_are_compared_and_a_curve_is_drawn(page: Any) -> None:
     assert page.locator("#figures th").all_text_contents() == ["", "A", "B", "B / A"]
     assert page.locator("#figures tr", has_text="step ms").locator("td").last.text_content() > "1"
     assert page.locator("#pictures canvas").count() == 2
+    assert "hardware a100_80g" in page.locator("#pictures section").last.inner_text()  # what differs
     page.select_option("#knob", "network")
     page.click("#draw")
     until(page, "document.body.dataset.drawn === '3'")

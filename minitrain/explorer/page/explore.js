@@ -127,13 +127,15 @@ async function evaluate() {
     isBusy = false;
     return askForTrust();
   }
+  let isStopped = false, // nor would its legal values be found
+    isAnswered = false;
   const slow = setTimeout(() => {
     $('stop').hidden = false;
-    $('result').classList.add('old');
+    if (!isAnswered) $('result').classList.add('old');
   }, 400);
-  let isStopped = false; // nor would its legal values be found
   await asking('evaluate', { state: asked }, message => {
     isStopped ||= !!message.stopped;
+    isAnswered ||= !!message.figures;
     if (mine !== number || message.superseded) return;
     show(message, asked);
     if (message.figures) document.body.dataset.figures = (performance.now() - began).toFixed(1);
@@ -258,6 +260,14 @@ function count(one) {
     isDragged = false;
   };
   return knob(one.name, words(one.name), one.meaning, make('div', { className: 'both' }, slider, number));
+}
+
+/** Show what a number is that nobody has set. */
+function showUsual(name, value) {
+  const number = $('knob-' + name);
+  if (!number || number.value !== '') return;
+  number.placeholder = value;
+  number.previousSibling.value = page.knobs.find(one => one.name === name).ladder.findIndex(each => each >= value);
 }
 
 function build() {
@@ -411,6 +421,7 @@ function show(message, asked) {
     $('notes').textContent = message.notes.join('. ');
     $('as-python').textContent = message.python;
     $('as-command').textContent = message.command;
+    for (const [name, value] of Object.entries(message.usual)) showUsual(name, value);
     showFigures();
     showMemory(message.memory);
   }
@@ -484,6 +495,14 @@ function showMemory(memory) {
   );
 }
 
+/** What a setting has that another has not, in words. */
+function differences(one, other) {
+  const flat = given => ({ ...given, ...given.options, options: undefined, source: undefined });
+  const [mine, theirs] = [flat(one), flat(other)];
+  const differ = Object.keys({ ...mine, ...theirs }).filter(name => mine[name] !== theirs[name]);
+  return differ.map(name => `${words(name)} ${mine[name] ?? 'as usual'}`).join(' · ');
+}
+
 async function showPictures() {
   const both = kept
     ? [
@@ -495,7 +514,11 @@ async function showPictures() {
   $('pictures').append(fresh); // not seen until all is drawn, so that nothing flickers
   const pictures = both
     .filter(([, one]) => one.picture)
-    .map(([name, one]) => ({ name, facts: one.title, data: one.picture }));
+    .map(([name, one]) => ({
+      name,
+      facts: `${one.figures[0].text} ms · ${differences(one.state, name === 'A' ? last.state : kept?.state || {})}`,
+      data: one.picture,
+    }));
   const mounted = await mountTimelines(fresh, pictures, { maxHeight: 420 });
   if (fresh !== $('pictures').lastChild) return mounted.forEach(one => one.destroy()), fresh.remove(); // a later one is drawn
   timelines.forEach(one => one.destroy());
@@ -686,7 +709,7 @@ $('search').onclick = async () => {
   $('stop').hidden = false;
   $('progress').removeAttribute('value');
   $('best').replaceChildren();
-  $('found').textContent = '';
+  $('found').textContent = 'finding which layouts there are ...';
   await asking('tune', { state: structuredClone(state) }, message => {
     if (message.error) $('found').textContent = message.error;
     if (message.all) {
