@@ -6,6 +6,7 @@ and of run is taken is chosen in `minitrain.run.variants`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from minitrain.engine.entry import require_handed_on
 from minitrain.engine.model import Model
 from minitrain.engine.transport.dist import Dist
+from minitrain.errors import UsageError
 from minitrain.run import variants
 from minitrain.run.device_memory import watching_memory
 from minitrain.run.event_loops import LoopFactory, rare_collections, run_to_end
@@ -76,6 +78,13 @@ async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None
         LawError: the strategy breaks a law of training.
         OutOfMemoryError: with `strict_memory`, a rank held too much.
     """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise UsageError(
+            "simulate_async runs in the event loop of asyncio, and none runs here (Trio has a loop of its own); call "
+            "simulate, in a thread where others must go on"
+        ) from None
     return await simulate_prepared(prepare(strategy, parameters, watch))
 
 

@@ -21,7 +21,6 @@ from minitrain.learn.roster import with_grades
 from minitrain.learn.sandbox import source_of
 from minitrain.machine import load_config
 from minitrain.machine.calibrated import Calibration, Line
-from minitrain.machine.clusters.cluster_files import read_cluster
 from minitrain.machine.devices.calibration import Notebook
 from minitrain.machine.platform.profile import read_models
 from minitrain.machine.platform.scenario import Scenario
@@ -40,7 +39,10 @@ from tests.machine.test_profiler_traces import MARKS, trace
 
 SHIPPED = Path(load_exercise("02").folder)
 CONFIG = resources.files("minitrain.hw_configs").joinpath("h100_80g_nvl8.json").read_text("utf-8")
-CLUSTER = "groups:\n- name: new\n  kind: h100_80g_nvl8\n  count: 2\n- name: old\n  kind: a100_80g\n  count: 2\n"
+CLUSTER = (
+    "groups:\n- name: new\n  kind: h100_80g_nvl8\n  count: 2\n- name: old\n  kind: a100_80g\n  count: 2\n"
+    "between_groups: {bytes_per_s: 3.1e+9, latency_s: 20.0e-6}\n"
+)
 RECIPE = '[model]\nname = "llama3"\nflavor = "8B"\n\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n'
 CASE = {"world_size": 2, "num_layers": 3, "global_batch_size": 8}
 ROW = {"strategy": "ddp", "step_time": 0.5, "error": None}
@@ -122,6 +124,22 @@ def _rows(path: Path) -> str:
     return path.read_text()
 
 
+SMALL: dict[str, Any] = {"world_size": 2, "global_batch_size": 2}
+
+
+def _simulated(**parameters: Any) -> Any:
+    """Simulate with what was read; require finite figures."""
+    run = mt.simulate("ddp", check=False, **SMALL | ({} if "workload" in parameters else {"num_layers": 2}) | parameters)
+    json.dumps(run.summary(), allow_nan=False)
+    return run
+
+
+def _of_hugging_face(path: Path) -> Any:
+    """Simulate a layer or two of a model."""
+    read = mt.Transformer.from_hf(path)
+    return read if read.num_layers > 100 else _simulated(workload=read, seq_len=16)
+
+
 def _as_json(data: Any, **more: Any) -> str:
     return json.dumps(data, indent=1, **more)
 
@@ -158,8 +176,8 @@ def readers(folder: Path) -> dict[str, Reader]:
     budgets = {case.key: asdict(budget_for(exercise, case)) for case in exercise.public[:1]}
     platform = {"name": "mine", "about": "what it is"}
     return {
-        "hardware config": Reader("config.json", CONFIG, load_config),
-        "cluster": Reader("cluster.yaml", CLUSTER, read_cluster),
+        "hardware config": Reader("config.json", CONFIG, lambda path: _simulated(hardware=load_config(path))),
+        "cluster": Reader("cluster.yaml", CLUSTER, lambda path: _simulated(hardware=mt.Cluster.load(path), world_size=4, global_batch_size=4)),
         "calibration": Reader("calibration.json", (folder / "calibration.json").read_text(), Calibration.read),
         "platform": Reader("platform.json", _as_json(platform), Platform.read),
         "measurements": Reader("measured.json", _as_json({"about": {}, "measured": {"a": 1.0}}), Notebook),
@@ -168,7 +186,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         "scenario": Reader("scenario.json", _as_json(SCENARIO), lambda path: Scenario.read(path).run()),
         "trace": Reader("trace.json", trace(folder / "trace.json", scales=(1,)).read_text(),
                         lambda path: TracedLayers.read(path, MARKS).rows(microbatch=1)),
-        "model of Hugging Face": Reader("config.json", _as_json(HUGGING_FACE), mt.Transformer.from_hf),
+        "model of Hugging Face": Reader("config.json", _as_json(HUGGING_FACE), _of_hugging_face),
         "adapters of PEFT": Reader("adapter_config.json", _as_json({"peft_type": "LORA", "r": 16, "lora_alpha": 32,
                                    "target_modules": ["q_proj"]}), mt.read_lora),
         "recipe": Reader("recipe.toml", RECIPE, read_recipe),
@@ -177,7 +195,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         "execution of Calculon": Reader("execution.json", _as_json(EXECUTION), of_calculon),
         "rows of a sweep": Reader("rows.jsonl", _rows(folder / "rows.jsonl"), read_rows),
         "table of validate": Reader("table.csv", TABLE, _table),
-        "run file": Reader("run.jsonl", _saved_run(folder), mt.load_run),
+        "run file": Reader("run.jsonl", _saved_run(folder), lambda path: mt.load_run(path).summary()),
         "measured run": Reader("run.json", _as_json(CONTRIBUTION), Contribution.read),
         "checkpoint": Reader("checkpoint.json", _as_json({"steps": 1, "world_size": 2}), _newest),
         "exercise": Reader("exercise.json", (SHIPPED / "exercise.json").read_text(), _of_exercise("exercise.json")),
@@ -240,10 +258,113 @@ def damaged(source: random.Random, text: bytes) -> bytes:
     """Return a text with some of it replaced, doubled, moved or removed."""
     for _ in range(source.randint(1, 4)):
         start = source.randrange(len(text) + 1)
-        end = min(len(text), start + int(source.expovariate(0.1)))
+        end = min(len(text), start + source.choice([0, 1, 2, 4, 8, 20, 60]))
         piece = source.choice([b"", source.choice(_PIECES), text[start:end] * 2, bytes([source.randrange(256)])])
         text = text[:start] + piece + text[end:]
     return text
+
+
+_HOSTILE: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 0.5, -0.0, 5e-324, 1e-300, 1e300, -1e308, float("inf"), float("nan"), 2**31, 2**53 + 1,
+    2**63, 10**29, 10**400, "", " ", "7", "nan", "x" * 100_000, "\ud800", "\0", "\x1b[31m", "a\nb", "../..", "/dev/zero",
+    "__class__", [], {}, [[]], [None], {"a": 1}, {"": None}, [0] * 10_000, ["x"] * 3,
+]  # fmt: skip
+_WORDS = re.compile(r"[\w.+-]+")
+_FIGURES = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
+Places = list[tuple[Any, Any]]
+
+
+def _places(data: Any) -> Places:
+    """Return the containers in JSON data, each with one of its keys."""
+    keys = list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+    return [place for key in keys for place in ((data, key), *_places(data[key]))]
+
+
+def _as_data(change: Callable[[random.Random, Places], None]) -> Callable[[random.Random, str], bytes]:
+    """Return what damages the data of a JSON text or of one of its lines; of another text it replaces a word."""
+
+    def damage(source: random.Random, text: str) -> bytes:
+        lines = text.splitlines() if text.count("\n{") + text.count("\n[") else [text]
+        place = source.randrange(len(lines))
+        try:
+            data = [json.loads(lines[place])]
+        except ValueError:
+            return _replaced(_WORDS, source, text)
+        change(source, _places(data))
+        return "\n".join([*lines[:place], json.dumps(*data), *lines[place + 1 :]]).encode()
+
+    return damage
+
+
+def _value(source: random.Random, places: Places) -> None:
+    """Replace a value."""
+    data, key = source.choice(places)
+    data[key] = source.choice(_HOSTILE)
+
+
+def _key(source: random.Random, places: Places) -> None:
+    """Remove, misspell or add a key, or give it what belongs to another one."""
+    objects = [place for place in places if isinstance(place[0], dict)]
+    if not objects:
+        return _value(source, places)
+    data, key = source.choice(objects)
+    new = source.choice([None, f"{key}x", key[:-1], source.choice(objects)[1], "__class__", "", "\0", " " + key])
+    value = data.pop(key) if source.random() < 0.7 else data[key]
+    if new is not None:
+        data[new] = value
+    return None
+
+
+def _structure(source: random.Random, places: Places) -> None:
+    """Let two values change places, or double, wrap or empty one."""
+    (data, key), (other, its) = source.choice(places), source.choice(places)
+    value = data[key]
+    doubled = value * 2 if isinstance(value, list | str) else value
+    many = value[:1] * 5000 if isinstance(value, list) else value
+    emptied = type(value)() if isinstance(value, list | dict | str) else value
+    changed = source.choice([None, [value], {"a": value}, doubled, many, emptied])
+    if changed is not None:
+        data[key] = changed
+    elif other[its] not in (data, value) and json.dumps(other[its]) not in json.dumps(value):
+        data[key] = json.loads(json.dumps(other[its]))  # a copy, so that there is no circle
+
+
+def _lines(source: random.Random, text: str) -> bytes:
+    """Remove, double, move or cut lines, or their fields."""
+    lines = text.splitlines(keepends=True)
+    for _ in range(source.randint(1, 3)):
+        place, other = source.randrange(len(lines)), source.randrange(len(lines))
+        line = lines[place]
+        fields = line.split(",")
+        less, more = ",".join(fields[1:]), ",".join([*fields, *fields])
+        lines[place : place + 1] = source.choice([[], [line] * 2, [lines[other]], [less], [more], [line.strip()], ["\n"]])
+        lines = lines or [""]
+    return "".join(lines).encode()
+
+
+def _replaced(pattern: re.Pattern[str], source: random.Random, text: str) -> bytes:
+    """Replace something in a text by a hostile value."""
+    found = list(pattern.finditer(text))
+    if not found:
+        return text.encode() * 2
+    start, end = source.choice(found).span()
+    value = source.choice(_HOSTILE)
+    written = value if isinstance(value, str) and source.random() < 0.5 else json.dumps(value)
+    return f"{text[:start]}{written}{text[end:]}".encode(errors="surrogatepass")
+
+
+DAMAGES: dict[str, Callable[[random.Random, str], bytes]] = {
+    "bytes": lambda source, text: damaged(source, text.encode()),
+    "a value": _as_data(_value),
+    "a key": _as_data(_key),
+    "structure": _as_data(_structure),
+    "lines": _lines,
+    "a number": lambda source, text: _replaced(_FIGURES, source, text),
+    "twice": lambda source, text: _replaced(
+        _FIGURES, source, _as_data(source.choice([_value, _key]))(source, text).decode(errors="replace")
+    ),
+}
+"""What a fuzzer does to a file, by class."""
 
 
 def odd_places(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
 from minitrain.errors import MinitrainError
 from minitrain.evidence.rows import LackingError
-from tests.project.mutated_files import Reader, damaged, mutations, odd_places, readers
+from tests.project.mutated_files import DAMAGES, Reader, mutations, odd_places, readers
 
 OPAQUE = {"measurements", "notebook", "trace"}
 """What holds values that others judge, if anybody: the code of a notebook, a trace's layers."""
@@ -65,6 +70,7 @@ KINDS = [
     "rows of a sweep", "table of validate", "run file", "measured run", "checkpoint", "exercise", "hidden sizes",
     "budgets", "prices", "documents", "loads of experts", "students", "notebook",
 ]  # fmt: skip
+SLOWEST_S = 10.0  # of a processor, to read a file of some kB
 _RAW = re.compile(r"\b[A-Z]\w+Error\(|Traceback|<class |object at 0x|argument of type|has no attribute")
 
 
@@ -112,19 +118,48 @@ def test_a_file_is_read_or_refused_as_the_table_says(kind: str, all_readers: dic
     assert tried >= (19 if is_json else 14)
 
 
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in what takes more time of a processor."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError(f"not ended after {seconds} s of a processor")
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 @pytest.mark.fuzz
 @pytest.mark.timeout(0)  # it takes as long as it is told
 def test_a_damaged_file_is_read_or_refused(all_readers: dict[str, Reader], tmp_path: Path) -> None:
-    source, outcomes = random.Random(int(os.environ.get("MINITRAIN_FUZZ_SEED", "0"))), Counter[tuple[str, str]]()
-    until = time.monotonic() + float(os.environ.get("MINITRAIN_FUZZ_S", "2"))
-    wrong: dict[tuple[str, str], bytes] = {}
-    while time.monotonic() < until:
-        kind = source.choice(KINDS)
-        path, text = tmp_path / all_readers[kind].name, damaged(source, all_readers[kind].text.encode())
+    outcomes, wrong = Counter[tuple[str, str, str]](), dict[tuple[str, str], tuple[str, bytes]]()
+
+    @settings(max_examples=300, derandomize=False, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
+    @given(st.sampled_from(KINDS), st.sampled_from([*DAMAGES]), st.randoms())
+    def attempt(kind: str, damage: str, source: random.Random) -> None:
+        text = DAMAGES[damage](source, all_readers[kind].text)
+        path = tmp_path / all_readers[kind].name
         path.write_bytes(text)
         try:
-            outcomes[kind, verdict(all_readers[kind], path)] += 1
+            with limited(SLOWEST_S):
+                outcomes[kind, damage, verdict(all_readers[kind], path)] += 1
         except Exception as error:  # each is told, and once
-            wrong.setdefault((kind, type(error).__name__), text)
-    print(f"{sum(outcomes.values())} damaged files, {dict(sorted(outcomes.items()))}")
+            if (kind, type(error).__name__) not in wrong:
+                print(f"{kind}, {damage}: {error!r:.2000}\n{text[:3000]!r}", flush=True)
+            wrong.setdefault((kind, type(error).__name__), (damage, text))
+
+    rounds = int(os.environ.get("MINITRAIN_FUZZ_SEED", "0"))
+    until = time.monotonic() + float(os.environ.get("MINITRAIN_FUZZ_S", "0"))
+    while True:
+        seed(rounds)(attempt)()
+        rounds += 1
+        if time.monotonic() > until:
+            break
+    table = {kind: {d: (outcomes[kind, d, "read"], outcomes[kind, d, "refused"]) for d in DAMAGES} for kind in KINDS}
+    print(f"{outcomes.total()} damaged files", *(f"{kind}: {row}" for kind, row in table.items()), sep="\n")
     assert not wrong

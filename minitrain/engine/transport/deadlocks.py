@@ -162,7 +162,7 @@ class DeadlockDetector:
         if self.num_operations - self._last_housekeeping >= OPERATIONS_BETWEEN_HOUSEKEEPING and self.housekeeping:
             self._last_housekeeping = self.num_operations
             self.housekeeping()
-        if not self._unsettled():
+        if self._unsettled() is None:
             return None
         self._report_long_wait(now_s)
         return self._next_look_s

@@ -19,6 +19,7 @@ import minitrain as mt
 from minitrain.engine.transport import deadlocks
 from minitrain.errors import DeadlockError
 from minitrain.lib import Dist, Model
+from tests.engine.transport.test_waiting_programs import PROGRAMS, program_of
 
 Program = Callable[[Model], Any]
 
@@ -412,6 +413,45 @@ def test_loops_of_others_are_told_who_waits_for_what(drive: Any, program: Progra
         assert re.search(rf"  rank {rank} at 0 s: receive from rank {1 - rank} \(test_hangs\.py:\d+\)\n", told), told
 
 
+def in_a_notebook(program: Program) -> None:
+    """Simulate in a loop in which others go on, as a kernel's does."""
+
+    async def others() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        going_on = asyncio.create_task(others())
+        try:
+            await mt.simulate_async(program, world_size=2, num_layers=1, global_batch_size=2, check=False)
+        finally:
+            going_on.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("interrupted_at_a_report")
+@pytest.mark.parametrize("drive", [in_a_notebook, on_uvloop])
+@pytest.mark.parametrize("name", [(kind, name) for kind, named in PROGRAMS.items() for name in named])
+@pytest.mark.one_in(7)
+def test_loops_of_others_end_in_the_verdict_or_are_told_who_waits(
+    drive: Any, name: tuple[str, str], capsys: Any
+) -> None:
+    error, words, lines = PROGRAMS[name[0]][name[1]]
+    with pytest.raises((error, KeyboardInterrupt)) as found:
+        drive(program_of(lines))
+    told = capsys.readouterr().err
+    if found.type is KeyboardInterrupt:
+        assert all(re.search(rf"  rank {rank}\b.*:\d", told) for rank in (0, 1)), told
+    else:
+        assert re.search(words, str(found.value))
+
+
+def test_a_loop_that_is_not_of_asyncio_is_refused() -> None:
+    with pytest.raises(mt.UsageError, match=r"none runs here .Trio has a loop of its own.; call simulate, in a thread"):
+        mt.simulate_async("ddp", world_size=2).send(None)
+
+
 async def sends(model: Model, after_s: float = 0) -> None:
     await asyncio.sleep(after_s)
     await model.send(1 - model.rank, model.load_weights(0)[0])
@@ -439,8 +479,8 @@ async def by_itself(model: Model, tasks: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("wakes", [by_a_timer, by_a_task, by_a_thread, by_itself])
-@pytest.mark.parametrize("in_another_loop", [False, True])
-def test_ranks_that_wait_beside_what_will_act_are_not_accused(wakes: Any, in_another_loop: bool) -> None:
+@pytest.mark.parametrize("loop", ["minitrain", "asyncio", "uvloop"])
+def test_ranks_that_wait_beside_what_will_act_are_not_accused(wakes: Any, loop: str) -> None:
     async def program(model: Model) -> Model:
         await wakes(model, tasks)
         await model.receive(1 - model.rank)
@@ -448,7 +488,12 @@ def test_ranks_that_wait_beside_what_will_act_are_not_accused(wakes: Any, in_ano
 
     tasks: list[Any] = []
     sizes: Any = {"world_size": 2, "num_layers": 2, "global_batch_size": 2, "check": False}
-    run = asyncio.run(mt.simulate_async(program, **sizes)) if in_another_loop else mt.simulate(program, **sizes)
+    if loop == "minitrain":
+        run = mt.simulate(program, **sizes)
+    else:
+        factory = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            run = runner.run(mt.simulate_async(program, **sizes))
     assert [event.typ for event in run.events].count("send") == 2
 
 
