@@ -11,17 +11,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+_LONGEST = 4000
+"""Characters of a line of a message, which may quote what a file holds."""
+
 
 class MinitrainError(Exception):
     """The root of all errors raised by minitrain.
 
     Args:
-        message: rule, offending values and remedy, for a person.
+        message: rule, offending values and remedy, for a person; the middle of an endless line is left out.
         facts: the same values, for a program; each can be read as an attribute.
     """
 
     def __init__(self, message: str, **facts: Any) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= _LONGEST else "\n".join(map(_shortened, message.split("\n"))))
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:
@@ -33,6 +36,12 @@ class MinitrainError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the facts, so that an error crosses a process boundary whole."""
         return _rebuild, (type(self), self.args, self.facts)
+
+
+def _shortened(line: str) -> str:
+    """Return a line without its middle if it is endless."""
+    half, left_out = _LONGEST // 2, len(line) - _LONGEST
+    return line if left_out <= 0 else f"{line[:half]} ... ({left_out} characters) ... {line[-half:]}"
 
 
 def _rebuild(kind: type[MinitrainError], args: tuple[Any, ...], facts: dict[str, Any]) -> MinitrainError:

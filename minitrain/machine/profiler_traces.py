@@ -756,6 +756,7 @@ def _is_event(event: Any) -> bool:
         all(isinstance(event.get(key, ""), str) for key in ("ph", "cat", "name"))
         and all(isinstance(event.get(key, 0), _NAME) for key in ("pid", "tid", "id"))
         and all(_is_time(event.get(key)) for key in _TIMES.get(event.get("ph", ""), ("ts",)))
+        and _is_time(event.get("dur", 0))
         and event.get("dur", 0) >= 0
         and isinstance(arguments, dict)
         and all(isinstance(arguments[key], kind) for key, kind in _KINDS_OF_ARGUMENTS.items() if key in arguments)

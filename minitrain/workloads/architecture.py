@@ -265,6 +265,9 @@ def completed(given: Mapping[str, Any]) -> tuple[Fields, list[str]]:
     return fields, [*faults.values(), *(fault for fault in found if fault)]
 
 
+_MOST_LAYERS = 2**17
+
+
 def _faults_of_fields(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Check every field by itself: yield its name and what is wrong with it."""
     for name, value in given.items():
@@ -276,7 +279,9 @@ def _faults_of_fields(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _field_fault(name: str, value: Any) -> str | None:
     """Return what is wrong with a field's value, or None."""
     if name in _COUNTS:
-        return count_fault(name, value, 1, f"{name}=8")
+        fault = count_fault(name, value, 1, f"{name}=8")
+        is_too_much = not fault and name == "num_layers" and value > _MOST_LAYERS
+        return f"num_layers must be at most {_MOST_LAYERS}, got {shown(value)}" if is_too_much else fault
     if name in _COUNTS_FROM_ZERO:
         return count_fault(name, value, 0, f"{name}=8, or 0 for none")
     if name in _FLAGS:

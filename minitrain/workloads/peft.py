@@ -108,7 +108,7 @@ def _targets(reader: ConfigReader, given: Any) -> tuple[str, ...] | None:
             "are not read"
         )
         return None
-    unknown = [name for name in given if name not in TARGETS]
+    unknown = [name for name in given if not isinstance(name, str) or name not in TARGETS]
     for name in unknown[:1]:
         hint = closest(name, TARGETS) or f"known are {', '.join(TARGETS)}"
         reader.faults["target_modules"] = (

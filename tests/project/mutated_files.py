@@ -129,7 +129,9 @@ SMALL: dict[str, Any] = {"world_size": 2, "global_batch_size": 2}
 
 def _simulated(**parameters: Any) -> Any:
     """Simulate with what was read; require finite figures."""
-    run = mt.simulate("ddp", check=False, **SMALL | ({} if "workload" in parameters else {"num_layers": 2}) | parameters)
+    run = mt.simulate(
+        "ddp", check=False, **SMALL | ({} if "workload" in parameters else {"num_layers": 2}) | parameters
+    )
     json.dumps(run.summary(), allow_nan=False)
     return run
 
@@ -177,7 +179,8 @@ def readers(folder: Path) -> dict[str, Reader]:
     platform = {"name": "mine", "about": "what it is"}
     return {
         "hardware config": Reader("config.json", CONFIG, lambda path: _simulated(hardware=load_config(path))),
-        "cluster": Reader("cluster.yaml", CLUSTER, lambda path: _simulated(hardware=mt.Cluster.load(path), world_size=4, global_batch_size=4)),
+        "cluster": Reader("cluster.yaml", CLUSTER,
+                          lambda path: _simulated(hardware=mt.Cluster.load(path), world_size=4, global_batch_size=4)),
         "calibration": Reader("calibration.json", (folder / "calibration.json").read_text(), Calibration.read),
         "platform": Reader("platform.json", _as_json(platform), Platform.read),
         "measurements": Reader("measured.json", _as_json({"about": {}, "measured": {"a": 1.0}}), Notebook),
@@ -265,8 +268,9 @@ def damaged(source: random.Random, text: bytes) -> bytes:
 
 
 _HOSTILE: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 0.5, -0.0, 5e-324, 1e-300, 1e300, -1e308, float("inf"), float("nan"), 2**31, 2**53 + 1,
-    2**63, 10**29, 10**400, "", " ", "7", "nan", "x" * 100_000, "\ud800", "\0", "\x1b[31m", "a\nb", "../..", "/dev/zero",
+    None, True, False, 0, 1, -1, 2, 0.5, -0.0, 5e-324, 1e-300, 1e300, -1e308, float("inf"), float("nan"),
+    2**31, 2**53 + 1, 2**63, 10**29, 10**400, "", " ", "7", "nan", "x" * 100_000, "\ud800", "\0", "\x1b[31m", "a\nb",
+    "../..", "/dev/zero",
     "__class__", [], {}, [[]], [None], {"a": 1}, {"": None}, [0] * 10_000, ["x"] * 3,
 ]  # fmt: skip
 _WORDS = re.compile(r"[\w.+-]+")
@@ -337,7 +341,9 @@ def _lines(source: random.Random, text: str) -> bytes:
         line = lines[place]
         fields = line.split(",")
         less, more = ",".join(fields[1:]), ",".join([*fields, *fields])
-        lines[place : place + 1] = source.choice([[], [line] * 2, [lines[other]], [less], [more], [line.strip()], ["\n"]])
+        lines[place : place + 1] = source.choice(
+            [[], [line] * 2, [lines[other]], [less], [more], [line.strip()], ["\n"]]
+        )
         lines = lines or [""]
     return "".join(lines).encode()
 

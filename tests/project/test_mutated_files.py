@@ -139,7 +139,13 @@ def limited(seconds: float) -> Iterator[None]:
 def test_a_damaged_file_is_read_or_refused(all_readers: dict[str, Reader], tmp_path: Path) -> None:
     outcomes, wrong = Counter[tuple[str, str, str]](), dict[tuple[str, str], tuple[str, bytes]]()
 
-    @settings(max_examples=300, derandomize=False, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
+    @settings(
+        max_examples=300,
+        derandomize=False,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[*HealthCheck],
+    )
     @given(st.sampled_from(KINDS), st.sampled_from([*DAMAGES]), st.randoms())
     def attempt(kind: str, damage: str, source: random.Random) -> None:
         text = DAMAGES[damage](source, all_readers[kind].text)

@@ -159,14 +159,18 @@ def idle_watts(power: Power | None, name: str) -> float:
     return power.idle_W
 
 
+_SMALLEST, _LARGEST = 1e-30, 1e30
+_MOST = 2**21  # devices of a group
+
+
 def require_positive(what: str, value: object) -> float:
     """Return a number above 0.
 
     Raises:
         UsageError: it is something else.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UsageError(f"{what} must be a number above 0, got {value!r:.80}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _SMALLEST <= value <= _LARGEST:
+        raise UsageError(f"{what} must be a number above 0, got {value!r:.80}; is a unit wrong?")
     return float(value)
 
 
@@ -240,8 +244,11 @@ class Devices:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "system", load_config(self.kind))
+        if not isinstance(self.name, str | None):
+            raise UsageError(f"name of a group must be a text, got {self.name!r:.80}; put it in quotation marks")
         object.__setattr__(self, "name", self.name or self.system.name)
-        require_count(f"count of {self.name}", self.count)
+        if require_count(f"count of {self.name}", self.count) > _MOST:
+            raise UsageError(f"count of {self.name} must be at most {_MOST}, got {self.count}")
         if self.per_node is not None:
             require_count(f"per_node of {self.name}", self.per_node)
         for what in ("power_cap_watts", "node_power_cap_watts"):

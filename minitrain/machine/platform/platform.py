@@ -608,7 +608,7 @@ class VirtualHardwarePlatform:
 
 def _known(device_id: str, known: Mapping[str, Any]) -> Any:
     """Return a device by its name, or raise a UsageError where there is none."""
-    if device_id not in known:
+    if not isinstance(device_id, str) or device_id not in known:
         listed = ", ".join(list(known)[:8]) + (" ..." if len(known) > 8 else "")
         meant = closest(device_id, known)
         raise UsageError(f"there is no device {device_id!r} {meant}; there are {listed}", device_id=device_id)

@@ -28,7 +28,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, NotRequired, final
+
+from typing_extensions import TypedDict
 
 from minitrain.engine.shares import Shares
 from minitrain.errors import MinitrainError, UsageError, require_count
@@ -50,8 +52,27 @@ from minitrain.workloads.workload import Recompute, as_recompute
 SIMULATED, REFINED = "simulated", "refined"
 """The reasons of candidates that fit into memory."""
 _VERDICTS_SHOWN = 8
-_FORMAT = "minitrain-plan"
-_NEEDED = ("strategy", "options", "world_size", "groups", "power_caps_watts", "samples", "layers", "microbatch_sizes")
+
+
+class _PlanFile(TypedDict):
+    """What `Plan.save` writes; its figures are not read again."""
+
+    format: Literal["minitrain-plan"]
+    strategy: str
+    options: dict[str, Any]
+    world_size: int
+    groups: list[str]
+    power_caps_watts: dict[str, float | None]
+    samples: list[int] | None
+    layers: list[int] | None
+    microbatch_sizes: list[int] | None
+    precision: NotRequired[str | None]
+    left_out: NotRequired[Any]
+    step_time_s: NotRequired[Any]
+    mfu: NotRequired[Any]
+    priced_by: NotRequired[Any]
+    sureness: NotRequired[Any]
+    num_considered: NotRequired[Any]
 
 
 @final
@@ -147,7 +168,7 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON, for `saved_plan` with the same cluster and step."""
-        write_text(Path(path), [json.dumps({"format": _FORMAT, **self.summary()}, indent=2), "\n"])
+        write_text(Path(path), [json.dumps({"format": "minitrain-plan", **self.summary()}, indent=2), "\n"])
 
     def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
         """Write the page of the simulated step; see `Run.write_html`."""
@@ -228,18 +249,13 @@ def saved_plan(path: str | PathLike[str], cluster: Cluster, precisions: Any = No
     )
 
 
-def _read(path: str | PathLike[str]) -> Mapping[str, Any]:
+def _read(path: str | PathLike[str]) -> _PlanFile:
     """Return what a file says of a plan."""
     try:
-        found = read_json(Path(path), what="plan")
+        plan: _PlanFile = read_json(Path(path), _PlanFile, what="plan")
     except (OSError, ValueError) as error:
         raise UsageError(f"the plan {path} cannot be read: {error}; write it with plan.save()") from error
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        raise UsageError(f'{path} is no plan: its "format" must be "{_FORMAT}"; write it with plan.save()')
-    missing = [name for name in _NEEDED if name not in found]
-    if missing:
-        raise UsageError(f"{path} is no whole plan: it lacks {', '.join(missing)}; write it with plan.save()")
-    return found
+    return plan
 
 
 def _row_said(verdict: Verdict, best_s: float) -> str:

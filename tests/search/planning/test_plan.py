@@ -147,11 +147,8 @@ def test_a_plan_is_saved_drawn_and_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         saved_plan(tmp_path / "none.json", PAIR)
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(UsageError, match='is no plan: its "format" must be "minitrain-plan"'):
+    with pytest.raises(UsageError, match=r"format: expected a value, found nothing"):
         saved_plan(tmp_path / "other.json", PAIR)
-    (tmp_path / "half.json").write_text('{"format": "minitrain-plan", "strategy": "zero1"}')
-    with pytest.raises(UsageError, match=r"is no whole plan: it lacks options, world_size, groups, .*; write it with"):
-        saved_plan(tmp_path / "half.json", PAIR)
 
 
 @pytest.mark.parametrize(
