@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, final
 
 from minitrain.engine.observers import Observer
-from minitrain.errors import MinitrainError, UsageError, message_of
+from minitrain.errors import MinitrainError, UsageError, lacks_memory, message_of
 from minitrain.explorer import plain_numpy
 from minitrain.files import TemporaryFolder
 from minitrain.machine.config import shipped_configs
@@ -37,7 +37,7 @@ from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import duration
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.figures import TABLES, FiguresOf, Row
-from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, PRICE_ONLY, RunParameters, command_of, documented
+from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, PRICE_ONLY, SIZES, RunParameters, command_of, documented
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
@@ -211,11 +211,14 @@ def answer(question: str, given: Mapping[str, Any], send: Send) -> None:
         given: what goes with it: mostly a `state`.
         send: takes each message, when it is known.
     """
-    state = given.get("state") or {}
+    state = given.get("state")
+    state = state if isinstance(state, dict) else {}
     with contextlib.redirect_stdout(io.StringIO()):  # what a strategy prints
         try:
             ANSWERS.get(question, _unknown)(given, send)
         except (Exception, SystemExit) as error:
+            if lacks_memory(error):
+                error.__traceback__ = None  # whose frames hold what was too large
             send({"error": _words(error), "fields": _fields(error, state)})
 
 
@@ -239,6 +242,8 @@ def _words(error: BaseException) -> str:
 
 def _fields(error: BaseException, state: Mapping[str, Any]) -> list[str]:
     """Return the knobs that an error speaks of: its facts, then the names in its words; else the strategy."""
+    if lacks_memory(error):
+        return [*SIZES]
     names = [*_parameters(), *(option["name"] for option in _options_shown(state))]
     facts = [name for name in getattr(error, "facts", {}) if name in names]
     text = str(error)

@@ -231,7 +231,11 @@ class _Guard:
 
         refused = self._refusal(scope)
         answer = self.inner if refused is None else PlainTextResponse(refused[1], refused[0])
-        await answer(scope, receive, with_headers)
+        try:
+            await answer(scope, receive, with_headers)
+        except asyncio.CancelledError:  # the server ends; an answer that is not whole would be logged as its fault
+            with contextlib.suppress(Exception):
+                await send({"type": "http.response.body"})
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return the status of a refusal and its reason; None where there is none."""

@@ -2,6 +2,7 @@
 
 A simulation does not yield, so a long one is stopped by ending its process. A spare one stands ready, since a process
 needs a second to import what it answers with. Each ends when the pipe to its parent closes, whatever becomes of that.
+The server's event loop watches the pipes: a thread that waits for one would keep the server from ending.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import asyncio
 import contextlib
 import multiprocessing
 from collections.abc import AsyncGenerator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, final
 
+from minitrain.errors import NO_MEMORY, lacks_memory
 from minitrain.run.worker_processes import SparedProcess, WorkerEndedError, begin_work
 
 MOST = 8
@@ -37,21 +38,32 @@ class Worker:
         """The number of its process."""
         return self._process.pid
 
+    def is_running(self) -> bool:
+        """Return whether the process is there."""
+        return self._process.is_alive()
+
     def ask(self, question: str, given: Mapping[str, Any]) -> None:
         """Send a question."""
-        self._pipe.send((question, given))
+        with contextlib.suppress(OSError):  # the process has ended; who waits for its answer learns of it
+            self._pipe.send((question, given))
 
-    def next_message(self) -> dict[str, Any] | None:
+    async def next_message(self) -> dict[str, Any] | None:
         """Wait for the next message of the answer; None at its end.
 
         Raises:
             WorkerEndedError: the process ended.
         """
+        loop, has_come, file = asyncio.get_running_loop(), asyncio.Event(), self._pipe.fileno()
+        loop.add_reader(file, has_come.set)
         try:
-            message: dict[str, Any] | None = self._pipe.recv()
+            await has_come.wait()
+        finally:
+            loop.remove_reader(file)
+        try:
+            message: dict[str, Any] | None = self._pipe.recv()  # a process sends all of a message at once
         except (EOFError, OSError):
             raise WorkerEndedError(
-                "the simulation was stopped, or its process ended; change a knob, or try again"
+                "the simulation was stopped, or its process ended (no more memory?); change a knob, or try again"
             ) from None
         return message
 
@@ -60,10 +72,9 @@ class Worker:
         self._process.kill()
 
     def end(self) -> None:
-        """End the process at once, and forget it."""
+        """End the process at once; its pipe closes when nobody waits for it any more."""
         self._process.kill()
         self._process.join()
-        self._pipe.close()
 
 
 @final
@@ -74,15 +85,30 @@ class Workers:
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
         self._places = asyncio.Semaphore(MOST)
-        self._threads = ThreadPoolExecutor(MOST)  # that wait for messages
+        self._is_closed = False
 
     def warm(self) -> None:
-        """Start the spare ones."""
-        while len(self._idle) < SPARE:
-            self._idle.append(self._started())
+        """Start the spare ones, as far as there is memory."""
+        with contextlib.suppress(WorkerEndedError):
+            while len(self._idle) < SPARE and not self._is_closed:
+                self._idle.append(self._started())
+
+    def _free(self) -> Worker:
+        """Return a process that is idle, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_running():
+                return worker
+            self._all.discard(worker)
+        return self._started()
 
     def _started(self) -> Worker:
-        worker = Worker()
+        try:
+            worker = Worker()
+        except (OSError, MemoryError) as error:
+            if not lacks_memory(error):
+                raise
+            raise WorkerEndedError(f"no process can be started for the simulation: {NO_MEMORY}") from None
         self._all.add(worker)
         return worker
 
@@ -99,14 +125,13 @@ class Workers:
         Raises:
             WorkerEndedError: the process ended.
         """
-        loop = asyncio.get_running_loop()
         async with self._places:
-            worker = self._idle.pop() if self._idle else self._started()
+            worker = self._free()
             stopping = asyncio.create_task(self._stop(worker, stop))
             is_over = False
             try:
                 worker.ask(question, given)
-                while (message := await loop.run_in_executor(self._threads, worker.next_message)) is not None:
+                while (message := await worker.next_message()) is not None:
                     yield message
                 is_over = not stop.is_set()
             finally:
@@ -131,11 +156,11 @@ class Workers:
 
     def close(self) -> None:
         """End all processes."""
+        self._is_closed = True
         for worker in self._all:
             worker.end()
         self._all.clear()
         self._idle.clear()
-        self._threads.shutdown(wait=False)
 
 
 def _work(pipe: Connection) -> None:  # pragma: no cover  (only in a worker)

@@ -159,7 +159,7 @@ def test_who_waits_for_a_process_that_is_stopped_learns_of_it() -> None:
     worker.ask("evaluate", {"state": {**STATE, "strategy": "own", "source": ENDLESS}})
     worker.kill()
     with pytest.raises(WorkerEndedError, match="was stopped"):
-        worker.next_message()
+        asyncio.run(worker.next_message())
     worker.end()
     until = time.monotonic() + 10
     while _is_running(worker.pid) and time.monotonic() < until:
