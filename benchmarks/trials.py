@@ -9,7 +9,9 @@
 - **disk**: a command writes to a file system that is full, half of the times its temporary files too. Each file is
   whole or absent, and the error is a message. To be started as `unshare --mount python -m benchmarks.trials disk`.
 - **memory**: a command and each of its processes may take a random part of the address space that the command takes
-  otherwise beyond its imports, or in half of the trials of what its hungriest process takes. Likewise.
+  otherwise beyond its imports, or in half of the trials of what its hungriest process takes. Likewise. An explorer is
+  asked for a step that is large, and then for a small one: each answer is whole or ends in one error, and the server
+  answers on.
 
 The last two begin with what a command imports already there, which takes half of the time, and a trial that had room
 does not count. Each line says how many of how many trials ended well. Trials are not timed.
@@ -40,11 +42,11 @@ import types
 import uuid
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _MARK = "MINITRAIN_TRIAL"
 _ENDED_WITHIN_S = 5.0
@@ -60,6 +62,10 @@ async def ddp(model, microbatch_size=None):
     return await shipped(model, microbatch_size)
 """
 _ANSWER = {"state": {"strategy": "own", "source": f"async def mine(model):\n{_ENDLESS}", "world_size": 2}, "tab": "1"}
+_RIGHT = Path(__file__).parents[1] / "tests" / "learn" / "exercises" / "submissions" / "ddp_as_it_goes.py"
+_LARGE = {"state": {"strategy": "own", "source": _RIGHT.read_text(), "world_size": 64,
+                    "num_layers": 64, "global_batch_size": 64}, "tab": "1"}  # fmt: skip
+_SMALL = {"state": {"strategy": "ddp", "world_size": 2, "num_layers": 2, "global_batch_size": 2}, "tab": "1"}
 _SWEEP = ["sweep", "zero3", "ddp", "--grid", "world_size=64,128,256,512", "--grid", "num_layers=8,16,32,64",
           "--batch", "2048", "--no-fold", "--jobs", "2"]  # fmt: skip
 _TUNE = ["tune", "--model", "llama3-8b", "--world-size", "64", "--batch", "256", "--jobs", "2"]
@@ -174,8 +180,7 @@ class Room:
         (folder / "02_ddp.py").write_text("async def ddp(model):\n    return model\n")
         right = folder / "class" / "right"
         right.mkdir()
-        (right / "02_ddp.py").write_text(Path(__file__).parents[1].joinpath(
-            "tests", "learn", "exercises", "submissions", "ddp_as_it_goes.py").read_text())  # fmt: skip
+        (right / "02_ddp.py").write_text(_RIGHT.read_text())
 
     def begin(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """Begin a command."""
@@ -201,6 +206,7 @@ class Room:
         Returns:
             Its exit status; None if it did not end.
         """
+        self.answers: list[list[dict[str, Any]]] = []
         pid = os.fork()
         if not pid:
             self._become(arguments, prepare)
@@ -242,17 +248,30 @@ class Room:
 
     def ask(self) -> None:
         """Ask an explorer, once it is there, for what has no end: a strategy of one's own."""
-        found = None
         for _ in range(100):
-            found = re.search(r"(http://[\d.:]+)/#token=(\S+)", (self.folder / "out").read_text())
-            if found:
+            if (self.folder / "out").read_text():
                 break
             time.sleep(0.2)
-        assert found, (self.folder / "err").read_text()
+        self.asking = self.asked(_ANSWER)  # who does not listen stops the work
+
+    def asked(self, question: Mapping[str, Any]) -> http.client.HTTPConnection:
+        """Return a connection to an explorer that has been asked a question."""
+        found = re.search(r"(http://[\d.:]+)/#token=(\S+)", (self.folder / "out").read_text())
+        assert found, self.errors()
         address, token = found.groups()
+        asking = http.client.HTTPConnection(address.removeprefix("http://"), timeout=_LONGEST_S)
         headers = {"Origin": address, "Authorization": f"Bearer {token}"}
-        self.asking = http.client.HTTPConnection(address.removeprefix("http://"))  # who does not listen stops the work
-        self.asking.request("POST", "/ask/evaluate", json.dumps(_ANSWER).encode(), headers)
+        asking.request("POST", "/ask/evaluate", json.dumps(question).encode(), headers)
+        return asking
+
+    def ask_all(self, pid: int) -> None:
+        """Ask an explorer that is there for a large step and a small one, and end it."""
+        out = self.folder / "out"
+        if not self.answers and out.is_file() and out.read_text().endswith("\n"):
+            for question in (_LARGE, _SMALL):
+                lines = self.asked(question).getresponse().read().splitlines()
+                self.answers.append([json.loads(line) for line in lines])
+            os.kill(pid, signal.SIGINT)
 
     def wait_for_processes(self, count: int, process: subprocess.Popen[str]) -> None:
         """Wait until some processes are there, or the command has ended."""
@@ -421,7 +440,8 @@ WRITTEN: dict[str, Sequence[str]] = {
               "/full/checkpoints", "--checkpoint-every", "1"],
     "validate": ["validate", "c2", "--jobs", "2", "--html", "/full/page.html"],
 }  # fmt: skip
-"""Commands that write; `explore` writes nothing."""
+RUN: dict[str, Sequence[str]] = WRITTEN | {"explore": _EXPLORE}
+"""Commands that lack memory; `explore` writes nothing."""
 
 
 def is_whole(path: Path) -> bool:
@@ -448,6 +468,13 @@ def is_good(here: Room, code: int | None, place: Path) -> tuple[bool, str]:
     is_told = "Traceback" not in errors and bool(re.search(_TOLD_SO, here.printed()))
     good = not halves and (code == 0 or (code is not None and is_told)) and here.is_empty()
     words = _ROOM if code == 0 else "was told"
+    if here.answers:
+        is_whole = ["error" not in answer[-1] for answer in here.answers]
+        is_told = [bool(answer[-1].get("fields") or answer[-1].get("stopped")) for answer in here.answers]
+        good = len(is_whole) == 2 and "Traceback" not in errors and here.is_empty()
+        good = good and all(one or other for one, other in zip(is_whole, is_told, strict=True))
+        words = _ROOM if all(is_whole) else f"answered: large {is_whole[0]}, small {is_whole[1]}"
+        errors += json.dumps([answer[-1] for answer in here.answers])[:1000]
     return good, words if good else f"{halves} {code} {errors[-1500:]} {here.printed()[-200:]}"
 
 
@@ -486,9 +513,11 @@ def need(name: str) -> Need:
             def watch(pid: int) -> None:
                 own.append(status_bytes("VmPeak", pid))
                 others.extend(status_bytes("VmPeak", process.pid) for process in below(pid))
+                if name == "explore":
+                    here.ask_all(pid)
 
-            code = here.run([part.replace("/full", str(place)) for part in WRITTEN[name]], watch=watch)
-            assert code == 0, here.printed()
+            code = here.run([part.replace("/full", str(place)) for part in RUN[name]], watch=watch)
+            assert code == 0 or here.answers, here.printed()
             sizes = [file.stat().st_size for file in place.rglob("*") if file.is_file()]
             took = max(2**18, max(own) - status_bytes("VmSize"))
             _NEEDS[name] = Need(sum(sizes) + 4096 * len(sizes), took, max(others))
@@ -505,7 +534,8 @@ def import_all(name: str) -> None:
             exit_ = os._exit
             os._exit = lambda status: (modules.write_text("\n".join(sys.modules)), exit_(status))[1]
 
-        here.run([part.replace("/full", str(here.folder)) for part in WRITTEN[name]], prepare)
+        watch = here.ask_all if name == "explore" else lambda _: None
+        here.run([part.replace("/full", str(here.folder)) for part in RUN[name]], prepare, watch)
         for module in modules.read_text().splitlines():
             with suppress(Exception):
                 import_module(module)
@@ -550,7 +580,8 @@ def short(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
         def prepare() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-        code = here.run([part.replace("/full", str(place)) for part in WRITTEN[name]], prepare)
+        watch = here.ask_all if name == "explore" else lambda _: None
+        code = here.run([part.replace("/full", str(place)) for part in RUN[name]], prepare, watch)
         return is_good(here, code, place)
 
 
@@ -559,7 +590,7 @@ KINDS: dict[str, tuple[Trial, Sequence[str]]] = {
     "kill": (killed, [*KILLED]),
     "loss": (lost, [*LOST]),
     "disk": (full, [*WRITTEN]),
-    "memory": (short, [*WRITTEN]),
+    "memory": (short, [*RUN]),
 }
 
 

@@ -164,12 +164,15 @@ class Workers:
 
 
 def _work(pipe: Connection) -> None:  # pragma: no cover  (only in a worker)
-    """Answer until the pipe closes."""
+    """Answer until the pipe closes, or memory ends: who asked learns that this process has."""
     begin_work()
-    from minitrain.explorer.answers import answer  # noqa: PLC0415  (it takes a second, in which the page is loaded)
+    try:
+        from minitrain.explorer.answers import answer  # noqa: PLC0415  (it takes a second, in which the page is loaded)
 
-    with contextlib.suppress(EOFError, OSError):
         while True:
             question, given = pipe.recv()
             answer(question, given, pipe.send)
             pipe.send(None)
+    except Exception as error:
+        if not (isinstance(error, EOFError | OSError) or lacks_memory(error)):
+            raise
