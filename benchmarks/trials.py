@@ -63,8 +63,8 @@ async def ddp(model, microbatch_size=None):
 """
 _ANSWER = {"state": {"strategy": "own", "source": f"async def mine(model):\n{_ENDLESS}", "world_size": 2}, "tab": "1"}
 _RIGHT = Path(__file__).parents[1] / "tests" / "learn" / "exercises" / "submissions" / "ddp_as_it_goes.py"
-_LARGE = {"state": {"strategy": "own", "source": _RIGHT.read_text(), "world_size": 64,
-                    "num_layers": 64, "global_batch_size": 64}, "tab": "1"}  # fmt: skip
+_LARGE = {"state": {"strategy": "own", "source": _RIGHT.read_text(), "world_size": 128,
+                    "num_layers": 96, "global_batch_size": 128}, "tab": "1"}  # fmt: skip
 _SMALL = {"state": {"strategy": "ddp", "world_size": 2, "num_layers": 2, "global_batch_size": 2}, "tab": "1"}
 _SWEEP = ["sweep", "zero3", "ddp", "--grid", "world_size=64,128,256,512", "--grid", "num_layers=8,16,32,64",
           "--batch", "2048", "--no-fold", "--jobs", "2"]  # fmt: skip
