@@ -21,7 +21,15 @@ from minitrain.learn.causes import calls_by_layer, ordered, path_of
 from minitrain.learn.exercise import Amount, Case, Exercise, load_exercise, read_part
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
-from minitrain.learn.usage import Held, Meter, communication_by_kind, handed_in, kept_by_rank, states_on_host
+from minitrain.learn.usage import (
+    Held,
+    Meter,
+    communication_by_kind,
+    handed_in,
+    kept_by_rank,
+    last_clock,
+    states_on_host,
+)
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.tensors import Activation, OptState, Weight, WeightGrad
@@ -93,7 +101,7 @@ def budget_of(measured: Measured, exercise: Exercise) -> Budget:
     budget = Budget(
         communication_bytes=sum(by_kind.values()) * bounds.get("communication", 1.0),
         communication_by_kind=by_kind,
-        step_time_s=run.last_clock * bounds.get("time", TIME_MARGIN),
+        step_time_s=last_clock(run) * bounds.get("time", TIME_MARGIN),
         memory_bytes=exercise.memory_limit_bytes or _memory_bytes(run, exercise),
         reference_memory_bytes=run.peak_memory_bytes,
         handed_in=handed_in(run),

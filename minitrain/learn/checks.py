@@ -28,7 +28,7 @@ from minitrain.learn.hints import hint_for
 from minitrain.learn.memory import Excess, Moment, excess_of
 from minitrain.learn.replay import Player, replayed
 from minitrain.learn.result import CheckResult, one_line
-from minitrain.learn.usage import Meter, communication_by_kind, handed_in, states_on_host
+from minitrain.learn.usage import Meter, communication_by_kind, handed_in, last_clock, states_on_host
 from minitrain.learn.wire import MOST_STEPS
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
@@ -424,14 +424,15 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
             got=_by_kind(moved),
             cause=causes,
         )
-    if run.last_clock > budget.step_time_s:
+    clock = last_clock(run)
+    if clock > budget.step_time_s:
         results["time"] = failed(
             exercise,
             case,
             "time",
             "the step takes longer than the budget",
             expected=f"at most {budget.step_time_s * 1e3:.3f} ms",
-            got=f"{run.last_clock * 1e3:.3f} ms",
+            got=f"{clock * 1e3:.3f} ms",
             cause=[] if case.hidden else [*causes, *longer_parts(run, budget.path, replay.line_of)],
         )
     excess = excess_of(run, replay.meter.held(run), budget)

@@ -22,6 +22,7 @@ from minitrain.learn.isolation import HERE, NOTHING_RUNS, Isolation
 from minitrain.learn.result import CHECKS, GAP_POINTS, POINTS, CheckResult
 from minitrain.learn.sandbox import Limits, Outcome, submitted
 from minitrain.learn.submissions import imported
+from minitrain.learn.usage import last_clock
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run
@@ -286,8 +287,9 @@ def _leaderboard(judged: Sequence[Judged]) -> dict[str, float]:
     run = judged[0].run
     if run is None:
         return {}
+    step_time = run.step_time + last_clock(run) - run.last_clock
     return {
-        "mfu": run.mfu or 0.0,
-        "step_time_s": run.step_time,
+        "mfu": (run.mfu or 0.0) * (run.step_time / step_time if step_time else 1.0),
+        "step_time_s": step_time,
         "peak_memory_gib": run.peak_memory_bytes / 2**30,
     }

@@ -19,7 +19,7 @@ from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import Budget, budget_for, run_reference
 from minitrain.learn.exercise import Case, Exercise, load_exercise
 from minitrain.learn.unfinished import UnfinishedRun
-from minitrain.learn.usage import communication_by_kind
+from minitrain.learn.usage import communication_by_kind, last_clock
 from minitrain.run.analysis.labels import duration
 from minitrain.run.result import load_run
 
@@ -128,7 +128,7 @@ def _bars(run: Run, expected: Run | None, budget: Budget) -> str:
     """Return a bar for each figure of a run, with a line where its limit is."""
     sent = sum(communication_by_kind(run).values())
     rows = [
-        ("step with loading", run.last_clock * 1e3, budget.step_time_s * 1e3, "ms", "at most"),
+        ("step with loading", last_clock(run) * 1e3, budget.step_time_s * 1e3, "ms", "at most"),
         ("peak memory", run.peak_memory_bytes / 2**30, budget.memory_bytes / 2**30, "GiB", "at most"),
         ("communication", sent / 2**20, budget.communication_bytes / 2**20, "MiB", "at most"),
     ]

@@ -16,6 +16,7 @@ from minitrain.learn.hints import NAMES
 from minitrain.learn.predictions import FIGURES
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.result import CHECKS
+from minitrain.learn.usage import last_clock
 from minitrain.proof.problem import Problem
 from minitrain.proof.proof import compare_with_reference
 
@@ -104,7 +105,7 @@ def _faults_of_reference(exercise: Exercise) -> list[str]:
             run_reference(exercise, case, observers=[recorder])
             fault = operations_fault(exercise, case, recorder.programs)
             faults += [] if fault is None else [f"the reference does otherwise with {case}: {fault[1]}"]
-        meets = own.communication_bytes <= budget.communication_bytes and run.last_clock < budget.step_time_s
+        meets = own.communication_bytes <= budget.communication_bytes and last_clock(run) < budget.step_time_s
         if not meets or run.peak_memory_bytes >= budget.memory_bytes:
             faults.append(f"the reference does not meet its budgets with {case}; write them anew")
     return faults

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.learn import grade, load_exercise
 from minitrain.learn.budgets import budget_for, budgets_json, run_reference
@@ -17,7 +20,7 @@ from minitrain.learn.checks import judge
 from minitrain.learn.exercise import Case
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.result import CHECKS
-from minitrain.learn.usage import Kept, kept_by_rank
+from minitrain.learn.usage import Kept, kept_by_rank, last_clock
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import load_strategy
 
@@ -117,3 +120,34 @@ def test_a_real_models_sizes_are_priced_and_not_proven() -> None:
     run_reference(exercise, real, observers=[recorder])
     found = judge(exercise, real, {"programs": recorder.programs, "lines": [[]] * real.world_size})
     assert [name for name, result in found.items() if result.passed] == [name for name in CHECKS if name != "numerics"]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=5), st.randoms(use_true_random=False))
+def test_one_message_comes_in_at_a_time(departures: list[int], source: Any) -> None:
+    """Messages that leave after some forwards of 1 s take 3 s each, in the order in which they come."""
+    num_peers = len(departures)
+    launched = source.sample(range(num_peers), num_peers)
+
+    async def strategy(model: Any) -> Any:
+        weights, _, activations, *_ = model.storage()
+        weights[0], _ = model.load_weights(0)
+        activations[0] = model.get_input_activation([model.rank])
+        if model.rank == num_peers:
+            works = [model.launch(model.receive(peer)) for peer in launched]
+            for number, work in enumerate(works):
+                activations[number + 1] = await work
+        else:
+            for _ in range(departures[model.rank]):
+                activations[1] = model.forward(0, activations[0], weights[0])
+            await model.send(num_peers, activations[0])
+        return model
+
+    prices = mt.FixedPredictor(forward=1, send=3, recv=3)
+    sizes: dict[str, Any] = {"world_size": num_peers + 1, "num_layers": 1, "global_batch_size": num_peers + 1}
+    run = mt.simulate(strategy, hardware=prices, check=False, **sizes)
+    free = 0
+    for departure in sorted(departures):
+        free = max(free, departure) + 3
+    assert run.last_clock == max(departures) + 3
+    assert last_clock(run) == free

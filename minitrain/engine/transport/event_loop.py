@@ -112,9 +112,9 @@ class RankLoop(asyncio.SelectorEventLoop):
         return super().remove_signal_handler(sig)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Log what went wrong as event loops do, but not what only followed from the end of a run."""
+        """Log what went wrong as event loops do, but not what only followed from the end of a run, or of memory."""
         error = context.get("exception")
-        if not (isinstance(error, asyncio.CancelledError) or getattr(error, "is_handled", False)):
+        if not (isinstance(error, asyncio.CancelledError | MemoryError) or getattr(error, "is_handled", False)):
             super().default_exception_handler(context)
 
     def _can_end(self) -> bool:

@@ -170,6 +170,27 @@ def make_graph(timeline: Timeline) -> Graph:
     )
 
 
+def with_shared_arrivals(graph: Graph) -> Graph:
+    """Let each rank's interface receive one message at a time, in the order in which the log has their beginnings.
+
+    Launched receives from several peers may run beside one another in a log. A moment comes after those that are
+    earlier in a log, so the new edges close no circle.
+    """
+    line = graph.timeline
+    receives = np.flatnonzero(line.on_stream(RECV))
+    tier = np.array([price.tier_size for price in line.prices])[line.price[receives]]
+    order = np.lexsort((receives, line.time[receives], tier, line.rank[receives]))
+    one, rank, tier = receives[order], line.rank[receives][order], tier[order]
+    same = (rank[1:] == rank[:-1]) & (tier[1:] == tier[:-1])
+    source, target = one[:-1][same], one[1:][same]
+    return replace(
+        graph,
+        source=np.concatenate([graph.source, source]),
+        target=np.concatenate([graph.target, target]),
+        after_end=np.concatenate([graph.after_end, np.ones(len(source), dtype=bool)]),
+    )
+
+
 def _released(timeline: Timeline, num_moments: int) -> Floats:
     """Return the earliest time of each moment, s: what was submitted after an outage comes after its end."""
     release, submissions = np.zeros(num_moments), slice(timeline.num_events, 2 * timeline.num_events)

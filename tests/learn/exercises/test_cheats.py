@@ -19,7 +19,7 @@ import pytest
 from minitrain.learn import Grade, grade
 from minitrain.learn.exercise import load_exercise
 from minitrain.learn.sandbox import Limits
-from tests.learn.exercises.sources import DDP, RIGHT, SUBMISSIONS, changed
+from tests.learn.exercises.sources import DDP, RIGHT, SUBMISSIONS, changed, shipped_source
 from tests.learn.exercises.test_corpus import WITHOUT_EFFECT as OF_THE_ENGINE
 from tests.learn.exercises.test_corpus import WRONG
 from tests.learn.exercises.verdicts import Wrong, require_own_reason
@@ -60,6 +60,14 @@ PARK = ("other, count = (model.rank + 1) % model.world_size, 24 * (model.world_s
         "    await model.send(other, model.get_input_activation([0]), tag=tag)")  # fmt: skip
 UNPARK = ("other = (model.rank - 1) % model.world_size", "for tag in range(count):",
           "    await model.receive(other, tag=tag)")  # fmt: skip
+
+RECORDED = """import gc
+def steps():
+    lists = [found for found in gc.get_objects() if isinstance(found, list) and found]
+    lists = [found for found in lists if isinstance(found[0], list | tuple) and found[0]]
+    return [found for found in lists if found[0][0] in ("load_weights", "get_input_activation")]
+"""
+"""Finds what the recorder has written down."""
 
 FAILING: dict[str, dict[str, Wrong]] = {
     "a result before it is there": {
@@ -319,6 +327,15 @@ FAILING: dict[str, dict[str, Wrong]] = {
             "laws",
             "weight must be of layer 0 for layer 0",
         ),
+        "shards handed in where the whole is asked for": (
+            "03",
+            changed(
+                shipped_source("zero1"),
+                ("        weights[layer] = await model.all_gather(weights[layer], layer)\n", ""),
+            ),
+            "laws",
+            "final weight must lie on the ranks as the statement asks",
+        ),
         "nothing is handed in": (
             "02",
             changed(DDP, ("        model.set_final_weight(k, weights[k])\n", "")),
@@ -367,6 +384,7 @@ FAILING: dict[str, dict[str, Wrong]] = {
                     "        if hasattr(held, name): setattr(kept[-1], name, getattr(held, name))",
                     "del held",
                 ),
+                ("kept by the event loop", "asyncio", f"asyncio.get_running_loop().held = {HELD}"),
                 ("kept by a cache", "functools", f"kept.append(functools.cache(lambda _: {HELD}))", "kept[-1](0)"),
             )
         },
@@ -488,6 +506,22 @@ FAILING: dict[str, dict[str, Wrong]] = {
             "samples must lie in 0..7",
         ),
         "samples that are truths": ("02", changed(DDP, (OWN, "[True, False]")), "laws", "samples must be integers"),
+        "samples that are fractions": (
+            "02",
+            changed(DDP, (OWN, f"[float(s) for s in {OWN}]")),
+            "laws",
+            "samples must be integers",
+        ),
+        "one sample that differs from itself": (
+            "02",
+            changed(
+                DDP,
+                (OWN, "[S(model.rank)] * (model.global_batch_size // model.world_size)"),
+                before="class S(int):\n    __hash__, __eq__ = object.__hash__, object.__eq__\n\n",
+            ),
+            "laws",
+            "must cover all 8 samples",
+        ),
         "samples of another step": (
             "02",
             changed(DDP, (OWN, f"[sample + model.global_batch_size for sample in {OWN}]")),
@@ -580,7 +614,56 @@ FAILING: dict[str, dict[str, Wrong]] = {
     },
 }
 
+FAILING["one interface for many"] = {
+    "messages of all come at once": (  # by one transfer where a tree has two, if each came at full bandwidth
+        "20",
+        re.sub(
+            r"    for level in range\(levels\):  # up\n.*?(?=    for level in reversed)",
+            "    if rank:\n"
+            "        await model.send(0, grads.pop(layer))\n"
+            "    works = [model.launch(model.receive(peer)) for peer in range(1, n) if not rank]\n"
+            "    for work in works:\n"
+            "        grads[layer] = grads[layer] + await work\n",
+            load_exercise("20").solution,
+            flags=re.DOTALL,
+        ),
+        "time",
+        "longer than the budget",
+    ),
+    "messages go to all at once": (
+        "20",
+        re.sub(
+            r"    for level in reversed\(range\(levels\)\):  # down\n.*?(?=\n\nasync def)",
+            "    works = [model.launch(model.send(peer, grads[layer])) for peer in range(1, n) if not rank]\n"
+            "    for work in works:\n"
+            "        await work\n"
+            "    if rank:\n"
+            "        grads[layer] = await model.receive(0)\n",
+            load_exercise("20").solution,
+            flags=re.DOTALL,
+        ),
+        "time",
+        "longer than the budget",
+    ),
+}
+
 FAILING["other work where others look"] = {
+    "trains once, and nothing the next time": (
+        "02",
+        beginning("calls.append(1)", "if len(calls) > 2: return model", before="calls = []\n"),
+        "laws|runs",
+        "no rank has called load_weights|its text is kept back|deadlock",
+    ),
+    "trains where nobody proves it": (
+        "02",
+        reducing(
+            "if any('proof' in frame.filename for frame in inspect.stack()):",
+            "    grads[k] = await model.all_reduce(grads[k], k)",
+            before="import inspect\n",
+        ),
+        "laws",
+        "must cover all 8 samples",
+    ),
     "trains at the public sizes alone": (
         "02",
         beginning("if model.world_size not in (2, 4): return model"),
@@ -715,12 +798,19 @@ TAMPERING: dict[str, dict[str, tuple[str, str]]] = {
         "patched checks": ("import minitrain.learn.checks as c\n" + DDP, NOT_THERE.format("learn.checks")),
         "no recorder": ("import sys\nsys.modules['minitrain.learn.recorder'] = None\n" + DDP, ENDED.format(1)),
         "no observer": (beginning("model._observer = None"), "was not handed in there"),
+        "recorded steps of another kind": (
+            ending("for s in steps(): s[:] = [('forward' if x[0] == 'backward' else x[0], *x[1:]) for x in s]",
+                   before=RECORDED), "makes no sense"),
+        "recorded groups of one": (
+            ending("alone = lambda x: [*x[:3], [model.rank], *x[4:]] if x[0] == 'all_reduce' else x",
+                   "for s in steps(): s[:] = map(alone, s)", before=RECORDED), "is not in the group"),
         "another class of model": (ending("model.__class__ = type('Mine', (type(model),), {})"), SAME),
         "a log emptied": (ending("model._log._rows.clear()"), SAME),
     },
 }  # fmt: skip
 QUICK_ONES = ("a price that is equal to everything", "sets that are equal to everything", "a patched wire",
-              "no observer", "the grader's pipe led elsewhere", "lines that look like a report")  # fmt: skip
+              "no observer", "recorded groups of one", "the grader's pipe led elsewhere",
+              "lines that look like a report")  # fmt: skip
 
 
 def of_class(cheats: dict[str, dict[str, Any]]) -> list[Any]:
