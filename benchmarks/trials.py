@@ -469,12 +469,12 @@ def is_good(here: Room, code: int | None, place: Path) -> tuple[bool, str]:
     good = not halves and (code == 0 or (code is not None and is_told)) and here.is_empty()
     words = _ROOM if code == 0 else "was told"
     if here.answers:
-        is_whole = ["error" not in answer[-1] for answer in here.answers]
-        is_told = [bool(answer[-1].get("fields") or answer[-1].get("stopped")) for answer in here.answers]
-        good = len(is_whole) == 2 and "Traceback" not in errors and here.is_empty()
-        good = good and all(one or other for one, other in zip(is_whole, is_told, strict=True))
-        words = _ROOM if all(is_whole) else f"answered: large {is_whole[0]}, small {is_whole[1]}"
-        errors += json.dumps([answer[-1] for answer in here.answers])[:1000]
+        last = [answer[-1] for answer in here.answers]
+        found = ["error" not in each for each in last]
+        good = len(found) == 2 and "Traceback" not in errors and here.is_empty()
+        good = good and all("error" not in each or each["fields"] or each.get("stopped") for each in last)
+        words = _ROOM if all(found) else f"answered: large {found[0]}, small {found[1]}"
+        errors += json.dumps(last)[:1000]
     return good, words if good else f"{halves} {code} {errors[-1500:]} {here.printed()[-200:]}"
 
 
