@@ -6,6 +6,7 @@ from typing import Any
 from minitrain.lib import Model
 
 from ._batch import add, microbatches, require_multiple, share
+from ._tied import sum_tied
 
 
 async def train_locally(
@@ -105,9 +106,10 @@ async def train_locally(
                 grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
             del grad_activations[-1]
 
+        for layer in layers if within.size > 1 else ():
+            grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=within)
+        await sum_tied(model, grad_weights)
         for layer in layers:
-            if within.size > 1:
-                grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=within)
             weights["local", layer], opt_states[layer] = model.update(
                 layer, grad_weights.pop(layer), weights["local", layer], opt_states[layer]
             )

@@ -1,6 +1,6 @@
 """Embeddings that are tied to the head, whose table has gradients from both."""
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
 from minitrain.lib import Model
@@ -13,10 +13,10 @@ async def sum_tied(model: Model, grads: MutableMapping[Any, Any], ends: Iterable
 
     Args:
         model: the rank.
-        grads: its gradients by layer, of all samples, which get the sum.
+        grads: its gradients by layer, whole or of its part, which get the sum.
         ends: the ranks of the first and of the last stage, where each of the two layers is on one of them.
     """
-    held = [layer for layer in getattr(model, "tied_layers", ()) if layer in grads]
+    held = [layer for layer in tied_layers(model) if layer in grads]
     if not held:
         return
     for layer in held:
@@ -26,3 +26,21 @@ async def sum_tied(model: Model, grads: MutableMapping[Any, Any], ends: Iterable
     for layer in held:
         grads[layer] = model.with_table(layer, grads[layer], grads["table"])
     del grads["table"]
+
+
+def tied_layers(model: Model) -> Sequence[int]:
+    """Return embedding and head where they share a table, whose gradients stay whole until both are there."""
+    return getattr(model, "tied_layers", ())  # the specification knows none
+
+
+async def reduce_tied(model: Model, grads: MutableMapping[Any, Any], group: Any = None) -> None:
+    """Sum the gradient of a shared table, and make shards of those of embedding and head; nothing where none do.
+
+    Args:
+        model: the rank, which holds both.
+        grads: its gradients by layer, of the rank's own samples.
+        group: the ranks that share them; all if None.
+    """
+    await sum_tied(model, grads)
+    for layer in tied_layers(model):
+        grads[layer] = await model.reduce_scatter(grads[layer], layer, group=group)

@@ -3,6 +3,7 @@
 from minitrain.lib import Model
 
 from ._batch import add, microbatches_of, require_range, require_shares
+from ._tied import sum_tied, tied_layers
 
 
 async def ddp_overlap(
@@ -50,11 +51,17 @@ async def ddp_overlap(
                     bucket = []
         del grad_activations[-1]
 
+    def update(layer: int) -> None:
+        weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
+        del grad_weights[layer]
+        model.set_final_weight(layer, weights[layer])
+
     for work in launched:
         for grad in await work:
-            layer = grad.layer
-            grad_weights[layer] = grad
-            weights[layer], opt_states[layer] = model.update(layer, grad, weights[layer], opt_states[layer])
-            del grad_weights[layer]
-            model.set_final_weight(layer, weights[layer])
+            grad_weights[grad.layer] = grad
+            if grad.layer not in tied_layers(model):
+                update(grad.layer)
+    await sum_tied(model, grad_weights)
+    for layer in tied_layers(model):
+        update(layer)
     return model

@@ -9,6 +9,7 @@ from minitrain.lib import Model, Weight, WeightGrad
 
 from ._batch import add, microbatches_of, require_multiple, require_range, require_shares
 from ._parts import Parts
+from ._tied import reduce_tied, tied_layers
 
 
 async def fsdp(
@@ -20,6 +21,7 @@ async def fsdp(
     reshard_after_forward: bool = True,
     recompute: str = "none",
     offload: str | None = None,
+    sum_tied: bool = False,
 ) -> Model:
     """Shard everything, a unit at a time; global_batch_size must be a multiple of replicas x shards.
 
@@ -38,6 +40,7 @@ async def fsdp(
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
         offload: what lies in the host's memory while it is not at work: "activations", "optimizer" (the state), or
             None. Each moves beside the unit before the one that needs it.
+        sum_tied: as for `megatron`.
     """
     model.recompute = recompute
     require_range("replicas", replicas, model.world_size, "fsdp")
@@ -51,7 +54,7 @@ async def fsdp(
     require_shares(model, "replicas x shards", num_shares, "fsdp")
     batches = microbatches_of(model, num_shares, model.rank // tp, microbatch_size, "fsdp", in_step=True)
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
-    units, num_layers = model.blocks, model.num_layers
+    units, num_layers, tied = model.blocks, model.num_layers, tied_layers(model) if sum_tied else ()
     kept = units[-1:] if reshard_after_forward else units  # whole between forward and backward
     to_gather = deque([*units, *(unit for unit in reversed(units) if unit not in kept)] * len(batches))
     gathers: deque[Awaitable[list[Weight]]] = deque()
@@ -83,6 +86,9 @@ async def fsdp(
 
     def reduce(unit: range) -> None:
         new = [grad_weights.pop(("new", layer)) for layer in unit]
+        if unit[0] in tied:  # whole until both uses of the table are there
+            grad_weights[unit[0]] = add(grad_weights.get(unit[0]), new.pop())
+            return
         reductions.append(model.launch(model.reduce_scatter(new, unit[0], group=shards)))
 
     async def finish_reduction(is_last: bool) -> None:
@@ -164,12 +170,17 @@ async def fsdp(
             if reductions:
                 await finish_reduction(is_last)
             reduce(unit)
-        await finish_reduction(is_last)
+        if reductions:
+            await finish_reduction(is_last)
+    if sum_tied:
+        await reduce_tied(model, grad_weights, shards)
+    for layer in reversed(tied) if replicas > 1 else ():
+        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=copies)
 
     if offload == "optimizer":
         start_fetch(units[-1])
     for unit in reversed(units):
-        for grad in await sums.popleft() if sums else ():
+        for grad in await sums.popleft() if sums and unit[0] not in tied else ():
             grad_weights[grad.layer] = grad
         if offload == "optimizer":
             await finish_fetches(unit, opt_states)

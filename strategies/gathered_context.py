@@ -8,6 +8,7 @@ from minitrain.lib import Model
 
 from ._batch import add, microbatches, share
 from ._context import context_mesh, shards_of
+from ._tied import sum_tied, tied_layers
 
 
 async def gathered_context(
@@ -101,9 +102,15 @@ async def gathered_step(model: Model, mesh: Mesh, inputs: Sequence[tuple[Any, ..
             else:
                 del grad_activations["new"]
 
-    for layer in range(model.num_layers):
-        # one sum over samples and over the sequence
+    async def reduce(layer: int) -> None:  # one sum over samples and over the sequence
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=mesh.group("dp", "cp"))
+
+    for layer in tied_layers(model):
+        await reduce(layer)
+    await sum_tied(model, grad_weights)
+    for layer in range(model.num_layers):
+        if layer not in tied_layers(model):
+            await reduce(layer)
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         del grad_weights[layer]
         model.set_final_weight(layer, weights[layer])

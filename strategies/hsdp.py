@@ -5,6 +5,7 @@ from math import gcd
 from minitrain.lib import Model
 
 from ._batch import add, microbatches_of, require_multiple, require_range, require_shares
+from ._tied import reduce_tied, tied_layers
 
 
 async def hsdp(
@@ -44,13 +45,15 @@ async def hsdp(
         grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
         for layer in reversed(layers):
             weights["full"] = await model.all_gather(weights[layer], layer, group=shards)
-            grad_weights["full"], grad_activations[layer - 1] = model.backward(
+            grad_weights["new"], grad_activations[layer - 1] = model.backward(
                 layer, activations[layer], grad_activations[layer], weights["full"]
             )
             del activations[layer], grad_activations[layer], weights["full"]
-            grad_weights["shard"] = await model.reduce_scatter(grad_weights.pop("full"), layer, group=shards)
-            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("shard"))
+            if layer not in tied_layers(model):
+                grad_weights["new"] = await model.reduce_scatter(grad_weights.pop("new"), layer, group=shards)
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
         del grad_activations[-1]
+    await reduce_tied(model, grad_weights, shards)
 
     for layer in layers:
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)

@@ -40,6 +40,7 @@ async def megatron(
     imbalance: float | str | Sequence[float] = 1,
     capacity_factor: float | None = None,
     overlap_experts: bool = True,
+    sum_tied: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -86,6 +87,9 @@ async def megatron(
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
         overlap_experts: whether each of a pair of actions computes while the tokens of the other travel, in orders that
             have pairs ("dualpipe_v").
+        sum_tied: whether the gradient of a table that embedding and head share is summed over both where they lie on
+            two ranks or in shards, which training needs. Both then have a copy that is reduced; published runs, which
+            have one table, are priced without.
     """
     model.recompute = recompute
     require_range("num_chunks", num_chunks, model.num_layers, "megatron")
@@ -108,7 +112,8 @@ async def megatron(
     ]
     costs = None if pass_costs is None else tuple(pass_costs)
     order = schedule_of(schedule, pp, len(batches), num_chunks, costs)
-    held = HeldLayers(model, division, zero, len(batches), "megatron", overlap_replicas=overlap_replicas)
+    overlaps = {"overlap_replicas": overlap_replicas, "sum_tied": sum_tied}
+    held = HeldLayers(model, division, zero, len(batches), "megatron", **overlaps)
     in_pairs = overlap_experts and ep > 1
     routing = Routing(imbalance, capacity_factor)
     passes = LayerPasses(

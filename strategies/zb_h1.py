@@ -6,6 +6,7 @@ from minitrain.lib import Model
 from minitrain.search.schedules.pipeline import Messages, from_neighbours
 
 from ._batch import add, microbatches, require_multiple, stage_layers
+from ._tied import sum_tied
 
 
 async def zb_h1(
@@ -84,6 +85,7 @@ async def zb_h1(
         await run[kind](i)
     await messages.all_sent()
 
+    await sum_tied(model, grad_weights, ends=(0, num_stages - 1))
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         del grad_weights[layer]

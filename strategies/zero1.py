@@ -3,6 +3,7 @@
 from minitrain.lib import Model
 
 from ._batch import add, microbatches_of, require_shares
+from ._tied import sum_tied
 
 
 async def zero1(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
@@ -39,6 +40,7 @@ async def zero1(model: Model, microbatch_size: int | None = None, recompute: str
             grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
         del grad_activations[-1]
 
+    await sum_tied(model, grad_weights)
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(
             layer,

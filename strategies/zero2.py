@@ -3,6 +3,7 @@
 from minitrain.lib import Model
 
 from ._batch import add, microbatches_of, require_shares
+from ._tied import reduce_tied, tied_layers
 
 
 async def zero2(model: Model, microbatch_size: int | None = None, recompute: str = "none") -> Model:
@@ -31,13 +32,15 @@ async def zero2(model: Model, microbatch_size: int | None = None, recompute: str
 
         grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
         for layer in reversed(layers):
-            grad_weights["full"], grad_activations[layer - 1] = model.backward(
+            grad_weights["new"], grad_activations[layer - 1] = model.backward(
                 layer, activations[layer], grad_activations[layer], weights[layer]
             )
             del activations[layer], grad_activations[layer]
-            grad_weights["shard"] = await model.reduce_scatter(grad_weights.pop("full"), layer)
-            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("shard"))
+            if layer not in tied_layers(model):
+                grad_weights["new"] = await model.reduce_scatter(grad_weights.pop("new"), layer)
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
         del grad_activations[-1]
+    await reduce_tied(model, grad_weights)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(

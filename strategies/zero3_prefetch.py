@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from minitrain.lib import Model, Weight, WeightGrad
 
 from ._batch import add, microbatches_of, require_range, require_shares
+from ._tied import reduce_tied, tied_layers
 
 
 async def zero3_prefetch(
@@ -68,9 +69,14 @@ async def zero3_prefetch(
             del activations[layer], grad_activations[layer], weights["full"]
             if reductions:
                 await finish_reduction()
-            reductions.append(model.launch(model.reduce_scatter(grad_weights.pop("full"), layer)))
+            if layer in tied_layers(model):
+                grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("full"))
+            else:
+                reductions.append(model.launch(model.reduce_scatter(grad_weights.pop("full"), layer)))
         del grad_activations[-1]
-    await finish_reduction()
+    if reductions:
+        await finish_reduction()
+    await reduce_tied(model, grad_weights)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])

@@ -5,7 +5,9 @@
     grads[layer] = model.with_table(layer, grads[layer], table)  # of each of the two layers, before its update
 
 Both copies of the table then take equal steps (Press and Wolf 2017; Megatron-LM sums so between the first and the last
-stage). Neither operation takes time: on a device they name a part of the gradient.
+stage). Gradients are whole then, or those of a part of the layer, which has the same rows in both; summed before they
+are cut into shards, as shards of the two layers lie otherwise. Which samples they cover is the same for both uses.
+Neither operation takes time: on a device they name a part of the gradient.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from minitrain.engine.state import RankState
 from minitrain.errors import LawError, StrategyError
 from minitrain.operations.collectives import describe
 from minitrain.tensors import WeightGrad
+from minitrain.tensors.kinds import altered
+from minitrain.tensors.placed import WeightGradPart
+from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 from minitrain.tensors.tied import TableGrad
 
 
@@ -43,34 +48,38 @@ class TiedEmbeddings(RankState):
 
         Args:
             layer: embedding or head.
-            grad: its whole gradient, of all samples.
+            grad: its gradient, or that of its part.
 
         Raises:
-            LawError: the gradient is a shard or a part, or samples are missing.
+            LawError: the gradient is a shard.
             StrategyError: the layer shares no table.
         """
         self._require_whole("table_gradient", layer, grad)
         first, fields = self.tied_layers[0], (self._num_layers, grad.samples, self._global_batch_size)
-        return sized(self, TableGrad(first, *fields, uses=frozenset([int(layer != first)])))
+        uses, part = frozenset([int(layer != first)]), (grad.parts, grad.num_parts, _whole_pieces(grad))
+        return sized(self, TableGrad(first, *fields, grad.shards, grad.num_shards, uses, *part))
 
     def with_table(self, layer: int, grad: WeightGrad, table: WeightGrad) -> WeightGrad:
         """Return a layer's gradient with that of the table as it is by both layers.
 
         Args:
             layer: embedding or head.
-            grad: its whole gradient, of all samples.
+            grad: its gradient, or that of its part.
             table: the sum of what `table_gradient` gave of both.
 
         Raises:
-            LawError: a use is missing from the sum, or the gradient is a shard or a part.
+            LawError: a use is missing from the sum, the gradient is a shard, or both are of other samples or parts.
             StrategyError: the layer shares no table.
         """
         self._require_whole("with_table", layer, grad)
         if not isinstance(table, TableGrad) or len(table.uses) != len(self.tied_layers):
             rule = f"the table's gradient must be the sum of what embedding and head have made, got {describe(table)}"
             raise broken(self, "with_table", f"{rule}; add both, or all_reduce them", layer, value=table)
+        if (grad.samples, grad.parts, _whole_pieces(grad)) != (table.samples, table.parts, table.sequence):
+            rule = f"both must be of the same samples, sequence and part, got {describe(grad)} and {describe(table)}"
+            raise broken(self, "with_table", rule, layer, value=grad)
         self.has_tied = True
-        return sized(self, WeightGrad(layer, self._num_layers, grad.samples, self._global_batch_size))
+        return sized(self, altered(grad))
 
     def _require_whole(self, op: str, layer: int, grad: Any) -> None:
         """Require the whole gradient of one of the two layers."""
@@ -83,10 +92,15 @@ class TiedEmbeddings(RankState):
                 layer=layer,
             )
         laws.require_inputs(self, op, layer, grad)
-        if grad.__class__ is not WeightGrad or not grad.is_complete():
-            rule = f"tables are summed whole, before gradients are sharded, and not by parts, got {describe(grad)}"
-            raise broken(self, op, f"{rule}; gather it, or leave tensor parallelism out", layer, value=grad)
-        laws.require_all_samples(self, layer, grad, laws.ADD_UP)
+        if grad.__class__ not in (WeightGrad, WeightGradPart) or not grad.is_complete():
+            rule = f"tables are summed whole, before gradients are sharded, got {describe(grad)}"
+            raise broken(self, op, f"{rule}; sum them before the reduce_scatter", layer, value=grad)
+
+
+def _whole_pieces(grad: Any) -> SequencePart:
+    """Return which shards of the sequence a gradient covers; of the table, always all of their pieces."""
+    sequence: SequencePart = grad.sequence
+    return sequence.with_pieces(WHOLE_SEQUENCE.pieces, 1)
 
 
 def require_tied(strategy: str, models: Sequence[Any]) -> None:
@@ -99,6 +113,6 @@ def require_tied(strategy: str, models: Sequence[Any]) -> None:
     if tied and not any(model.has_tied for model in models):
         raise LawError(
             f"tied_embeddings: {strategy} updates the copies of the table in layers {tied[0]} and {tied[1]} apart; sum "
-            "their gradients by model.table_gradient and model.with_table, as ddp and 1f1b do, or use "
-            "dataclasses.replace(model, tied_embeddings=False)"
+            "their gradients by model.table_gradient and model.with_table, as ddp and 1f1b do (fsdp and megatron with "
+            "sum_tied=True), or use dataclasses.replace(model, tied_embeddings=False)"
         )

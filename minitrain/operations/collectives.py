@@ -358,7 +358,7 @@ def _sum_of_gradients(brought: Brought) -> Any:
     """Return the sum of gradients of one weight: over samples, over parts of the sequence, or over both at once."""
     first = brought.first
     if first.__class__ is TableGrad:
-        brought.agree("samples")
+        brought.agree("samples", "parts", "num_parts", "sequence")
         uses = brought.union("uses")
         if len(uses) != brought.total(lambda value: len(value.uses)):
             raise brought.mismatch("must bring shares of different uses of the table, so that each is added once")

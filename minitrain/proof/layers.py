@@ -199,18 +199,21 @@ class TransformerLayers(_Trained):
         self.route, self.combine, self.exchanged = experts.route, experts.combine, experts.exchanged
         self.backward_combine, self.backward_route = experts.backward_combine, experts.backward_route
 
-    def table_gradient(self, done: Computed, grad: Flat) -> Flat:
+    def table_gradient(self, done: Computed, grad: Any) -> Flat:
         """Return the gradient of the table, with a row for each token."""
-        first, shape = self.problem.units[done.layer].table
+        first, shape = self.problem.units[done.layer].table(grad.part.degrees)
         values = grad.values[first : first + prod(shape)].reshape(shape)
-        return Flat((values if done.layer == 0 else values.T).reshape(-1))
+        return Flat((values if done.layer == 0 else values.T).reshape(-1), grad.part)
 
-    def with_table(self, done: Computed, grad: Flat, table: Flat) -> Flat:
+    def with_table(self, done: Computed, grad: Any, table: Flat) -> Flat | PartGrad:
         """Return a gradient with that of the table by both uses."""
-        first, shape = self.problem.units[done.layer].table
+        first, shape = self.problem.units[done.layer].table(grad.part.degrees)
         rows = table.values.reshape(shape if done.layer == 0 else shape[::-1])
         values = (rows if done.layer == 0 else rows.T).reshape(-1)
-        return Flat(np.concatenate([grad.values[:first], values, grad.values[first + values.size :]]), grad.part)
+        found = np.concatenate([grad.values[:first], values, grad.values[first + values.size :]])
+        if isinstance(grad, PartGrad):  # of which ranks may have shares to sum yet
+            return replace(grad, own=found, awaited=())
+        return Flat(found, grad.part)
 
     def load(self, layer: int, part: int, num_parts: int) -> Flat:
         """Return the initial weights of a layer, or of a part of it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minitrain.tensors.kinds import WeightGrad, altered, fields_beside, require_same, summed
+from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 
 
 @dataclass(slots=True)
@@ -19,9 +20,15 @@ class TableGrad(WeightGrad):
 
     Args:
         uses: whose share is in it: 0 the embedding's, 1 the head's.
+        parts: whose rows of the vocabulary it has, as a set of one.
+        num_parts: number of parts that the vocabulary is divided into.
+        sequence: the shards of the sequence that it covers.
     """
 
     uses: frozenset[int] = frozenset()
+    parts: frozenset[int] = frozenset([0])
+    num_parts: int = 1
+    sequence: SequencePart = WHOLE_SEQUENCE
 
     def __add__(self, other: WeightGrad) -> WeightGrad:
         """Return the sum of both uses.

@@ -412,13 +412,13 @@ class Arithmetic(Compressing):
 
     def table_gradient(self, done: Computed, grad: Flat) -> Flat:
         """Return the gradient of the table that embedding and head share, with a row for each token."""
-        first, shape = self.net.units[done.layer].table  # type: ignore[attr-defined]  # of a transformer
+        first, shape = self.net.units[done.layer].table(Part(0, done.made.num_parts).degrees)  # type: ignore[attr-defined]  # a transformer's
         values = grad.settled().values[first : first + prod(shape)].view(shape)
         return Flat.whole((values if done.layer == 0 else values.mT).reshape(-1).clone())
 
     def with_table(self, done: Computed, grad: Flat, table: Flat) -> Flat:
         """Return a gradient with that of the table by both uses, in its place."""
-        first, shape = self.net.units[done.layer].table  # type: ignore[attr-defined]  # as above
+        first, shape = self.net.units[done.layer].table(Part(0, done.made.num_parts).degrees)  # type: ignore[attr-defined]  # as above
         rows = table.values.view(shape if done.layer == 0 else shape[::-1])
         grad.values[first : first + prod(shape)] = (rows if done.layer == 0 else rows.mT).reshape(-1)
         return grad

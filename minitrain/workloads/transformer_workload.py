@@ -143,9 +143,8 @@ class TransformerWorkload:
         shared = any(weight.is_shared and weight.is_trained for weight in self.units[-1].weights)
         return (0, self.num_layers - 1) if shared else ()
 
-    @property
-    def _table_size(self) -> int:
-        return prod(self.units[0].table[1])
+    def _table_size(self, num_parts: int) -> int:
+        return prod(self.units[0].table(Degrees(tp=num_parts))[1])
 
     @property
     def gradient_bytes(self) -> int:
@@ -266,7 +265,8 @@ class TransformerWorkload:
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
         if isinstance(tensor, WeightGrad):
             of_table = tensor.__class__ is TableGrad
-            return self.gradient_bytes * (self._table_size if of_table else self._trained(tensor.layer, num_parts))
+            count = self._table_size(tensor.num_parts) if of_table else self._trained(tensor.layer, num_parts)
+            return self.gradient_bytes * count
         if isinstance(tensor, OptState):
             num_shards: int = tensor.num_shards
             return self._state_bytes(tensor.layer, num_parts) // num_shards
@@ -283,7 +283,7 @@ class TransformerWorkload:
         if tensor.__class__ in COMPRESSED_KINDS:
             return compression.held_bytes(self, tensor)
         if tensor.__class__ is TableGrad:
-            return self.model.precision.gradient_bytes * self._table_size
+            return self.model.precision.gradient_bytes * self._table_size(tensor.num_parts)
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
         size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, division_of(tensor))
         if self._optimizer != "adam" and isinstance(tensor, OptState) and not isinstance(tensor, OuterState):

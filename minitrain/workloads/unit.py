@@ -127,12 +127,11 @@ class Unit:
         places = accumulate(sizes[:-1], initial=0)
         return tuple(zip(places, (weight.shape for weight in self.weights), strict=True))
 
-    @property
-    def table(self) -> tuple[int, tuple[int, ...]]:
-        """The first element of the table of tokens, among all, and its shape, of an embedding or a head."""
-        return next(
-            place for place, weight in zip(self.weights_in_place, self.weights, strict=True) if weight.name == "tokens"
-        )
+    def table(self, degrees: Degrees = WHOLE) -> tuple[int, tuple[int, ...]]:
+        """Return the first element of the table of tokens, among all of a part, and its shape: of embedding or head."""
+        names, shapes = [weight.name for weight in self.weights], [weight.part(degrees) for weight in self.weights]
+        place = names.index("tokens")
+        return sum(map(prod, shapes[:place])), shapes[place]
 
     @property
     def orthogonalised(self) -> tuple[tuple[int, tuple[int, ...]], ...]:

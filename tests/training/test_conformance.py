@@ -478,6 +478,19 @@ ODD = {
 """Models with biases and learned positions, latents and a router's bias, latents alone, and windows."""
 
 
+TIED = (
+    *("ddp", "zero3", "1f1b", "megatron:tp=2,sequence_parallel=true"),
+    *("megatron:zero=1,sum_tied=true", "megatron:pp=2,sum_tied=true", "fsdp:tp=2,sum_tied=true"),
+)
+
+
+def test_a_table_that_embedding_and_head_share_takes_the_steps_of_both(tmp_path: Path) -> None:
+    model = replace(GPT_LIKE, tied_embeddings=True)
+    wanted = reference(workload=model)
+    for name, layers in trained(TIED, 2, tmp_path, workload=model).items():
+        require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
+
+
 @pytest.mark.parametrize("model", ODD, ids=lambda model: model.name)
 @pytest.mark.one_in(3)
 def test_odd_models_are_trained_as_on_a_single_device(model: mt.Transformer, tmp_path: Path) -> None:

@@ -257,6 +257,8 @@ class HeldLayers:
         strategy: name of the strategy, for errors.
         overlap_replicas: whether a gradient is summed under what follows the last microbatch's backward, and weights
             that were updated in shards are gathered under the first forward.
+        sum_tied: whether the gradient of a table that embedding and head share is summed over both also where they are
+            on two ranks, or in shards.
     """
 
     def __init__(
@@ -268,6 +270,7 @@ class HeldLayers:
         strategy: str,
         *,
         overlap_replicas: bool = False,
+        sum_tied: bool = False,
     ) -> None:
         if isinstance(zero, bool) or zero not in ZERO_STAGES:
             raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {strategy}, got {zero!r}")
@@ -279,6 +282,7 @@ class HeldLayers:
         self._gathers: dict[Any, Launched[Any]] = {}
         self._reductions: dict[Any, Launched[Any]] = {}
         self._reduction: tuple[Any, Launched[Any]] | None = None
+        self._tied = model.tied_layers if sum_tied else ()
 
     def load(self, layers: Iterable[int]) -> None:
         """Load layers: of those whose experts are divided, what all ranks hold and this rank's experts."""
@@ -336,12 +340,14 @@ class HeldLayers:
     def add(self, key: Any) -> None:
         """Add the new gradient to its total in place, unless its sum over ranks comes first (`reduce`)."""
         self._collected[key] = self._collected.get(key, 0) + 1
-        if self._zero_of(self._held[key]) < 2:
+        if self._zero_of(self._held[key]) < 2 or key in self._tied:
             self._accumulate(key, self._model.grad_weights.pop("new"))
 
     def reduce(self, key: Any) -> Steps:
         """Begin to sum a gradient over the ranks that hold the same, if it is time for it."""
         model, held = self._model, self._held[key]
+        if key in self._tied:  # whole until both uses of the table are there
+            return
         if self._zero_of(held) >= 2:
             yield from self._cover("new", held)
             yield from self.finish_reduction()
@@ -376,16 +382,44 @@ class HeldLayers:
     def update(self) -> Steps:
         """Take the optimizer's step on all that the rank holds."""
         yield from self.finish_reduction()
+        tied = [key for key in self._model.tied_layers if key in self._held]
+        if not (self._tied or (len(tied) == 2 and not self._zero)):
+            tied = []
+        if tied:
+            yield from self._sum_table(tied)
         for key, held in self._held.items():
-            yield from self._total(key, held)
+            if key not in tied:
+                yield from self._total(key, held)
             yield from self._update(key, held)
+
+    def _sum_table(self, tied: Sequence[int]) -> Steps:
+        """Sum the gradient of a table that embedding and head share, over both uses and all ranks that hold the same.
+
+        Args:
+            tied: which of the two the rank holds.
+        """
+        model, grads, last = self._model, self._model.grad_weights, self._division.degrees.pp - 1
+        is_sharded = any(self._zero_of(self._held[layer]) for layer in tied)
+        for layer in () if is_sharded else tied:  # shards of the two layers lie otherwise
+            yield from self._total(layer, self._held[layer])
+        for layer in tied:
+            use = model.table_gradient(layer, grads[layer])
+            grads["table"] = grads.pop("table") + use if "table" in grads else use
+        if len(tied) == 1:
+            ends = [self._division.peer(0), self._division.peer(last)]
+            grads["table"] = yield model.all_reduce(grads["table"], tied[0], group=ends)
+        for layer in tied:
+            grads[layer] = model.with_table(layer, grads[layer], grads["table"])
+        del grads["table"]
+        for layer in tied if is_sharded else ():
+            yield from self._total(layer, self._held[layer])
 
     def _total(self, key: Any, held: _Held) -> Steps:
         """Complete the sum of a gradient over all ranks that hold the same."""
         model, grads = self._model, self._model.grad_weights
         if key in self._reductions:
             grads[key] = yield self._reductions.pop(key)
-        elif self._zero_of(held) < 2:
+        elif self._zero_of(held) < 2 or key in self._tied:
             yield from self._cover(key, held)
             if held.sharing is not None:
                 grads[key] = yield self._sum_over_replicas(key, held)
