@@ -283,7 +283,7 @@ class TransformerWorkload:
         if tensor.__class__ in COMPRESSED_KINDS:
             return compression.held_bytes(self, tensor)
         if tensor.__class__ is TableGrad:
-            return self.model.precision.gradient_bytes * self._table_size(tensor.num_parts)
+            return 0.0  # a part of a gradient that counts
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
         size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, division_of(tensor))
         if self._optimizer != "adam" and isinstance(tensor, OptState) and not isinstance(tensor, OuterState):

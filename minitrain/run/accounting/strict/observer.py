@@ -3,7 +3,8 @@
 Before an operation, what it is given must be valid and of one step. What is held outside the stores is noted then.
 Afterwards, what it has made gets its origin and its buffer (see `minitrain.run.accounting.strict.buffers`):
 
-- `update`, `all_reduce` and `reduce_scatter` work in place. Their results take over the buffers of what was given.
+- `update`, `with_table`, `all_reduce` and `reduce_scatter` work in place. Their results take over the buffers of what
+  was given.
 - Everything else that operations give has a buffer of its own.
 - On its way, a message is a copy that occupies nothing, so that the sender may free the tensor. Once it has arrived, it
   lies on the receiver's device, also while the receiver does not ask for it. That is counted when the run has ended, by
@@ -130,16 +131,10 @@ class StrictAccounting(Observer):
     def after(self, model: Any, op: str, given: tuple[Any, ...], named: Mapping[str, Any], made: Any) -> None:  # noqa: ARG002  (as observers')
         """Give what an operation has made its origin."""
         ledger = model._meter
-        if op in _MAKING:
-            line = ledger.lines.calling()
-            step = 0 if op in _LOADS else ledger.step
-            for tensor in made if made.__class__ is tuple else (made,):
-                try:
-                    units = tensor._units
-                except AttributeError:
-                    units = ledger.units_of(tensor)
-                fields = _fields_of(tensor.__class__)(tensor)  # type: ignore[misc]  # a kind that operations make
-                tensor._origin = new_origin(ledger, units, fields, step, line)
+        if op == "with_table":
+            self._after_with_table(ledger, op, given[1], made)
+        elif op in _MAKING:
+            self._after_making(ledger, op, made if made.__class__ is tuple else (made,))
         elif op in _UPDATES:
             results = made if made.__class__ is tuple else (made,)
             if op == "update" and model._semantics is not None and model._semantics.delay:
@@ -160,6 +155,25 @@ class StrictAccounting(Observer):
         else:
             self._after_submission(ledger, model, op, given, made)
         ledger.moments.append((len(model._rows), model._time, ledger.units))
+
+    @staticmethod
+    def _after_making(ledger: Ledger, op: str, made: tuple[Any, ...]) -> None:
+        """Give each result a buffer of its own."""
+        line, step = ledger.lines.calling(), 0 if op in _LOADS else ledger.step
+        for tensor in made:
+            try:
+                units = tensor._units
+            except AttributeError:
+                units = ledger.units_of(tensor)
+            fields = _fields_of(tensor.__class__)(tensor)  # type: ignore[misc]  # a kind that operations make
+            tensor._origin = new_origin(ledger, units, fields, step, line)
+
+    @staticmethod
+    def _after_with_table(ledger: Ledger, op: str, gradient: Any, made: Any) -> None:
+        """Let the gradient's buffer be the result's: the table is a part of it."""
+        origin, fields = gradient._origin, _fields_of(made.__class__)(made)  # type: ignore[misc]  # of its kind
+        origin.begin_overwrite(gradient, Overwrite(op, ledger.lines.calling()))
+        origin.buffer.set_owner(made, fields, ledger.step)
 
     @staticmethod
     def _after_update(ledger: Ledger, op: str, given: tuple[Any, ...], made: tuple[Any, ...]) -> None:
