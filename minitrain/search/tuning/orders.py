@@ -133,7 +133,7 @@ class _StandIn:
         numbers: of messages, by sender, receiver and tag; all ranks share it.
     """
 
-    layers_are_alike = True
+    layers_are_alike, tied_layers = True, ()
 
     def __init__(self, place: int, pp: int, num_stages: int, num_microbatches: int, numbers: dict[Any, int]) -> None:
         self.asked: list[Asked] = []
