@@ -51,7 +51,11 @@ def test_the_references_gradient_is_that_of_one_table(model: mt.Transformer) -> 
             ("fsdp:replicas=2,microbatch_size=1,sum_tied=true", 4, TIED),
         ),
         *(("gathered_context:tp=2", 4, GPT), ("packed_context_parallel", 2, TIED), ("local_sgd", 2, GPT)),
-        *(("chimera", 2, TIED), ("megatron:tp=2", 2, GPT), ("megatron:zero=3,sum_tied=true", 2, TIED)),
+        *(
+            ("megatron:cp=2,sum_tied=true", 2, TIED),
+            ("megatron:tp=2", 2, GPT),
+            ("megatron:zero=3,sum_tied=true", 2, TIED),
+        ),
         *(
             ("megatron:pp=2,cp=2,zero=2,sum_tied=true", 8, GPT),
             ("megatron:pp=2,overlap_replicas=true,zero=1,sum_tied=true", 4, TIED),

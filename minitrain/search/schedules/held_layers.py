@@ -258,7 +258,7 @@ class HeldLayers:
         overlap_replicas: whether a gradient is summed under what follows the last microbatch's backward, and weights
             that were updated in shards are gathered under the first forward.
         sum_tied: whether the gradient of a table that embedding and head share is summed over both also where they are
-            on two ranks, or in shards.
+            on two ranks, or others hold them too.
     """
 
     def __init__(
@@ -383,7 +383,10 @@ class HeldLayers:
         """Take the optimizer's step on all that the rank holds."""
         yield from self.finish_reduction()
         tied = [key for key in self._model.tied_layers if key in self._held]
-        if not (self._tied or (len(tied) == 2 and not self._zero)):
+        are_here_alone = len(tied) == 2 and all(
+            held.sharing is held.others is None for held in map(self._held.__getitem__, tied)
+        )
+        if not (self._tied or are_here_alone):
             tied = []
         if tied:
             yield from self._sum_table(tied)
