@@ -21,6 +21,7 @@ from functools import cached_property, partial
 from inspect import Parameter, signature
 from itertools import pairwise
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, final, get_type_hints
 
 from minitrain.files import key_path, shown
@@ -373,6 +374,28 @@ def _replaced(value: Any, path: Sequence[str], part: Any) -> Any:
     changed = {name: _replaced(getattr(value, name), rest, part) if rest else part}
     replaced: Any = value._replace if hasattr(value, "_replace") else partial(replace, value)
     return replaced(**changed)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnly:
+    """A frozen dataclass that keeps read-only copies of its mappings, so that it cannot be changed through them."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                object.__setattr__(self, name, MappingProxyType(value.copy()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        return _made_again, (type(self), plain)
+
+
+def _made_again(kind: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Make a value when it is unpickled."""
+    return kind(**values)
 
 
 def leaves(kind: Kind, value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:

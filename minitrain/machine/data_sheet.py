@@ -39,6 +39,7 @@ from minitrain.machine.config_format import (
     Entries,
     Key,
     ListOf,
+    ReadOnly,
     Record,
     UnexpectedError,
     one_of,
@@ -163,7 +164,7 @@ class SheetLink:
 
 @final
 @dataclass(frozen=True, slots=True)
-class DataSheet:
+class DataSheet(ReadOnly):
     """The optional keys of a hardware config.
 
     Args:
@@ -194,23 +195,9 @@ class DataSheet:
     )
     links: Annotated[tuple[SheetLink, ...], ListOf(Record(SheetLink), "a list of links")] = ()
 
-    def __post_init__(self) -> None:
-        """Keep a read-only copy, so that a frozen value cannot be changed through its mapping."""
-        object.__setattr__(self, "features", MappingProxyType(dict(self.features)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return _rebuilt, (values | {"features": dict(self.features)},)
-
     def cache_bytes(self, level: int) -> int:
         """Return the size of a level's cache (of one unit, if each has its own), or 0 where there is none."""
         return next((cache.size_bytes for cache in self.caches if cache.level == level), 0)
-
-
-def _rebuilt(values: Mapping[str, Any]) -> DataSheet:
-    """Make the value again when it is unpickled."""
-    return DataSheet(**values)
 
 
 NO_DATA_SHEET = DataSheet()

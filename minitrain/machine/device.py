@@ -38,6 +38,7 @@ from minitrain.machine.config_format import (
     UNITS,
     Entries,
     Key,
+    ReadOnly,
     Record,
     some,
 )
@@ -101,7 +102,7 @@ class Rate:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(ReadOnly):
     """The two compute units of one device.
 
     Args:
@@ -113,15 +114,6 @@ class Processor:
         Mapping[str, Rate], Entries(Record(Rate), _DATATYPES, some("an object with at least one datatype"))
     ] = field(hash=False)
     vector: Annotated[Mapping[str, Rate], Entries(Record(Rate), _DATATYPES)] = field(hash=False)
-
-    def __post_init__(self) -> None:
-        """Keep read-only copies, so that a frozen value cannot be changed through its mappings."""
-        object.__setattr__(self, "matrix", MappingProxyType(dict(self.matrix)))
-        object.__setattr__(self, "vector", MappingProxyType(dict(self.vector)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
-        return Processor, (dict(self.matrix), dict(self.vector))
 
     def throughput(self, datatype: str, flops: float, *, unit: Unit = "matrix") -> float:
         """Return the speed an operation reaches.
@@ -332,7 +324,7 @@ class AttentionRates(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class KernelRates:
+class KernelRates(ReadOnly):
     """What a device reaches in kernels.
 
     Args:
@@ -375,15 +367,9 @@ class KernelRates:
     attention_block: int = 128
 
     def __post_init__(self) -> None:
-        """Keep read-only copies, so that a frozen value cannot be changed through its mappings."""
-        object.__setattr__(self, "matmul", MappingProxyType(dict(self.matmul)))
         attention = {key: AttentionRates(*rates) for key, rates in self.attention.items()}
-        object.__setattr__(self, "attention", MappingProxyType(attention))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return _rebuilt, (values | {"matmul": dict(self.matmul), "attention": dict(self.attention)},)
+        object.__setattr__(self, "attention", attention)
+        ReadOnly.__post_init__(self)
 
     def matmul_rate(self, datatype: str) -> MatmulRate:
         """Return the rates of a datatype.
@@ -451,11 +437,6 @@ _NEUTRAL: Mapping[str, Any] = MappingProxyType(
         "launches": lambda _: {"launch_s": 0.0, "graph_launch_s": 0.0},
     }
 )
-
-
-def _rebuilt(values: Mapping[str, Any]) -> KernelRates:
-    """Make the value again when it is unpickled."""
-    return KernelRates(**values)
 
 
 def _known(table: Mapping[str, _Entry], key: str, path: str, rule: str) -> _Entry:

@@ -56,8 +56,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, Protocol, final
+from typing import Annotated, NamedTuple, Protocol, final
 
 from minitrain.errors import UsageError
 from minitrain.machine.columns import is_number, larger, least, power
@@ -73,6 +72,7 @@ from minitrain.machine.config_format import (
     WHOLE,
     Entries,
     Key,
+    ReadOnly,
     Record,
 )
 from minitrain.operations.collectives import COLLECTIVES
@@ -147,7 +147,7 @@ OpRow = tuple[float, float | None]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Network:
+class Network(ReadOnly):
     """One tier of the network; the fields are the config's keys.
 
     Args:
@@ -183,16 +183,6 @@ class Network:
             Record(TransferCurve, "an object with latency, and ranks_GBps or efficiency"), "an object of operations"
         ),
     ] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        """Keep read-only copies of the rows, so that a frozen value cannot be changed through them."""
-        object.__setattr__(self, "ops", MappingProxyType(dict(self.ops)))
-        object.__setattr__(self, "curves", MappingProxyType(dict(self.curves)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
-        wires = (self.bandwidth, self.efficiency, self.size, self.latency, dict(self.ops))
-        return Network, (*wires, self.must_be_filled, self.processor_usage, self.nics, dict(self.curves))
 
     def time(self, op: str, size_bytes: float, num_ranks: float) -> float:
         """Return how long an operation among ranks of this tier lasts.

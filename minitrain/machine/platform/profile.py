@@ -23,6 +23,7 @@ from minitrain.errors import UsageError
 from minitrain.files import require_plain
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.config_files import parse, read_file
+from minitrain.machine.config_format import ReadOnly
 from minitrain.machine.platform.links import GIGA, ClusterLinks, VirtualNetworkLink, links_of, require_known
 from minitrain.workloads.field_faults import choice_fault, closest, is_count, refuse, shown
 
@@ -110,7 +111,7 @@ def _made(kind: Any, item: Any, subject: str = "") -> Any:
 
 @final
 @dataclass(frozen=True, slots=True)
-class VirtualComputeDevice:
+class VirtualComputeDevice(ReadOnly):
     """What a profile says of a device that computes.
 
     Args:
@@ -134,7 +135,7 @@ class VirtualComputeDevice:
 
     def __post_init__(self) -> None:
         """Refuse figures that no device has."""
-        object.__setattr__(self, "peak_tflops", MappingProxyType(dict(self.peak_tflops)))
+        ReadOnly.__post_init__(self)
         figures = {name: getattr(self, name) for name in ("memory_capacity_bytes", "memory_gbps", "processing_units")}
         figures |= {f"peak_tflops.{name}": value for name, value in self.peak_tflops.items()}
         for name, value in figures.items():
@@ -148,10 +149,6 @@ class VirtualComputeDevice:
         """Return the fields by name, of plain types."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {**found, "peak_tflops": dict(self.peak_tflops)}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
-        return VirtualComputeDevice, tuple(self.as_dict().values())
 
     def peak_flop_per_s(self, precision: str) -> float:
         """Return the peak rate for a precision, FLOP/s.

@@ -29,14 +29,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from minitrain.errors import UsageError
+from minitrain.machine.config_format import ReadOnly
 from minitrain.operations import COMPUTING as OF_COMPUTING
 from minitrain.operations import EVENT_TYPES, HOST_MOVES
 from minitrain.run.analysis.retiming import Program, collectives, make_graph, make_program, messages, retime
@@ -166,7 +166,7 @@ def _is_pair(value: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
+class Noise(ReadOnly):
     """What disturbs a step; nothing by default.
 
     Args:
@@ -192,15 +192,10 @@ class Noise:
         kinds = (
             self.jitter if isinstance(self.jitter, Mapping) else dict.fromkeys((COMPUTING, COMMUNICATION), self.jitter)
         )
-        object.__setattr__(self, "jitter", MappingProxyType(dict(kinds)))
-        object.__setattr__(self, "slowdown", MappingProxyType(dict(self.slowdown)))
-        object.__setattr__(self, "measured", MappingProxyType(dict(self.measured)))
+        object.__setattr__(self, "jitter", dict(kinds))
         object.__setattr__(self, "slow_links", tuple(self.slow_links))
         object.__setattr__(self, "straggler", self.straggler and tuple(self.straggler))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by the constructor's arguments (a mapping proxy cannot be pickled)."""
-        return _noise, ({one.name: _plain(getattr(self, one.name)) for one in fields(self)},)
+        ReadOnly.__post_init__(self)
 
     def sigma(self, typ: str, computes: bool) -> float:
         """Return the sigma of the jitter of a type of event."""
@@ -238,14 +233,6 @@ class Noise:
         if not isinstance(self.slow_links, Sequence) or not all(isinstance(one, SlowLink) for one in self.slow_links):
             yield f"slow_links must be a list of `mt.SlowLink`, got {self.slow_links!r:.60}"
         yield from _faults_of_measured(self.measured)
-
-
-def _noise(given: Mapping[str, Any]) -> Noise:
-    return Noise(**given)
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _of_kind(given: Any, typ: str, computes: bool) -> Any:
