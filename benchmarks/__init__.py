@@ -8,7 +8,7 @@
 | `memory`, `large` | bytes of a kept event, and a step of 16,384 ranks with all of its events |
 | `folding`, `sweep`, `vector` | ranks that are alike as one, configurations a second, many machines at once |
 | `strict`, `parts`, `noise`, `platform` | what these features add to an event, or cost themselves |
-| `trace_pages` | pages and exports of large runs |
+| `view` | explorer, timeline and pages: `explore` and `trace_pages` with the table's sizes |
 | `tune`, `mixed`, `kernels` | no cost, but results: layouts, plans for unlike devices, prices beside measurements |
 | `injected`, `calibrated` | real processes: whether delays are named, and how far predicted steps are off |
 """

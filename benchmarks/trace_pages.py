@@ -24,7 +24,7 @@ from minitrain.view.page import write_page
 _RANKS, _LAYERS, _PLAIN_BARS = 32, 128, 4000
 _EVENTS_A_MICROBATCH = 2 * _LAYERS + 4 * (_RANKS - 1)
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-_PAINTED = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now()))))"
+PAINTED = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now()))))"
 _FRAMES = """async step => {
   const frames = [], count = 240, next = () => new Promise(requestAnimationFrame);
   let last = await next();
@@ -44,7 +44,7 @@ def main(sizes: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _plain(Path(folder))
         for size in sizes:
-            _measure(size, Path(folder))
+            measure(size, Path(folder))
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -53,7 +53,7 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return work(), perf_counter() - began
 
 
-def _measure(size: int, folder: Path) -> None:
+def measure(size: int, folder: Path) -> None:
     """Draw and export one run."""
     num_microbatches = max(size // _EVENTS_A_MICROBATCH, 1)
     run = mt.simulate(
@@ -127,7 +127,7 @@ def _browse(page: Path, step_s: float | None) -> None:
         tab.set_default_timeout(120_000)
         tab.goto(page.as_uri(), wait_until="commit")
         tab.wait_for_selector("body[data-ready=yes]")
-        _say("first paint", tab.evaluate(_PAINTED) / 1e3)
+        _say("first paint", tab.evaluate(PAINTED) / 1e3)
         if step_s is not None:
             frames = sorted(tab.evaluate(_FRAMES, step_s))
             print(f"  {len(frames) / sum(frames) * 1e3:.0f} frames/s while zooming to a thousandth and back")
