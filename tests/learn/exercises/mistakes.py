@@ -542,25 +542,30 @@ MISTAKES: dict[str, Mistake] = {
     "always_the_ring": Mistake("20", changed(TREE, (CHOICE, "if False:")), "time", "longer", "which of the two is quicker"),
     "always_the_tree": Mistake("20", changed(TREE, (CHOICE, "if True:")), "time", "longer", "which of the two is quicker"),
     "a_collective_chooses": Mistake(
-        "20", changed(TREE, ("await sum_over_tree(model, grad_weights, layer, levels)",
+        "20", changed(TREE, ("await sum_over_tree(model, grad_weights, layer)",
                              "grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer)")),
         "laws", "forbids all_reduce", "which operations the statement names"),
     "the_sum_stays_at_the_root": Mistake(
-        "20", changed(TREE, ("    for level in reversed(range(levels)):", "    for level in ():")), "runs", "KeyError", "stored under this key"),
+        "20", changed(TREE, ("        grads[layer] = await model.receive(rank - distance)\n", ""),
+                      ("        if rank + distance < n:\n            await model.send(rank + distance, grads[layer])\n", "")), "runs", "KeyError", "stored under this key"),
     "sums_of_other_samples_are_combined": Mistake(
         "20", changed(TREE, ("grads[layer] = grads[layer] + await model.receive(rank + distance)",
                              "grads[layer] = grads[layer].combine(await model.receive(rank + distance))")),
         "laws", "gradients that combine: samples must be equal", "are added, `\\+`"),
     "every_rank_has_a_partner": Mistake(
-        "20", changed(TREE, ("        if rank + distance < n:\n", "        if True:\n"), (" and rank + distance < n:", ":")),
+        "20", changed(TREE, ("        if rank + distance < n:\n", "        if True:\n")),
         "runs", "rank", "rank"),
     "all_ranks_send_to_the_root": Mistake(
-        "20", changed(TREE, ("    for level in range(levels):  # up\n", """    if rank:
+        "20", changed(TREE, ("    if rank % (2 * distance):\n", """    if rank:
         await model.send(0, grads.pop(layer))
+        grads[layer] = await model.receive(0)
     else:
         for other in range(1, n):
             grads[layer] = grads[layer] + await model.receive(other)
-    for level in ():
+        for other in range(1, n):
+            await model.send(other, grads[layer])
+    return
+    if rank % (2 * distance):
 """)), "time", "longer", "recv"),
     "whole_gradients_go_round_the_ring": Mistake(
         "20", changed(TREE, ("            await sum_round_ring(model, grad_weights, layer)\n", """            going = grad_weights[layer]

@@ -24,7 +24,7 @@ SUM_OF_NORMS = """        if layer > 0:
 """
 SHARE = "share = model.global_batch_size // replicas.size\n    first = replicas.index * share"
 SHARE_OF_RANK = "share = model.global_batch_size // model.world_size\n    first = model.rank * share"
-INTO_A_LAYER = "            inp = await gather(activations, layer, layer)\n            activations[layer + 1]"
+INTO_A_LAYER = "            x = await gather(activations, layer, layer)\n            activations[layer + 1]"
 HEAD = """        if border == len(layers):
             return await model.all_reduce(partial, border, group=parts)
 """
@@ -103,13 +103,13 @@ WRONG: dict[str, Wrong] = {
     ),
     "a_shard_goes_into_a_layer": (
         "14",
-        changed(SEQUENCE, (INTO_A_LAYER, "            inp = layer\n            activations[layer + 1]")),
+        changed(SEQUENCE, (INTO_A_LAYER, "            x = layer\n            activations[layer + 1]")),
         "laws",
         r"inp must hold the whole sequence, got ActivationShard\(layer 1, .* shards \{0\} of 2\); all_gather it",
     ),
     "a_shard_of_the_gradient_goes_back": (
         "14",
-        changed(SEQUENCE, ("grad = await gather(grad_activations, layer, layer + 1)", "grad = layer")),
+        changed(SEQUENCE, ("g = await gather(grad_activations, layer, layer + 1)", "g = layer")),
         "laws",
         "grad must hold the whole sequence, got ActivationGradShard",
     ),

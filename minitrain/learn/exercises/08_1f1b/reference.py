@@ -25,19 +25,16 @@ async def one_f_one_b(model: Model, microbatch_size: int) -> Model:
 
     async def backward(i: int) -> None:
         if rank == p - 1:
-            grad_activations["out"] = model.loss(activations.pop((layers.stop, i)))
+            grad_activations[i] = model.loss(activations.pop((layers.stop, i)))
         else:
-            grad_activations["out"] = await model.receive(rank + 1)
+            grad_activations[i] = await model.receive(rank + 1)
         for layer in reversed(layers):
-            new, grad_activations["out"] = model.backward(
-                layer, activations[layer, i], grad_activations["out"], weights[layer]
-            )
-            del activations[layer, i]
+            new, grad_activations[i] = model.backward(layer, activations[layer, i], grad_activations[i], weights[layer])
             grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
-            del new
+            del activations[layer, i], new
         if rank > 0:
-            await model.send(rank - 1, grad_activations["out"])
-        del grad_activations["out"]
+            await model.send(rank - 1, grad_activations[i])
+        del grad_activations[i]
 
     warmup = min(p - 1 - rank, len(batches))
     for i in range(len(batches) + warmup):  # warmup, one by one, cooldown

@@ -9,7 +9,6 @@ async def pp_dp(model: Model, microbatch_size: int, pp: int) -> Model:
     mesh = model.mesh(pp=pp, dp=model.world_size // pp)
     replicas, stage = mesh.group("dp"), mesh.coord("pp")
     before, after = mesh.peer("pp", -1), mesh.peer("pp", +1)
-    first, last = before is None, after is None
     layers = range(stage * model.num_layers // pp, (stage + 1) * model.num_layers // pp)
     share = model.global_batch_size // replicas.size
     mine = range(replicas.index * share, (replicas.index + 1) * share)
@@ -18,30 +17,27 @@ async def pp_dp(model: Model, microbatch_size: int, pp: int) -> Model:
         weights[layer], opt_states[layer] = model.load_weights(layer)
 
     async def forward(i: int) -> None:
-        if first:
+        if before is None:
             activations[0, i] = model.get_input_activation(batches[i])
         else:
             activations[layers[0], i] = await model.receive(before)
         for layer in layers:
             activations[layer + 1, i] = model.forward(layer, activations[layer, i], weights[layer])
-        if not last:
+        if after is not None:
             await model.send(after, activations.pop((layers.stop, i)))
 
     async def backward(i: int) -> None:
-        if last:
-            grad_activations["out"] = model.loss(activations.pop((layers.stop, i)))
+        if after is None:
+            grad_activations[i] = model.loss(activations.pop((layers.stop, i)))
         else:
-            grad_activations["out"] = await model.receive(after)
+            grad_activations[i] = await model.receive(after)
         for layer in reversed(layers):
-            new, grad_activations["out"] = model.backward(
-                layer, activations[layer, i], grad_activations["out"], weights[layer]
-            )
-            del activations[layer, i]
+            new, grad_activations[i] = model.backward(layer, activations[layer, i], grad_activations[i], weights[layer])
             grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
-            del new
-        if not first:
-            await model.send(before, grad_activations["out"])
-        del grad_activations["out"]
+            del activations[layer, i], new
+        if before is not None:
+            await model.send(before, grad_activations[i])
+        del grad_activations[i]
 
     warmup = min(pp - 1 - stage, len(batches))
     for i in range(len(batches) + warmup):  # warmup, one by one, cooldown

@@ -30,19 +30,16 @@ async def interleaved_1f1b(model: Model, microbatch_size: int, num_chunks: int) 
     async def backward(stage: int, i: int) -> None:
         layers = layers_of[stage]
         if stage == num_stages - 1:
-            grad_activations["out"] = model.loss(activations.pop((layers.stop, i)))
+            grad_activations[i] = model.loss(activations.pop((layers.stop, i)))
         else:
-            grad_activations["out"] = await model.receive(after, tag=("B", stage, i))
+            grad_activations[i] = await model.receive(after, tag=("B", stage, i))
         for layer in reversed(layers):
-            new, grad_activations["out"] = model.backward(
-                layer, activations[layer, i], grad_activations["out"], weights[layer]
-            )
-            del activations[layer, i]
+            new, grad_activations[i] = model.backward(layer, activations[layer, i], grad_activations[i], weights[layer])
             grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
-            del new
+            del activations[layer, i], new
         if stage > 0:
-            await model.send(before, grad_activations["out"], tag=("B", stage - 1, i))
-        del grad_activations["out"]
+            await model.send(before, grad_activations[i], tag=("B", stage - 1, i))
+        del grad_activations[i]
 
     total = len(batches) * num_chunks
     warmup = min(2 * (p - rank - 1) + (num_chunks - 1) * p, total)

@@ -34,26 +34,23 @@ async def sequence_parallel(model: Model, microbatch_size: int, tp: int) -> Mode
     for start in range(first, first + share, microbatch_size):
         activations[0] = model.get_input_activation(range(start, min(start + microbatch_size, first + share)))
         for layer in layers:
-            inp = await gather(activations, layer, layer)
-            activations[layer + 1] = await scatter(model.forward(layer, activations[inp], weights[layer]), layer + 1)
+            x = await gather(activations, layer, layer)
+            activations[layer + 1] = await scatter(model.forward(layer, activations[x], weights[layer]), layer + 1)
             activations.pop("whole", None)
 
         grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
         for layer in reversed(layers):
-            inp = await gather(activations, layer, layer)
-            grad = await gather(grad_activations, layer, layer + 1)
-            grad_weights["new"], grad_activations["new"] = model.backward(
-                layer, activations[inp], grad_activations[grad], weights[layer]
-            )
+            x = await gather(activations, layer, layer)
+            g = await gather(grad_activations, layer, layer + 1)
+            new, grad_activations["in"] = model.backward(layer, activations[x], grad_activations[g], weights[layer])
+            grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
             for store in (activations, grad_activations):
                 store.pop("whole", None)
                 del store[layer]
-            new = grad_weights.pop("new")
-            grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
             del new
             if layer > 0:
-                grad_activations[layer - 1] = await scatter(grad_activations.pop("new"), layer)
-        del grad_activations["new"]
+                grad_activations[layer - 1] = await scatter(grad_activations.pop("in"), layer)
+        del grad_activations["in"]
 
     for layer in layers:
         if layer > 0:

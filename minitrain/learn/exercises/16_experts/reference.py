@@ -28,23 +28,21 @@ async def experts(model: Model, microbatch_size: int, ep: int) -> Model:
     for start in range(first, first + share, microbatch_size):
         activations[0] = model.get_input_activation(range(start, min(start + microbatch_size, first + share)))
         for layer in layers:
-            inp, made = activations[layer], ("made", layer)
             if model.has_experts(layer):
-                tokens = "tokens", layer
-                activations[tokens] = model.route(layer, inp, weights[layer], ep)
+                tokens, made = ("tokens", layer), ("made", layer)
+                activations[tokens] = model.route(layer, activations[layer], weights[layer], ep)
                 activations[tokens] = await model.all_to_all(activations[tokens], layer, group=parts)
                 activations[made] = model.forward(layer, activations[tokens], weights["experts", layer])
                 activations[made] = await model.all_to_all(activations[made], layer, group=parts)
-                activations[layer + 1] = model.combine(layer, inp, activations[made], weights[layer])
+                activations[layer + 1] = model.combine(layer, activations[layer], activations[made], weights[layer])
             else:
-                activations[layer + 1] = model.forward(layer, inp, weights[layer])
-            del inp
+                activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])
 
         grad_activations[layers[-1]] = model.loss(activations.pop(len(layers)))
         for layer in reversed(layers):
-            inp, grad, made = activations[layer], grad_activations[layer], ("made", layer)
+            inp, grad = activations[layer], grad_activations[layer]
             if model.has_experts(layer):
-                tokens = "tokens", layer
+                tokens, made = ("tokens", layer), ("made", layer)
                 grad_activations[made] = model.backward_combine(layer, inp, activations[made], grad)
                 del activations[made]
                 grad_activations[made] = await model.all_to_all(grad_activations[made], layer, group=parts)

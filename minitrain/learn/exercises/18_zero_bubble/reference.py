@@ -40,22 +40,18 @@ async def zb_h1(model: Model, microbatch_size: int) -> Model:
     def backward_weight(i: int) -> None:
         for layer in reversed(layers):
             new = model.backward_weight(layer, activations[layer, i], grad_activations[layer, i])
-            del activations[layer, i], grad_activations[layer, i]
             grad_weights[layer] = grad_weights[layer] + new if layer in grad_weights else new
-            del new
+            del activations[layer, i], grad_activations[layer, i], new
 
     m = len(batches)
     warmup, delay = min(p - 1 - rank, m), min(rank, m)
-    for i in range(warmup):
-        await forward(i)
-    for i in range(m):
+    for i in range(-warmup, m + delay):  # warmup, one by one, cooldown, and the weights that were put off
         if i + warmup < m:
             await forward(i + warmup)
-        await backward_input(i)
+        if 0 <= i < m:
+            await backward_input(i)
         if i >= delay:
             backward_weight(i - delay)
-    for i in range(m - delay, m):
-        backward_weight(i)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])

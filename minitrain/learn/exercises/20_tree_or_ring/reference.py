@@ -31,7 +31,7 @@ async def tree_or_ring(model: Model, grad_bytes: list[int]) -> Model:
         over_tree = 2 * levels * (LATENCY_S + grad_bytes[layer] / BYTES_PER_S)
         round_ring = 2 * (n - 1) * (LATENCY_S + grad_bytes[layer] / n / BYTES_PER_S)
         if over_tree < round_ring:
-            await sum_over_tree(model, grad_weights, layer, levels)
+            await sum_over_tree(model, grad_weights, layer)
         else:
             await sum_round_ring(model, grad_weights, layer)
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
@@ -39,21 +39,17 @@ async def tree_or_ring(model: Model, grad_bytes: list[int]) -> Model:
     return model
 
 
-async def sum_over_tree(model: Model, grads: Any, layer: int, levels: int) -> None:
-    """Sum whole gradients pair by pair towards rank 0, and send the sum back the same way."""
+async def sum_over_tree(model: Model, grads: Any, layer: int, distance: int = 1) -> None:
+    """Sum whole gradients pair by pair towards rank 0, level after level, and send the sum back the same way."""
     rank, n = model.rank, model.world_size
-    for level in range(levels):  # up
-        distance = 2**level
-        if rank % (2 * distance):
-            await model.send(rank - distance, grads.pop(layer))
-            break
+    if rank % (2 * distance):
+        await model.send(rank - distance, grads.pop(layer))
+        grads[layer] = await model.receive(rank - distance)
+    elif distance < n:
         if rank + distance < n:
             grads[layer] = grads[layer] + await model.receive(rank + distance)
-    for level in reversed(range(levels)):  # down
-        distance = 2**level
-        if rank % (2 * distance) == distance:
-            grads[layer] = await model.receive(rank - distance)
-        elif rank % (2 * distance) == 0 and rank + distance < n:
+        await sum_over_tree(model, grads, layer, 2 * distance)
+        if rank + distance < n:
             await model.send(rank + distance, grads[layer])
 
 
