@@ -614,33 +614,49 @@ FAILING: dict[str, dict[str, Wrong]] = {
     },
 }
 
+TREE = load_exercise("20").solution
+CALL = "            await sum_over_tree(model, grad_weights, layer)\n"
+UP = """        if rank + distance < n:
+            grads[layer] = grads[layer] + await model.receive(rank + distance)
+"""
+DOWN = """        if rank + distance < n:
+            await model.send(rank + distance, grads[layer])
+"""
+
 FAILING["one interface for many"] = {
     "messages of all come at once": (  # by one transfer where a tree has two, if each came at full bandwidth
         "20",
-        re.sub(
-            r"    for level in range\(levels\):  # up\n.*?(?=    for level in reversed)",
-            "    if rank:\n"
-            "        await model.send(0, grads.pop(layer))\n"
-            "    works = [model.launch(model.receive(peer)) for peer in range(1, n) if not rank]\n"
-            "    for work in works:\n"
-            "        grads[layer] = grads[layer] + await work\n",
-            load_exercise("20").solution,
-            flags=re.DOTALL,
+        changed(
+            TREE,
+            ("        await model.send(rank - distance, grads.pop(layer))\n", ""),
+            (UP, ""),
+            (
+                CALL,
+                "            if model.rank:\n"
+                "                await model.send(0, grad_weights.pop(layer))\n"
+                "            works = [model.launch(model.receive(peer)) for peer in range(1, n) if not model.rank]\n"
+                "            for work in works:\n"
+                "                grad_weights[layer] = grad_weights[layer] + await work\n" + CALL,
+            ),
         ),
         "time",
         "longer than the budget",
     ),
     "messages go to all at once": (
         "20",
-        re.sub(
-            r"    for level in reversed\(range\(levels\)\):  # down\n.*?(?=\n\nasync def)",
-            "    works = [model.launch(model.send(peer, grads[layer])) for peer in range(1, n) if not rank]\n"
-            "    for work in works:\n"
-            "        await work\n"
-            "    if rank:\n"
-            "        grads[layer] = await model.receive(0)\n",
-            load_exercise("20").solution,
-            flags=re.DOTALL,
+        changed(
+            TREE,
+            ("        grads[layer] = await model.receive(rank - distance)\n", ""),
+            (DOWN, ""),
+            (
+                CALL,
+                CALL + "            others = range(1, n) if model.rank == 0 else ()\n"
+                "            works = [model.launch(model.send(peer, grad_weights[layer])) for peer in others]\n"
+                "            for work in works:\n"
+                "                await work\n"
+                "            if model.rank:\n"
+                "                grad_weights[layer] = await model.receive(0)\n",
+            ),
         ),
         "time",
         "longer than the budget",
