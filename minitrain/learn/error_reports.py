@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -61,12 +61,19 @@ def noting_what_is_never_awaited() -> Iterator[list[str]]:
             sys.set_coroutine_origin_tracking_depth(depth)
 
 
-def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]:
+LeftAt = Callable[[Any, Any], str | None]
+"""Where in the submission a key last left a store; None if it never did."""
+
+
+def describe(
+    error: BaseException, models: Sequence[Any] = (), left_at: LeftAt = lambda _store, _key: None
+) -> dict[str, Any]:
     """Return an error as plain data.
 
     Args:
         error: what ended the run, or kept it from beginning.
         models: of the ranks that had begun.
+        left_at: finds where keys left stores.
     """
     facts = {name: getattr(error, name, None) for name in ("rank", "layer", "op")}
     on_rank = re.search(r"^on rank (\d+) of", "\n".join(map(str, _notes_of(error))), re.MULTILINE)
@@ -75,7 +82,7 @@ def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]
     rank, lines = facts["rank"], _lines_in_submission(error)
     return {
         "kinds": [kind.__name__ for kind in type(error).__mro__],
-        "message": _text_of(error)[:2000] or type(error).__name__,
+        "message": _text_of(error, left_at)[:2000] or type(error).__name__,
         "line": lines[0] if lines else None,
         "called_at": ", ".join(lines[1:4]),
         "step": len(models[rank].log) if isinstance(rank, int) and rank < len(models) else None,
@@ -83,10 +90,10 @@ def describe(error: BaseException, models: Sequence[Any] = ()) -> dict[str, Any]
     }
 
 
-def _text_of(error: BaseException) -> str:
+def _text_of(error: BaseException, left_at: LeftAt) -> str:
     """Return the text of an error; where its class is the submission's, this calls code of the submission."""
     try:
-        return str(error) + _meant(error) + _sought(error)
+        return str(error) + _meant(error) + _sought(error, left_at)
     except BaseException as second:  # whatever it raises
         return f"its text cannot be had: __str__ raised {type(second).__name__}"
 
@@ -99,7 +106,7 @@ def _meant(error: BaseException) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _sought(error: BaseException) -> str:
+def _sought(error: BaseException, left_at: LeftAt) -> str:
     """Return where the submission sought what does not exist, and which keys or how many items there are, else ""."""
     trace = error.__traceback__ if isinstance(error, KeyError | IndexError) else None
     steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
@@ -115,7 +122,9 @@ def _sought(error: BaseException) -> str:
         return f"; `{text}` finds no such key" if text else ""
     keys = ", ".join(f"{key!r:.40}" for key in islice(kept, _MOST_KEYS)) or "no keys"
     more = f" and {len(kept) - _MOST_KEYS} more" if len(kept) > _MOST_KEYS else ""
-    return f"; `{text}` finds no such key: {name} has {keys}{more}"
+    place_left = left_at(kept, error.args[0]) if error.args and hasattr(kept, "label") else None
+    left = f"; it was taken out at {place_left}" if place_left else ""
+    return f"; `{text}` finds no such key: {name} has {keys}{more}{left}"
 
 
 def _container_of(text: str, frame: FrameType) -> tuple[str, Any]:

@@ -172,6 +172,12 @@ class Recorder(Observer):
         """Where in the strategy each step of each rank stands."""
         return [self._programs[model._rank].lines for model in self.models]
 
+    def left_at(self, store: Any, key: Hashable) -> str | None:
+        """Return where in the strategy a key last left a store; None if it never did, or nobody knows."""
+        program, step = self._programs[store.rank], ["drop", store.label, self._keys.get(key)]
+        numbers = [number for number, each in enumerate(program.steps) if each == step]
+        return program.lines[numbers[-1]] if numbers else None
+
     def begin(self, model: Any) -> None:
         """Begin the program of a rank."""
         self.models.append(model)

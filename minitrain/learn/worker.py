@@ -110,7 +110,7 @@ def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
                 **case["options"],
             )
         except BaseException as error:  # whatever it is, it is the submission's
-            told = describe(error, recorder.models) | {"never_awaited": next(iter(forgotten), None)}
+            told = describe(error, recorder.models, recorder.left_at) | {"never_awaited": next(iter(forgotten), None)}
             ended = {"error": told, **_programs_up_to_error(recorder)}
         else:
             return {"programs": recorder.programs, "lines": recorder.lines}

@@ -114,7 +114,7 @@ MISTAKES: dict[str, Mistake] = {
         "00", changed(ONE, ("forward(k, activations[k], weights[k])\n",
                             "forward(k, activations[k], weights[k])\n        del activations[k]\n"),
                       ("weights[k])\n        del activations[k]\n        weights", "weights[k])\n        weights")),
-        "runs", r"KeyError: 1; `activations\[k\]` finds no such key: activations has no keys", "nothing is stored under this key"),
+        "runs", r"KeyError: 1; `activations\[k\]` finds no such key: activations has no keys; it was taken out at mine\.py:\d+$", "nothing is stored under this key"),
     "the_way_back_begins_without_the_loss": Mistake(
         "00", changed(ONE, ("model.loss(activations.pop(model.num_layers))", "activations.pop(model.num_layers)")),
         "laws", "grad must be a ActivationGrad, got Activation", "what each of them takes and returns"),
