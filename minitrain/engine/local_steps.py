@@ -87,7 +87,8 @@ class LocalComputation(RankState):
         if local.step != sent_after:
             rule = f"replicas meet after {declared.steps} steps of their own, got {describe(local)}"
             if declared.goes_on:
-                rule = f"layer {layer} is sent after {sent_after} steps of a replica's own, got {describe(local)}"
+                rule = f"layer {layer} is sent after {sent_after} of a replica's own steps, got {describe(local)}"
+                raise broken(self, "outer_gradient", f"{rule}; send it then", layer)
             raise broken(self, "outer_gradient", f"{rule}; take as many updates as the strategy declares", layer)
         _require_shards(self, "outer_gradient", layer, local, weight)
         seen: frozenset[int] = local.samples  # type: ignore[attr-defined]  # the record requires a `LocalWeight`

@@ -82,8 +82,14 @@ class LocalSteps:
             how = f"with gradients{old}{sent}" if old or sent else "in turn"
             return f"{self.steps} step{'s' * (self.steps > 1)} {how}"
         each, of = f"{self.steps} local step{'s' * (self.steps > 1)}", f"replica{'s' * (self.replicas > 1)}"
-        streamed = f", {self.fragments} fragments sent {self.overlap} before they meet" if self.goes_on else ""
-        return f"{each} of {self.replicas} {of}{streamed}{f', outer gradients{sent}' if sent else ''}"
+        return f"{each} of {self.replicas} {of}{self.streamed}{f', outer gradients{sent}' if sent else ''}"
+
+    @property
+    def streamed(self) -> str:
+        """How parts meet in turn, are sent before, or are mixed, in words that follow others; "" for none of it."""
+        parts = f", {self.fragments} fragments in turn" if self.fragments > 1 else ""
+        before = f", sent {self.overlap} step{'s' * (self.overlap > 1)} before" if self.overlap else ""
+        return f"{parts}{before}{f', of which they keep {self.mixing:g}' if self.mixing else ''}"
 
     @property
     def goes_on(self) -> bool:
@@ -169,7 +175,8 @@ class DeclaredLocalSteps:
         if overlap >= steps // fragments:
             raise StrategyError(
                 f"{name} sends a fragment {overlap} local steps before it meets: overlap must be less than the "
-                f"{steps // fragments} steps between two meetings, or a fragment would be sent while another is"
+                f"{steps // fragments} steps between two meetings, as nothing is on its way from one to the next; use "
+                f"{steps // fragments - 1} at most, or more local steps"
             )
         mixing = self._given(name, self.mixing, options)[0]
         if isinstance(mixing, bool) or not isinstance(mixing, int | float) or not 0 <= mixing < 1:

@@ -207,7 +207,7 @@ class Proof:
         device = "one device does"
         if meant is not None:
             of_replicas = f"{meant.replicas} replicas with {meant.steps} steps of their own"
-            of_replicas += f", {meant.fragments} fragments in turn" if meant.goes_on else ""
+            of_replicas += meant.streamed
             of_replicas += f" and outer gradients by {meant.compression}" if meant.compression else ""
             device = f"{meant if meant.in_turn else of_replicas} do on one device"
         by = "" if self.backend is None else f", computed by {self.backend}"

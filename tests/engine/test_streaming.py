@@ -77,7 +77,11 @@ def test_the_strategy_of_the_wrong_ones_is_right(tmp_path: Path) -> None:
 
 _MIX = 'weights["local", k] = model.mix(k, weights[k], weights["local", k])'
 REFUSED = {
-    "a fragment is sent late": ("step == 2 * k + 1:", "step == 2 * k + 2:", "layer 0 is sent after 1 steps"),
+    "a fragment is sent late": (
+        "step == 2 * k + 1:",
+        "step == 2 * k + 2:",
+        "layer 0 is sent after 1 of a replica's own steps, .*; send it then",
+    ),
     "a fragment meets late": ("step == 2 * k + 2:", "step == 2 * k + 3:", "layer 0 must meet after 2 steps"),
     "a fragment meets early": (
         "            if step == 2 * k + 2:",
