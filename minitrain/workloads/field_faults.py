@@ -8,8 +8,12 @@ from typing import Any
 from minitrain.errors import UsageError
 
 
+_MOST_TOLD = 20
+"""Faults of one object: more than anybody mends at once."""
+
+
 def refuse(subject: str, faults: Sequence[str], **facts: Any) -> UsageError:
-    """Return the one error that lists every fault (fact: `faults`).
+    """Return the one error that lists the first faults (fact: `faults`, which has all).
 
     Args:
         subject: what has the faults, as a sentence begins with it: "the transformer".
@@ -18,7 +22,8 @@ def refuse(subject: str, faults: Sequence[str], **facts: Any) -> UsageError:
     """
     if len(faults) == 1:
         return UsageError(f"{subject}: {faults[0]}", faults=tuple(faults), **facts)
-    lines = "".join(f"\n- {fault}" for fault in faults)
+    lines = "".join(f"\n- {fault}" for fault in faults[:_MOST_TOLD])
+    lines += f"\n... and {len(faults) - _MOST_TOLD} more" if len(faults) > _MOST_TOLD else ""
     return UsageError(f"{subject} has {len(faults)} faults:{lines}", faults=tuple(faults), **facts)
 
 
