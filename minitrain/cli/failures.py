@@ -68,7 +68,7 @@ class Commands(TyperGroup):
         extra["standalone_mode"] = False  # typer raises errors instead of printing them
         arguments = list(sys.argv[1:] if args is None else args)
         _replace_unprintable_characters()
-        before = _interrupt_at_once()
+        before, sys.unraisablehook = _interrupt_at_once(), _ignored
         try:
             code = super().main(arguments, prog_name, **extra)
             if sys.stdout is not None:
@@ -84,9 +84,16 @@ class Commands(TyperGroup):
                 error.__traceback__, code = None, FAILED  # which lets go of what was going on
                 os.write(_STDERR, _WITHOUT_MEMORY)
         finally:
+            sys.unraisablehook = sys.__unraisablehook__
             if before is not None:
                 signal.signal(signal.SIGINT, before)
         sys.exit(code)
+
+
+def _ignored(found: Any) -> None:
+    """Say what Python ignores, but not each lack of memory: the command's own message does."""
+    if not issubclass(found.exc_type, MemoryError):
+        sys.__unraisablehook__(found)
 
 
 def _interrupt_at_once() -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 from minitrain.errors import UsageError
 
-
 _MOST_TOLD = 20
 """Faults of one object: more than anybody mends at once."""
 
