@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import typer
@@ -68,7 +69,8 @@ class Commands(TyperGroup):
         extra["standalone_mode"] = False  # typer raises errors instead of printing them
         arguments = list(sys.argv[1:] if args is None else args)
         _replace_unprintable_characters()
-        before, sys.unraisablehook = _interrupt_at_once(), _ignored
+        before, hook = _interrupt_at_once(), sys.unraisablehook
+        sys.unraisablehook = partial(_ignored, hook)
         try:
             code = super().main(arguments, prog_name, **extra)
             if sys.stdout is not None:
@@ -84,16 +86,16 @@ class Commands(TyperGroup):
                 error.__traceback__, code = None, FAILED  # which lets go of what was going on
                 os.write(_STDERR, _WITHOUT_MEMORY)
         finally:
-            sys.unraisablehook = sys.__unraisablehook__
+            sys.unraisablehook = hook
             if before is not None:
                 signal.signal(signal.SIGINT, before)
         sys.exit(code)
 
 
-def _ignored(found: Any) -> None:
+def _ignored(hook: Callable[[Any], object], found: Any) -> None:
     """Say what Python ignores, but not each lack of memory: the command's own message does."""
     if not issubclass(found.exc_type, MemoryError):
-        sys.__unraisablehook__(found)
+        hook(found)
 
 
 def _interrupt_at_once() -> Any:

@@ -6,6 +6,7 @@ import threading
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
@@ -13,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import minitrain as mt
-from minitrain.cli import app
+from minitrain.cli import app, failures
 from minitrain.cli.output import Progress, RunsInProgress
 from minitrain.engine.model import Model
 from minitrain.errors import message_of
@@ -446,3 +447,10 @@ def test_a_command_runs_outside_of_the_main_thread_too() -> None:
     thread.start()
     thread.join()
     assert results[0].exit_code == 0
+
+
+def test_what_python_ignores_for_want_of_memory_is_left_to_the_one_message() -> None:
+    told: list[Any] = []
+    for kind in (MemoryError, ValueError):
+        failures._ignored(told.append, SimpleNamespace(exc_type=kind))
+    assert [one.exc_type for one in told] == [ValueError]

@@ -195,7 +195,7 @@ class Link:
 
     def __post_init__(self) -> None:
         require_positive("bytes_per_s of a link", self.bytes_per_s)
-        if self.latency_s:
+        if self.latency_s != 0:
             require_positive("latency_s of a link", self.latency_s)
 
     def __str__(self) -> str:

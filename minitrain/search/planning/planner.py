@@ -237,8 +237,8 @@ def saved_plan(path: str | PathLike[str], cluster: Cluster, precisions: Any = No
     """
     found = _read(path)
     used = cluster.part(found["groups"])
-    for name, watts in found["power_caps_watts"].items():
-        used = used.changed(name, power_cap_watts=watts)
+    for group, watts in found["power_caps_watts"].items():
+        used = used.changed(group, power_cap_watts=watts)
     name = found.get("precision")
     choices = steps_by_precision(step, precisions or (None if name is None else [name]), cluster)
     trained = next((each for precision, each in choices if (precision and precision.name) == name), step)
