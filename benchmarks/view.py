@@ -28,7 +28,7 @@ def opening(page: Path) -> float:
     """Return how long a page takes to its first picture, s: the median of several fresh browsers."""
     from playwright.sync_api import sync_playwright
 
-    found = []
+    found: list[float] = []
     with sync_playwright() as playwright:
         for _ in range(OPENED):
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -37,7 +37,7 @@ def opening(page: Path) -> float:
             tab.wait_for_selector("body[data-ready=yes]", timeout=120_000)
             found.append(tab.evaluate(trace_pages.PAINTED) / 1e3)
             browser.close()
-    return statistics.median(found)
+    return float(statistics.median(found))
 
 
 def main() -> None:
