@@ -277,7 +277,8 @@ def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Plat
     found = replace(
         found,
         attention=_generation(row) or found.attention,
-        gradient_accesses=framework.gradient_accesses if _sums_whole_gradients(layout) else 0.0,
+        gradient_accesses=_gradient_accesses(framework, layout),
+        batches_messages=framework.batches_messages and layout.pp > 1,
     )
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
@@ -286,9 +287,11 @@ def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Plat
     return found
 
 
-def _sums_whole_gradients(layout: Layout) -> bool:
-    """Return whether replicas keep gradients whole until these are summed; other software shards them as they come."""
-    return layout.num_replicas > 1 and layout.zero < 2
+def _gradient_accesses(framework: Framework, layout: Layout) -> float:
+    """Return the accesses to gradients that are whole until these are summed; others shard them as they come."""
+    if layout.zero >= 2:
+        return 0.0
+    return framework.gradient_accesses if layout.num_replicas > 1 else framework.accesses_alone
 
 
 def _hides_in_gradients(row: Row, framework: Framework) -> bool:
@@ -488,10 +491,19 @@ def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
         platform=case.platform or COMPONENTS,
         without=without,
         fold=layout.world_size > 1 and case.options.get("imbalance", 1) == 1,
+        contention=_is_slowed_down(case),
         check=False,
         microbatch_size=layout.microbatch_size,
         **case.options,
     )
+
+
+def _is_slowed_down(case: Case) -> bool:
+    """Return whether computing is slowed down by communication beside it.
+
+    What FSDP's platforms were fitted on had it nearly all of the time, so that their clocks contain it.
+    """
+    return case.strategy != "fsdp" or (case.platform or COMPONENTS).fitted_on == "nothing"
 
 
 def _predicted(run: Run) -> Prediction:

@@ -159,6 +159,7 @@ def _common(cases: Sequence[Case], name: str, start: str | Platform | None) -> P
             "attention",
             "fused_loss",
             "gradient_accesses",
+            "batches_messages",
         )
         if len({getattr(platform, field) for platform in platforms}) == 1
     }

@@ -202,6 +202,8 @@ class Framework:
             replicas before it is summed (two accesses: `allreduce_gradients` of `model/distributed.py` in 2021).
             Megatron-Core 0.8 also takes its norm, to find what is no number, and sets it to zero (four together:
             `Bucket.start_grad_sync` and `zero_grad_buffer` of `core/distributed`).
+        accesses_alone: the same where there is one replica: Megatron-LM of 2021 divides all the same, Megatron-Core
+            does not where that is by 1.
     """
 
     name: str
@@ -217,6 +219,7 @@ class Framework:
     batches_messages: bool = False
     parts_overlap: str = ""
     gradient_accesses: float = 0.0
+    accesses_alone: float = 0.0
 
     def is_named(self, names: Set[str]) -> bool:
         """Return whether names of a row are this framework's."""
@@ -240,6 +243,7 @@ _OLD_MEGATRON = Framework(
     overlap="one stage",
     batches_messages=True,
     gradient_accesses=2,
+    accesses_alone=2,
 )
 _MEGATRON_DEEPSPEED = Framework(
     name="Megatron-DeepSpeed",
@@ -260,7 +264,12 @@ _NEMO = Framework(
 )
 
 _MEGATRON_CORE = replace(
-    _NEMO, name="Megatron-Core", words="megatron-core|megatron-lm", parts_overlap="gradients", gradient_accesses=4
+    _NEMO,
+    name="Megatron-Core",
+    words="megatron-core|megatron-lm",
+    parts_overlap="gradients",
+    gradient_accesses=4,
+    accesses_alone=2,
 )
 
 FRAMEWORKS = (

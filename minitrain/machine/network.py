@@ -437,3 +437,37 @@ def _protocols(algorithm: str, size_bytes: float, *, is_alone: bool) -> Iterator
             yield each, each.share * (_CORRECTION[place][doublings] if doublings < len(_CORRECTION[place]) else 1)
         else:
             yield each, _ALONE if is_alone and place == 1 else each.share
+
+
+CHANNEL_GBPS = MappingProxyType({"v100": 26.5, "a100": 24.0, "h100": 38.7, "h200": 38.7, "gh200": 38.7, "b200": 70.0})
+"""What a channel carries at most within a node, 1e9 bytes/s: `perChMaxTreeBws` of NCCL's src/graph/tuning.cc, protocol
+Simple, which messages take."""
+
+_CHANNELS, _CHANNELS_BETWEEN_NODES = 32, 2
+_MOST_CHANNEL_BYTES = 32 * 2**19
+
+
+def channels_of_message(size_bytes: float, num_ranks: int, num_nodes: int) -> int:
+    """Return on how many channels NCCL sends a message within a node.
+
+    Args:
+        size_bytes: of the message.
+        num_ranks: those of the group that sends it, such as a pipeline's.
+        num_nodes: in how many nodes these sit.
+
+    A group of several nodes has two channels a peer. One in a node has 32, shared by its ranks; a message takes twice
+    as many as long as more than 16 MiB are left to each. Source: `ncclTopoComputeP2pChannels` and
+    `scheduleP2pTasksToPlan` (with `calcP2pChunkSize`) of github.com/NVIDIA/nccl 2.18 to 2.24; AWS's nccl-tests on
+    p5.48xlarge log "32 p2p channels per peer" on one node and "2 p2p channels per peer" on two.
+
+    >>> channels_of_message(28e6, 8, 1), channels_of_message(28e6, 16, 2), channels_of_message(1e9, 8, 1)
+    (4, 2, 32)
+    """
+    if num_nodes > 1:
+        return _CHANNELS_BETWEEN_NODES
+    number = _CHANNELS
+    while number * num_ranks > _CHANNELS and number > 1:
+        number //= 2
+    while size_bytes / number > _MOST_CHANNEL_BYTES and number < _CHANNELS:
+        number *= 2
+    return number

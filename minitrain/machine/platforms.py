@@ -76,6 +76,8 @@ class Platform:
         fused_loss: whether softmax and cross entropy are one kernel.
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
+        batches_messages: whether stages exchange messages by NCCL's sends in a group of their own, which within a node
+            have few channels (`minitrain.machine.network.channels_of_message`); else at the rate of the links.
         fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
             the step time was missed by at most; None where nothing was fitted to one's own runs.
 
@@ -101,6 +103,7 @@ class Platform:
     attention: str | None = None
     fused_loss: bool = False
     gradient_accesses: float = 0.0
+    batches_messages: bool = False
     fitted_error: float | None = None
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ from minitrain.machine.device import Device, RooflineDevice
 from minitrain.machine.kernel_device import KernelDevice, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
-from minitrain.machine.network import Network, select_tier
+from minitrain.machine.network import CHANNEL_GBPS, Network, channels_of_message, select_tier
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.operations import WRITE
@@ -500,7 +500,19 @@ class KernelPredictor(DevicePredictor):
         return ranks[-1] - ranks[0] == len(ranks) - 1 < node_size
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
-        return super()._p2p(op, size_bytes, source, dest) if self._has_transfers else Price(0.0, size_bytes)
+        if not self._has_transfers:
+            return Price(0.0, size_bytes)
+        price = super()._p2p(op, size_bytes, source, dest)
+        return self._on_channels(price, abs(source - dest)) if self._platform.batches_messages else price
+
+    def _on_channels(self, price: Price, stride: int) -> Price:
+        """Return the price of a message between stages, which are so many ranks apart: NCCL's channels may be few."""
+        channel_GBps = CHANNEL_GBPS.get(self.system.name.partition("_")[0])  # noqa: N806 - a unit
+        if channel_GBps is None or price.tier_size != self._inner.size:
+            return price
+        number = channels_of_message(price.size_bytes, self.world_size // stride, self.num_nodes)
+        latency = super()._p2p("send", 0, 0, stride).seconds
+        return replace(price, seconds=larger(price.seconds, latency + price.size_bytes / (number * channel_GBps * 1e9)))
 
     def _price_of(self, work: KernelList) -> Price:
         device = cast(KernelDevice, self.device)

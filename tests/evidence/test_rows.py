@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
 from minitrain.evidence.layouts import balanced_layers, stage_layers, unit_stages
 from minitrain.evidence.rows import LackingError, Row, read_rows
 from minitrain.machine import load_config
+from minitrain.machine.network import Network
 from minitrain.machine.platforms import find_platform
+from minitrain.machine.predictor import KernelPredictor
+from minitrain.machine.price import Pricing
+from minitrain.workloads.transformer_workload import find_workload
 
 USUAL = {
     "row_id": "x-1",
@@ -256,7 +261,33 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
     assert accesses() == accesses(zero="1") == 4
     assert accesses(framework="Megatron-LM 2020") == 2
     alone, sharded = {"n_gpus": "4", "dp": "1"}, {"n_gpus": "8", "pp": "1", "zero": "3"}
-    assert accesses(framework="NeMo") == accesses(**alone) == accesses(**sharded) == 0
+    assert accesses(framework="NeMo") == accesses(**sharded) == 0
+    assert accesses(**alone) == accesses(framework="Megatron-LM 2020", **alone) == 2
+
+
+def test_what_replicas_hide_takes_multiprocessors_but_where_the_platform_was_fitted_with_it() -> None:
+    given = {"framework": "Megatron-Core r0.8.0", "pp": "1", "dp": "8", "overlap": "DP overlap", "hidden": "4096"}
+    hidden = case(**given)
+    free = replace(hidden, system=replace(hidden.system, networks=tuple(map(_free, hidden.system.networks))))
+    assert 1.001 < predict(hidden).seconds / predict(free).seconds < 1.15
+    sharded = case(framework="llm-foundry/Composer FSDP1", tp="1", pp="1", dp="16", zero="3")
+    free = replace(sharded, system=replace(sharded.system, networks=tuple(map(_free, sharded.system.networks))))
+    assert predict(sharded).seconds == predict(free).seconds
+
+
+def _free(tier: Network) -> Network:
+    """Return a tier whose transfers take nothing from computing."""
+    return replace(tier, processor_usage=0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "size_bytes", "ms"), [(8, 28.3e6, 0.315), (8, 25.2e6, 0.283), (16, 10.5e6, 0.239)]
+)
+def test_messages_between_stages_go_over_few_channels(num_ranks: int, size_bytes: float, ms: float) -> None:
+    """The sizes of table e2, whose T_comm are 0.60, 0.53 and 0.38 ms with what the host takes."""
+    pricing = Pricing("kernels", platform=replace(find_platform("zero-bubble"), batches_messages=True))
+    prices = KernelPredictor(num_ranks, "a100_80g", pricing, workload=find_workload("gpt2"))
+    assert prices.p2p("send", size_bytes, 0, 1).seconds * 1e3 == pytest.approx(ms, rel=1e-2)
 
 
 def test_a_microbatch_that_nobody_published_is_the_quickest_that_fits() -> None:
