@@ -122,16 +122,6 @@ class Platform:
                 platform=self.name,
             )
 
-    def exposed_share(self, op: str, usage: float) -> float:
-        """Return by what share of their time tensor parallelism's collectives of a kind make a step longer.
-
-        Args:
-            op: the collective.
-            usage: the share of the device that it takes from what runs beside it.
-        """
-        exposed = EXPOSED[self.parts_overlap].get(op, 1.0)
-        return self.parts_exposed * (exposed + (1 - exposed) * usage)
-
     @property
     def title(self) -> str:
         """Return what headlines call it: its name, and how far runs of one's own were off that it was fitted to.

@@ -56,6 +56,7 @@ from minitrain.machine.kernel_device import KernelDevice, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
 from minitrain.machine.network import CHANNEL_GBPS, Network, channels_of_message, select_tier
+from minitrain.machine.platforms import EXPOSED
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
 from minitrain.operations import WRITE
@@ -482,12 +483,49 @@ class KernelPredictor(DevicePredictor):
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         if not self._has_transfers:
             return Price(0.0, size_bytes)
-        share = self._platform.exposed_share(op, self._inner.processor_usage)
-        if share == 1 or not self._are_neighbours(ranks):
+        platform = self._platform
+        exposed = EXPOSED[platform.parts_overlap].get(op, 1.0)
+        if exposed * platform.parts_exposed == 1 or not self._are_neighbours(ranks):
             return super()._collective(op, size_bytes, ranks, algorithm)
         wire_bytes = size_bytes * self._gathered_share() if op == "all_gather" else size_bytes
         price = super()._collective(op, wire_bytes, ranks, algorithm)
-        return replace(price, seconds=price.seconds * share, size_bytes=size_bytes)
+        longer = exposed * price.seconds
+        if exposed < 1:
+            longer += (1 - exposed) * self._not_hidden(op, price.seconds, size_bytes, len(ranks))
+        return replace(price, seconds=platform.parts_exposed * longer, size_bytes=size_bytes)
+
+    def _not_hidden(self, op: str, seconds: float, size_bytes: float, num_parts: int) -> float:
+        """Return by how much a collective beside the gradient of a layer's columns makes a step longer, s.
+
+        Computing runs at the rate that the collective leaves it, and what does not fit stays exposed: a gather beside
+        the gradient of the input, a sum beside that of the weight. It is the mean of attention and MLP, which have one
+        each; of layers with experts or latents, whose columns are other ones, all is hidden.
+        """
+        slowed = self._inner.processor_usage * seconds
+        found = [larger(slowed, seconds - beside) for beside in self._gradients_beside(op, size_bytes, num_parts)]
+        return sum(found) / len(found) if found else slowed
+
+    def _gradients_beside(self, op: str, size_bytes: float, num_parts: int) -> list[float]:
+        """Return how long the gradients take that such a collective runs beside, of attention and of MLP, s."""
+        from minitrain.workloads.kernels import Matmul  # noqa: PLC0415  (only where kernels are priced)
+
+        model = getattr(self.workload, "model", None)
+        if model is None or model.num_experts or model.latent is not None:
+            return []
+        precision, device = model.precision, cast(KernelDevice, self.device)
+        datatype = precision.weight_datatype or precision.datatype
+        element = NARROW_BYTES.get(datatype, precision.activation_bytes)
+        hidden = model.hidden_size
+        num_tokens = int(size_bytes / (hidden * precision.activation_bytes))
+        found = []
+        for unit in {unit.kind: unit for unit in self.workload.units if unit.layer is not None}.values():  # type: ignore[attr-defined]  # a transformer's
+            columns = sum(each.flop_per_token for each in unit.projections[:-1]) // (2 * hidden * num_parts)
+            if op == "all_gather":
+                work = Matmul(num_tokens, hidden, columns, 1, "input_gradient", datatype, element)
+            else:
+                work = Matmul(columns, hidden, num_tokens, 1, "weight_gradient", datatype, element, 8)
+            found.append(device.kernel_seconds(work))
+        return found
 
     def _gathered_share(self) -> float:
         """Return the share of their bytes that gathers send: half where multiplications after them take fewer bits."""

@@ -14,9 +14,10 @@ from minitrain.evidence.layouts import balanced_layers, stage_layers, unit_stage
 from minitrain.evidence.rows import LackingError, Row, read_rows
 from minitrain.machine import load_config
 from minitrain.machine.network import Network
-from minitrain.machine.platforms import find_platform
+from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.predictor import KernelPredictor
 from minitrain.machine.price import Pricing
+from minitrain.workloads.kernels import Matmul
 from minitrain.workloads.transformer_workload import find_workload
 
 USUAL = {
@@ -224,6 +225,20 @@ def test_devices_as_they_are_sold() -> None:
         assert found == pytest.approx(share * bound, rel=0.01)
     with pytest.raises(LackingError, match="90 W leave nothing to compute with"):
         case(**given, gpu="H100-SXM-80GB 90W")
+
+
+def test_what_a_gradient_is_too_short_to_hide_stays_exposed() -> None:
+    pricing, shapes = Pricing("kernels", platform=Platform(name="x", parts_overlap="gradients")), (768, 3584)
+    given: dict[str, Any] = {"workload": find_workload("llama3-8b")}
+    hiding = KernelPredictor(8, "h100_80g_nvl8", pricing, **given)
+    size_bytes, ranks = 8192 * 4096 * 2, range(8)
+    whole = KernelPredictor(8, "h100_80g_nvl8", Pricing("kernels"), **given).collective("all_gather", size_bytes, ranks)
+    device: Any = hiding.device
+    attention, mlp = (device.kernel_seconds(Matmul(8192, 4096, n)) for n in shapes)
+    assert attention < whole.seconds < mlp * 0.85
+    longer = (whole.seconds - attention + 0.15 * whole.seconds) / 2
+    found = hiding.collective("all_gather", size_bytes, ranks).seconds
+    assert found == pytest.approx(2 / 3 * whole.seconds + longer / 3, rel=1e-9)
 
 
 def test_slices_of_tpus_are_their_own_tori() -> None:
