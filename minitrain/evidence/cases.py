@@ -456,7 +456,11 @@ def _composed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Pr
     Where several ranks compute as long but for rounding, terms may be those of another one of them.
     """
     layout, options = case.layout, {"overlap_parts": False, **case.options}
-    if case.strategy != "megatron" or any(options.pop(name) != value for name, value in _COMPOSED.items()):
+    if (
+        case.strategy != "megatron"
+        or _is_slowed_down(case)
+        or any(options.pop(name) != value for name, value in _COMPOSED.items())
+    ):
         return None
     workload: Any = _workload(case)
     machine = _machine(workload, case.system, case.platform or COMPONENTS, layout.world_size, without)
@@ -501,9 +505,12 @@ def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
 def _is_slowed_down(case: Case) -> bool:
     """Return whether computing is slowed down by communication beside it.
 
-    What FSDP's platforms were fitted on had it nearly all of the time, so that their clocks contain it.
+    What FSDP's platforms were fitted on had it nearly all of the time, so that their clocks contain it. Replicas of
+    pipelines have it beside the last of many microbatches alone, where it is left out.
     """
-    return case.strategy != "fsdp" or (case.platform or COMPONENTS).fitted_on == "nothing"
+    if case.strategy == "fsdp":
+        return (case.platform or COMPONENTS).fitted_on == "nothing"
+    return case.layout.pp == 1 and bool(case.options["overlap_replicas"])
 
 
 def _predicted(run: Run) -> Prediction:

@@ -56,6 +56,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, NamedTuple, Protocol, final
 
 from minitrain.errors import UsageError

@@ -40,7 +40,7 @@ def test_a_step_of_many_microbatches_takes_what_one_of_few_says(changes: dict[st
         {},
         {"vpp": "2", "overlap": "p2p overlap", "zero": "1", "framework": "Megatron-Core", "recompute": "none"},
         {"sp": "1", "cp": "2", "dp": "2", "overlap": "DP overlap", "attention": "flash", "recompute": "selective"},
-        {"pp": "1", "tp": "1", "dp": "16", "n_micro": "2", "gbs": "64"},
+        {"pp": "1", "tp": "1", "dp": "16", "n_micro": "2", "gbs": "64", "overlap": "no DP overlap"},
     ],
     ids=str,
 )
@@ -58,6 +58,7 @@ def test_steps_of_pieces_are_those_of_simulations(changes: dict[str, str]) -> No
     [
         {"zero": "2"},
         {"schedule": "ZB-H1"},
+        {"pp": "1", "dp": "8", "overlap": "DP overlap"},
         {"mlp": "swiglu", "ep": "2", "n_experts": "8", "top_k": "2", "moe_ffn": "512", "sp": "1"},
     ],
     ids=str,
