@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
 from minitrain.evidence.layouts import Layout
-from minitrain.evidence.rows import Framework, Row, named_model
+from minitrain.evidence.rows import USUAL_HEAD, Framework, Row, named_model, usual_heads
 from minitrain.machine.kernel_device import rates_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def assumptions(
     own = [Assumption(row.text("assumed"), is_open=True)] if row.text("assumed") else []
     found = (
         *_of_degrees(row, layout),
-        *_of_model(row, framework, model),
+        *_of_model(row, framework, layout, model),
         *_of_kernels(row, framework, model, system),
         *_of_device(row, system),
         *_of_links(row, system),
@@ -69,8 +69,10 @@ def _of_degrees(row: Row, layout: Layout) -> Iterator[Assumption]:
         yield Assumption("mem_kind says GB, of 1e9 or of 2**30 bytes: 2**30", "mem_kind")
 
 
-def _of_model(row: Row, framework: Framework, model: Transformer) -> Iterator[Assumption]:
+def _of_model(row: Row, framework: Framework, layout: Layout, model: Transformer) -> Iterator[Assumption]:
+    heads = {size: usual_heads(model.hidden_size, layout.tp, size) for size in (USUAL_HEAD // 2, 2 * USUAL_HEAD)}
     sizes = {
+        "n_heads": (model.num_heads, tuple(map(str, heads.values()))),
         "n_kv_heads": (model.num_kv_heads, ("8",)),
         "ffn": (model.ffn_hidden_size, (str(4 * model.hidden_size), str(model.hidden_size * 8 // 3))),
         "head_dim": (model.head_dim, ()),

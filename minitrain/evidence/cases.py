@@ -6,10 +6,11 @@ Beyond its start, a pipeline takes the same time for every further round of micr
 is simulated twice with few, and the difference is the time of a round. `tests/evidence/test_prediction.py` compares
 this with runs of all microbatches.
 
-Rows that do not say their microbatch: "quickest" in the column mbs.
+Rows that do not say what their authors have tuned: the microbatch, and what backward computes again in JAX.
 
 Authors who publish what a system reaches have chosen its best microbatch. So the simulated one is the power of two that
-is predicted to be quickest among those that fit into memory. The measured time has no part in the choice.
+is predicted to be quickest among those that fit into memory; the same of recomputation. The measured time has no part
+in the choice.
 
 Runs that divide each sequence among ranks (`cp` of a row).
 
@@ -30,13 +31,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise, starmap
+from itertools import accumulate, pairwise, product, starmap
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import MinitrainError
 from minitrain.evidence.assumed import MOST_MOVED, assumptions
 from minitrain.evidence.columns import Assumption, columns
-from minitrain.evidence.layouts import V_SHAPED, Layout, balanced_layers, layout_of, stage_layers, unit_stages
+from minitrain.evidence.layouts import (
+    V_SHAPED,
+    Layout,
+    balanced_layers,
+    degrees_of,
+    layout_of,
+    stage_layers,
+    unit_stages,
+)
 from minitrain.evidence.rows import (
     QUICKEST,
     Framework,
@@ -565,34 +574,58 @@ def case_and_prediction(
         without: terms of the price to leave out.
 
     Raises:
-        LackingError: the row lacks what the model needs, or no microbatch fits the device.
+        LackingError: the row lacks what the model needs, or nothing that could stand in an open column fits the device.
         MinitrainError: it cannot be simulated.
     """
-    if row.text("mbs") != QUICKEST:
+    left_open = _left_open(row)
+    if not left_open:
         case = case_of(row, platform)
         return case, predict(case, without)
-    tried = list(_tried(row, platform, without))
+    tried = list(_tried(row, left_open, platform, without))
     if not tried:
-        raise LackingError("mbs is not published, and no microbatch both divides its batch and fits the device")
-    case, found = min(tried, key=lambda pair: pair[1].seconds)
-    size = case.layout.microbatch_size
-    others = (str(2 * size), str(size // 2 or 1))
-    chosen = Assumption(f"mbs not published: {size}, the quickest that fits", "mbs", others)
-    return replace(case, assumed=(chosen, *case.assumed)), found
+        names = " and ".join(left_open)
+        raise LackingError(f"{names} is not published, and nothing that could stand there both divides and fits")
+    cells, case, found = min(tried, key=lambda one: one[2].seconds)
+    chosen = [
+        Assumption(
+            f"{column} not published: {cells[column]}, the quickest that fits", column, _beside(others, cells[column])
+        )
+        for column, others in left_open.items()
+    ]
+    return replace(case, assumed=(*chosen, *case.assumed)), found
 
 
-def _tried(row: Row, platform: str | Platform | None, without: Sequence[str]) -> Iterator[tuple[Case, Prediction]]:
-    """Yield each microbatch that can be simulated and fits."""
-    size, most = 1, row.count("gbs") // row.count("dp")
-    while size <= most:
+def _left_open(row: Row) -> dict[str, list[str]]:
+    """Return the columns in which a row leaves open what its authors have tuned, and what could stand there."""
+    found: dict[str, list[str]] = {}
+    is_open = row.text("mbs") == QUICKEST or (row.number("mbs") is None and row.number("n_micro") is None)
+    if is_open and row.text("gbs"):
+        most = row.count("gbs") // degrees_of(row)[-1]
+        found["mbs"] = [str(2**power) for power in range(most.bit_length())]
+    if framework_of(row).recompute is None and not row.words("recompute").is_stated:
+        found["recompute"] = ["none", "selective", "full"]
+    return found
+
+
+def _beside(cells: Sequence[str], chosen: str) -> tuple[str, ...]:
+    """Return the cells that lie beside the chosen one."""
+    place = cells.index(chosen)
+    return (*cells[place + 1 : place + 2], *cells[max(0, place - 1) : place])
+
+
+def _tried(
+    row: Row, left_open: Mapping[str, Sequence[str]], platform: str | Platform | None, without: Sequence[str]
+) -> Iterator[tuple[Mapping[str, str], Case, Prediction]]:
+    """Yield what may stand in columns that are left open, where it can be simulated and fits."""
+    for chosen in product(*left_open.values()):
+        cells = dict(zip(left_open, chosen, strict=True))
         try:
-            case = case_of(Row(row.table, {**row.values, "mbs": str(size)}, row.line), platform)
+            case = case_of(Row(row.table, {**row.values, **cells}, row.line), platform)
             found = predict(case, without)
         except (LackingError, MinitrainError):
-            found = None
-        if found is not None and found.memory["needed"] <= case.system.mem_hbm.usable_bytes:
-            yield case, found
-        size *= 2
+            continue
+        if found.memory["needed"] <= case.system.mem_hbm.usable_bytes:
+            yield cells, case, found
 
 
 @final

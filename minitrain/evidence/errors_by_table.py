@@ -242,7 +242,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "b2",
                 "GPT 1.7B to 1T, A100 (Narayanan et al. 2021)",
-                lacks="microbatch sizes of January 2021; chunks of table 2",
+                lacks="microbatch sizes of January 2021 (the quickest that fits), chunks of table 2",
             ),
             PublishedTable("b3", "GPT 1B to 8B, V100 and A100 (Megatron-LM, 2020)"),
             PublishedTable(
@@ -262,7 +262,12 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 f"platform torchtitan-h100, {_ODD}",
                 "what selective checkpoints compute again has no price",
             ),
-            PublishedTable("m1", "GPT of 176B, A100 (BLOOM's prequel)", f"platform bloom, {_ODD}", "heads of 24 rows"),
+            PublishedTable(
+                "m1",
+                "GPT of 176B, A100 (BLOOM's prequel)",
+                f"platform bloom, {_ODD}",
+                "heads of 24 rows (of about 128)",
+            ),
             PublishedTable("m2", "InternLM 7B, A100 (InternEvo)", f"platform internevo, {_ODD}"),
             PublishedTable(
                 "m4", "GPT 5B and 175B, A100 (NeMo 23.04)", lacks="batch (that of the yaml), layout of 175B"

@@ -72,8 +72,7 @@ def layout_of(row: Row, framework: Framework) -> Layout:
     Raises:
         LackingError: degrees or sizes are missing, or do not fit one another.
     """
-    world_size, tp, pp, cp = (row.count(name, default) for name, default in _DEGREES)
-    dp = row.count("dp", max(1, world_size // (tp * pp * cp)))
+    world_size, tp, pp, cp, dp = degrees_of(row)
     if tp * pp * cp * dp != world_size:
         raise LackingError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not n_gpus {world_size}")
     assumed: list[Assumption] = []
@@ -104,10 +103,18 @@ def layout_of(row: Row, framework: Framework) -> Layout:
 _DEGREES = (("n_gpus", None), ("tp", 1), ("pp", 1), ("cp", 1))
 
 
+def degrees_of(row: Row) -> tuple[int, int, int, int, int]:
+    """Return the ranks of a row, and of these tp, pp, cp and dp, which is all others where the row does not say."""
+    world_size, tp, pp, cp = (row.count(name, default) for name, default in _DEGREES)
+    return world_size, tp, pp, cp, row.count("dp", max(1, world_size // (tp * pp * cp)))
+
+
 def _microbatches(row: Row, dp: int) -> tuple[int, int]:
     """Return the samples of a microbatch, and how many microbatches a replica has."""
     size, num = row.number("mbs"), row.number("n_micro")
     batch = row.number("gbs")
+    if size is None and batch and num and not batch % (dp * num):
+        size = batch / (dp * num)
     if size is None:
         raise LackingError(f"mbs is {row.text('mbs')!r}: without the samples of a microbatch nothing can be priced")
     if num is None:

@@ -375,11 +375,12 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
 
 def _sizes(row: Row, tp: int) -> dict[str, Any]:
     """Return the sizes of a row."""
-    heads = row.count("n_heads")
+    hidden = row.count("hidden")
+    heads = row.count("n_heads", usual_heads(hidden, tp, row.number("head_dim") or USUAL_HEAD))
     multiple = _VOCABULARY_MULTIPLE * tp
     sizes: dict[str, Any] = {
         "num_layers": row.count("n_layers"),
-        "hidden_size": row.count("hidden"),
+        "hidden_size": hidden,
         "num_heads": heads,
         "num_kv_heads": row.count("n_kv_heads", heads),
         "vocab_size": -(-row.count("vocab") // multiple) * multiple,
@@ -389,6 +390,20 @@ def _sizes(row: Row, tp: int) -> dict[str, Any]:
         if row.text(column):
             sizes[field] = row.count(column)
     return sizes
+
+
+USUAL_HEAD = 128
+"""Elements of a head of most models, from GPT-3 of 175B on."""
+
+
+def usual_heads(hidden_size: int, tp: int, head_dim: float) -> int | None:
+    """Return how many heads have about so many elements, if tp ranks divide them; None where they cannot.
+
+    >>> usual_heads(4096, 8, 128), usual_heads(14400, 8, 128)
+    (32, 120)
+    """
+    fitting = (heads for heads in range(tp, hidden_size + 1, tp) if hidden_size % heads == 0)
+    return min(fitting, key=lambda heads: abs(hidden_size / heads - head_dim), default=None)
 
 
 def _kind(row: Row) -> dict[str, Any]:
@@ -431,11 +446,10 @@ def named_model(row: Row) -> Transformer | None:
 
     Experts and latent attention need more figures than a table has columns for.
     """
-    name, sizes = _letters(row.text("model")), (row.count("hidden"), row.count("n_heads"))
+    name, heads = _letters(row.text("model")), row.number("n_heads")
+    sizes = row.count("hidden"), row.number("n_experts") or 0
     for shipped in models().values():
-        alike = (shipped.hidden_size, shipped.num_heads) == sizes and shipped.num_experts == (
-            row.number("n_experts") or 0
-        )
+        alike = (shipped.hidden_size, shipped.num_experts) == sizes and heads in (None, shipped.num_heads)
         if alike and _letters(shipped.name) in name and (shipped.num_experts or shipped.latent):
             return shipped
     return None
@@ -460,6 +474,9 @@ def _of_named(row: Row) -> dict[str, Any]:
             )
         return {}
     fields: dict[str, Any] = {}
+    if row.number("n_heads") is None:
+        kv_heads = row.count("n_kv_heads", found.num_kv_heads)
+        fields |= {"num_heads": found.num_heads, "num_kv_heads": kv_heads}
     if row.number("n_shared_experts") is None and "shared" not in row.words("mlp").facts:
         fields["num_shared_experts"] = found.num_shared_experts
     if row.number("n_dense_layers") is None:

@@ -106,7 +106,7 @@ def test_own_tables_are_judged_by_the_platform_of_their_framework(tmp_path: Path
     with file.open("w", newline="") as out:
         writer = csv.DictWriter(out, USUAL)
         writer.writeheader()
-        writer.writerows([USUAL, {**USUAL, "row_id": "x-2", "mbs": ""}])
+        writer.writerows([USUAL, {**USUAL, "row_id": "x-2", "n_layers": ""}])
     done = mt.validate(csv=file)
     assert [row["row_id"] for row in done.rows] == ["x-1"]
     assert done.rows[0]["table"] == "mine"

@@ -71,8 +71,8 @@ def test_a_row_becomes_the_run_that_it_describes() -> None:
 
 
 LACKING = [
-    ({"mbs": "not stated"}, "mbs is 'not stated'"),
-    ({"n_heads": ""}, "n_heads is ''"),
+    ({"mbs": "not stated", "n_micro": ""}, "mbs is 'not stated'"),
+    ({"n_layers": ""}, "n_layers is ''"),
     ({"gpu": "TPU v3"}, "no hardware config"),
     ({"step_time_s": ""}, "neither step_time_s"),
     ({"status": "crashed/OOM"}, "status is 'crashed/OOM'"),
@@ -310,8 +310,29 @@ def test_a_microbatch_that_nobody_published_is_the_quickest_that_fits() -> None:
     others = [predict(case(mbs=size, n_micro="", gbs="32")).seconds for size in ("1", "2", "4", "8")]
     assert quickest.seconds == min(others)
     assert found.assumed[0].text.startswith("mbs not published: ")
-    with pytest.raises(LackingError, match="no microbatch"):
+    unsaid = case_and_prediction(row(mbs="not stated", n_micro="", gbs="32", dp=""), None)
+    assert (unsaid[1], unsaid[0].assumed[0]) == (quickest, found.assumed[0])
+    with pytest.raises(LackingError, match="nothing that could stand there"):
         case_and_prediction(row(mbs="quickest", n_micro="", gbs="32", hidden="65536", n_heads="64"), None)
+
+
+def test_a_microbatch_follows_from_the_batch_and_their_number() -> None:
+    assert case(mbs="", gbs="48").layout == case().layout
+
+
+def test_what_jax_computes_again_is_the_quickest_that_fits() -> None:
+    changes = {"framework": "MaxText", "recompute": "not stated", "attention": "flash"}
+    found, prediction = case_and_prediction(row(**changes), None)
+    assert found.assumed[0].text == "recompute not published: none, the quickest that fits"
+    assert found.assumed[0].others == ("selective",)
+    assert prediction == predict(case(**{**changes, "recompute": "none"}))
+
+
+def test_heads_that_are_not_stated_are_those_of_the_named_model_or_have_about_128_elements() -> None:
+    found = case(n_heads="", hidden="1152")
+    assert found.model.num_heads == 8  # of 144 elements; 9 heads of 128 do not divide among 2 ranks
+    assert any(each.text == "n_heads not stated: 8" for each in found.assumed)
+    assert case(n_heads="", head_dim="64").model.num_heads == 16
 
 
 @pytest.mark.parametrize(
