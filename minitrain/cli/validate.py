@@ -13,6 +13,7 @@ from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.evidence import columns
+from minitrain.evidence.errors_by_table import TableErrors
 from minitrain.files import write_text
 from minitrain.machine.calibrated import LEVEL
 from minitrain.plain_text import printable
@@ -105,26 +106,38 @@ class _Done:
 
 def _print(done: mt.Validation) -> None:
     """Print the errors by table, and what was left out."""
-    rows = []
-    for errors in done.tables:
-        found = errors.errors
-        figures = (f"{100 * value:.1f}" for value in (found.mean, found.median, found.p90))
-        name = "" if errors.group else errors.table
-        of = f"{errors.group}: {errors.of}" if errors.group else errors.of
-        fitted = "" if errors.group else errors.fitted or "nothing"
-        rows.append((name, printable(of), str(found.num_runs), *figures, f"{100 * found.bias:+.1f}", fitted))
-    heads = dict.fromkeys(("runs", "mean %", "median %", "p90 %", "bias %"))
     if done.results:
-        print_table(filled_table({"table": 0, "of": 6, **heads, "fitted on it": 8}, rows, frameless_table()))
-    if done.skipped:
-        of_all = (f"{name} {num} of {num_rows}" for name, (num, num_rows) in done.answered.items() if num < num_rows)
-        print_lines([printable(f"rows simulated: {', '.join(of_all)}; all of other tables")])
+        counts = {name: f"{num} of {of_all}" for name, (num, of_all) in done.answered.items()}
+        rows = [_row(errors, "" if errors.group else counts[errors.table]) for errors in done.tables]
+        heads = {**dict.fromkeys(_FIGURES), "rows": None, "fitted on it": 8}
+        print_table(filled_table({"table": 0, "of": 6, **heads}, rows, frameless_table()))
+        kinds = [(errors.table, errors.group, *_figures(errors)) for errors in done.kinds]
+        if len(kinds) > 1:
+            heads = {"device, framework": 6, "parallelism": 3, **dict.fromkeys(_FIGURES)}
+            print_table(filled_table(heads, kinds, frameless_table()))
     held, num_sure = done.in_interval
     if num_sure:
         print_lines([f"{held} of {num_sure} measured times lie in their intervals of {100 * LEVEL:.0f} %"])
     if done.without:
         print_lines([f"left out: {', '.join(done.without)}"])
     _print_skipped(done)
+
+
+_FIGURES = ("runs", "mean %", "median %", "p90 %", "bias %")
+
+
+def _figures(errors: TableErrors) -> tuple[str, ...]:
+    """Return the cells of `_FIGURES`."""
+    found = errors.errors
+    means = (f"{100 * value:.1f}" for value in (found.mean, found.median, found.p90))
+    return (str(found.num_runs), *means, f"{100 * found.bias:+.1f}")
+
+
+def _row(errors: TableErrors, answered: str) -> tuple[str, ...]:
+    """Return the row of a table, or of a group below it."""
+    if errors.group:
+        return ("", printable(f"{errors.group}: {errors.of}"), *_figures(errors), "", "")
+    return (errors.table, printable(errors.of), *_figures(errors), answered, errors.fitted or "nothing")
 
 
 def _print_skipped(done: mt.Validation) -> None:

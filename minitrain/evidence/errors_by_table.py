@@ -40,7 +40,8 @@ class RowResult:
         unread: its words and columns that are not known, and were not read.
         terms: what the predicted time is made of, s.
         kind: of its model; "" of parts of a step, and where layers were measured.
-        axes: sizes by name of the axes of its layout.
+        axes: sizes by name of the axes of its layout; "fsdp" is how many ranks share weights or gradients.
+        framework: what trained it; "" where that is not told.
         interval_s: where a calibration says that the measured time lies, s; None without one.
     """
 
@@ -62,6 +63,7 @@ class RowResult:
     terms: Mapping[str, float] = field(default_factory=dict, hash=False)
     kind: str = ""
     axes: Mapping[str, int] = field(default_factory=dict, hash=False)
+    framework: str = ""
     interval_s: tuple[float, float] | None = None
 
     @property
@@ -70,6 +72,11 @@ class RowResult:
         if self.interval_s is None or self.measured_s is None:
             return None
         return self.interval_s[0] <= self.measured_s <= self.interval_s[1]
+
+    @property
+    def parallelism(self) -> str:
+        """Return the axes along which its model is divided: "tp pp"; "dp" where every rank has all of it."""
+        return " ".join(axis for axis, size in self.axes.items() if size > 1) or "dp"
 
     @property
     def error(self) -> float | None:
@@ -91,6 +98,8 @@ class RowResult:
             "device": self.device,
             "model": self.model,
             "world_size": self.world_size,
+            "framework": self.framework or None,
+            "parallelism": self.parallelism if self.axes else None,
             "platform": self.platform,
             "measured_s": self.measured_s,
             "predicted_s": self.predicted_s,
@@ -219,7 +228,7 @@ class PublishedTable:
     Args:
         name: what it is called here.
         about: what was measured.
-        fitted: what was fitted on it, in words; "" for nothing.
+        fitted: what was fitted on it, in words; "" for nothing, "blind" where no rule was chosen by it either.
         lacks: what it does not say, and was not guessed; "" for nothing.
     """
 
@@ -256,6 +265,12 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable("a2", "MPT 125M to 30B, A100, older (MosaicML)", f"platform eager-a100, {_ODD}"),
             PublishedTable("j1", "Llama 1.3B to 8.9B, one H100 node (nanotron)", f"platform nanotron, {_ODD}"),
             PublishedTable("j3", "Llama, GPT, Nemotron, H100 (NVIDIA DGX Cloud)", f"platform nemo-h100, {_ODD}"),
+            PublishedTable(
+                "p1",
+                "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge)",
+                "blind",
+                lacks="what backward computes again (none)",
+            ),
             PublishedTable(
                 "d1",
                 "Llama 8B to 405B, A100, H100, H200 (torchtitan)",

@@ -61,6 +61,12 @@ class Layout:
         return self.dp * self.cp
 
     @property
+    def axes(self) -> dict[str, int]:
+        """Return how many ranks divide a model along each axis."""
+        sharing = self.shard_size if self.zero >= 2 else 1
+        return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep, "fsdp": sharing}
+
+    @property
     def global_batch_size(self) -> int:
         """Return the samples of a step."""
         return self.dp * self.microbatch_size * self.num_microbatches

@@ -28,7 +28,7 @@ from minitrain.evidence.errors_by_table import (
     time_errors,
 )
 from minitrain.evidence.real_runs import is_real, read_rows_of, real_results
-from minitrain.evidence.rows import LackingError, Row
+from minitrain.evidence.rows import LackingError, Row, framework_of
 from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.price import Pricing
 from minitrain.run.worker_processes import WorkerProcesses
@@ -118,7 +118,8 @@ def _common_results(task: RowToPredict) -> Iterator[RowResult]:
         unread=case.unread,
         terms=found.terms,
         kind=case.model.kind,
-        axes={"tp": case.layout.tp, "pp": case.layout.pp, "cp": case.layout.cp, "ep": case.layout.ep},
+        axes=case.layout.axes,
+        framework=framework_of(task.row).name,
     )
 
 
@@ -202,6 +203,17 @@ class Validation:
     def tables(self) -> list[TableErrors]:
         """Return the errors of each table, and below it of its groups if there are several."""
         return [errors for name in self._names() for errors in self._of_table(name)]
+
+    @property
+    def kinds(self) -> list[TableErrors]:
+        """Return the errors of times of all tables, by device and framework, and below these by parallelism."""
+        by_kind: dict[tuple[str, str], list[RowResult]] = {}
+        for each in self.results:
+            if each.framework:
+                device = each.device.partition("_")[0].upper()
+                by_kind.setdefault((f"{device}, {each.framework}", each.parallelism), []).append(each)
+        found = [errors for (name, group), each in sorted(by_kind.items()) for errors in _errors(name, group, each, "")]
+        return [errors for errors in found if errors.of == "time"]
 
     def summary(self) -> list[dict[str, Any]]:
         """Return the errors by table as plain values."""

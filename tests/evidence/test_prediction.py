@@ -118,6 +118,15 @@ def test_own_tables_are_judged_by_the_platform_of_their_framework(tmp_path: Path
     assert components["predicted_s"] < done.rows[0]["predicted_s"]
 
 
+def test_errors_are_told_by_device_framework_and_parallelism() -> None:
+    done = mt.validate("b3")
+    found = {(errors.table, errors.group): errors.errors.num_runs for errors in done.kinds}
+    of = "Megatron-LM of 2020 and 2021"
+    expected = {("A100", "dp"): 2, ("A100", "tp"): 6, ("V100", "dp"): 1, ("V100", "tp"): 3}
+    assert found == {(f"{device}, {of}", axes): num for (device, axes), num in expected.items()}
+    assert done.rows[0]["framework"] == of
+
+
 def test_processes_change_nothing() -> None:
     assert mt.validate("c2", jobs=2).rows == mt.validate("c2").rows
 
