@@ -20,7 +20,7 @@ from tests.evidence.test_rows import USUAL
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> mt.Validation:
     file = tmp_path_factory.mktemp("tables") / "mine.csv"
-    rows = [USUAL, {**USUAL, "row_id": "x-<2>", "model": "<b>gpt</b>"}, {**USUAL, "row_id": "x-3", "mbs": ""}]
+    rows = [USUAL, {**USUAL, "row_id": "x-<2>", "model": "<b>gpt</b>"}, {**USUAL, "row_id": "x-3", "n_layers": ""}]
     file.write_text("\n".join([",".join(USUAL), *(",".join(row.values()) for row in rows)]))
     return mt.validate("h1", file)
 
@@ -30,7 +30,7 @@ def test_the_page_has_points_summaries_bars_and_reasons(done: mt.Validation, tmp
     assert page.count('class="dot"') == 2
     assert page.count('class="bar"') == 2
     assert "memory, states" in page
-    assert "without the samples of a microbatch" in page
+    assert "where a whole number of at least 1 is needed" in page
     assert "http" not in page.replace("http-equiv", "")
 
 
