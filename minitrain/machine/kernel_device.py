@@ -239,6 +239,36 @@ def _device(system: SystemConfig, rates: KernelRates, launch_s: float) -> Kernel
     return KernelDevice(system, rates, launch_s=launch_s)
 
 
+def gradients_beside(device: Any, workload: Any, op: str, size_bytes: float, num_parts: int) -> list[float]:
+    """Return how long the gradients take that tensor parallelism hides a collective behind, of attention and MLP, s.
+
+    Args:
+        device: the `KernelDevice` that computes them.
+        workload: a transformer; none where its layers have experts or latents.
+        op: a gather is beside the gradient of the input of a layer's columns, a sum beside that of their weight.
+        size_bytes: of the collective's tensor.
+        num_parts: of a layer.
+    """
+    from minitrain.workloads.architecture import NARROW_BYTES  # noqa: PLC0415  (only where kernels are priced)
+    from minitrain.workloads.kernels import Matmul  # noqa: PLC0415  (as above)
+
+    model = getattr(workload, "model", None)
+    if model is None or model.num_experts or model.latent is not None:
+        return []
+    precision, hidden = model.precision, model.hidden_size
+    datatype = precision.weight_datatype or precision.datatype
+    element = NARROW_BYTES.get(datatype, precision.activation_bytes)
+    num_tokens = int(size_bytes / (hidden * precision.activation_bytes))
+    found = []
+    for unit in {unit.kind: unit for unit in workload.units if unit.layer is not None}.values():
+        columns = sum(each.flop_per_token for each in unit.projections[:-1]) // (2 * hidden * num_parts)
+        work = Matmul(columns, hidden, num_tokens, 1, "weight_gradient", datatype, element, 8)
+        if op == "all_gather":
+            work = Matmul(num_tokens, hidden, columns, 1, "input_gradient", datatype, element)
+        found.append(device.kernel_seconds(work))
+    return found
+
+
 SINGLE_SHARE = 0.93
 COPY_SHARE, MATMUL_SHARE, PROLOGUE = 0.87, 0.78, 146.0
 LAUNCH_S, GRAPH_LAUNCH_S = 2.6e-6, 1.3e-6

@@ -52,7 +52,7 @@ from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
 from minitrain.machine.data_sheet import STORAGE
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.device import Device, RooflineDevice
-from minitrain.machine.kernel_device import KernelDevice, rates_of
+from minitrain.machine.kernel_device import KernelDevice, gradients_beside, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
 from minitrain.machine.network import CHANNEL_GBPS, Network, channels_of_message, select_tier
@@ -489,43 +489,19 @@ class KernelPredictor(DevicePredictor):
             return super()._collective(op, size_bytes, ranks, algorithm)
         wire_bytes = size_bytes * self._gathered_share() if op == "all_gather" else size_bytes
         price = super()._collective(op, wire_bytes, ranks, algorithm)
-        longer = exposed * price.seconds
-        if exposed < 1:
-            longer += (1 - exposed) * self._not_hidden(op, price.seconds, size_bytes, len(ranks))
+        hidden = (1 - exposed) and self._not_hidden(op, price.seconds, size_bytes, len(ranks))
+        longer = exposed * price.seconds + (1 - exposed) * hidden
         return replace(price, seconds=platform.parts_exposed * longer, size_bytes=size_bytes)
 
     def _not_hidden(self, op: str, seconds: float, size_bytes: float, num_parts: int) -> float:
         """Return by how much a collective beside the gradient of a layer's columns makes a step longer, s.
 
-        Computing runs at the rate that the collective leaves it, and what does not fit stays exposed: a gather beside
-        the gradient of the input, a sum beside that of the weight. It is the mean of attention and MLP, which have one
-        each; of layers with experts or latents, whose columns are other ones, all is hidden.
+        Computing runs at the rate that the collective leaves it, and what does not fit stays exposed: the mean of
+        attention and MLP, which have one each. Of layers with experts or latents all is hidden.
         """
         slowed = self._inner.processor_usage * seconds
-        found = [larger(slowed, seconds - beside) for beside in self._gradients_beside(op, size_bytes, num_parts)]
-        return sum(found) / len(found) if found else slowed
-
-    def _gradients_beside(self, op: str, size_bytes: float, num_parts: int) -> list[float]:
-        """Return how long the gradients take that such a collective runs beside, of attention and of MLP, s."""
-        from minitrain.workloads.kernels import Matmul  # noqa: PLC0415  (only where kernels are priced)
-
-        model = getattr(self.workload, "model", None)
-        if model is None or model.num_experts or model.latent is not None:
-            return []
-        precision, device = model.precision, cast(KernelDevice, self.device)
-        datatype = precision.weight_datatype or precision.datatype
-        element = NARROW_BYTES.get(datatype, precision.activation_bytes)
-        hidden = model.hidden_size
-        num_tokens = int(size_bytes / (hidden * precision.activation_bytes))
-        found = []
-        for unit in {unit.kind: unit for unit in self.workload.units if unit.layer is not None}.values():  # type: ignore[attr-defined]  # a transformer's
-            columns = sum(each.flop_per_token for each in unit.projections[:-1]) // (2 * hidden * num_parts)
-            if op == "all_gather":
-                work = Matmul(num_tokens, hidden, columns, 1, "input_gradient", datatype, element)
-            else:
-                work = Matmul(columns, hidden, num_tokens, 1, "weight_gradient", datatype, element, 8)
-            found.append(device.kernel_seconds(work))
-        return found
+        beside = gradients_beside(self.device, self.workload, op, size_bytes, num_parts)
+        return sum(larger(slowed, seconds - each) for each in beside) / len(beside) if beside else slowed
 
     def _gathered_share(self) -> float:
         """Return the share of their bytes that gathers send: half where multiplications after them take fewer bits."""
