@@ -188,10 +188,9 @@ class Validation:
     @property
     def answered(self) -> dict[str, tuple[int, int]]:
         """Return how many rows of each table were simulated, and how many it has."""
-        done = {(each.table, each.row_id) for each in self.results}
-        rows = [table for table, _ in done | {(each.table, each.row_id) for each in self.skipped}]
-        names = dict.fromkeys((*self._names(), *(each.table for each in self.skipped)))
-        return {name: (sum(table == name for table, _ in done), rows.count(name)) for name in names}
+        done = [table for table, *_ in {(each.table, each.row_id, each.about) for each in self.results}]
+        rows = [*done, *(each.table for each in self.skipped)]
+        return {name: (done.count(name), rows.count(name)) for name in dict.fromkeys((*self._names(), *rows))}
 
     @property
     def in_interval(self) -> tuple[int, int]:

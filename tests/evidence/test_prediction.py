@@ -125,6 +125,8 @@ def test_errors_are_told_by_device_framework_and_parallelism() -> None:
     expected = {("A100", "dp"): 2, ("A100", "tp"): 6, ("V100", "dp"): 1, ("V100", "tp"): 3}
     assert found == {(f"{device}, {of}", axes): num for (device, axes), num in expected.items()}
     assert done.rows[0]["framework"] == of
+    named_alike = done.results[0], replace(done.results[0], about="another model")
+    assert replace(done, results=named_alike).answered == {"b3": (2, 2)}
 
 
 def test_processes_change_nothing() -> None:
