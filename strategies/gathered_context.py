@@ -42,7 +42,7 @@ async def gathered_context(
 
 
 async def gathered_step(model: Model, mesh: Mesh, inputs: Sequence[tuple[Any, ...]], recompute: str) -> Model:
-    """Train on microbatches, each given as the arguments of `get_input_shard`."""
+    """Train on microbatches, each given as the arguments of `get_input_shard`, or by its samples alone if not cut."""
     model.recompute = recompute
     parts, sequence, tp = mesh.group("tp"), mesh.group("cp"), mesh.group("tp").size
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
@@ -79,31 +79,35 @@ async def gathered_step(model: Model, mesh: Mesh, inputs: Sequence[tuple[Any, ..
     for layer in range(model.num_layers):
         weights[layer], opt_states[layer] = model.load_weights(layer, part=parts.index, num_parts=tp)
 
-    for batch in inputs:
-        activations[0] = model.get_input_shard(*batch)
+    for samples, *cut in inputs:
+        activations[0] = model.get_input_shard(samples, *cut) if cut else model.get_input_activation(samples)
         for layer in range(model.num_layers):
-            if model.has_attention(layer):
+            if cut and model.has_attention(layer):
                 activations["new"] = await attention(layer, recompute)
             else:
                 activations["new"] = model.forward(layer, activations[layer], weights[layer])
             activations[layer + 1] = await total(activations.pop("new"), layer + 1)
         grad_activations[model.num_layers - 1] = model.loss(activations.pop(model.num_layers))
         for layer in reversed(range(model.num_layers)):
-            if model.has_attention(layer):
+            if cut and model.has_attention(layer):
                 grad_weights["new"], grad_activations["new"] = await attention_backward(layer)
             else:
                 grad_weights["new"], grad_activations["new"] = model.backward(
                     layer, activations[layer], grad_activations[layer], weights[layer]
                 )
             del activations[layer], grad_activations[layer]
-            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
+            of_kind = bool(cut), layer  # what is cut is summed over its shards before anything else is added
+            grad_weights[of_kind] = add(grad_weights.get(of_kind), grad_weights.pop("new"))
             if layer > 0:
                 grad_activations[layer - 1] = await total(grad_activations.pop("new"), layer)
             else:
                 del grad_activations["new"]
 
     async def reduce(layer: int) -> None:  # one sum over samples and over the sequence
-        grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=mesh.group("dp", "cp"))
+        for is_cut in (True, False):
+            if (own := (is_cut, layer)) in grad_weights:
+                grad_weights[own] = await model.all_reduce(grad_weights[own], layer, group=mesh.group("dp", "cp"))
+                grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop(own))
 
     for layer in tied_layers(model):
         await reduce(layer)

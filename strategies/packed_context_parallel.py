@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from minitrain.lib import Model
 
-from ._batch import microbatches, share
+from ._batch import microbatches, require_multiple, require_range, share
 from ._context import context_mesh, require_cut, shards_of, shares_of_work
 from .gathered_context import gathered_step
 
@@ -16,6 +16,7 @@ async def packed_context_parallel(
     tp: int = 1,
     cut: str = "best",
     balance: bool = True,
+    whole: int = 0,
     recompute: str = "none",
 ) -> Model:
     """Train as `gathered_context` does, on documents that are packed into sequences, with as even work as they allow.
@@ -32,6 +33,8 @@ async def packed_context_parallel(
         cut: what is cut into two shards a rank: the "sequence", as Llama 3 does; each "document"; or whichever is
             "best", the one with fewer pairs on the ranks with most.
         balance: whether samples are given to replicas by their pairs, and not in their order.
+        whole: samples of each replica that are not cut, those with fewest pairs: each rank takes as many by itself, and
+            sends no keys and values for them (dynamic context parallelism); a multiple of cp.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
     """
     require_cut(cut, "packed_context_parallel")
@@ -39,19 +42,31 @@ async def packed_context_parallel(
     replicas, size = mesh.group("dp"), mesh.group("cp").size
     pairs = [model.count_pairs([sample]) for sample in range(model.global_batch_size)]
     shares = shares_of_work(pairs, replicas.size) if balance else None
+    if whole:
+        require_range("whole", whole, model.global_batch_size // replicas.size, "packed_context_parallel")
+        require_multiple("whole", whole, "cp", size, "packed_context_parallel")
 
-    def batches_of(replica: int) -> Sequence[Sequence[int]]:
+    def samples_of(replica: int) -> tuple[list[int], list[int]]:
+        """Return the samples that a replica cuts, and those that its ranks take whole."""
         own: Sequence[int] = (
             share(model.global_batch_size, replicas.size, replica) if shares is None else shares[replica]
         )
-        return microbatches(own, microbatch_size, "packed_context_parallel")
+        uncut = sorted(own, key=pairs.__getitem__)[:whole]
+        return [sample for sample in own if sample not in uncut], uncut
 
     def slowest(cut: str) -> int:
         """Return the pairs of the ranks with most, for which the others wait in each microbatch."""
         places = [shards_of(place, size, balanced=True) for place in range(size)]
-        batches = [batch for replica in range(replicas.size) for batch in batches_of(replica)]
+        batches = [batch for replica in range(replicas.size) for batch in batches_of(samples_of(replica)[0])]
         return sum(max(model.count_pairs(batch, *each, cut) for each in places) for batch in batches)
 
+    def batches_of(samples: Sequence[int]) -> Sequence[Sequence[int]]:
+        return microbatches(samples, microbatch_size, "packed_context_parallel")
+
     cut = min(("sequence", "document"), key=slowest) if cut == "best" else cut
-    shards = shards_of(mesh.coord("cp"), size, balanced=True)
-    return await gathered_step(model, mesh, [(batch, *shards, cut) for batch in batches_of(replicas.index)], recompute)
+    together, uncut = samples_of(replicas.index)
+    shards, place = shards_of(mesh.coord("cp"), size, balanced=True), mesh.group("cp").index
+    by_rank = shares_of_work([pairs[sample] for sample in uncut], size)
+    alone = uncut[place::size] if by_rank is None else [uncut[index] for index in by_rank[place]]
+    inputs = [*((batch, *shards, cut) for batch in batches_of(together)), *((batch,) for batch in batches_of(alone))]
+    return await gathered_step(model, mesh, inputs, recompute)

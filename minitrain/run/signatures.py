@@ -74,7 +74,9 @@ class StepKeywords(RunParameters):
     schedule: str = _STRATEGYS
     sequence_parallel: bool = _STRATEGYS
     shard_size: int | None = _STRATEGYS
+    sum_tied: bool = _STRATEGYS
     tp: int = _STRATEGYS
+    whole: int = _STRATEGYS
     zero: int = _STRATEGYS
 
 

@@ -464,6 +464,8 @@ class WeightGrad(Sharded["WeightGrad"]):
     def __add__(self, other: WeightGrad) -> WeightGrad:
         """Return the sum, which covers the samples of both, or the shards of the sequence of both; all else agrees.
 
+        What covers all shards of its sequences adds to what covers sequences that were not cut, or otherwise.
+
         Raises:
             LawError: the two are of different kinds, layers, shards or parts, or a shard of the sequence is in both.
         """
@@ -476,12 +478,19 @@ class WeightGrad(Sharded["WeightGrad"]):
         ):
             samples = union(self.samples, other.samples)
             total = WeightGrad(layer, self.layers, samples, self.total_samples, shards, num_shards)
+        elif (wholes := _wholes(self, other)) is not None:
+            whole: WeightGrad = wholes[0] + wholes[1]
+            return summed(whole, self, other)
         else:
             require_same("gradients that add", self, other, *fields_beside(kind, "samples", "sequence"))
             total = self._sum_of_parts(other)
         if hasattr(self, "_units"):  # a sum is as large as its parts; measuring it would take longer
             total._units = self._units  # type: ignore[misc]  # a slot of the base
         return summed(total, self, other)
+
+    def whole_sequences(self) -> WeightGrad:
+        """Return the same, as of sequences that were never cut; itself where it does not cover all shards of them."""
+        return self
 
     def _sum_of_parts(self, other: WeightGrad) -> WeightGrad:
         """Return the sum with a gradient of the same parts and shards."""
@@ -491,6 +500,35 @@ class WeightGrad(Sharded["WeightGrad"]):
             return altered(self, samples=union(self.samples, other.samples))
         require_disjoint(self, self.sequence, other.sequence, "shards", "the sequence")
         return altered(self, sequence=self.sequence.with_shards(self.sequence.shards | other.sequence.shards))
+
+
+def _wholes(one: Any, other: Any) -> tuple[Any, Any] | None:
+    """Return two gradients of whole sequences that were cut in different ways; None if they are of something else.
+
+    Raises:
+        LawError: only one covers all shards of its sequences.
+    """
+    if not isinstance(other, WeightGrad):
+        return None
+    cuts = [getattr(each, "sequence", WHOLE_SEQUENCE) for each in (one, other)]
+    if cuts[0] is cuts[1] or cuts[0].cut == cuts[1].cut:
+        return None
+    wholes = one.whole_sequences(), other.whole_sequences()
+    missing = [frozenset(range(cut.num_shards)) - cut.shards for cut in cuts]
+    if not any(missing):
+        return None if wholes[0] is one and wholes[1] is other else wholes
+    if not all(missing):
+        lacks = int(bool(missing[1]))
+        grads = (other, one) if lacks else (one, other)
+        raise LawError(
+            f"gradients that add: one is of whole sequences (samples {ranges(grads[1].samples)}), the other lacks "
+            f"shards {ranges(missing[lacks])} of {cuts[lacks].num_shards} of its own (samples "
+            f"{ranges(grads[0].samples)}, layer {one.layer}); all_reduce that over the ranks that share these first",
+            left=one,
+            right=other,
+            layer=one.layer,
+        )
+    return None
 
 
 _SEQUENCE = frozenset(["sequence"])

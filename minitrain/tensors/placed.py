@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -116,6 +117,16 @@ class WeightGradPart(WeightGrad):
     def has_share_of_common(self) -> bool:
         """Whether the gradient of what all parts hold, such as norms, is one share of a sum over the parts."""
         return len(self.sequence.pieces) < self.sequence.num_pieces
+
+    def whole_sequences(self) -> WeightGrad:
+        """Return the same, as of sequences that were never cut; itself where it does not cover all shards of them."""
+        if len(self.sequence.shards) < self.sequence.num_shards:
+            return self
+        if self.num_parts == 1 and len(self.sequence.pieces) == self.sequence.num_pieces:
+            return WeightGrad(self.layer, self.layers, self.samples, self.total_samples, self.shards, self.num_shards)
+        if self.sequence.num_shards == 1:
+            return self
+        return altered(self, sequence=SequencePart(pieces=self.sequence.pieces, num_pieces=self.sequence.num_pieces))
 
 
 @dataclass(slots=True)
@@ -554,7 +565,7 @@ def sums_what_all_hold(total: Any, summand: Any) -> bool:
     return total.__class__ is WeightGradPart and bool(total.sequence.pieces != summand.sequence.pieces)
 
 
-def num_summed(value: Any) -> int:
+def num_summed(value: Any) -> int | Fraction:
     """Return how many things a tensor sums: samples, in parts of the sequence or by uses; or keys, or queries.
 
     Where two tensors have nothing in common, the number of their sum is the sum of their numbers.
@@ -565,9 +576,11 @@ def num_summed(value: Any) -> int:
     if isinstance(value, TableGrad):
         return len(value.samples) * len(value.uses)
     if isinstance(value, WeightGrad):
-        sequence = value.sequence
-        return len(value.samples) * (len(sequence.shards) if value.__class__ is WeightGradPart else sequence.count)
-    return len(value.samples) * (value.sequence.count if value.__class__ in COPIES else 1)
+        sequence = getattr(value, "sequence", WHOLE_SEQUENCE)
+        if value.__class__ is WeightGradPart:
+            return len(value.samples) * Fraction(len(sequence.shards), sequence.num_shards)
+        return len(value.samples) * sequence.share
+    return len(value.samples) * (value.sequence.share if value.__class__ in COPIES else 1)
 
 
 def moved(copies: Any, samples: Any, parts: Any, sequence: SequencePart) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -110,6 +110,24 @@ def test_gradients_add_over_samples_within_a_part() -> None:
         grad(0) + WeightGrad(1, 2, frozenset([1]), 4)
     assert clone(total) == total
     assert clone(total) is not total
+
+
+def test_gradients_of_sequences_that_were_cut_add_to_others_once_they_cover_all_shards() -> None:
+    def of_shards(*shards: int, samples: Iterable[int] = (0,), num_shards: int = 4) -> WeightGradPart:
+        sequence = SequencePart(shards=frozenset(shards), num_shards=num_shards)
+        return WeightGradPart(1, 2, frozenset(samples), 8, sequence=sequence)
+
+    whole = WeightGrad(1, 2, frozenset([1, 2]), 8)
+    complete = of_shards(0, 2) + of_shards(1, 3)
+    for total in (whole + complete, complete + whole, whole + of_shards(0, 1, num_shards=2)):
+        assert total == WeightGrad(1, 2, frozenset([0, 1, 2]), 8)
+    assert complete + of_shards(0, 1, samples=[3], num_shards=2) == WeightGrad(1, 2, frozenset([0, 3]), 8)
+    lacks = r"of whole sequences \(samples 1-2\), the other lacks shards 1,3 of 4 of its own \(samples 0, layer 1\)"
+    for first, second in ((whole, of_shards(0, 2)), (of_shards(0, 2), whole)):
+        with pytest.raises(mt.LawError, match=lacks):
+            first + second
+    with pytest.raises(mt.LawError, match="sequence must be equal"):
+        of_shards(0) + of_shards(0, num_shards=2, samples=[1])
 
 
 Program = Callable[[Model, Any], Any]

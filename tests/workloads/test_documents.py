@@ -168,6 +168,8 @@ PROVEN = [
     "packed_context_parallel:cut=document,cp=2,tp=2",
     "packed_context_parallel:cp=2,microbatch_size=1,recompute=full",
     "packed_context_parallel:cp=1,balance=False",
+    "packed_context_parallel:cp=2,whole=2,tp=2",
+    "packed_context_parallel:whole=4,microbatch_size=1,recompute=full",
 ]
 
 
@@ -263,6 +265,19 @@ def test_balance_by_pairs_and_by_document_shortens_the_step() -> None:
     assert times["document", True] < times["document", False] < times["sequence", False]
     with pytest.raises(mt.StrategyError, match='cut must be "best", "sequence" or "document"'):
         mt.simulate("packed_context_parallel", cut="token", **sizes)
+
+
+def test_samples_that_stay_whole_need_no_keys_of_others() -> None:
+    sizes: dict[str, Any] = {"workload": LONG, "world_size": 4, "global_batch_size": 8, "microbatch_size": 1}
+    name = "packed_context_parallel"
+    cut, some, all_whole = (mt.simulate(name, whole=whole, documents=512, **sizes) for whole in (0, 4, 8))
+    assert cut.exposed_comm_fraction > some.exposed_comm_fraction > all_whole.exposed_comm_fraction
+    assert cut.peak_memory_bytes < some.peak_memory_bytes
+    gathered = [sum(event.typ == "all_gather" for log in run.logs for event in log) for run in (cut, some, all_whole)]
+    assert gathered[0] == 2 * gathered[1]
+    assert not gathered[2]
+    with pytest.raises(mt.StrategyError, match=r"whole \(2\) must be a multiple of cp \(4\)"):
+        mt.simulate(name, whole=2, **sizes)
 
 
 def test_a_strategy_may_ask_for_the_documents_and_their_pairs() -> None:
