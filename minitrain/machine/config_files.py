@@ -242,7 +242,7 @@ def read_file(path: str) -> str:
     except FileNotFoundError:
         fault = "expected a config file, found no such file; check the path"
     except OSError as error:
-        fault = f"expected a readable config file, found: {error}"
+        fault = f"expected a readable config file, found: {error.strerror or error}"
     except ValueError as error:
         fault = str(error)
     raise refuse(label, [fault])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_what_loses_nothing_is_what_ddp_trains() -> None:
 _STATE = 'model.decompress(\n                layer, await sent.pop(layer), opt_states["sent", layer]\n            )'
 REFUSED: dict[str, Any] = {
     "no declaration": (
-        ('@mt.approximate_steps("num_steps", "compression")', '@mt.local_steps("num_steps", 1)'),
+        ('@mt.approximate_steps("num_steps", "compression", alike=True)', '@mt.local_steps("num_steps", 1)'),
         "means exact gradients; declare @mt.approximate_steps",
     ),
     "no such compression": (('steps", "compression"', 'steps", "int5"'), "no compression is called 'int5'"),
@@ -318,7 +319,7 @@ def test_wrong_outer_gradients_are_refused_by_name(case: str, tmp_path: Path) ->
     for old, new in changes:
         assert old in text, old
         text = text.replace(old, new)
-    (tmp_path / "_local.py").write_text(text.replace("from ._batch", "from minitrain.strategies._batch"))
+    (tmp_path / "_local.py").write_text(re.sub(r"from \._(batch|tied)", r"from minitrain.strategies._\1", text))
     (tmp_path / "mine.py").write_text((folder / "diloco.py").read_text())
     sizes: dict[str, Any] = {"world_size": 4, "num_layers": 2, "global_batch_size": 16, "replicas": 2}
     with pytest.raises(MinitrainError) as told:

@@ -40,7 +40,7 @@ def test_the_strategy_of_the_wrong_ones_is_right(tmp_path: Path) -> None:
 
 _OLD = "        weights[layer] = weights.pop((layer, num_steps - 1))"
 REFUSED: dict[str, Any] = {
-    "no declaration": (('@mt.delayed_steps("num_steps", delay=1)\n', ""), "declare @mt.local_steps"),
+    "no declaration": (('@mt.delayed_steps("num_steps", delay=1, alike=True)\n', ""), "declare @mt.local_steps"),
     "an option that is none": (('"num_steps", delay', '"steps", delay'), "takes no such option"),
     "a step is left out": (
         ("        weights.pop((layer, num_steps - 1))\n        weights[layer] = weights.pop((layer, num_steps))", _OLD),

@@ -335,7 +335,9 @@ def _members(ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted({operator.index(rank) for rank in ranks}))
     except TypeError:
         raise UsageError(
-            f"a group must be a list of ranks, such as [0, 1] or mesh.group('dp'), got {ranks!r:.80}", ranks=ranks
+            "a group must be a list of ranks, which are integers, such as [0, 1] or mesh.group('dp'), got "
+            f"{ranks!r:.80}",
+            ranks=ranks,
         ) from None
 
 

@@ -136,13 +136,14 @@ def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] 
         options: its options: `pp` and `num_chunks` count.
 
     Returns:
-        Both, or None for a strategy that has no closed form.
+        Both, or None for a strategy that has no closed form, or of which a file tells sizes that are none.
     """
     form = _FORMS.get(re.split("[: ]", strategy)[0])  # without options ("zb_h2:pp=4") and number ("gpipe (2)")
     graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
     line = graph.timeline
     passes = line.beginning_with("forward", "loss", "backward")
-    if form is None or not passes.any():
+    counts = [(options or {}).get(name) or 1 for name in ("pp", "num_chunks")]
+    if form is None or not passes.any() or not all(isinstance(count, int) and count > 0 for count in counts):
         return None
     sizes = _sizes(graph, strategy, options or {})
     free = np.where(line.beginning_with(*COMMUNICATIONS), 0.0, line.duration)

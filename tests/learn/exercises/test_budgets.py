@@ -53,15 +53,17 @@ ATTACKS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
          "if layer <= 2 else opt_states[layer]\n        weights[layer], opt_states[layer] = model.update(")]),
     "04_one_gradient_more": ("zero2", "04", "memory", [
         (STORAGE, STORAGE + "    kept = []\n"),
-        ('await model.reduce_scatter(grad_weights.pop("full"), layer)',
-         'await model.reduce_scatter(grad_weights["full"], layer)\n            kept = [grad_weights.pop("full")]')]),
+        ('grad_weights["new"] = await model.reduce_scatter(grad_weights.pop("new"), layer)',
+         'kept = [grad_weights.pop("new")]\n                '
+         'grad_weights["new"] = await model.reduce_scatter(kept[0], layer)')]),
     "05_one_weight_more": ("zero3", "05", "memory", [
         (GATHER, '            kept = weights.pop("full", None)\n' + GATHER),
         ('            del weights["full"]\n', ""),
-        ('grad_activations[layer], weights["full"]\n            grad', "grad_activations[layer]\n            grad")]),
+        ('grad_activations[layer], weights["full"]\n            if', "grad_activations[layer]\n            if")]),
     "05_one_gradient_more": ("zero3", "05", "memory", [
-        ('await model.reduce_scatter(grad_weights.pop("full"), layer)',
-         'await model.reduce_scatter(grad_weights["full"], layer)\n            kept = [grad_weights.pop("full")]')]),
+        ('grad_weights["new"] = await model.reduce_scatter(grad_weights.pop("new"), layer)',
+         'kept = [grad_weights.pop("new")]\n                '
+         'grad_weights["new"] = await model.reduce_scatter(kept[0], layer)')]),
     "06_the_output_kept": ("gpipe", "06", "memory", [
         ("await messages.send(after, activations.pop((layers.stop, i)))",
          "await messages.send(after, activations[layers.stop, i])\n"
@@ -111,8 +113,8 @@ ATTACKS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "08_one_message_more": ("one_f_one_b", "08", "communication", [
         ("    for layer in layers:\n        weights[layer], opt_states[layer] = model.update(", MESSAGE)]),
     "09_one_gather_more": ("zero3_prefetch", "09", "communication", [
-        ("    await finish_reduction()\n\n    for layer",
-         "    await finish_reduction()\n    work = model.launch(model.all_gather(weights[0], 0))\n\n    for layer"),
+        ("    await reduce_tied(model, grad_weights)\n",
+         "    await reduce_tied(model, grad_weights)\n    work = model.launch(model.all_gather(weights[0], 0))\n"),
         ("    return model\n", "    await work\n    return model\n")]),
     "10_one_all_reduce_more": ("pp_dp", "10", "communication", [
         ("        model.set_final_weight(layer, weights[layer])\n",
