@@ -1,6 +1,7 @@
 """Context parallelism of packed documents, balanced by their lengths (Llama 3, section 3.3.2; Wang et al. 2025)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from minitrain.lib import Model
 
@@ -43,14 +44,18 @@ async def packed_context_parallel(
     pairs = [model.count_pairs([sample]) for sample in range(model.global_batch_size)]
     shares = shares_of_work(pairs, replicas.size) if balance else None
     if whole:
-        require_range("whole", whole, model.global_batch_size // replicas.size, "packed_context_parallel")
+        samples_each = model.global_batch_size // replicas.size
+        require_range("microbatch_size", microbatch_size, samples_each, "packed_context_parallel")
+        require_range("whole", whole, samples_each, "packed_context_parallel")
         require_multiple("whole", whole, "cp", size, "packed_context_parallel")
 
-    def samples_of(replica: int) -> tuple[list[int], list[int]]:
+    def samples_of(replica: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the samples that a replica cuts, and those that its ranks take whole."""
         own: Sequence[int] = (
             share(model.global_batch_size, replicas.size, replica) if shares is None else shares[replica]
         )
+        if not whole:
+            return own, []
         uncut = sorted(own, key=pairs.__getitem__)[:whole]
         return [sample for sample in own if sample not in uncut], uncut
 
@@ -61,12 +66,18 @@ async def packed_context_parallel(
         return sum(max(model.count_pairs(batch, *each, cut) for each in places) for batch in batches)
 
     def batches_of(samples: Sequence[int]) -> Sequence[Sequence[int]]:
-        return microbatches(samples, microbatch_size, "packed_context_parallel")
+        of_each = microbatch_size
+        if whole and microbatch_size is not None:  # of those that are cut, or that are not, there may be fewer
+            of_each = min(microbatch_size, max(len(samples), 1))
+        return microbatches(samples, of_each, "packed_context_parallel")
 
     cut = min(("sequence", "document"), key=slowest) if cut == "best" else cut
     together, uncut = samples_of(replicas.index)
-    shards, place = shards_of(mesh.coord("cp"), size, balanced=True), mesh.group("cp").index
-    by_rank = shares_of_work([pairs[sample] for sample in uncut], size)
-    alone = uncut[place::size] if by_rank is None else [uncut[index] for index in by_rank[place]]
-    inputs = [*((batch, *shards, cut) for batch in batches_of(together)), *((batch,) for batch in batches_of(alone))]
+    shards = shards_of(mesh.coord("cp"), size, balanced=True)
+    inputs: list[tuple[Any, ...]] = [(batch, *shards, cut) for batch in batches_of(together)]
+    if uncut:
+        by_rank = shares_of_work([pairs[sample] for sample in uncut], size)
+        place = mesh.group("cp").index
+        alone = uncut[place::size] if by_rank is None else [uncut[index] for index in by_rank[place]]
+        inputs += [(batch,) for batch in batches_of(alone)]
     return await gathered_step(model, mesh, inputs, recompute)

@@ -168,7 +168,7 @@ PROVEN = [
     "packed_context_parallel:cut=document,cp=2,tp=2",
     "packed_context_parallel:cp=2,microbatch_size=1,recompute=full",
     "packed_context_parallel:cp=1,balance=False",
-    "packed_context_parallel:cp=2,whole=2,tp=2",
+    "packed_context_parallel:cp=2,whole=2,tp=2,microbatch_size=2",
     "packed_context_parallel:whole=4,microbatch_size=1,recompute=full",
 ]
 
