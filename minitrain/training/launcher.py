@@ -260,6 +260,10 @@ class _Ranks:
                 f"the process that ranks are forked from ended with exit code {parent.popen.wait()}; does "
                 "`python -c 'import minitrain.training.worker'` work?"
             ) from None
+        except BaseException:  # Ctrl-C; ranks end when their pipes do
+            for process in self.processes:
+                process.pipe.close()
+            raise
 
     def take_news(self) -> None:
         """Take note of who has died or is stopped."""
