@@ -5,7 +5,7 @@ test that runs it on an example that is not the specification's own (below `test
 in part, why. A line without a test is not met.
 """
 
-# ruff: noqa: E501  (the lines of a table)
+# ruff: noqa: E501  (a statement is a line)
 
 from __future__ import annotations
 
@@ -227,15 +227,16 @@ def page() -> str:
         "# What the specifications say",
         "",
         "Statements of the five specifications about what the system does, and the test that shows it on programs, tasks or sizes that",
-        f"are not the specification's own: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}. `python docs/specifications.py` writes",
-        "this page from its list; `tests/project/test_specifications.py` fails where a test is gone or the page is old.",
+        f"are not the specification's own: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}. Where it does not say otherwise, a",
+        "statement is met. `python docs/specifications.py` writes this page; `tests/project/test_specifications.py` fails where a test is gone.",
     ]
     for heading in dict.fromkeys(each.specification for each in listed):
-        lines += ["", f"## {heading}", "", "| statement | | test, or why not |", "|---|---|---|"]
+        lines += ["", f"## {heading}", ""]
         for each in (each for each in listed if each.specification == heading):
             file, _, name = each.test.partition("::")
             shown = f"[`{name}`](../tests/{file})" if name else ""
-            lines.append(f"| {each.text} | {each.verdict} | {'; '.join(filter(None, (shown, each.why)))} |")
+            verdict = f"*{each.verdict}*: {each.why}" if each.why else ""
+            lines.append(f"- {each.text}: {'; '.join(filter(None, (shown, verdict)))}")
     return "\n".join(lines) + "\n"
 
 
