@@ -289,6 +289,11 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             ),
             PublishedTable("l1", "GPT 0.2B to 1.3B, one A100 node (vTrain)", lacks="whether timings are independent"),
             PublishedTable("h1", "states by ZeRO's stage (Rajbhandari et al. 2020)"),
+            PublishedTable(
+                "t1",
+                "models of 16B to 512B, TPU v5e and v5p (MaxText)",
+                lacks="whether tokens count causal halves (they do not)",
+            ),
             PublishedTable("n4", "OPT and GPT-Neo, GH200 and mixed nodes (Sailor)", "layers' times are measured (n1)"),
         )
     }

@@ -289,7 +289,7 @@ FRAMEWORKS = (
     _MEGATRON_DEEPSPEED,
     replace(_NEMO, name="NeMo Megatron of 2023", words="nemo-2023", platforms=(), attention="unfused"),
     _NEMO,
-    Framework(name="JAX", words="jax", overlap="always", recompute=None),
+    Framework(name="JAX", words="jax", platforms=((r".", "xla"),), overlap="always", recompute=None),
     _MEGATRON_CORE,
     Framework(
         name="MosaicML Composer",

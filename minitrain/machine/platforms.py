@@ -70,7 +70,7 @@ class Platform:
             see `EXPOSED`.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
         stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
-            checkpoints do.
+            checkpoints and jax.checkpoint's dead code elimination do.
         attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
             the config's only one.
         fused_loss: whether softmax and cross entropy are one kernel.
@@ -184,14 +184,15 @@ def platforms() -> Mapping[str, Platform]:
 
 FRAMEWORKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "torchtitan": {"": "torchtitan-h100", "a100": "eager-a100", "v100": "eager-a100"},
-        "megatron": {"": "nemo-h100", "a100": "megatron-2021", "v100": "megatron-2021"},
+        "torchtitan": {"": "torchtitan-h100", "a100": "eager-a100", "v100": "eager-a100", "tpu": "xla"},
+        "megatron": {"": "nemo-h100", "a100": "megatron-2021", "v100": "megatron-2021", "tpu": "xla"},
     }
 )
 """The platforms of a framework by the family of the device; "" for families on which none was fitted.
 
-V100 has A100's, as its neighbour; all others have that of H100, the newest that was fitted. So it is their best known
-figure, and `minitrain.evidence.similar_runs` says that it was not compared there.
+V100 has A100's, as its neighbour. TPUs run what XLA compiles, whichever library asks for it. All others have that of
+H100, the newest that was fitted. So it is their best known figure, and `minitrain.evidence.similar_runs` says that it
+was not compared there.
 """
 
 
