@@ -7,6 +7,7 @@ does not apply is absent from `error.facts` and reads as None.
 
 import errno
 import traceback
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,24 @@ def lacks_memory(error: BaseException) -> bool:
     no_library = isinstance(error, ImportError) and "failed to map segment" in text_of(error)
     refused = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN)
     return isinstance(error, MemoryError) or no_thread or no_library or refused
+
+
+def came_without_memory(error: BaseException | None) -> bool:
+    """Return whether an error says so, or came while such a one was handled, as a SystemError of Python's own may."""
+    while error is not None and not lacks_memory(error):
+        error = error.__context__
+    return error is not None
+
+
+def say_ignored(hook: Callable[[Any], object], found: Any) -> None:
+    """Say what Python ignores, but not each lack of memory, of which there is one message.
+
+    Args:
+        hook: says it, as `sys.unraisablehook` does.
+        found: what it takes.
+    """
+    if not issubclass(found.exc_type, MemoryError):
+        hook(found)
 
 
 def _place(error: BaseException) -> str:

@@ -16,6 +16,7 @@ of all commands, each of which is imported when it is called.
 | `generation` | how a function becomes a command |
 | `options` | options that several commands share, and how they become arguments of `simulate` |
 | `output`, `failures` | what is printed; exit codes and messages of what goes wrong |
+| `limited` | who waits for a command with limited memory, which may crash |
 """
 
 from minitrain.cli.application import app, main

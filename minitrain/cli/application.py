@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from minitrain.cli.failures import Commands
+from minitrain.cli.limited import watch_limited
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("commands:compare", "Simulate a training step of several strategies, and print which is fastest."),
@@ -103,6 +104,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
+    watch_limited()
     app()
 
 

@@ -20,7 +20,15 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from minitrain.errors import NO_MEMORY, HardwareConfigError, MinitrainError, UsageError, lacks_memory, message_of
+from minitrain.errors import (
+    NO_MEMORY,
+    HardwareConfigError,
+    MinitrainError,
+    UsageError,
+    lacks_memory,
+    message_of,
+    say_ignored,
+)
 from minitrain.plain_text import printable
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -70,7 +78,7 @@ class Commands(TyperGroup):
         arguments = list(sys.argv[1:] if args is None else args)
         _replace_unprintable_characters()
         before, hook = _interrupt_at_once(), sys.unraisablehook
-        sys.unraisablehook = partial(_ignored, hook)
+        sys.unraisablehook = partial(say_ignored, hook)
         try:
             code = super().main(arguments, prog_name, **extra)
             if sys.stdout is not None:
@@ -82,7 +90,7 @@ class Commands(TyperGroup):
         except Exception as error:
             try:
                 code = report(error, debug="--debug" in arguments)
-            except MemoryError:  # there is none even for words
+            except (MemoryError, SystemError):  # there is none even for words
                 error.__traceback__, code = None, FAILED  # which lets go of what was going on
                 os.write(_STDERR, _WITHOUT_MEMORY)
         finally:
@@ -90,12 +98,6 @@ class Commands(TyperGroup):
             if before is not None:
                 signal.signal(signal.SIGINT, before)
         sys.exit(code)
-
-
-def _ignored(hook: Callable[[Any], object], found: Any) -> None:
-    """Say what Python ignores, but not each lack of memory: the command's own message does."""
-    if not issubclass(found.exc_type, MemoryError):
-        hook(found)
 
 
 def _interrupt_at_once() -> Any:

@@ -15,7 +15,16 @@ from multiprocessing.connection import Connection
 from typing import Any, final
 
 from minitrain.errors import NO_MEMORY, lacks_memory
-from minitrain.run.worker_processes import SparedProcess, WorkerEndedError, begin_work
+from minitrain.run.worker_processes import (
+    LOOK_S,
+    SparedProcess,
+    StuckProcesses,
+    WorkerEndedError,
+    begin_work,
+    end_without_memory,
+    limit_bytes,
+    why_ended,
+)
 
 MOST = 8
 """Processes at once; further questions wait."""
@@ -56,16 +65,25 @@ class Worker:
         loop, has_come, file = asyncio.get_running_loop(), asyncio.Event(), self._pipe.fileno()
         loop.add_reader(file, has_come.set)
         try:
-            await has_come.wait()
+            await self._wait_for(has_come)
         finally:
             loop.remove_reader(file)
         try:
             message: dict[str, Any] | None = self._pipe.recv()  # a process sends all of a message at once
         except (EOFError, OSError):
+            why = why_ended(limit_bytes())
             raise WorkerEndedError(
-                "the simulation was stopped, or its process ended (no more memory?); change a knob, or try again"
+                f"the simulation was stopped, or its process ended ({why}); change a knob, or try again"
             ) from None
         return message
+
+    async def _wait_for(self, has_come: asyncio.Event) -> None:
+        """Wait for a message; where memory is limited, end the process if it is stuck."""
+        stuck = StuckProcesses()
+        while not has_come.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(has_come.wait(), None if limit_bytes() is None else LOOK_S)
+            stuck.end(self.pid or 0)
 
     def kill(self) -> None:
         """Stop the process; who waits for a message learns of it."""
@@ -173,6 +191,8 @@ def _work(pipe: Connection) -> None:  # pragma: no cover  (only in a worker)
             question, given = pipe.recv()
             answer(question, given, pipe.send)
             pipe.send(None)
+    except (EOFError, OSError):  # nobody asks any more
+        return
     except Exception as error:
-        if not (isinstance(error, EOFError | OSError) or lacks_memory(error)):
-            raise
+        end_without_memory(error)
+        raise

@@ -8,6 +8,11 @@ A process that is killed ends nothing. So each worker watches for the end of the
 
 Who waits for workers reads their pipes, and needs no thread. A pool of `concurrent.futures` has two threads; where
 there is no memory for the second one, it waits for ever.
+
+A process that has used up the address space that it may take (`ulimit -v`) gets a `MemoryError`, and says so. But
+without room for even an exception it may crash, or never come back: CPython 3.11 looks for the handler of an exception
+again and again while it lacks the 32 bytes to enter it, and holds the interpreter's lock meanwhile. Nothing within that
+process can tell. So who waits for a process looks whether it is stuck so, and ends it.
 """
 
 from __future__ import annotations
@@ -22,21 +27,87 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from minitrain.errors import MinitrainError, lacks_memory
+from minitrain.errors import MinitrainError, came_without_memory, lacks_memory, say_ignored
+
+if sys.platform == "linux":
+    import resource
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _GRACE_S = 3.0  # in which a worker that is stopped removes its temporary files
 _MOST_FAILED_STARTS = 3  # one after the other
 _NO_START = (
-    "the worker processes end before they can do anything (killed, or out of the machine's own memory?); a script that "
-    "starts processes needs `if __name__ == '__main__':`"
+    "the worker processes end before they can do anything ({}); a script that starts processes needs "
+    "`if __name__ == '__main__':`"
 )
-_LOST = "a worker process ended before its work did (killed, or out of the machine's own memory?); do it again"
+_LOST = "a worker process ended before its work did ({}); do it again"
+_STEP_BYTES = 2**20  # what Python and the C library ask the system for when they need more, at least
+
+LOOK_S = 1.0
+"""How often who waits for a process that may be stuck looks at it."""
+
+
+def limit_bytes() -> int | None:
+    """Return how much address space this process and its children may take; None without a limit."""
+    if sys.platform == "linux" and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        return limit
+    return None
+
+
+def why_ended(limit: int | None) -> str:
+    """Return what may have ended a process that was to go on, in words.
+
+    Args:
+        limit: how much address space it may take, bytes; None without a limit.
+    """
+    if limit is None:
+        return "killed, or out of the machine's own memory?"
+    return f"killed, or out of the {limit / 2**20:.0f} MiB that it may take, of which `ulimit -v` may allow more?"
+
+
+@final
+@dataclass(slots=True)
+class StuckProcesses:
+    """Processes that do nothing but find no memory, as far as one can see from outside.
+
+    Such a one is where its limit is, and works, and has not touched one more page of memory. It may be one that can do
+    with what it has; then what it did is lost, as where the system lacks memory.
+
+    Args:
+        after_s: processor time after which that is certain enough, s.
+    """
+
+    after_s: float = 5.0
+    _since: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+
+    def end(self, pid: int) -> bool:
+        """Look at a process, and kill it if it is stuck; return whether it was."""
+        with contextlib.suppress(OSError, IndexError, MemoryError):  # it has ended, or is another user's
+            if sys.platform == "linux" and (looks := _looks_of(pid)) is not None:
+                *same, used = looks
+                before, since = self._since.get(pid, ((), 0))
+                if before != (*same,):
+                    self._since[pid] = (*same,), used
+                elif used - since > self.after_s * os.sysconf("SC_CLK_TCK"):
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+        return False
+
+
+def _looks_of(pid: int) -> tuple[int, ...] | None:
+    """Return when a process began, its size, how many pages it has touched, and its ticks; None if it has room."""
+    listed = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    faults, major_faults, user_ticks, system_ticks, began, size = (int(listed[k]) for k in (7, 9, 11, 12, 19, 20))
+    limit, _ = resource.prlimit(pid, resource.RLIMIT_AS)
+    has_room = limit == resource.RLIM_INFINITY or size < limit - _STEP_BYTES
+    return None if has_room else (began, size, faults + major_faults, user_ticks + system_ticks)
 
 
 @final
@@ -90,6 +161,8 @@ class WorkerProcesses:
         self._idle: list[_Worker] = []
         self._busy: dict[Any, tuple[_Worker, Any, bytes]] = {}  # by pipe
         self._num_failed_starts = 0
+        self._limit = min((limit for limit in (memory_bytes, limit_bytes()) if limit is not None), default=None)
+        self._stuck = StuckProcesses()
 
     def begin(self, key: Any, function: Callable[..., Any], *arguments: Any) -> None:
         """Have a call made as soon as a process is free.
@@ -134,9 +207,9 @@ class WorkerProcesses:
         """
         self._give()
         found = []
-        for pipe in wait(list(self._busy)):
+        for pipe in self._pipes_with_news():
             worker, key, call = self._busy[pipe]
-            outcome = worker.outcome()
+            outcome = worker.outcome(self._limit)
             if outcome is None:
                 self._num_failed_starts = 0
                 continue
@@ -151,6 +224,16 @@ class WorkerProcesses:
             else:
                 self._waiting.appendleft((key, call))
         return found
+
+    def _pipes_with_news(self) -> list[Any]:
+        """Wait until pipes can be read; where memory is limited, end processes that are stuck."""
+        ready: list[Any] = []
+        while self._busy and not ready:
+            if self._limit is not None:
+                for worker, _, _ in self._busy.values():
+                    self._stuck.end(worker.process.pid or 0)
+            ready = wait(list(self._busy), None if self._limit is None else LOOK_S)
+        return ready
 
     def _may_start_again(self) -> bool:
         """Note that a process ended before it was ready, and return whether its call is to be given to another one."""
@@ -219,12 +302,17 @@ class _Worker:
         with contextlib.suppress(OSError):  # it has ended, which is the outcome
             self.pipe.send_bytes(call)
 
-    def outcome(self) -> Outcome | None:
-        """Return what a call has come to; None at the news that the process is ready."""
+    def outcome(self, limit: int | None) -> Outcome | None:
+        """Return what a call has come to; None at the news that the process is ready.
+
+        Args:
+            limit: how much address space the process may take, bytes; None without a limit.
+        """
         try:
             sent = self.pipe.recv_bytes()
         except (EOFError, OSError):
-            return Outcome(None, WorkerEndedError(_LOST if self._is_ready else _NO_START), self._is_ready)
+            text = (_LOST if self._is_ready else _NO_START).format(why_ended(limit))
+            return Outcome(None, WorkerEndedError(text), self._is_ready)
         if not self._is_ready:
             self._is_ready = True
             return None
@@ -260,7 +348,17 @@ def _make_calls(pipe: Connection, memory_bytes: int | None) -> None:  # pragma: 
             pipe.send_bytes(_made(pipe.recv_bytes()))
     except (EOFError, OSError):  # nobody waits any more
         return
-    except MemoryError:  # there is none to say so, and who waits learns of the end
+    except BaseException as error:
+        end_without_memory(error)
+        raise
+
+
+def end_without_memory(error: BaseException) -> None:  # pragma: no cover  (only in a worker)
+    """End this process if an error came for want of memory: none is left to say so, and who waits learns of it."""
+    is_over = True
+    with contextlib.suppress(MemoryError, SystemError):
+        is_over = came_without_memory(error)
+    if is_over:
         os._exit(1)
 
 
@@ -316,12 +414,16 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def begin_work(memory_bytes: int | None = None) -> None:  # pragma: no cover  (only in a worker)
-    """Ignore Ctrl-C where signals cannot be blocked, watch for the end of the parent, and limit the memory."""
+    """Ignore Ctrl-C where signals cannot be blocked, watch for the end of the parent, and limit the memory.
+
+    What Python ignores for want of memory is not said: each call that fails so is.
+    """
     if memory_bytes is not None:
         with contextlib.suppress(ImportError, ValueError, OSError):  # not on Windows; a lower limit holds already
             import resource  # noqa: PLC0415
 
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    sys.unraisablehook = partial(say_ignored, sys.unraisablehook)
     if multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # A `threading.Thread` would count as one that may wake an event loop, so that no deadlock would be found.

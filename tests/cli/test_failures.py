@@ -14,10 +14,10 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import minitrain as mt
-from minitrain.cli import app, failures
+from minitrain.cli import app
 from minitrain.cli.output import Progress, RunsInProgress
 from minitrain.engine.model import Model
-from minitrain.errors import message_of
+from minitrain.errors import came_without_memory, message_of, say_ignored
 from minitrain.run.progress import RunProgress
 from minitrain.run.result import Run
 
@@ -452,5 +452,13 @@ def test_a_command_runs_outside_of_the_main_thread_too() -> None:
 def test_what_python_ignores_for_want_of_memory_is_left_to_the_one_message() -> None:
     told: list[Any] = []
     for kind in (MemoryError, ValueError):
-        failures._ignored(told.append, SimpleNamespace(exc_type=kind))
+        say_ignored(told.append, SimpleNamespace(exc_type=kind))
     assert [one.exc_type for one in told] == [ValueError]
+
+
+def test_an_error_of_python_while_it_handles_the_lack_of_memory_is_one_of_memory() -> None:
+    broken = SystemError("returned NULL without setting an exception")
+    assert not came_without_memory(broken)
+    broken.__context__ = ValueError()
+    broken.__context__.__context__ = MemoryError()
+    assert came_without_memory(broken)

@@ -57,12 +57,16 @@ def test_help_loads_neither_numpy_nor_plotly(tmp_path: Path) -> None:
     assert result.stdout == "[]\n"
 
 
+LIMITED = ("sh", "-c", 'ulimit -v 4000000; exec "$0" "$@"')
+"""What lets a command take no more than so many KiB of address space."""
+
+
 @contextlib.contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(folder: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
     """Start a command whose strategy says when it is at work."""
     source = "import time\nasync def slow(model):\n    print('working', flush=True)\n    time.sleep(60)\n"
     (folder / "slow.py").write_text(source)
-    command = [*MINITRAIN, "run", "slow.py:slow", *arguments]
+    command = [*prefix, *MINITRAIN, "run", "slow.py:slow", *arguments]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "working\n"
@@ -71,13 +75,39 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_ctrl_c_ends_it_with_one_line_130_and_no_files(tmp_path: Path) -> None:
-    with started(tmp_path) as process:
+@pytest.mark.parametrize("prefix", [(), LIMITED])
+def test_ctrl_c_ends_it_with_one_line_130_and_no_files(tmp_path: Path, prefix: tuple[str, ...]) -> None:
+    with started(tmp_path, prefix=prefix) as process:
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=20)
         said = stderr.replace("simulating slow\n", "")
         assert (process.returncode, stdout, said) == (130, "", "minitrain: interrupted; nothing was kept\n")
     assert not (tmp_path / "traces").exists()
+
+
+CRASHED = "minitrain: the command crashed (SIGABRT), as may be where memory is short: a process may take 3906 MiB"
+ENDS = {
+    "os.abort()": (1, CRASHED),
+    "sys.exit(7)": (7, ""),
+    "os.kill(os.getpid(), 15)": (-15, ""),
+    "os.kill(os.getppid(), 9)": (-9, ""),
+    "print(os.getppid(), flush=True); time.sleep(60)": (-15, ""),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space")
+@pytest.mark.parametrize("code", ENDS)
+def test_a_command_with_limited_memory_ends_as_ever_or_in_one_sentence(code: str) -> None:
+    watched = f"import os, sys, time; from minitrain.cli.limited import watch_limited; watch_limited(); {code}"
+    command = [*LIMITED, sys.executable, "-c", watched]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        if code.startswith("print"):
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{process.pid}\n"
+            process.terminate()
+        _, said = process.communicate(timeout=60)  # nobody holds the pipes any more
+    assert (process.returncode, said[: len(CRASHED)]) == ENDS[code]
+    assert said.count("\n") <= 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pipe that closes")

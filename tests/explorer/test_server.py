@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -154,10 +155,19 @@ def test_a_process_ends_when_its_pipe_closes() -> None:
     assert not _is_running(worker.pid)
 
 
-def test_who_waits_for_a_process_that_is_stopped_learns_of_it() -> None:
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_who_waits_for_a_process_that_is_stopped_or_stuck_learns_of_it(
+    monkeypatch: pytest.MonkeyPatch, is_stuck: bool
+) -> None:
     worker = Worker()
     worker.ask("evaluate", {"state": {**STATE, "strategy": "own", "source": ENDLESS}})
-    worker.kill()
+    if is_stuck:
+        monkeypatch.setattr("minitrain.explorer.workers.limit_bytes", lambda: 2**30)
+        monkeypatch.setattr(
+            "minitrain.explorer.workers.StuckProcesses.end", lambda _, pid: os.kill(pid, signal.SIGKILL)
+        )
+    else:
+        worker.kill()
     with pytest.raises(WorkerEndedError, match="was stopped"):
         asyncio.run(worker.next_message())
     worker.end()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -68,6 +69,32 @@ def test_a_process_that_ends_costs_its_own_call_alone(processes: WorkerProcesses
     assert isinstance(outcomes[0].error, WorkerEndedError)
     assert outcomes[0].is_begun
     assert [outcomes[1].get(), outcomes[2].get()] == [1, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_process_that_does_nothing_at_its_limit_is_ended_and_one_with_room_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("minitrain.run.worker_processes.LOOK_S", 0.02)
+    with closing(WorkerProcesses(1, memory_bytes=2**36)) as processes:
+        processes._stuck.after_s = 0.05
+        rooms = {"none": 0, "some": 2**22}
+        found = dict(processes.outcomes((name, (_works_with, room)) for name, room in rooms.items()))
+    assert found["some"].get() == 2**22
+    assert isinstance(found["none"].error, WorkerEndedError)
+    assert "out of the 65536 MiB that it may take" in str(found["none"].error)
+
+
+def _works_with(room: int) -> int:
+    """Let this process have no more than some bytes, and use its processor for a while."""
+    import resource
+
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + room, 2**36))
+    began = time.process_time()
+    while time.process_time() < 0.2 + began:
+        pass
+    return room
 
 
 def test_those_that_are_there_make_the_calls_where_there_is_no_memory_for_more(
