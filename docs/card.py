@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS
-from minitrain.operations.transfers import TRANSFERS
 
 PAGE = Path(__file__).with_name("card.md")
 

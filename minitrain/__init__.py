@@ -89,12 +89,12 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.whatif.faults.goodput import Goodput as Goodput
     from minitrain.whatif.faults.goodput import goodput as goodput
     from minitrain.whatif.noise.monte_carlo import MonteCarlo as MonteCarlo
+    from minitrain.whatif.noise.monte_carlo import Sensitivity as Sensitivity
     from minitrain.whatif.noise.monte_carlo import monte_carlo as monte_carlo
+    from minitrain.whatif.noise.monte_carlo import sensitivity as sensitivity
     from minitrain.whatif.noise.noise import Histogram as Histogram
     from minitrain.whatif.noise.noise import Noise as Noise
     from minitrain.whatif.noise.noise import SlowLink as SlowLink
-    from minitrain.whatif.noise.sensitivity import Sensitivity as Sensitivity
-    from minitrain.whatif.noise.sensitivity import sensitivity as sensitivity
     from minitrain.whatif.replayed_runs import Replayed as Replayed
     from minitrain.whatif.replayed_runs import replay as replay
     from minitrain.whatif.vector.price import Priced as Priced

@@ -53,13 +53,13 @@ def _svg(run: Run, path: Path) -> Sequence[Path]:
 
 def _text(run: Run, path: Path) -> Sequence[Path]:
     from minitrain.files import write_text  # noqa: PLC0415
-    from minitrain.view.schedule_text import schedule_text  # noqa: PLC0415
+    from minitrain.view.lanes import schedule_text  # noqa: PLC0415
 
     return [write_text(path, [schedule_text(run.timeline)])]
 
 
 def _hta(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.view.hta import write_hta  # noqa: PLC0415
+    from minitrain.view.chrome import write_hta  # noqa: PLC0415
 
     return write_hta(path, run.timeline)
 

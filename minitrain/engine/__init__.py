@@ -12,11 +12,11 @@ The rest, by what a reader looks for:
 - Features beside the usual path: `kept_for_backward` (recomputation), `placed_passes` (layers that differ, parts of
   them, and shards of sequences), `attention` (context parallelism), `experts` (expert parallelism), and `host_memory`
   (offloading).
-- What a strategy means to compute: `semantics`; `local_steps` has what replicas do alone, and `entry` what a rank
-  begins a later step with.
-- Who takes what: `stages` cuts layers into pipeline stages, `divided_batch` cuts the batch into samples and
-  microbatches, and `shares` says who takes how much where ranks are not alike.
+- What a strategy means to compute: `semantics`; `local_steps` has what replicas do alone.
+- Who takes what: `stages` cuts layers into pipeline stages and the batch into samples and microbatches, and `shares`
+  says who takes how much where ranks are not alike.
 - Who watches: `observers` has those that are told of all that ranks do, and executors, which decide what it is beside,
   in the models that `watched` makes.
-- After the run: `final_weights` checks that every layer was trained.
+- Between steps and after them: `final_weights` checks that every layer was trained, and has what a later step begins
+  with.
 """

@@ -33,8 +33,7 @@ from minitrain.engine.transport.protocol import Group, Mesh, require_axes
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.machine.price import PENDING
 from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, RECV, SEND, STREAM, STRIDE, WRITE, Note, Stream
-from minitrain.operations.collectives import COLLECTIVES
-from minitrain.operations.transfers import TRANSFERS
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
 

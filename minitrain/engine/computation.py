@@ -34,8 +34,8 @@ from minitrain.engine.state import RankState
 from minitrain.operations import NO_SAMPLES, ON_COMPUTE
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
-from minitrain.tensors.local import LocalWeight
-from minitrain.tensors.making import (
+from minitrain.tensors.kinds import (
+    LocalWeight,
     make_activation,
     make_activation_grad,
     make_opt_state,

@@ -28,7 +28,7 @@ from minitrain.machine.price import Price
 from minitrain.operations import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, WRITE, Stream
 from minitrain.operations.collectives import describe
 from minitrain.tensors import FIELDS
-from minitrain.tensors.on_host import OnHost, copy_to_device, copy_to_host
+from minitrain.tensors.fields import OnHost, copy_to_device, copy_to_host
 
 T = TypeVar("T")
 

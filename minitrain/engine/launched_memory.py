@@ -15,8 +15,7 @@ from weakref import ref
 
 from minitrain.errors import StrategyError
 from minitrain.operations import FETCH, MEMORY, NOTE, SEND, STRIDE, WRITE, Note
-from minitrain.operations.collectives import COLLECTIVES
-from minitrain.operations.transfers import TRANSFERS
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState

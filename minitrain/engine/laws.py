@@ -21,9 +21,9 @@ from minitrain.files import shown
 from minitrain.operations.collectives import describe
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.index_sets import overlapping_shards, ranges
-from minitrain.tensors.local import LocalWeight
-from minitrain.tensors.on_host import OnHost
+from minitrain.tensors.fields import OnHost
+from minitrain.tensors.index_sets import SequencePart, overlapping_shards, ranges
+from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import (
     COPIES,
     OF_ATTENTION,
@@ -33,7 +33,6 @@ from minitrain.tensors.placed import (
     WeightGradPart,
     in_pieces,
 )
-from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.tensors.tied import TableGrad
 
 if TYPE_CHECKING:

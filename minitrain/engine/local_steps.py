@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.engine import laws
-from minitrain.engine.entry import note_of
+from minitrain.engine.final_weights import note_of
 from minitrain.engine.laws import broken
 from minitrain.engine.state import RankState
 from minitrain.errors import StrategyError
@@ -19,7 +19,7 @@ from minitrain.operations.collectives import describe
 from minitrain.tensors import OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import ApproximateGrad
 from minitrain.tensors.index_sets import union
-from minitrain.tensors.local import LocalWeight, OuterState
+from minitrain.tensors.kinds import LocalWeight, OuterState
 from minitrain.workloads.workload import PassMode
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from minitrain.engine import divided_batch
+from minitrain.engine import stages
 from minitrain.engine.attention import Attention
 from minitrain.engine.communication import Communication
 from minitrain.engine.compression import Compression
@@ -137,7 +137,7 @@ class Model(Attention, ExpertComputation, LocalComputation, Compression, TiedEmb
         Raises:
             UsageError: the batch does not divide equally, or the shares are of another number of replicas.
         """
-        return divided_batch.samples_of_rank(self, num_replicas, index)  # type: ignore[no-any-return]  # of folded ranks, an object like a range
+        return stages.samples_of_rank(self, num_replicas, index)  # type: ignore[no-any-return]  # of folded ranks, an object like a range
 
     def microbatches(
         self,
@@ -159,7 +159,7 @@ class Model(Attention, ExpertComputation, LocalComputation, Compression, TiedEmb
         Raises:
             UsageError: as for `samples_of_rank`, or a share has fewer samples than there are microbatches.
         """
-        return divided_batch.microbatches(self, microbatch_size, num_replicas, index, in_step=in_step)
+        return stages.microbatches(self, microbatch_size, num_replicas, index, in_step=in_step)
 
     def steps(self) -> Iterator[int]:
         """Yield the steps of a strategy that takes them in a loop of its own: 0, 1 and so on.

@@ -36,7 +36,7 @@ from minitrain.errors import UsageError
 from minitrain.machine.price import Price
 from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.index_sets import ranges, singleton
+from minitrain.tensors.index_sets import SequencePart, ranges, singleton
 from minitrain.tensors.kinds import altered, passage_of
 from minitrain.tensors.placed import (
     ActivationGradShard,
@@ -48,7 +48,6 @@ from minitrain.tensors.placed import (
     WeightPart,
     in_context,
 )
-from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.workloads.documents import CUTS, Documents, pairs_of
 from minitrain.workloads.field_faults import choice_fault
 from minitrain.workloads.workload import NONE, USUAL, Context, PassMode

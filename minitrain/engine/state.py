@@ -20,7 +20,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
-from minitrain.engine.entry import Entry, note_of
+from minitrain.engine.final_weights import Entry, note_of
 from minitrain.engine.memory_by_kind import KindAccount, KindStore
 from minitrain.engine.shares import SharesOfRun
 from minitrain.engine.stores import Account, Journal, JournalledStore, Store, logits_of
@@ -44,8 +44,7 @@ from minitrain.operations import (
     Stream,
 )
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors.kinds import enable_annotations
-from minitrain.tensors.local import LocalWeight
+from minitrain.tensors.kinds import LocalWeight, enable_annotations
 from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.workload import PassMode, Recompute
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from minitrain.engine.transport.protocol import Group, Mesh
     from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
     from minitrain.tensors.compressed import ApproximateGrad, CompressedGrad, CompressionState
-    from minitrain.tensors.local import LocalWeight, OuterState
-    from minitrain.tensors.on_host import OnHost
+    from minitrain.tensors.fields import OnHost
+    from minitrain.tensors.kinds import LocalWeight, OuterState
     from minitrain.tensors.placed import (
         ActivationShard,
         Attended,

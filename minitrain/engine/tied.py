@@ -22,9 +22,9 @@ from minitrain.engine.state import RankState
 from minitrain.errors import LawError, StrategyError
 from minitrain.operations.collectives import describe
 from minitrain.tensors import WeightGrad
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart
 from minitrain.tensors.kinds import altered
 from minitrain.tensors.placed import WeightGradPart
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 from minitrain.tensors.tied import TableGrad
 
 

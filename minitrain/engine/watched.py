@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minitrain.engine.observers import Observer
 from minitrain.engine.operations import Launched, Operation
 from minitrain.engine.stores import Store
+from minitrain.operations.collectives import TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS
-from minitrain.operations.transfers import TRANSFERS
 
 if TYPE_CHECKING:
     from minitrain.engine.model import Model

@@ -7,9 +7,8 @@ measurements lie beside the code as CSV files, each row with its source.
 |---|---|
 | `validate` | simulates the rows of tables, each kind in its way |
 | `errors_by_table` | the package's tables, and how far predictions are off |
-| `rows`, `layouts` | a row of a table: its model, machine and framework; how it divides its model among ranks |
+| `rows`, `layouts` | a row: its model, machine and framework; how it divides its model, what it leaves open |
 | `columns` | the columns of tables and their known words, and how cells are read |
-| `assumed` | what a row leaves open |
 | `cases` | what is simulated for a row |
 | `cluster_tables` | tables in other columns: mixed clusters, layers, ZeRO's states |
 | `real_runs` | tables and folders of steps of real processes |

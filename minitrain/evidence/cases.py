@@ -35,11 +35,12 @@ from itertools import accumulate, pairwise, product, starmap
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import MinitrainError
-from minitrain.evidence.assumed import MOST_MOVED, assumptions
 from minitrain.evidence.columns import Assumption, columns
 from minitrain.evidence.layouts import (
+    MOST_MOVED,
     V_SHAPED,
     Layout,
+    assumptions,
     balanced_layers,
     degrees_of,
     layout_of,

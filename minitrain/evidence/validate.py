@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.evidence.assumed import MOST_MOVED
 from minitrain.evidence.cases import Case, Prediction, case_and_prediction
 from minitrain.evidence.cluster_tables import COLUMNS, cluster_results, layer_results, stage_results, state_results
 from minitrain.evidence.columns import unknown_columns
@@ -27,6 +26,7 @@ from minitrain.evidence.errors_by_table import (
     summarize,
     time_errors,
 )
+from minitrain.evidence.layouts import MOST_MOVED
 from minitrain.evidence.real_runs import is_real, read_rows_of, real_results
 from minitrain.evidence.rows import LackingError, Row, framework_of
 from minitrain.machine.platforms import Platform, find_platform

@@ -7,6 +7,11 @@ Models and machines are the shipped ones: a state may come with a link, and must
 Rules are asked of those who have them. Which values an option may have is found by beginning the step of rank 0 with
 each of them, up to its first computation or wait. Errors are told in the words of the command line, with the name of
 the knob that they speak of.
+
+The exercises on the page of explorer and lab: what they ask, and what is said of a solution.
+
+Where there is no NumPy, laws, communication, time and memory are checked, and numbers are not. Exercises on real
+models, and answers about a gap, are left to `minitrain learn`.
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ from minitrain.engine.observers import Observer
 from minitrain.errors import MinitrainError, UsageError, lacks_memory, message_of
 from minitrain.explorer import plain_numpy
 from minitrain.files import TemporaryFolder
+from minitrain.learn.exercise import Exercise, load_exercise, shipped_exercises
+from minitrain.learn.result import CheckResult
 from minitrain.machine.config import shipped_configs
 from minitrain.machine.config_files import shipped_clusters
 from minitrain.machine.platforms import platforms
@@ -46,6 +53,7 @@ from minitrain.run.strategy_loading import (
     choose_strategy,
     did_you_mean,
     documented_options,
+    load_strategy,
     strategies,
 )
 from minitrain.run.variants import choose_variant
@@ -456,15 +464,11 @@ def tune(given: Mapping[str, Any], send: Send) -> None:
 
 def exercises(_given: Mapping[str, Any], send: Send) -> None:
     """Tell the exercises that can be checked here."""
-    from minitrain.explorer.exercises import described  # noqa: PLC0415  (only where somebody learns)
-
     send({"exercises": described()})
 
 
 def check(given: Mapping[str, Any], send: Send) -> None:
     """Tell what is said of a state's own strategy as the solution of an exercise."""
-    from minitrain.explorer.exercises import checked  # noqa: PLC0415
-
     with _read({"strategy": OWN, "source": given["state"].get("source")}) as asked:
         send(checked(Path(asked.strategy), str(given["exercise"])))
 
@@ -479,3 +483,69 @@ ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Send], None]] = {
     "check": check,
 }
 """What may be asked."""
+
+
+def described() -> list[dict[str, Any]]:
+    """Return the exercises with all that the page shows of them, and the state in which one begins each."""
+    return [
+        {
+            "name": exercise.name,
+            "title": exercise.title,
+            "statement": exercise.statement,
+            "function": exercise.function,
+            "state": {
+                "strategy": "own",
+                "source": exercise.starter,
+                "hardware": exercise.hardware,
+                **exercise.public[0].sizes,
+                "options": dict(exercise.public[0].options),
+            },
+        }
+        for exercise in shipped_exercises()
+        if _is_small(exercise)
+    ]
+
+
+def _is_small(exercise: Exercise) -> bool:
+    """Return whether it asks for a strategy, and all public sizes are of the usual layers."""
+    return not exercise.slowed and all(case.workload is None for case in exercise.public)
+
+
+def checked(file: Path, name: str) -> dict[str, Any]:
+    """Return what is said of a solution.
+
+    Args:
+        file: the solution's text.
+        name: of the exercise.
+
+    Raises:
+        UsageError: there is no such exercise here, or no such function in the file.
+    """
+    exercise = load_exercise(name)
+    if not _is_small(exercise):
+        raise UsageError(f"{exercise.name} is checked by `minitrain learn check`, and not on this page")
+    from minitrain.learn.grader import grade  # noqa: PLC0415  (it brings what proofs need)
+
+    numbers_count = not plain_numpy.is_installed()
+    if not numbers_count:
+        exercise = replace(exercise, public=[replace(case, is_proven=False) for case in exercise.public])
+    _, function = load_strategy(f"{file}:{exercise.function}")
+    results = grade(function, exercise, hidden=False).results
+    if not numbers_count:
+        results = [CheckResult(one.name, "skipped") if one.name == "numerics" else one for one in results]
+    return {"results": [_shown(one, numbers_count) for one in results], "verdict": _verdict(results, numbers_count)}
+
+
+def _shown(result: CheckResult, numbers_count: bool) -> dict[str, Any]:
+    """Return a check as the page shows it."""
+    is_left_out = result.name == "numerics" and not numbers_count
+    lines = ["numbers are not compared in a browser; `minitrain learn check` does"] if is_left_out else result.lines()
+    return {"name": result.name, "status": result.status, "lines": lines}
+
+
+def _verdict(results: Sequence[CheckResult], numbers_count: bool) -> str:
+    """Return the whole in a sentence."""
+    failed = [one.name for one in results if one.status == "failed"]
+    if failed:
+        return f"not yet: {', '.join(failed)}"
+    return "every check passed" if numbers_count else "every check passed but numbers, which are not compared here"

@@ -3,6 +3,8 @@
 All that the page loads lies in its folder: Pyodide from npm, by the lock file beside `package.json`, wheels by the
 hashes in `wheels.txt`, and the minitrain that runs here. Nothing is asked of another host, so that it works offline
 once it is loaded.
+
+The files of the page, which the server gives and the lab consists of.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from importlib import resources
 from pathlib import Path
 
 from minitrain.errors import UsageError
-from minitrain.explorer.page_files import PAGE, text_of
 from minitrain.files import TemporaryFolder, write_bytes, write_text
 from minitrain.learn.copied_package import PACKAGE, folder_of
 from minitrain.learn.wheel import files_below, write_zip
@@ -103,3 +104,26 @@ def _short(command: Sequence[str]) -> list[str]:
     """Return the words of a command that tell it from others."""
     words = command[2:] if command[0] == sys.executable else command
     return list(words[:2])
+
+
+PAGE = ("index.html", "explore.js", "transport.js", "timeline.js", "explore.css", "style.css")
+"""Those that the server gives; `transport.js` says how questions reach what answers them."""
+_MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+
+
+def media_type(name: str) -> str:
+    """Return the type of a file, as servers say it."""
+    return _MEDIA_TYPES[name.rpartition(".")[2]]
+
+
+def text_of(name: str) -> str:
+    """Return a file of the page; the style and the timeline are those of all pages."""
+    if name == "style.css":
+        from minitrain.view.page import STYLE  # noqa: PLC0415  (Plotly's words, which take a moment)
+
+        return STYLE
+    if name == "timeline.js":
+        from minitrain.view.timeline import timeline_script  # noqa: PLC0415
+
+        return timeline_script()
+    return resources.files("minitrain.explorer").joinpath("page", name).read_text(encoding="utf-8")

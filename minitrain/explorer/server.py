@@ -33,7 +33,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minitrain.explorer.answers import line_of
-from minitrain.explorer.page_files import PAGE, media_type, text_of
+from minitrain.explorer.lab import PAGE, media_type, text_of
 from minitrain.explorer.workers import Workers
 from minitrain.run.worker_processes import WorkerEndedError
 

@@ -18,9 +18,8 @@ from minitrain.engine.semantics import DeclaredLocalSteps
 from minitrain.errors import LawError, MinitrainError, StrategyError
 from minitrain.learn.recorder import Step, leaves
 from minitrain.operations import HOST_MOVES, STORES
-from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS, names_of
-from minitrain.operations.transfers import TRANSFERS
 from minitrain.tensors.index_sets import overlapping_shards
 
 KINDS = {kind.__name__: kind for kind in tensors.FIELDS}

@@ -19,8 +19,8 @@ from minitrain.learn.replay import Player
 from minitrain.operations import COMMUNICATIONS, RECV, UNITS_PER_ELEMENT, Event
 from minitrain.run.result import Run
 from minitrain.tensors import OptState
+from minitrain.tensors.fields import copy_to_device
 from minitrain.tensors.index_sets import ranges
-from minitrain.tensors.on_host import copy_to_device
 
 _WEIGHTS: Mapping[str, int] = {"all_reduce": 2, "recv": 0, "barrier": 0}
 """How often what an operation carries crosses the wire; once if it is not here. A receive is its send's other end."""

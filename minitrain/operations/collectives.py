@@ -8,6 +8,8 @@ what makes each member's result. Folded runs ask the same laws with one value th
 
 A new collective is a law and a record here, and a method in `minitrain.engine.strategy_model`. All else that knows
 collectives reads the records.
+
+What a rank sends, as records: messages to others, moves to host memory and back, and from there to the storage.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.tensors import Activation, ActivationGrad, Sharded, Tensor, WeightGrad, clone
 from minitrain.tensors.compressed import CompressedGrad
 from minitrain.tensors.fields import fields_of
-from minitrain.tensors.index_sets import ranges, singleton
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, ranges, singleton
 from minitrain.tensors.kinds import altered, fields_beside
 from minitrain.tensors.placed import (
     COPIES,
@@ -44,7 +46,6 @@ from minitrain.tensors.placed import (
     with_parts,
     with_pieces,
 )
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 from minitrain.tensors.tied import TableGrad
 
 Results = list[Any]
@@ -615,3 +616,65 @@ RING_ROWS: Mapping[str, tuple[float, float | None]] = MappingProxyType(
     {"p2p": (1.0, None), **{record.name: (float(record.passes), -1.0) for record in _IN_ORDER if record.passes}}
 )
 """What crosses the wire of messages and of rings, as rows of a network; see `minitrain.machine.network`."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """A transfer between two memories, on a stream of its own for each partner and direction.
+
+    Args:
+        name: of its events, and of the kind of its stream.
+        submits: the method of a rank that submits it.
+        partner: whom or what it goes to or comes from, in words.
+        kernel: its name, as Holistic Trace Analysis knows it.
+        chakra: the type of its node in et_def.proto of MLCommons Chakra.
+        color, ink, dark, dark_ink: its looks on pages: bar and text, and in dark mode if these differ.
+        of_host: whether it is between host memory and a device, or the storage.
+        result_is_new: whether the result takes memory of the device.
+        torch, jax: what comes nearest to it there.
+    """
+
+    name: str
+    submits: str
+    partner: str
+    kernel: str
+    chakra: int
+    color: str
+    _: KW_ONLY
+    ink: str = "#111111"
+    dark: str = ""
+    dark_ink: str = ""
+    of_host: bool = False
+    result_is_new: bool = False
+    torch: str = ""
+    jax: str = ""
+
+
+_TRANSFERS_IN_ORDER = (
+    Transfer(
+        "send", "_send", "to rank", "ncclDevKernel_Send", 5, "#332288",
+        ink="#ffffff", dark="#6F5FE8", dark_ink="#ffffff",
+        torch="torch.distributed.isend(activation, dst)", jax='jax.lax.ppermute(activation, "pp", pairs)',
+    ),
+    Transfer(
+        "recv", "_receive", "from rank", "ncclDevKernel_Recv", 6, "#8C7BC8",
+        ink="#ffffff", dark="#B9ACEB", dark_ink="#111111", result_is_new=True,
+        torch="torch.distributed.irecv(activation, src)", jax='jax.lax.ppermute(activation, "pp", pairs)',
+    ),
+    Transfer(
+        "offload", "_offload", "to the host", "Memcpy DtoH", 3, "#999933", of_host=True,
+        torch='torch.Tensor.to(state, "cpu", non_blocking=True)', jax="jax.device_put(state, host)",
+    ),
+    Transfer(
+        "fetch", "_fetch", "from the host", "Memcpy HtoD", 2, "#DDCC77", of_host=True, result_is_new=True,
+        torch='torch.Tensor.to(state, "cuda", non_blocking=True)', jax="jax.device_put(state, device)",
+    ),
+    Transfer(
+        "write", "_write", "to the storage", "Checkpoint write", 3, "#5A3A22", ink="#ffffff", dark="#A8744A",
+        dark_ink="#111111", of_host=True, torch="torch.distributed.checkpoint.async_save(state)",
+        jax="orbax.checkpoint.AsyncCheckpointer.save(path, state)",
+    ),
+)  # fmt: skip
+TRANSFERS: Mapping[str, Transfer] = MappingProxyType({record.name: record for record in _TRANSFERS_IN_ORDER})
+"""All transfers, by name."""

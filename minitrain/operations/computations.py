@@ -15,7 +15,7 @@ from typing import Literal, final
 
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import CompressedGrad, CompressionState
-from minitrain.tensors.local import LocalWeight, OuterState
+from minitrain.tensors.kinds import LocalWeight, OuterState
 from minitrain.tensors.placed import (
     ActivationGradShard,
     ActivationShard,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, NoReturn, overload
 
 from minitrain.errors import UsageError
 from minitrain.operations import collectives as operations
+from minitrain.operations.collectives import TRANSFERS
 from minitrain.operations.computations import names_of
-from minitrain.operations.transfers import TRANSFERS
 
 COMPUTE = "compute"
 COMM = "comm"

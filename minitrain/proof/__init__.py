@@ -22,7 +22,7 @@ files:
 | what is trained | `problem` |
 | what tensors carry | `arrays`, and where these lie; `partial_gradients` of parts, until a sum |
 | what a rank computes | `layers`: dense ones by `arithmetic`, those of a transformer by `units` |
-| units of a transformer | `units`, `attention` by `attention_core`, `experts`, of `elementary` functions |
+| units of a transformer | `units`, `attention` by `attention_core`, `experts`, of functions in `arithmetic` |
 | the proof | `proof` (what is compared, and what must hold) |
 """
 

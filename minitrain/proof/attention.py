@@ -25,7 +25,7 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.engine.observers import Computed
-from minitrain.proof.arithmetic import Array
+from minitrain.proof.arithmetic import Array, normalised, normalised_backward, outer_sum, over_tokens
 from minitrain.proof.attention_core import (
     Attended,
     KeysValues,
@@ -36,7 +36,6 @@ from minitrain.proof.attention_core import (
     rotate,
     split_heads,
 )
-from minitrain.proof.elementary import normalised, normalised_backward, outer_sum, over_tokens
 from minitrain.proof.units import Gradients, UnitArithmetic, UnitWeights, bias_gradient
 from minitrain.workloads.architecture import LatentAttention as Sizes
 from minitrain.workloads.transformer import Transformer

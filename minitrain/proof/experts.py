@@ -33,9 +33,8 @@ from typing import cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.proof.arithmetic import Array
+from minitrain.proof.arithmetic import Array, outer_sum, softmax
 from minitrain.proof.attention_core import Tokens
-from minitrain.proof.elementary import outer_sum, softmax
 from minitrain.proof.units import FeedForward, Gradients, UnitArithmetic, UnitWeights, bias_gradient
 from minitrain.workloads.transformer import Transformer
 

@@ -34,10 +34,9 @@ from numpy.typing import NDArray
 
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError, UsageError
-from minitrain.proof.arithmetic import Array
+from minitrain.proof.arithmetic import Array, over_tokens
 from minitrain.proof.arrays import Flat, held
 from minitrain.proof.attention_core import Positions, Tokens
-from minitrain.proof.elementary import over_tokens
 from minitrain.proof.experts import Moe, Routing
 from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import (
@@ -52,7 +51,7 @@ from minitrain.proof.units import (
     of_trained,
     trained,
 )
-from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.tensors.index_sets import SequencePart
 from minitrain.workloads.unit import Unit
 
 

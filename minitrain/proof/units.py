@@ -40,9 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import LawError
-from minitrain.proof.arithmetic import Array
-from minitrain.proof.attention_core import Positions, Tokens
-from minitrain.proof.elementary import (
+from minitrain.proof.arithmetic import (
+    Array,
     activated,
     activated_backward,
     normalised,
@@ -50,6 +49,7 @@ from minitrain.proof.elementary import (
     outer_sum,
     over_tokens,
 )
+from minitrain.proof.attention_core import Positions, Tokens
 from minitrain.workloads.shapes import ADAPTER, Degrees, WeightShape
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit

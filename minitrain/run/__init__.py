@@ -11,8 +11,8 @@ the order of a run:
 - The ranks: `rank_tasks` makes a run ready and runs its ranks in one of the `event_loops`. `progress` says how far they
   are.
 - The result: `figures` is the registry of what is said of it. `contention` may time the run again. `ranks_once` says
-  which ranks did the same. `device_memory`, `allocator_replay`, `energy`, `device_kinds`, `trained_model` and
-  `data_frames` have figures of it. `comparison` holds several runs.
+  which ranks did the same. `device_memory`, `allocator_replay`, `energy`, `device_kinds` and `trained_model`
+  have figures of it. `comparison` holds several runs.
 - The file: `saved_runs` writes and reads it; `run_file` validates its lines.
 
 `analysis` says where time and memory of a run went. `accounting` follows every tensor, or keeps totals; `folding`

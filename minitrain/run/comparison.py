@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import HardwareConfigError, UsageError, reason_of, require_count
 from minitrain.machine.predictor import network_of
 from minitrain.run.above import above
-from minitrain.run.data_frames import data_frame
-from minitrain.run.figures import summary_of
+from minitrain.run.figures import data_frame, summary_of
 from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, SIZES, split_keywords, with_own_options
 from minitrain.run.progress import Watch
 from minitrain.run.result import Run

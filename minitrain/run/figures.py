@@ -5,16 +5,21 @@ and data frames, and the columns of `mt.price`. `TABLES` says which of them each
 unit. A new figure is one entry of `FIGURES`; a table shows it once `TABLES` names it. What computes it is a property of
 `Run`, or a formula here. A run on many machines at once (`minitrain.whatif.vector.joint_figures`) asks it of each
 machine.
+
+Tables as pandas DataFrames; pandas is imported here alone, inside a function, and is no dependency.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, final
 
+from minitrain.errors import UsageError
+from minitrain.operations import Event
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.saved_runs import plain
 from minitrain.run.trained_model import described
@@ -271,3 +276,21 @@ TABLES: Mapping[str, tuple[Column, ...]] = MappingProxyType(
 Tables of comparisons choose the unit of the step and mark what is out of memory, and with a number of tokens show what
 these take in the place of the last columns.
 """
+
+
+def data_frame(columns: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> Any:
+    """Return a pandas DataFrame of columns by name, or of rows.
+
+    Raises:
+        UsageError: pandas is not installed.
+    """
+    try:
+        pandas = import_module("pandas")
+    except ImportError as error:
+        raise UsageError("to_pandas needs pandas, which is not installed; `pip install pandas` installs it") from error
+    return pandas.DataFrame(columns)
+
+
+def columns_of(events: Sequence[Event]) -> dict[str, list[Any]]:
+    """Return the fields of events as columns: times in s, memory in elements."""
+    return {field.name: [getattr(event, field.name) for event in events] for field in fields(Event)}

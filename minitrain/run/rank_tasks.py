@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import is_not
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from minitrain.engine.entry import Entry
+from minitrain.engine.final_weights import Entry
 from minitrain.engine.model import Model
 from minitrain.engine.semantics import DeclaredLocalSteps
 from minitrain.engine.shares import SharesOfRun

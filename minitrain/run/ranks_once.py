@@ -9,7 +9,7 @@ Found by folding, or by comparing the rows of all logs (`by_rows`).
 Which logs a run's figures and pictures are made from: all, or one for each class of ranks that do the same.
 
 Figures are made from `class_logs`, and pictures from `drawn`. In a run of all ranks these are the logs themselves. A
-folded run has one log for each class of ranks (see `minitrain.run.folding.run`).
+folded run has one log for each class of ranks (see `minitrain.run.folding.expansion`).
 """
 
 from __future__ import annotations

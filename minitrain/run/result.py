@@ -22,9 +22,8 @@ from minitrain.operations import PASSES, Event, MemoryChange, Outage
 from minitrain.run.above import above
 from minitrain.run.allocator_replay import DeviceMemoryFigures
 from minitrain.run.analysis.labels import GIB, duration
-from minitrain.run.data_frames import columns_of, data_frame
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
-from minitrain.run.figures import summary_of
+from minitrain.run.figures import columns_of, data_frame, summary_of
 from minitrain.run.ranks_once import RanksAlike
 from minitrain.run.saved_runs import read_run, save_run
 from minitrain.run.steps import Steps, steps_of_round

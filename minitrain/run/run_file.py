@@ -25,7 +25,7 @@ from minitrain.errors import UsageError
 from minitrain.files import JsonObject, key_path, shown
 from minitrain.machine.config_files import first_faults
 from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
-from minitrain.operations.transfers import TRANSFERS
+from minitrain.operations.collectives import TRANSFERS
 from minitrain.run.ranks_once import OnceWritten, Partners, distinct_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from minitrain.engine.entry import require_handed_on
+from minitrain.engine.final_weights import require_handed_on
 from minitrain.engine.model import Model
 from minitrain.engine.transport.dist import Dist
 from minitrain.errors import UsageError

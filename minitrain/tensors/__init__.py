@@ -2,11 +2,10 @@
 
 May import: `errors`, `files`. Open `kinds` first: weights, activations, their gradients and optimizer states, and the
 laws by which they add, combine and shard. `placed` has the kinds of which a rank has a part (tensor, sequence, context
-and expert parallelism) with `sequence_parts` and `expert_load`, `local` those of replicas that take steps of their own,
-and `on_host` a copy in host memory.
+and expert parallelism) with `expert_load`.
 
-`fields` lists the fields of tensors and copies tensors, and `making` makes them quickly for the engine. `index_sets`
-keeps sets of samples and shards shared.
+`fields` lists the fields of tensors and copies tensors, also to host memory. `index_sets` keeps sets of samples and
+shards shared, and says which part of a sequence something is of.
 """
 
 from minitrain.tensors.fields import FIELDS, clone

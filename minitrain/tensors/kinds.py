@@ -11,6 +11,18 @@ stands for. `_origin` is set by `minitrain.run.accounting.strict`: which operati
 other runs.
 
 A tensor as a notebook shows it: which layer of the model it belongs to, and which shards and samples it holds.
+
+Tensors as the engine makes them, by the thousand: whole layers, with their size.
+
+Each function does what the class of its tensor does, in less time: calling a class looks for its `__init__`, which in a
+strict run also looks at who calls. The size goes into the slot that measuring would fill. tests/tensors/test_tensors.py
+checks that results are the same.
+
+Tensors of replicas that take optimizer steps of their own between two meetings (local SGD, DiLoCo).
+
+A replica's weight goes its own way from the common one. It knows which samples it has seen since, as a gradient does.
+So what it adds to the common weight, the difference of both, is a `WeightGrad` of these samples, and the laws of sums
+over samples hold for it: no replica twice, and none missing.
 """
 
 from __future__ import annotations
@@ -22,8 +34,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from minitrain.errors import LawError
-from minitrain.tensors.index_sets import ranges, runs, singleton, union
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, ranges, runs, singleton, union
 
 Result = TypeVar("Result")
 
@@ -574,3 +585,97 @@ class ActivationGrad(Sampled):
 
 KINDS: tuple[type[Any], ...] = (Weight, OptState, Activation, ActivationGrad, WeightGrad)
 """The five kinds."""
+
+
+_new = object.__new__
+_WHOLE = frozenset([0])
+
+
+def make_weight(layer: int, layers: int, step: int, shards: frozenset[int], num_shards: int, units: int) -> Weight:
+    """Return a weight that takes so many units of memory."""
+    weight = _new(Weight)
+    weight.layer = layer
+    weight.layers = layers
+    weight.step = step
+    weight.shards = shards
+    weight.num_shards = num_shards
+    weight._units = units  # type: ignore[misc]  # a slot of the base, as those below
+    return weight
+
+
+def make_opt_state(layer: int, layers: int, step: int, shards: frozenset[int], num_shards: int, units: int) -> OptState:
+    """Return an optimizer state that takes so many units of memory."""
+    state = _new(OptState)
+    state.layer = layer
+    state.layers = layers
+    state.step = step
+    state.shards = shards
+    state.num_shards = num_shards
+    state._units = units  # type: ignore[misc]
+    return state
+
+
+def make_weight_grad(layer: int, layers: int, samples: frozenset[int], total_samples: int, units: int) -> WeightGrad:
+    """Return a whole weight gradient that takes so many units of memory."""
+    grad = _new(WeightGrad)
+    grad.layer = layer
+    grad.layers = layers
+    grad.samples = samples
+    grad.total_samples = total_samples
+    grad.shards = _WHOLE
+    grad.num_shards = 1
+    grad._units = units  # type: ignore[misc]
+    return grad
+
+
+def make_activation(layer: int, layers: int, samples: frozenset[int], total_samples: int, units: int) -> Activation:
+    """Return an activation that takes so many units of memory."""
+    activation = _new(Activation)
+    activation.layer = layer
+    activation.layers = layers
+    activation.samples = samples
+    activation.total_samples = total_samples
+    activation._units = units  # type: ignore[misc]
+    return activation
+
+
+def make_activation_grad(
+    layer: int, layers: int, samples: frozenset[int], total_samples: int, units: int
+) -> ActivationGrad:
+    """Return an activation gradient that takes so many units of memory."""
+    grad = _new(ActivationGrad)
+    grad.layer = layer
+    grad.layers = layers
+    grad.samples = samples
+    grad.total_samples = total_samples
+    grad._units = units  # type: ignore[misc]
+    return grad
+
+
+@dataclass(slots=True)
+class LocalWeight(Weight):
+    """A replica's own weight of a layer, whole or in shards.
+
+    Args:
+        layer, layers, shards, num_shards: as of `Weight`.
+        step: how many steps of its own it has seen since it was the common one.
+        samples: the samples of these steps.
+        total_samples: size of the global batch: of all samples between two meetings.
+        has_met: whether it was mixed with the common weight in this round, where fragments of layers are in turn.
+    """
+
+    samples: frozenset[int] = frozenset()
+    total_samples: int = 1
+    has_met: bool = False
+
+
+@dataclass(slots=True)
+class OuterState(OptState):
+    """The state of the optimizer that takes the common weight on: one momentum."""
+
+
+OUTER_MOMENTUM_BYTES = 4
+"""What an element of a transformer's outer momentum takes: it is kept in single precision."""
+
+LOCAL_KINDS: tuple[type[Weight] | type[OptState], ...] = (LocalWeight, OuterState)
+"""The kinds of tensor of local steps."""

@@ -52,7 +52,7 @@ from typing import Any, TypeVar
 
 from minitrain.errors import LawError
 from minitrain.tensors.expert_load import ExpertLoad
-from minitrain.tensors.index_sets import ranges, singleton
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, ranges, singleton
 from minitrain.tensors.kinds import (
     Activation,
     ActivationGrad,
@@ -68,7 +68,6 @@ from minitrain.tensors.kinds import (
     sharded,
     summed,
 )
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 from minitrain.tensors.tied import TableGrad
 
 T = TypeVar("T")

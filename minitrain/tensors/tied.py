@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart
 from minitrain.tensors.kinds import WeightGrad, altered, fields_beside, require_same, summed
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
 
 
 @dataclass(slots=True)

@@ -24,8 +24,8 @@ from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adafactor, Averaged, Momentum, Muon, Optimizer, is_factored
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
-from minitrain.tensors.local import LocalWeight
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart
+from minitrain.tensors.kinds import LocalWeight
 from minitrain.training.compression import Compressing
 from minitrain.training.contents import Flat, Interval, Positions, Rows, key_of, part_of, pieces_of
 

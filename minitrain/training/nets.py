@@ -20,7 +20,7 @@ from minitrain.files import read_bytes
 from minitrain.proof.arithmetic import Adam, Averaged, Momentum, Optimizer
 from minitrain.proof.problem import Problem
 from minitrain.proof.units import Part
-from minitrain.tensors.sequence_parts import SequencePart
+from minitrain.tensors.index_sets import SequencePart
 from minitrain.training.contents import Positions, Rows
 from minitrain.training.layers import Datatypes, Layer
 

@@ -32,13 +32,12 @@ import torch
 from torch.nn import functional
 
 from minitrain.errors import UsageError
-from minitrain.proof.arithmetic import Averaged, Optimizer
+from minitrain.proof.arithmetic import EPSILON, Averaged, Optimizer
 from minitrain.proof.attention_core import ROTARY_BASE, Packing, positions_of_shard
-from minitrain.proof.elementary import EPSILON
 from minitrain.proof.experts import RoutingRule
 from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import WHOLE, Part, held_by_all, taken
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE, SequencePart
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart
 from minitrain.training.contents import Attended, KeysValues, Positions, Rows
 from minitrain.training.layers import Datatypes, Layer, wide
 from minitrain.training.nets import SINGLE, Compiled

@@ -27,8 +27,8 @@ from minitrain.operations.collectives import COLLECTIVES, Collective, perform
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightGrad, placed
 from minitrain.tensors.compressed import CompressedGrad
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE
 from minitrain.tensors.placed import COPIES
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE
 from minitrain.training.compression import Messages
 from minitrain.training.contents import (
     Copies,

@@ -11,6 +11,6 @@ Plotly take longer to load than the rest of minitrain.
 | `timeline` | a large run as columns, and the script that draws them on a canvas |
 | `page`, `explanation_panel` | a figure as an HTML page that needs no internet, and the words above it |
 | `run_folder`, `excerpt` | all files of a run or a comparison; some ranks of a large one |
-| `tables`, `lanes`, `schedule_text`, `svg` | what terminals print, the order of passes as text, a Gantt chart as SVG |
-| `chrome`, `hta`, `chakra` (in `protobuf`) | files for Perfetto, HolisticTraceAnalysis and ASTRA-sim |
+| `tables`, `lanes`, `svg` | what terminals print, also the order of passes, a Gantt chart as SVG |
+| `chrome`, `chakra` (in `protobuf`) | files for Perfetto and HolisticTraceAnalysis, and for ASTRA-sim |
 """

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitrain.operations import COMPUTE
-from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS
-from minitrain.operations.transfers import TRANSFERS
 from minitrain.run.analysis.breakdown import checked_end
 from minitrain.run.analysis.explanation import GAP_KINDS, Gaps, find_gaps
 from minitrain.run.analysis.labels import GIB, duration

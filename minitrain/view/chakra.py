@@ -19,8 +19,7 @@ import numpy as np
 
 from minitrain.files import write_bytes, write_text
 from minitrain.operations import COMM, COMPUTE, HOST_MOVES, SEND
-from minitrain.operations.collectives import COLLECTIVES
-from minitrain.operations.transfers import TRANSFERS
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.run.analysis.retiming import messages
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Ints, Timeline, Trace, as_timeline
 from minitrain.view import protobuf

@@ -35,8 +35,8 @@ from minitrain.run.analysis.retiming import Binding, CriticalPath
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Stream, Timeline
 from minitrain.tensors.index_sets import ranges
 from minitrain.view.bars import Bars, microbatches, partners_of, samples_text
+from minitrain.view.explanation_panel import law_of, words_of
 from minitrain.view.layout import View
-from minitrain.view.prices import law_of, words_of
 
 T = TypeVar("T")
 MAIN_LANE = "compute"

@@ -9,8 +9,8 @@ the length of the longest path, a convex, piecewise linear function on this way.
 path, the step grows by as much as the operation does. An operation's part of the gap is its difference times the share
 of the way for which it is on the longest path (Aumann and Shapley's values of a game, 1974). The parts add up to the
 gap, no order of causes is chosen, and what both runs hide costs nothing. Where paths change is found exactly, by
-tangents, up to `minitrain.whatif.ways.MOST_PATHS` paths; beyond those a stretch is divided between its two ends so that
-the sum holds.
+tangents, up to `minitrain.run.analysis.moments.MOST_PATHS` paths; beyond those a stretch is divided between its two
+ends so that the sum holds.
 
 **Chance.** Of a run whose steps were measured, each operation has its median over them, so that what disturbs now
 one and now another leaves no trace. By how much a step takes longer than these medians say is a part of its own.
@@ -39,12 +39,11 @@ import numpy as np
 from minitrain.errors import UsageError
 from minitrain.operations import COMM, HOST_MOVES
 from minitrain.run.analysis.labels import duration
-from minitrain.run.analysis.moments import NEAR, Case, Moments
+from minitrain.run.analysis.moments import NEAR, Case, Moments, Way
 from minitrain.run.analysis.retiming import collectives, critical_path, make_graph, messages
 from minitrain.run.analysis.timeline import NO_LAYER, Bools, Floats, Ints, Timeline
-from minitrain.run.data_frames import data_frame
+from minitrain.run.figures import data_frame
 from minitrain.run.result import Run, load_run
-from minitrain.whatif.ways import Way
 
 COMPUTING, BESIDE, SKEW = "computing", "computing beside communication", "skew between ranks"
 LATENCY, BANDWIDTH, TRANSFER = "latency", "bandwidth", "communication"

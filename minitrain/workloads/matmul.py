@@ -28,7 +28,7 @@ from minitrain.tensors import (
     WeightGrad,
 )
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
-from minitrain.tensors.local import LocalWeight
+from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import PLACED_KINDS
 from minitrain.workloads import compression
 from minitrain.workloads.workload import (

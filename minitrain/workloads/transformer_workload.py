@@ -22,7 +22,7 @@ from typing import Any, cast
 from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
-from minitrain.tensors.local import OUTER_MOMENTUM_BYTES, OuterState
+from minitrain.tensors.kinds import OUTER_MOMENTUM_BYTES, OuterState
 from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
 from minitrain.tensors.tied import TableGrad
 from minitrain.workloads import attention_steps, compression

@@ -12,9 +12,9 @@ from minitrain.errors import MinitrainError
 from minitrain.lib import Model
 from minitrain.operations import EVENT_TYPES
 from minitrain.tensors import Activation, ActivationGrad, clone
+from minitrain.tensors.index_sets import SequencePart
 from minitrain.tensors.kinds import altered
 from minitrain.tensors.placed import PLACED_KINDS, ActivationShard, Attended, KeysValues, KeysValuesGrad, WeightGradPart
-from minitrain.tensors.sequence_parts import SequencePart
 from minitrain.workloads.attention_steps import STEPS
 
 Program = Callable[[Model], Any]

@@ -17,8 +17,8 @@ from minitrain.engine import laws
 from minitrain.engine.placed_passes import may_backward, may_forward
 from minitrain.errors import MinitrainError
 from minitrain.lib import Activation, ActivationGrad, Model, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import SequencePart
 from minitrain.tensors.placed import ActivationShard, PartialActivation, PartialActivationGrad, WeightPart
-from minitrain.tensors.sequence_parts import SequencePart
 
 NUM_LAYERS, BATCH = 2, 2
 EVERYTHING = frozenset(range(BATCH))

@@ -20,13 +20,12 @@ from minitrain.engine.model import Model
 from minitrain.engine.watched import watched
 from minitrain.machine.fixed_durations import FixedPredictor
 from minitrain.operations import EVENT_TYPES
-from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS
-from minitrain.operations.transfers import TRANSFERS
 from minitrain.proof.layers import DenseLayers, TransformerLayers
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.run import run_file
-from minitrain.view import bars, chakra, hta
+from minitrain.view import bars, chakra, chrome
 from minitrain.workloads.transformer_workload import find_workload
 from minitrain.workloads.unit_kernels import Style
 from minitrain.workloads.workload import Context, PassMode
@@ -68,7 +67,7 @@ def is_drawn(record: Any) -> None:
 def is_named_abroad(record: Any) -> None:
     """Require names for other tools, of all that does not compute."""
     if record.name not in COMPUTATIONS:
-        assert record.name in hta._KERNELS
+        assert record.name in chrome._KERNELS
         assert isinstance(record.chakra, int)
         assert record.name in COLLECTIVES or record.name in chakra._NODE_TYPES
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minitrain.proof import elementary
+from minitrain.proof import arithmetic
 
 Numbers = Any
 
@@ -40,8 +40,8 @@ def test_norms_are_what_jax_computes(kind: str) -> None:
     with jax.enable_x64(True):
         want, back = jax.vjp(lambda x: norm(x, kind), x)
         (wanted,) = back(jnp.asarray(grad))
-    np.testing.assert_allclose(elementary.normalised(x, kind), want, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(elementary.normalised_backward(grad, x, kind), wanted, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(arithmetic.normalised(x, kind), want, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(arithmetic.normalised_backward(grad, x, kind), wanted, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
@@ -51,16 +51,16 @@ def test_activation_functions_are_what_jax_computes(kind: str) -> None:
         function: Callable[..., Numbers] = FUNCTIONS[kind]
         want, back = jax.vjp(function, *map(jnp.asarray, inputs))
         wanted = back(jnp.asarray(grad))
-    np.testing.assert_allclose(elementary.activated(tuple(inputs), kind), want, rtol=1e-12, atol=1e-14)
-    for got, expected in zip(elementary.activated_backward(grad, tuple(inputs), kind), wanted, strict=True):
+    np.testing.assert_allclose(arithmetic.activated(tuple(inputs), kind), want, rtol=1e-12, atol=1e-14)
+    for got, expected in zip(arithmetic.activated_backward(grad, tuple(inputs), kind), wanted, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-13)
 
 
 def test_a_norm_gives_tokens_of_size_one() -> None:
     (x,) = draw(1)
-    assert np.allclose((elementary.normalised(x, "rmsnorm") ** 2).mean(-1), 1, atol=1e-3)
-    assert np.allclose(elementary.normalised(x, "layernorm").mean(-1), 0)
+    assert np.allclose((arithmetic.normalised(x, "rmsnorm") ** 2).mean(-1), 1, atol=1e-3)
+    assert np.allclose(arithmetic.normalised(x, "layernorm").mean(-1), 0)
 
 
 def test_very_large_logits_make_probabilities() -> None:
-    assert elementary.softmax(np.array([1e4, 0, -1e4])).tolist() == [1, 0, 0]
+    assert arithmetic.softmax(np.array([1e4, 0, -1e4])).tolist() == [1, 0, 0]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.proof import attention, attention_core, elementary, experts, units
+from minitrain.proof import arithmetic, attention, attention_core, experts, units
 from minitrain.proof.attention import Attention
 from minitrain.proof.experts import Moe
 from minitrain.proof.partial_gradients import Border, PartGrad
@@ -67,7 +67,7 @@ MUTANTS: dict[str, tuple[Any, Patch]] = {
     "a norm has no gradient": (LLAMA_LIKE, changed(UnitArithmetic, "before_backward", without("norm.weight"))),
     "a gelu is a relu": (
         GPT_LIKE,
-        (units, "activated", lambda inputs, _: elementary.activated(inputs, "relu")),
+        (units, "activated", lambda inputs, _: arithmetic.activated(inputs, "relu")),
     ),
     "positions have no gradient": (GPT_LIKE, changed(Embedding, "after_backward", without("positions"))),
     "a bias after the sum has no gradient": (GPT_LIKE, changed(Attention, "after_backward", without("output.bias"))),

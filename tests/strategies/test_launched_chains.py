@@ -14,7 +14,7 @@ from minitrain.errors import TensorTypeError
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
 from minitrain.machine import load_config
-from minitrain.run.folding.run import FoldedRun
+from minitrain.run.folding.expansion import FoldedRun
 from minitrain.tensors import HIDDEN_SIZE
 from tests.folded_runs import require_identical
 from tests.whatif.vector.test_price import require_equal_to_separate

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.lib import Model
 from minitrain.tensors import Activation, ActivationGrad, Weight, WeightGrad, clone
+from minitrain.tensors.index_sets import SequencePart
 from minitrain.tensors.kinds import altered
 from minitrain.tensors.placed import (
     ActivationGradShard,
@@ -24,7 +25,6 @@ from minitrain.tensors.placed import (
     WeightPart,
     piece_of,
 )
-from minitrain.tensors.sequence_parts import SequencePart
 
 SAMPLES = frozenset(range(4))
 WHOLE = {PartialActivation: Activation, PartialActivationGrad: ActivationGrad}

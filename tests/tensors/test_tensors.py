@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import LawError
 from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors import FIELDS, clone, kinds, making
+from minitrain.tensors import FIELDS, clone, kinds
 
 H, BLOCK = 4096, 1024
 WEIGHT = Weight(1, 4, 0)
@@ -162,11 +162,11 @@ def test_tensors_are_followed_from_the_first_model_that_follows_them(
 @pytest.mark.parametrize(
     ("make", "kind", "values"),
     [
-        (making.make_weight, Weight, (1, 4, 2, frozenset([3]), 5)),
-        (making.make_opt_state, OptState, (1, 4, 2, frozenset([3]), 5)),
-        (making.make_weight_grad, WeightGrad, (1, 4, frozenset([3]), 5)),
-        (making.make_activation, Activation, (1, 4, frozenset([3]), 5)),
-        (making.make_activation_grad, ActivationGrad, (1, 4, frozenset([3]), 5)),
+        (kinds.make_weight, Weight, (1, 4, 2, frozenset([3]), 5)),
+        (kinds.make_opt_state, OptState, (1, 4, 2, frozenset([3]), 5)),
+        (kinds.make_weight_grad, WeightGrad, (1, 4, frozenset([3]), 5)),
+        (kinds.make_activation, Activation, (1, 4, frozenset([3]), 5)),
+        (kinds.make_activation_grad, ActivationGrad, (1, 4, frozenset([3]), 5)),
     ],
 )
 def test_what_the_engine_makes_is_what_the_class_makes(make: Any, kind: type[Any], values: tuple[Any, ...]) -> None:

@@ -23,7 +23,7 @@ import minitrain as mt
 from minitrain.learn import load_exercise
 from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import WHOLE
-from minitrain.tensors.sequence_parts import WHOLE_SEQUENCE
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE
 from minitrain.training import ranks
 from minitrain.training.calibration import calibration_of
 from minitrain.training.layers import Kept

@@ -15,7 +15,7 @@ import minitrain as mt
 from minitrain.run.analysis.timeline import Timeline
 from minitrain.view import protobuf
 from minitrain.view.chakra import write_chakra
-from minitrain.view.hta import write_hta
+from minitrain.view.chrome import write_hta
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 _NAMES = ["ddp", "zero3_prefetch", "1f1b", "pp_dp", "zbv"]

@@ -13,9 +13,9 @@ import minitrain as mt
 from minitrain.files import write_text
 from minitrain.machine.fixed_durations import FixedPredictor
 from minitrain.view.chakra import write_chakra
-from minitrain.view.hta import write_hta
+from minitrain.view.chrome import write_hta
+from minitrain.view.lanes import schedule_text
 from minitrain.view.run_folder import view_of
-from minitrain.view.schedule_text import schedule_text
 from minitrain.view.svg import write_svg
 
 GOLDENS = Path(__file__).parents[2] / "traces" / "golden" / "exports"

@@ -12,8 +12,8 @@ import minitrain as mt
 from minitrain.machine.fixed_durations import FixedPredictor
 from minitrain.operations import Event
 from minitrain.search.schedules import gpipe, one_f_one_b
+from minitrain.view.lanes import schedule_text
 from minitrain.view.layout import View
-from minitrain.view.schedule_text import schedule_text
 from minitrain.view.svg import svg, write_svg
 from tests.sample_logs import one_f_one_b as sample
 

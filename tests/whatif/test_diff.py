@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
+from minitrain.run.analysis import moments
 from minitrain.run.analysis.moments import Case, Moments
 from minitrain.run.analysis.retiming import make_graph
 from minitrain.run.analysis.timeline import Floats, Timeline
 from minitrain.whatif import diff as room
-from minitrain.whatif import ways
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16, "fold": False}
 NAMES = ("ddp", "zero3", "zero3_prefetch", "1f1b", "fsdp")
@@ -179,7 +179,7 @@ def test_parts_are_those_of_many_small_steps_from_one_run_to_the_other(runs: dic
         line = a.step_timeline
         program = Moments(make_graph(line))
         first, second = program.case(line), program.case(b.step_timeline)
-        way = ways.Way(program, first, second)
+        way = moments.Way(program, first, second)
         way.walk()
         shares, steps = np.zeros(line.num_events), 300
         for place in range(steps):
@@ -191,7 +191,7 @@ def test_parts_are_those_of_many_small_steps_from_one_run_to_the_other(runs: dic
 
 
 def test_with_few_paths_the_parts_still_add_up(runs: dict[str, mt.Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "MOST_PATHS", 2)
+    monkeypatch.setattr(moments, "MOST_PATHS", 2)
     assert adds_up(mt.diff(again(runs["1f1b"], noise=0.5, seed=1), again(runs["1f1b"], noise=0.5, seed=2)))
 
 

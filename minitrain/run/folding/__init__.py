@@ -12,7 +12,6 @@ ranks of a class would do different things, they *diverge*: the operation raises
 Open `driver` first: it makes one attempt (`attempt`) after the other, with a `model` for each class. `per_rank_values`
 has what strategies see in place of ints and frozensets, and `mesh` of groups and meshes.
 
-`collectives` makes results within a class, and completes those of several classes. Ranks are kept apart by prices
-(`mesh`), by shards of a sequence (`model`), and by devices and shares (`attempt`). `run` is the result, and `expansion`
-makes logs and models of any rank from those of its class. `confirmation` executes some of those ranks in full.
+Ranks are kept apart by prices (`mesh`), by shards of a sequence (`model`), and by devices and shares (`attempt`).
+`expansion` has the result, and makes logs and models of any rank from those of its class.
 """

@@ -230,7 +230,7 @@ class PerRankInt:
         return self._singleton
 
     def item_of(self, values: Sequence[Any]) -> Any:
-        """Return the item of a sequence that each rank means by this index (`minitrain.engine.divided_batch` asks).
+        """Return the item of a sequence that each rank means by this index (`minitrain.engine.stages` asks).
 
         Args:
             values: numbers, of which one is meant by all ranks, or ranges of samples.

@@ -35,7 +35,7 @@ from zlib import crc32
 from minitrain.errors import NO_MEMORY, UsageError, require_count
 from minitrain.files import replacing
 from minitrain.plain_text import spreadsheet_cell
-from minitrain.run.data_frames import data_frame
+from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, PRICE_ONLY
 from minitrain.run.signatures import SweepKeywords, over_grid
 from minitrain.run.simulation import simulate

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError, require_count
-from minitrain.run.data_frames import data_frame
+from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.strategy_loading import Strategy, choose_strategy, did_you_mean, options_of, takes_option
 from minitrain.search.sweeps.batches import Workers

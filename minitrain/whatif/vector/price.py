@@ -27,10 +27,9 @@ from minitrain.machine.config import SystemConfig, load_config, validated, with_
 from minitrain.machine.price import PRICING_PARAMETERS, Pricing, RankPredictors
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.timeline import Floats, Ints
-from minitrain.run.data_frames import data_frame
 from minitrain.run.device_memory import OutOfMemory
 from minitrain.run.event_loops import run_to_end
-from minitrain.run.figures import FIGURES
+from minitrain.run.figures import FIGURES, data_frame
 from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters, is_given
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run

@@ -22,7 +22,7 @@ from minitrain.run.analysis.retiming import (
     seconds_of,
 )
 from minitrain.run.analysis.timeline import Floats, Timeline
-from minitrain.run.folding.run import FoldedRun
+from minitrain.run.folding.expansion import FoldedRun
 
 Move = tuple[str, int]
 _BATCH = 8

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.run.folding import confirmation, driver
+from minitrain.run.folding import driver
 from minitrain.run.folding import model as folded_model
 
 SIZES: dict[str, Any] = {"world_size": 16, "num_layers": 32, "global_batch_size": 64}
@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {"world_size": 16, "num_layers": 32, "global_batch_size"
 def of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let shipped strategies count as one's own, and note the ranks that are executed."""
     executed: list[int] = []
-    confirm_rank = confirmation._confirm_rank
+    confirm_rank = driver._confirm_rank
 
     async def noted(prepared: Any, run: Any, of_class: Any, rank: int) -> None:
         executed.append(rank)
@@ -29,7 +29,7 @@ def of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (driver, folded_model):
         monkeypatch.setattr(module, "is_shipped", lambda _: False)
-    monkeypatch.setattr(confirmation, "_confirm_rank", noted)
+    monkeypatch.setattr(driver, "_confirm_rank", noted)
     return executed
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.run.folding.attempt import FoldAttempt
 from minitrain.run.folding.driver import DivergenceHistory, find_early_divergence
-from minitrain.run.folding.run import FoldedRun
+from minitrain.run.folding.expansion import FoldedRun
 from minitrain.run.rank_tasks import prepare
 from minitrain.search.sweeps.batches import Batch, run_batch
 from minitrain.tensors.index_sets import span

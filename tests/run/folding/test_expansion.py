@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.run.folding.run import MOST_DRAWN, FoldedRun
+from minitrain.run.folding.expansion import MOST_DRAWN, FoldedRun
 from tests.folded_runs import require_identical
 from tests.small_transformers import LLAMA_LIKE, MIXTRAL_LIKE
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.run.comparison import FailedRun
-from minitrain.run.folding.run import FoldedRun
+from minitrain.run.folding.expansion import FoldedRun
 from tests.folded_runs import require_identical
 
 MESHED = ("pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.machine import Network, SystemConfig, load_config
-from minitrain.run.folding.run import FoldedRun
+from minitrain.run.folding.expansion import FoldedRun
 from tests.folded_runs import require_identical
 
 H100 = load_config("h100_80g_nvl8")

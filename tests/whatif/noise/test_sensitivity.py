@@ -59,7 +59,7 @@ def test_it_is_told_in_words_json_and_rows(monkeypatch: pytest.MonkeyPatch) -> N
     assert json.loads(json.dumps(found.summary()))["kinds"][0]["kind"] == found.swings[0].kind
     assert str(found).startswith("1f1b: step ")
     assert "of the critical path" in str(found)
-    monkeypatch.setattr("minitrain.whatif.noise.sensitivity.data_frame", list)
+    monkeypatch.setattr("minitrain.whatif.noise.monte_carlo.data_frame", list)
     assert found.to_pandas()[0]["slower_s"] == found.swings[0].slower_s
 
 

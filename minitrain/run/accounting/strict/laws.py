@@ -19,7 +19,7 @@ from minitrain.source_lines import present_place
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.compressed import CompressedGrad
 from minitrain.tensors.index_sets import overlaps_any
-from minitrain.tensors.local import LocalWeight
+from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import COPIES, WeightGradPart, in_pieces, num_summed
 
 Fields = tuple[Any, ...]

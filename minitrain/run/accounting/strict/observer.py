@@ -45,8 +45,8 @@ from minitrain.run.accounting.strict.laws import (
     require_valid,
 )
 from minitrain.tensors import FIELDS, KINDS, clone
-from minitrain.tensors.local import LocalWeight
-from minitrain.tensors.on_host import OnHost
+from minitrain.tensors.fields import OnHost
+from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import COPIES, KeysValuesGrad
 
 _LAWS: dict[str, Callable[[str, Sequence[Any], Any, Members], None]] = {
