@@ -1,6 +1,7 @@
 """Write the lists of options in docs/cli.md, which the help of commands explains: `python docs/cli.py`.
 
-A list stands between `<!-- options: COMMAND ... -->` and `<!-- end -->`, with each option of these commands once.
+A list stands between `<!-- options: COMMAND ... -->` and `<!-- end -->`, with each option of these commands once; of a
+command that shares many with run, those that run has not.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ def refreshed(text: str) -> str:
 def _list(commands: list[str]) -> str:
     """Return the options of a command; of several with their short forms, and who takes them where not all do."""
     takers: dict[str, list[str]] = {}
+    common = _names("run") & _names(commands[0]) if len(commands) == 1 else set()
+    common = common if len(common) > 4 else set()
     for command in commands:
         for option in loaded(command).params:
-            if option.param_type_name == "option":
+            if option.param_type_name == "option" and option.name not in common:
                 name, *others = option.opts
                 also = "".join(f" (`{other}`)" for other in others) if len(commands) > 1 else ""
                 takers.setdefault(f"`{name}`{also}", []).append(command)
     alone = {name: f" of {each[0]}" if len(each) < len(commands) else "" for name, each in takers.items()}
-    return f"Options: {', '.join(f'{name}{alone[name]}' for name in takers)}.\n"
+    listed = ", ".join(f"{name}{alone[name]}" for name in takers)
+    return f"Options: {'those of `run` that apply, and ' * bool(common)}{listed}.\n"
+
+
+def _names(command: str) -> set[str | None]:
+    """Return the parameters that are a command's options."""
+    return {each.name for each in loaded(command).params if each.param_type_name == "option"}
 
 
 if __name__ == "__main__":
