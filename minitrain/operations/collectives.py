@@ -232,13 +232,6 @@ def all_reduce(brought: Brought) -> ResultOf:
     return _copies_of(_sum_of_gradients(brought))
 
 
-def reduce_to_root(brought: Brought) -> ResultOf:
-    """Sum what all bring; the root gets the sum, the others nothing."""
-    sum_of, ranks = all_reduce(brought), brought.ranks  # type: ignore[attr-defined]  # never of folded ranks
-    root = ranks.index(brought.detail)
-    return lambda value, place: sum_of(value, place) if place == root else None
-
-
 def reduce_scatter(brought: Brought) -> ResultOf:
     """Sum what all bring; the k-th member gets the k-th shard of the sum, or what is its own of it."""
     first, size = brought.first, brought.size
@@ -448,6 +441,17 @@ def _combined(brought: Brought, together: Callable[[Any, Any], Any], what: str) 
         raise TensorTypeError(f"{brought.op} needs values that {what}, got {kind}", value=brought.first) from error
 
 
+def at_root(law: Callable[[Brought], ResultOf]) -> Callable[[Brought], ResultOf]:
+    """Return the law by which the root alone gets what all would get by another one."""
+
+    def at_the_root(brought: Brought) -> ResultOf:
+        result_of, ranks = law(brought), brought.ranks  # type: ignore[attr-defined]  # never of folded ranks
+        root = ranks.index(brought.detail)
+        return lambda value, place: result_of(value, place) if place == root else None
+
+    return at_the_root
+
+
 def _combine(left: Any, right: Any) -> Any:
     """Return what holds the shards of both."""
     if in_context(left):
@@ -516,7 +520,7 @@ class Collective:
         gives: what comes of what all bring: their sum, which takes its place in memory; what holds the shards of all;
             a copy of the root's; tensors of one another; or nothing.
         scatters: whether each member gets its own shard of that.
-        to_root: whether the root alone gets it.
+        to_root: the collective by which all get what here the root alone gets; "" where there is none.
         priced_by: the tensor whose bytes are priced: what a member gives, what it gets, or the most that one gives.
         kinds: tensors that folded ranks may bring, whose results follow from one of them by symmetry.
         takes_buckets: whether members may bring lists of tensors, which share one latency.
@@ -541,7 +545,7 @@ class Collective:
     dark: str = ""
     dark_ink: str = ""
     scatters: bool = False
-    to_root: bool = False
+    to_root: str = ""
     priced_by: Literal["given", "result", "largest"] = "given"
     kinds: tuple[type[Any], ...] = ()
     takes_buckets: bool = True
@@ -560,7 +564,7 @@ class Collective:
     @property
     def has_root(self) -> bool:
         """Whether one member is named from which, or to which, all goes."""
-        return self.gives == "copy" or self.to_root
+        return self.gives == "copy" or bool(self.to_root)
 
     @property
     def has_two_levels(self) -> bool:
@@ -587,8 +591,8 @@ _IN_ORDER = (
         torch="torch.distributed.all_gather_into_tensor(whole, shard)", jax='jax.lax.all_gather(shard, "dp")',
     ),
     Collective(
-        "reduce", reduce_to_root, "sum", 1, "ncclDevKernel_Reduce", "#DDCC77",
-        to_root=True, takes_buckets=False, priced_as="all_gather", torch="torch.distributed.reduce(grad, dst)",
+        "reduce", at_root(all_reduce), "sum", 1, "ncclDevKernel_Reduce", "#DDCC77",
+        to_root="all_reduce", takes_buckets=False, priced_as="all_gather", torch="torch.distributed.reduce(grad, dst)",
     ),
     Collective(
         "broadcast", broadcast, "copy", 5, "ncclDevKernel_Broadcast", "#44AA99",

@@ -12,15 +12,16 @@ that of all that the tensor stood for: of an activation, what its layer keeps fo
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
+from types import ModuleType
 from typing import Any, TypeVar, final
 
-from minitrain.tensors.compressed import COMPRESSED_KINDS
+from minitrain.tensors import compressed, kinds, placed, tied
 from minitrain.tensors.kinds import (
-    LOCAL_KINDS,
+    KINDS,
     Activation,
     ActivationGrad,
     OptState,
@@ -29,8 +30,6 @@ from minitrain.tensors.kinds import (
     WeightGrad,
     passage_of,
 )
-from minitrain.tensors.placed import PLACED_KINDS
-from minitrain.tensors.tied import TableGrad
 
 T = TypeVar("T")
 
@@ -60,16 +59,20 @@ def fields_of_activation_grad(grad: ActivationGrad) -> tuple[Any, ...]:
     return grad.layer, grad.layers, grad.samples, grad.total_samples
 
 
+def _kinds_of(*modules: ModuleType) -> Iterator[Any]:
+    """Yield the kinds of tensor that some files define, beside the five."""
+    for found in [found for module in modules for found in vars(module).values()]:
+        if isinstance(found, type) and issubclass(found, Tensor) and "__dataclass_fields__" in vars(found):
+            yield from () if found in KINDS else (found,)
+
+
 FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
     Weight: fields_of_weight,
     OptState: fields_of_opt_state,
     Activation: fields_of_activation,
     ActivationGrad: fields_of_activation_grad,
     WeightGrad: fields_of_weight_grad,
-    **{
-        kind: attrgetter(*kind.__dataclass_fields__)
-        for kind in (*PLACED_KINDS, *LOCAL_KINDS, *COMPRESSED_KINDS, TableGrad)
-    },
+    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in _kinds_of(kinds, placed, compressed, tied)},
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 

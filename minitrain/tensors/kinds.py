@@ -676,6 +676,3 @@ class OuterState(OptState):
 
 OUTER_MOMENTUM_BYTES = 4
 """What an element of a transformer's outer momentum takes: it is kept in single precision."""
-
-LOCAL_KINDS: tuple[type[Weight] | type[OptState], ...] = (LocalWeight, OuterState)
-"""The kinds of tensor of local steps."""

@@ -128,6 +128,7 @@ def train(
         parameters_of_run, options = split_keywords(given)
     require_installed("torch", "training on real processes", "torch", "cloudpickle")
     from minitrain.training.ranks import Training, require_room, train_ranks  # noqa: PLC0415  (torch takes seconds to import)
+    from minitrain.training.wire import require_known  # noqa: PLC0415  (as above)
 
     training = Training(
         strategy=strategy,
@@ -147,6 +148,7 @@ def train(
     num_here = int(os.environ["LOCAL_WORLD_SIZE"]) if started else world_size
     training.require_work(num_here)
     program = record(strategy, given)
+    require_known({event.typ for event in program.run.events})
     if program.run.models[0]._semantics is not None:
         _require_of_local_steps(dtype, checkpoints)
     if not force:

@@ -10,6 +10,7 @@ import minitrain as mt
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
 from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.operations.collectives import COLLECTIVES
 
 simulate: Any = mt.simulate
 prove: Any = mt.prove
@@ -84,6 +85,16 @@ def test_real_processes_sum_at_the_root() -> None:
     sizes: dict[str, Any] = {**SIZES, "world_size": 2, "steps": 3, "dtype": "float64", "force": True}
     losses = [mt.train(strategy, **sizes).losses for strategy in (served, "ddp")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+def test_real_processes_refuse_a_collective_by_name_that_they_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = pytest.importorskip("minitrain.training.wire", reason="torch is not installed")
+    wire.require_known([*COLLECTIVES, "forward"])
+    monkeypatch.delattr(wire.Started, "_reduce")  # what a root alone gets, all may get
+    wire.require_known(COLLECTIVES)
+    monkeypatch.delattr(wire.Started, "_barrier")
+    with pytest.raises(mt.MinitrainError, match="real processes have no barrier; leave it out"):
+        wire.require_known(COLLECTIVES)
 
 
 def test_ranks_name_one_root_of_their_group() -> None:
