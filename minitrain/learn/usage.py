@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from minitrain.learn.replay import Player
-from minitrain.operations import COMMUNICATIONS, RECV, UNITS_PER_ELEMENT, Event
+from minitrain.operations import COLLECTIVES, COMMUNICATIONS, RECV, SEND, UNITS_PER_ELEMENT, Event
 from minitrain.run.result import Run
 from minitrain.tensors import OptState
 from minitrain.tensors.fields import copy_to_device
@@ -39,24 +39,24 @@ def communication_by_kind(run: Run) -> dict[str, float]:
 
 
 def last_clock(run: Run) -> float:
-    """Return the latest final clock of all ranks where an interface receives one message at a time, s.
+    """Return the latest final clock of all ranks where an interface carries one transfer at a time each way, s.
 
-    By default a rank's launched receives from several peers come beside one another, each at full rate. Who is graded
-    must not gain by that.
+    By default a rank's launched receives from several peers come beside one another, each at full rate, and so do
+    collectives of several groups, and messages beside them. Who is graded must not gain by that.
     """
-    if not any(map(_has_arrivals_at_once, run.logs)):
+    if not any(_has_transfers_at_once(log, way) for log in run.logs for way in (SEND, RECV)):
         return run.last_clock
-    from minitrain.run.analysis import retiming  # noqa: PLC0415  (where arrivals meet, which is rare)
+    from minitrain.run.analysis import retiming  # noqa: PLC0415  (where transfers meet, which is rare)
 
     line = run.timeline
-    program = retiming.make_program(retiming.with_shared_arrivals(retiming.make_graph(line)), line.price)
+    program = retiming.make_program(retiming.with_shared_interfaces(retiming.make_graph(line)), line.price)
     return float(retiming.retime(program, retiming.seconds_of(line.prices), program.clock).max())
 
 
-def _has_arrivals_at_once(log: Iterable[Event]) -> bool:
-    """Return whether messages of several peers come to a rank at a time."""
-    receives = sorted((event.time, event.end, event.peer) for event in log if event.typ == RECV)
-    return any(begin < end and peer != other for (_, end, other), (begin, _, peer) in pairwise(receives))
+def _has_transfers_at_once(log: Iterable[Event], way: str) -> bool:
+    """Return whether transfers of a rank go one way beside one another: its sends or receives, and collectives."""
+    spans = sorted((event.time, event.end) for event in log if event.typ == way or event.typ in COLLECTIVES)
+    return any(begin < end for (_, end), (begin, _) in pairwise(span for span in spans if span[0] < span[1]))
 
 
 class Meter:

@@ -49,6 +49,7 @@ _NO_START = (
 )
 _LOST = "a worker process ended before its work did ({}); do it again"
 _STEP_BYTES = 2**20  # what Python and the C library ask the system for when they need more, at least
+_ROOM_BYTES = 2**24  # with less, errors of all kinds come of it
 
 LOOK_S = 1.0
 """How often who waits for a process that may be stuck looks at it."""
@@ -354,12 +355,21 @@ def _make_calls(pipe: Connection, memory_bytes: int | None) -> None:  # pragma: 
 
 
 def end_without_memory(error: BaseException) -> None:  # pragma: no cover  (only in a worker)
-    """End this process if an error came for want of memory: none is left to say so, and who waits learns of it."""
+    """End this process if an error came for want of memory: none is left to say so, and who waits learns of it.
+
+    Near its limit any error may: a module whose library finds no place cannot be compiled, or seems not to be there.
+    """
     is_over = True
-    with contextlib.suppress(MemoryError, SystemError):
-        is_over = came_without_memory(error)
+    with contextlib.suppress(MemoryError, SystemError, OSError):
+        limit = limit_bytes()
+        is_over = came_without_memory(error) or (limit is not None and _size_bytes() > limit - _ROOM_BYTES)
     if is_over:
         os._exit(1)
+
+
+def _size_bytes() -> int:
+    """Return how much address space this process takes."""
+    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
 
 
 def _stop(*_: Any) -> None:  # pragma: no cover  (only in a worker)

@@ -151,3 +151,26 @@ def test_one_message_comes_in_at_a_time(departures: list[int], source: Any) -> N
         free = max(free, departure) + 3
     assert run.last_clock == max(departures) + 3
     assert last_clock(run) == free
+
+
+@pytest.mark.parametrize("num_peers", [1, 4])
+def test_collectives_of_several_groups_and_messages_go_one_at_a_time(num_peers: int) -> None:
+    """One rank gathers with each peer, which takes 3 s, and exchanges messages of 2 s with one more."""
+
+    async def strategy(model: Any) -> Any:
+        weights, *_ = model.storage()
+        weights[0], _ = model.load_weights(0, min(model.rank, 1), 2)
+        pairs = [[0, peer] for peer in range(1, num_peers + 1)]
+        works = [model.launch(model.all_gather(weights[0], 0, group=pair)) for pair in pairs if model.rank in pair]
+        other = {0: num_peers + 1, num_peers + 1: 0}.get(model.rank)
+        if other is not None:
+            works += [model.launch(model.send(other, weights[0])), model.launch(model.receive(other))]
+        for work in works:
+            await work
+        return model
+
+    prices = mt.FixedPredictor(all_gather=3, send=2, recv=2)
+    sizes: dict[str, Any] = {"world_size": num_peers + 2, "num_layers": 1, "global_batch_size": num_peers + 2}
+    run = mt.simulate(strategy, hardware=prices, check=False, **sizes)
+    assert run.last_clock == 3
+    assert last_clock(run) == 3 * num_peers + 2

@@ -170,24 +170,32 @@ def make_graph(timeline: Timeline) -> Graph:
     )
 
 
-def with_shared_arrivals(graph: Graph) -> Graph:
-    """Let each rank's interface receive one message at a time, in the order in which the log has their beginnings.
+def with_shared_interfaces(graph: Graph) -> Graph:
+    """Let each rank's interface carry one transfer at a time each way, in the order in which the log has them begin.
 
-    Launched receives from several peers may run beside one another in a log. A moment comes after those that are
-    earlier in a log, so the new edges close no circle.
+    Launched receives from several peers, collectives of several groups, and messages beside collectives may run beside
+    one another in a log. A collective goes both ways. A transfer comes after those that begin earlier in the log, of
+    those that begin at once after those of lower moments, so the new edges close no circle.
     """
-    line = graph.timeline
-    receives = np.flatnonzero(line.on_stream(RECV))
-    tier = np.array([price.tier_size for price in line.prices])[line.price[receives]]
-    order = np.lexsort((receives, line.time[receives], tier, line.rank[receives]))
-    one, rank, tier = receives[order], line.rank[receives][order], tier[order]
-    same = (rank[1:] == rank[:-1]) & (tier[1:] == tier[:-1])
-    source, target = one[:-1][same], one[1:][same]
+    line, sources, targets = graph.timeline, [graph.source], [graph.target]
+    members, places = collectives(line)
+    gates = np.arange(line.num_events)  # of each transfer, the moment that its beginning waits for
+    gates[members] = 2 * line.num_events + np.repeat(np.arange(len(places) - 1), np.diff(places))
+    tiers = np.array([price.tier_size for price in line.prices])
+    for way in (SEND, RECV):
+        carried = np.flatnonzero((line.on_stream(COMM) | line.on_stream(way)) & (line.duration > 0))
+        tier = tiers[line.price[carried]]
+        order = np.lexsort((gates[carried], line.time[carried], tier, line.rank[carried]))
+        one, tier = carried[order], tier[order]
+        same = (line.rank[one[1:]] == line.rank[one[:-1]]) & (tier[1:] == tier[:-1])
+        sources.append(one[:-1][same])
+        targets.append(gates[one[1:][same]])
+    after_end = np.ones(sum(map(len, sources[1:])), dtype=bool)
     return replace(
         graph,
-        source=np.concatenate([graph.source, source]),
-        target=np.concatenate([graph.target, target]),
-        after_end=np.concatenate([graph.after_end, np.ones(len(source), dtype=bool)]),
+        source=np.concatenate(sources),
+        target=np.concatenate(targets),
+        after_end=np.concatenate([graph.after_end, after_end]),
     )
 
 
