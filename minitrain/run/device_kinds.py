@@ -8,7 +8,7 @@ for the rank that ends the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from minitrain.run.analysis.explanation import waits_by_device
@@ -45,10 +45,6 @@ class DeviceKind:
     watts: float | None = None
     clock_share: float = 1.0
     limited_by: str | None = None
-
-    def to_save(self, ranges: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Return the fields as a saved run has them, with the ranks as ranges."""
-        return asdict(self) | {"ranks": ranges}
 
 
 @final

@@ -16,17 +16,21 @@ numbers of layers and samples, which take no space, are bounded by the file's si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from inspect import Parameter, signature
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from minitrain.errors import UsageError
 from minitrain.files import JsonObject, key_path, shown
 from minitrain.machine.config_files import first_faults
-from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
+from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange, Outage
 from minitrain.operations.collectives import TRANSFERS
+from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
 from minitrain.run.ranks_once import OnceWritten, Partners, distinct_of
+from minitrain.run.steps import Steps
+from minitrain.run.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from minitrain.run.device_kinds import DeviceKind
@@ -39,6 +43,8 @@ NUMBERS: frozenset[Any] = frozenset({int, float})  # true and false are neither
 _MOST_KEPT, _MOST_FOUND = 20, 1000
 
 Place = tuple[int | str, ...]
+
+T = TypeVar("T")
 
 
 class Rule(NamedTuple):
@@ -143,28 +149,92 @@ class Faults:
         )
 
 
-_KEY = "device_kinds"
-_SHARE = Rule("a number in 1e-100..1", lambda value: ABOVE_0.accepts(value) and value <= 1)
-_RULES: Mapping[str, Rule] = {
-    "name": TEXT,
-    "hardware": TEXT,
-    "ranks": LIST,
-    "capacity_bytes": ABOVE_0.or_null(),
-    "peak_flop_per_s": ABOVE_0.or_null(),
-    "watts": ABOVE_0.or_null(),
-    "clock_share": _SHARE,
-    "limited_by": TEXT.or_null(),
+_OF_TYPE: Mapping[str, tuple[Rule, Rule | None]] = {
+    "str": (TEXT, None),
+    "int": (whole(0, 2**53), None),
+    "float": (AT_LEAST_0, None),
+    "tuple[int, ...]": (LIST, None),
+    "tuple[str, ...]": (LIST, TEXT),
+    "tuple[float, ...]": (LIST, TIME),
+    "Mapping[str, float]": (OBJECT, AT_LEAST_0),
 }
+"""What a field of a type must be in a file, and each of what it holds."""
+_COUNT = whole(1, 2**40)
+_OF_NAME: Mapping[str, Rule] = {
+    **dict.fromkeys(("time", "start", "end", "load_time"), TIME),
+    **dict.fromkeys(("capacity_bytes", "peak_flop_per_s", "watts"), ABOVE_0),
+    **dict.fromkeys(("seq_len", "max_seq_len"), _COUNT),
+    **dict.fromkeys(("num_steps", "period"), whole(1, 2**24)),
+    "clock_share": Rule("a number in 1e-100..1", lambda value: ABOVE_0.accepts(value) and value <= 1),
+}
+"""Of some names more than their types say."""
+_NOT_SAVED = frozenset({"first", "returned"})  # of steps
+
+
+def _saved_fields(kind: Callable[..., Any]) -> Iterator[tuple[str, Rule, Rule | None, Any]]:
+    """Yield the fields of a class that files have: name, rule, rule of what it holds, and default."""
+    for name, field in signature(kind).parameters.items():
+        if name not in _NOT_SAVED:
+            typ, _, is_null = str(getattr(field.annotation, "__forward_arg__", field.annotation)).partition(" | ")
+            of_type, of_items = _OF_TYPE[typ]
+            rule = _OF_NAME.get(name, of_type)
+            yield name, rule.or_null() if is_null else rule, of_items, field.default
+
+
+def judge_record(kind: Callable[..., Any], values: Any, place: Place, faults: Faults, **more: Rule) -> bool:
+    """Judge an object of the first line by the fields of the class that it becomes; return whether it is as it must be.
+
+    Args:
+        kind: a dataclass or named tuple; its fields with defaults need not be there.
+        values: the object.
+        place: where it is.
+        faults: of the file.
+        more: rules of fields that depend on the rest of the line.
+    """
+    if not faults.judge(1, place, values, OBJECT):
+        return False
+    before = faults.number
+    for name, of_field, of_items, default in _saved_fields(kind):
+        rule = more.get(name, of_field)
+        if name not in values:
+            if default is Parameter.empty:
+                faults.add(1, f"expected {rule.expected}, found nothing", (*place, name))
+        elif faults.judge(1, (*place, name), values[name], rule) and of_items is not None:
+            items = values[name]
+            for key, item in items.items() if isinstance(items, dict) else enumerate(items):
+                faults.judge(1, (*place, name, key), item, of_items)
+    return faults.number == before
+
+
+def read_record(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
+    """Return what an object stands for that was judged."""
+    known = {name: values[name] for name, *_ in _saved_fields(kind) if name in values}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+
+
+def saved_record(record: Any) -> dict[str, Any]:
+    """Return the fields of a record as files have them: words and counts only where they are not as usual."""
+    found = {name: (getattr(record, name), default) for name, *_, default in _saved_fields(type(record))}
+    return {
+        name: dict(value) if isinstance(value, Mapping) else value
+        for name, (value, default) in found.items()
+        if isinstance(value, float) or value != default
+    }
+
+
+_KEY = "device_kinds"
 
 
 def judge_device_kinds(header: Mapping[str, Any], faults: Faults) -> None:
     """Judge the kinds of device, if there are any: each rank has one of them."""
     before, world_size = faults.number, header["world_size"]
-    kinds = header.get(_KEY, [])
+    if not (kinds := header.get(_KEY)):
+        return
+    from minitrain.run.device_kinds import DeviceKind  # noqa: PLC0415  (few runs have several kinds)
+
     for place, kind in enumerate(kinds):
-        if faults.judge(1, (_KEY, place), kind, OBJECT):
-            faults.judge_keys(1, (_KEY, place), kind, _RULES)
-    if faults.number > before or not kinds:
+        judge_record(DeviceKind, kind, (_KEY, place), faults)
+    if faults.number > before:
         return
     ranges = [found for kind in kinds for found in kind["ranks"]]
     if not _follow_one_another(ranges):
@@ -196,9 +266,7 @@ def kinds_of_header(header: Mapping[str, Any]) -> Sequence[DeviceKind]:
         return ()
     from minitrain.run.device_kinds import DeviceKind  # noqa: PLC0415  (few runs have several kinds)
 
-    return tuple(
-        DeviceKind(**{key: kind[key] for key in _RULES} | {"ranks": _ranks(kind["ranks"])}) for kind in header[_KEY]
-    )
+    return tuple(read_record(DeviceKind, kind | {"ranks": _ranks(kind["ranks"])}) for kind in header[_KEY])
 
 
 def _ranks(ranges: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -226,9 +294,7 @@ SPECIFIED = FIELDS[:7]
 
 _KEYS = (*HEADER, "options", "oom", "fields")
 _MOST_LAYERS, _MOST_SAMPLES, _MOST_RANKS = 2**20, 2**24, 2**24  # of a file of no size
-_MOST_STEPS = 2**24
 _MOST_BYTES_PER_ELEMENT = 1024
-_MOST_TOKENS = 2**40
 
 
 def judge_repeated(faults: Faults, line: int, values: Any, place: tuple[str, ...] = ()) -> None:
@@ -315,41 +381,29 @@ def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
         faults.judge(1, ("options", name), value, PLAIN)
     _judge_fields(header["fields"], faults)
     judge_device_kinds(header, faults)
-    _judge_outages(header.get("outages", ()), faults)
     if "steps" in header:
         _judge_steps(header["steps"], faults)
     if header.get("network", "flat") not in NETWORKS:
         faults.add(1, f"expected one of {', '.join(NETWORKS)}, found {shown(header['network'])}", ("network",))
-    rank = whole(0, world_size - 1)
-    rules: dict[str, Rule]
-    if header["oom"] is not None:
-        rules = {"rank": rank, "time": TIME, "capacity_bytes": ABOVE_0, "held_bytes": OBJECT}
-        rules |= {"device": TEXT} if "device" in header["oom"] else {}
-        _judge_amounts(header["oom"], "oom", rules, "held_bytes", faults)
-    if header.get("held_outside") is not None:
-        rules = {"rank": rank, "time": TIME, "elements": AT_LEAST_0, "elements_by_line": OBJECT}
-        rules |= {"waiting_messages": AT_LEAST_0} if "waiting_messages" in header["held_outside"] else {}
-        _judge_amounts(header["held_outside"], "held_outside", rules, "elements_by_line", faults)
+    _judge_moments(header, faults)
     _judge_transformer(header, faults)
 
 
-def _judge_outages(outages: Iterable[Any], faults: Faults) -> None:
-    """Judge when the step was interrupted."""
-    for place, outage in enumerate(outages):
-        if faults.judge(1, ("outages", place), outage, OBJECT):
-            faults.judge_keys(1, ("outages", place), outage, {"start": TIME, "end": TIME, "reason": TEXT})
+def _judge_moments(header: Mapping[str, Any], faults: Faults) -> None:
+    """Judge when memory was exceeded, most was held outside the stores, and the step was interrupted."""
+    rank = whole(0, header["world_size"] - 1)
+    for key, kind in (("oom", OutOfMemory), ("held_outside", MemoryOutsideStores)):
+        if header.get(key) is not None:
+            judge_record(kind, header[key], (key,), faults, rank=rank)
+    for place, outage in enumerate(header.get("outages", ())):
+        judge_record(Outage, outage, ("outages", place), faults)
 
 
 def _judge_steps(steps: Mapping[str, Any], faults: Faults) -> None:
     """Judge when each of several steps ended."""
-    least = whole(1, _MOST_STEPS)
-    rules = {"num_steps": least, "load_time": TIME, "ends": LIST, "period": least.or_null()}
-    if not faults.judge_keys(1, ("steps",), steps, rules):
+    if not judge_record(Steps, steps, ("steps",), faults):
         return
     ends, period = steps["ends"], steps["period"]
-    judged = [faults.judge(1, ("steps", "ends", place), end, TIME) for place, end in enumerate(ends)]
-    if not all(judged):
-        return
     if not ends or sorted([steps["load_time"], *ends]) != [steps["load_time"], *ends]:
         faults.add(1, "expected times of at least one step, in order, after load_time", ("steps", "ends"))
     if len(ends) > steps["num_steps"] or (len(ends) < steps["num_steps"]) > (period is not None):
@@ -380,26 +434,9 @@ def _judge_mesh(mesh: Any, place: Place, world_size: int, faults: Faults) -> Non
 
 def _judge_trained_model(values: Any, num_layers: int, faults: Faults) -> None:
     """Judge what is said of a transformer: a name for each of its layers, and more."""
-    place = ("trained_model",)
-    rules = {"name": TEXT, "seq_len": whole(1, _MOST_TOKENS), "layer_names": LIST, "recomputed_flop": AT_LEAST_0}
-    copies: dict[str, Rule] = {key: AT_LEAST_0 for key in ("routed_copies", "dropped_copies") if key in values}
-    copies |= {key: whole(1, _MOST_TOKENS) for key in ("max_seq_len",) if key in values}
-    copies |= {key: TEXT for key in ("kind", "precision", "peak_of", "trained", "documents") if key in values}
-    if not faults.judge_keys(1, place, values, {**rules, **copies}):
-        return
-    names = values["layer_names"]
-    if len(names) != num_layers:
-        expected = f"expected a name for each of {num_layers} layers (num_layers), found {len(names)}"
-        faults.add(1, expected, (*place, "layer_names"))
-    for layer, name in enumerate(names):
-        faults.judge(1, (*place, "layer_names", layer), name, TEXT)
-
-
-def _judge_amounts(values: Any, key: str, rules: Mapping[str, Rule], amounts: str, faults: Faults) -> None:
-    """Judge an object of which one key holds amounts by name."""
-    if faults.judge_keys(1, (key,), values, rules):
-        for name, amount in values[amounts].items():
-            faults.judge(1, (key, amounts, name), amount, AT_LEAST_0)
+    if judge_record(TrainedModel, values, ("trained_model",), faults) and len(values["layer_names"]) != num_layers:
+        expected = f"expected a name for each of {num_layers} layers (num_layers), found {len(values['layer_names'])}"
+        faults.add(1, expected, ("trained_model", "layer_names"))
 
 
 def _judge_fields(names: list[Any], faults: Faults) -> None:

@@ -18,8 +18,6 @@ Version 2 has one more line a rank, an object with its journal of memory by kind
 version 1, which older readers know. Version 3 has events of some ranks alone, and one more line for each other rank,
 which did what one of those did: `rank`, `like`, and its own `samples` and `partners` (see `minitrain.run.ranks_once`);
 it has no journals.
-
-The part of a run that is saved, is a Protocol here, since `Run` imports this file.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from minitrain.errors import UsageError
 from minitrain.files import json_object, size_of, write_text
@@ -53,17 +51,26 @@ from minitrain.run.run_file import (
     is_number,
     judge_header,
     kinds_of_header,
+    read_record,
+    saved_record,
 )
-from minitrain.run.steps import Steps, steps_of
+from minitrain.run.steps import Steps
 from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
-    from minitrain.run.device_kinds import DeviceKind
+    pass
 
 
 TYPICAL = ("time", "duration", "launched")
 """What a first line may say of the typical times of measured operations."""
+_PARTS: Mapping[str, Any] = {
+    "oom": OutOfMemory,
+    "held_outside": MemoryOutsideStores,
+    "trained_model": TrainedModel,
+    "steps": Steps,
+}
+"""What objects of a first line stand for."""
 _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """The network of a run whose first line does not say it: one tier, or the file is of an older version."""
 ROOFLINE = "roofline"
@@ -83,33 +90,26 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
-def save_run(run: SavableRun, path: str | PathLike[str], repeated: Sequence[Repeated] = ()) -> None:
+def save_run(run: Any, path: str | PathLike[str], repeated: Sequence[Repeated] = ()) -> None:
     """Write a run to a file, whole or not at all.
 
     Args:
-        run: the run.
+        run: a `Run`, which imports this file.
         path: where to.
         repeated: the ranks whose events are not written, as they are those of others; then no journals are.
     """
     write_text(Path(path), (line + "\n" for line in _lines(run, repeated)))
 
 
-def _lines(run: SavableRun, repeated: Sequence[Repeated]) -> Iterator[str]:
+def _lines(run: Any, repeated: Sequence[Repeated]) -> Iterator[str]:
     """Yield the lines of the file."""
-    oom = run.oom and {
-        "rank": run.oom.rank,
-        "time": run.oom.time,
-        "capacity_bytes": run.oom.capacity_bytes,
-        "held_bytes": dict(run.oom.held_bytes),
-        **({"device": run.oom.device} if run.oom.device else {}),
-    }
     written = sorted({*range(run.world_size)} - {each.rank for each in repeated})
     journals = () if repeated else run.memory_journals
     version = VERSION_OF_ALIKE if repeated else VERSION_WITH_JOURNALS if journals else VERSION
     header = {"format": FORMAT, "version": version, "fields": FIELDS, **{name: getattr(run, name) for name in HEADER}}
     header["num_events"] = sum(len(run.logs[rank]) for rank in written) if repeated else run.num_events
     header["options"] = {name: plain(value) for name, value in run.options.items()}
-    header["oom"] = oom
+    header["oom"] = run.oom and saved_record(run.oom)
     header |= _more_of(run)
     if run.typical is not None and not repeated:
         header["typical"] = dict(zip(TYPICAL, run.typical, strict=True))
@@ -124,7 +124,7 @@ def _lines(run: SavableRun, repeated: Sequence[Repeated]) -> Iterator[str]:
         yield json.dumps(_pack_journal(rank, journal), separators=(",", ":"))
 
 
-def _more_of(run: SavableRun) -> dict[str, Any]:
+def _more_of(run: Any) -> dict[str, Any]:
     """Return what only the first lines of some runs say."""
     more: dict[str, Any] = {}
     network = {name: getattr(run, name) for name in _NETWORK}
@@ -133,19 +133,17 @@ def _more_of(run: SavableRun) -> dict[str, Any]:
     usual = {"priced_by": ROOFLINE, "workload": SPECIFIED if run.trained_model is None else run.trained_model.name}
     more |= {name: getattr(run, name) for name, value in usual.items() if getattr(run, name) != value}
     if run.held_outside is not None:
-        more["held_outside"] = asdict(run.held_outside)
+        more["held_outside"] = saved_record(run.held_outside)
     if run.peak_host_memory_bytes:
         more["peak_host_memory_bytes"] = run.peak_host_memory_bytes
     if run.steps is not None:
-        steps = run.steps
-        more["steps"] = {"num_steps": steps.num_steps, "load_time": steps.load_time, "ends": list(steps.ends)}
-        more["steps"]["period"] = steps.period
+        more["steps"] = saved_record(run.steps)
     if run.outages:
         more["outages"] = [outage._asdict() for outage in run.outages]
     if run.device_kinds:
-        more["device_kinds"] = [kind.to_save(to_ranges(kind.ranks)) for kind in run.device_kinds]
+        more["device_kinds"] = [asdict(kind) | {"ranks": to_ranges(kind.ranks)} for kind in run.device_kinds]
     if run.trained_model is not None:
-        more["trained_model"] = run.trained_model.to_save()
+        more["trained_model"] = saved_record(run.trained_model)
         more["needed_memory_bytes"] = run.needed_memory_bytes
         more["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
         more["meshes"] = [dict(mesh) for mesh in run.meshes]
@@ -231,26 +229,23 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"the run file {label} cannot be read: {reason}; write it with run.save()") from error
-    oom, outside = header["oom"], header.get("held_outside")  # the latter of strict runs, and unknown to older writers
-    trained = header.get("trained_model")  # of runs that trained a transformer
+    parts = {key: header.get(key) and read_record(kind, header[key]) for key, kind in _PARTS.items()}
+    trained = parts["trained_model"]
     return {
         **{name: header[name] for name in HEADER},
         "options": dict(header["options"]),
         "logs": logs,
-        "oom": None if oom is None else OutOfMemory(**_known({"device": ""} | oom, OutOfMemory)),
+        **parts,
         "memory_journals": journals,
-        "held_outside": None if outside is None else MemoryOutsideStores(**_known(outside, MemoryOutsideStores)),
-        "trained_model": None if trained is None else _trained_model(trained),
         "needed_memory_bytes": header.get("needed_memory_bytes"),
         "memory_by_kind": _kinds(header, journals),
         "meshes": header.get("meshes", []),
-        "outages": tuple(Outage(each["start"], each["end"], each["reason"]) for each in header.get("outages", ())),
-        "steps": steps_of(header.get("steps")),
+        "outages": tuple(read_record(Outage, each) for each in header.get("outages", ())),
         "typical": tuple(header["typical"][name] for name in TYPICAL) if "typical" in header else None,
         "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
         **{name: header.get(name, default) for name, default in _NETWORK.items()},
         "priced_by": header.get("priced_by", ROOFLINE),
-        "workload": header.get("workload", SPECIFIED if trained is None else trained["name"]),
+        "workload": header.get("workload", SPECIFIED if trained is None else trained.name),
         "device_kinds": kinds_of_header(header),
     }
 
@@ -261,17 +256,6 @@ def _kinds(header: Mapping[str, Any], journals: Sequence[Sequence[MemoryChange]]
     if stated is not None:
         return dict(stated)
     return kinds_of_journals(journals, header["bytes_per_element"]) if journals else None
-
-
-def _trained_model(values: Mapping[str, Any]) -> TrainedModel:
-    """Return the transformer that a file describes."""
-    known = {field.name: values[field.name] for field in fields(TrainedModel) if field.name in values}
-    return TrainedModel(**known | {"layer_names": tuple(known["layer_names"])})
-
-
-def _known(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """Return the values of a dataclass's fields."""
-    return {field.name: values[field.name] for field in fields(kind)}
 
 
 def _open(file: Path) -> TextIO:
@@ -352,87 +336,3 @@ def _judge_typical(header: Mapping[str, Any], faults: Faults) -> bool:
         faults.add(1, f"expected an object, found {columns!r:.40}", ("typical",))
         return False
     return faults.judge_keys(1, ("typical",), columns, dict.fromkeys(TYPICAL, numbers))
-
-
-class SavableRun(Protocol):
-    """The part of a run that is saved, beside the figures of the first line."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def logs(self) -> Sequence[Sequence[Event]]:
-        """The events of each rank."""
-
-    @property
-    def num_events(self) -> int:
-        """Number of events of all ranks."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The strategy's options."""
-
-    @property
-    def oom(self) -> OutOfMemory | None:
-        """Where the device's memory was exceeded."""
-
-    @property
-    def memory_journals(self) -> Sequence[Sequence[MemoryChange]]:
-        """Every change of every store of each rank."""
-
-    @property
-    def network(self) -> str:
-        """How transfers were priced."""
-
-    @property
-    def num_nodes(self) -> int:
-        """In how many units of the smallest network tier the ranks sit."""
-
-    @property
-    def workload(self) -> str:
-        """Name of what was trained."""
-
-    @property
-    def priced_by(self) -> str:
-        """How operations were priced."""
-
-    @property
-    def steps(self) -> Steps | None:
-        """All steps of a run of many."""
-
-    @property
-    def typical(self) -> Sequence[Sequence[float]] | None:
-        """The typical times of measured operations."""
-
-    @property
-    def outages(self) -> Sequence[Outage]:
-        """When the step was interrupted."""
-
-    @property
-    def device_kinds(self) -> Sequence[DeviceKind]:
-        """Which ranks have which device."""
-
-    @property
-    def held_outside(self) -> MemoryOutsideStores | None:
-        """What was held outside the stores."""
-
-    @property
-    def trained_model(self) -> TrainedModel | None:
-        """The transformer that was trained."""
-
-    @property
-    def needed_memory_bytes(self) -> float | None:
-        """What the fullest device must hold."""
-
-    @property
-    def memory_by_kind(self) -> Mapping[str, float] | None:
-        """Bytes of each kind at the peak."""
-
-    @property
-    def peak_host_memory_bytes(self) -> float:
-        """The most that any rank kept in its host's memory."""
-
-    @property
-    def meshes(self) -> Sequence[Mapping[str, int]]:
-        """Size by axis of each mesh."""

@@ -9,7 +9,7 @@ theorem of max-plus algebra (Baccelli, Cohen, Olsder, Quadrat 1992, *Synchroniza
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, final
@@ -114,11 +114,6 @@ def require_one_step(run: Any, what: str) -> None:
             f"{what} follows one step whose ranks begin together, and the run of {run.strategy} has "
             f"{run.steps.num_steps:,}; simulate it without steps, or give `run.steps.first`"
         )
-
-
-def steps_of(saved: Mapping[str, Any] | None) -> Steps | None:
-    """Return the steps that a run file has, which were judged."""
-    return None if saved is None else Steps(**{**saved, "ends": tuple(saved["ends"])})
 
 
 def period_of(seen: Sequence[Sequence[float]], begin: float) -> int | None:

@@ -6,7 +6,7 @@ It is a file of its own, since saved runs, comparisons and figures share it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 from minitrain.workloads.matmul import NOTES, SPECIFIED
@@ -68,18 +68,6 @@ class TrainedModel:
     def dropped_token_fraction(self) -> float | None:
         """The share of copies of tokens that experts did not take; None where experts are not divided."""
         return self.dropped_copies / self.routed_copies if self.routed_copies else None
-
-    def to_save(self) -> dict[str, Any]:
-        """Return the fields as a saved run has them, copies only where there are some."""
-        found = asdict(self)
-        if not self.routed_copies:
-            del found["routed_copies"], found["dropped_copies"]
-        if self.max_seq_len is None:
-            del found["max_seq_len"]
-        for name in ("kind", "precision", "peak_of", "trained", "documents"):
-            if not found[name]:
-                del found[name]
-        return found
 
 
 def name_of_workload(workload: Any) -> str:
