@@ -9,7 +9,7 @@ A matrix multiplication (m, n, k), `b` of them, is cut into tiles of tm x tn, wh
 where `traffic` is the bytes of operands and result at the achieved bandwidth; the partial sums of a split are written
 beside that, in single precision. Unlike a peak times an efficiency this knows that 109 tiles on 108 units take as long
 as 216 (wave quantisation), that narrow results use narrow and less efficient tiles, and that short sums pay for the
-pipeline.
+pipeline. Experts differ in their tokens: their last tile of rows is half full in the mean.
 
 Flash attention takes its FLOPs at the generation's share of the peak, and a share of its longest block at the end, when
 units run dry. A pass over memory takes its bytes at the achieved bandwidth. A pass through a layer takes no less time
@@ -192,7 +192,8 @@ class KernelDevice:
     def _tiled_seconds(self, kernel: Matmul, rate: MatmulRate, tile: tuple[int, int], split: int) -> float:
         """Return the time with one tile and one split of k: the slower of waves and traffic, and adding up partials."""
         rates, (rows, columns) = self.rates, tile
-        num_tiles = kernel.batch * ceil(kernel.m / rows) * ceil(kernel.n / columns) * split
+        of_rows = max(1.0, kernel.m / rows + 0.5) if kernel.has_unequal_rows else ceil(kernel.m / rows)
+        num_tiles = kernel.batch * of_rows * ceil(kernel.n / columns) * split
         num_waves = ceiling(num_tiles / rates.num_units)
         flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
         unit_flop_per_s = rate.tflops * 1e12 / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)

@@ -10,8 +10,12 @@ Left out, as for whole units: the sorting of tokens, and padding to the capacity
 
 The kernels of layers whose experts are divided among ranks: which of a whole layer's kernels each pass runs.
 
-The multiplications of a rank's experts are one batch, each with the mean of its experts' tokens. Launches are shared
-out so that a layer's passes have those of the whole layer together.
+The multiplications of a rank's experts are one batch, each with the mean of its experts' tokens. Launches are those of
+Megatron-Core's layer, such that a layer's passes have those of the whole layer together: `route` is the norm, the
+router (casts, product, top k, auxiliary loss: 8), counts of tokens, which ranks exchange and the host reads (13), and
+the permutation (4); experts have their chunks sorted (4) and their activation beside their multiplications; `combine`
+is the inverse permutation, shared experts and the residual. Source: `core/transformer/moe/router.py` and
+`MoEAlltoAllTokenDispatcher` of `token_dispatcher.py`, with fused router and permutation.
 """
 
 from __future__ import annotations
@@ -35,8 +39,11 @@ from minitrain.workloads.unit_kernels import PERMUTATIONS, Style, pass_kernels, 
 from minitrain.workloads.workload import Cost, PassMode, Recompute, takes_again
 
 _LAUNCHES: Mapping[str, int] = MappingProxyType(
-    {"route": 4, "forward": 4, "combine": 4, "backward_combine": 3, "backward_route": 13}
-    | {"backward": 8, "backward_input": 4, "backward_weight": 4}
+    {"route": 26, "combine": 4, "backward_combine": 3, "backward_route": 13}
+)
+_AROUND_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"forward": ("route", "combine"), "backward_weight": ()}
+    | dict.fromkeys(("backward", "backward_input"), ("backward_combine", "backward_route"))
 )
 _NORM = frozenset({"norm"})
 _RESIDUAL = frozenset({"residual", "dropout and residual", "second norm"})
@@ -65,12 +72,12 @@ def kernels_of_experts(
     experts = _with(unit, (projection for projection in unit.projections if projection.num_experts))
     again = "moe_act" if takes_again(recompute, "moe_act") else "none"
     whole = pass_kernels(model, experts, work, typ, again, style)
-    num_again = 1 if again != "none" and typ in ("backward", "backward_input") else 0
     kernels = _without(whole.kernels, _AROUND)
     if 1 < num_parts < model.num_experts and typ != "backward_weight":  # `sort_chunks_by_idxs` of Megatron-Core
         moved = _CHUNKS * model.precision.activation_bytes * style.eager
         kernels = (*kernels, MemoryPass("chunks", num_copies * model.hidden_size, moved))
-    return KernelList(kernels, _LAUNCHES[typ] + num_again)
+    around = sum(_LAUNCHES[each] for each in _AROUND_OF[typ])
+    return KernelList(kernels, whole.num_launches - around)
 
 
 def kernels_around_experts(

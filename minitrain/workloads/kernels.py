@@ -36,6 +36,7 @@ class Matmul:
         datatype: key of the hardware config's rates.
         element_bytes: bytes of an element of either operand.
         result_bytes: bytes read and written for an element of the result; 8 where it is added up in single precision.
+        has_unequal_rows: whether `m` is the mean of multiplications that differ in their rows, as those of experts do.
 
     Example:
         >>> Matmul(4096, 1536, 5120).work_flop
@@ -50,6 +51,7 @@ class Matmul:
     datatype: str = "float16"
     element_bytes: float = 2
     result_bytes: int = 2
+    has_unequal_rows: bool = False
 
     @property
     def title(self) -> str:
@@ -210,7 +212,7 @@ class KernelList:
 
 def forward_matmul(gemm: Gemm, datatype: str = "float16", element_bytes: float = 2) -> Matmul:
     """Return the kernel of a unit's matrix multiplication."""
-    return Matmul(gemm.m, gemm.n, gemm.k, gemm.batch, "forward", datatype, element_bytes, 2)
+    return Matmul(gemm.m, gemm.n, gemm.k, gemm.batch, "forward", datatype, element_bytes, 2, gemm.is_of_experts)
 
 
 def backward_matmuls(
@@ -232,7 +234,8 @@ def backward_matmuls(
         >>> (first.m, first.n, first.k), (second.m, second.n, second.k)
         ((4096, 5120, 1536), (1536, 5120, 4096))
     """
-    left = Matmul(gemm.m, gemm.k, gemm.n, gemm.batch, "input_gradient", datatype, element_bytes, 2)
+    rows = gemm.is_of_experts
+    left = Matmul(gemm.m, gemm.k, gemm.n, gemm.batch, "input_gradient", datatype, element_bytes, 2, rows)
     if not gemm.is_trained:
         return (left,)
     kind: Operand = "weight_gradient" if gemm.has_weight else "input_gradient"

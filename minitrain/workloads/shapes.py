@@ -250,6 +250,11 @@ class Gemm:
         """Return the floating-point operations, two for a multiplication and its addition."""
         return 2 * self.m * self.n * self.k * self.batch
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Return whether it is one multiplication for each expert, of the tokens that were sent to it."""
+        return self.name.startswith("experts.")
+
 
 @final
 @dataclass(frozen=True, slots=True)

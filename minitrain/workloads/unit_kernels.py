@@ -10,7 +10,7 @@ Left out: communication; the router's top-k; recomputation, which runs forward's
 
 Source: which tensors there are is Korthikanti et al. (2022), section 4; which of them a kernel reads and writes follows
 from Megatron-LM's fused kernels. The counts of launches are an estimate: 16 forward and 34 backward a layer, more where
-attention is unfused.
+attention is unfused, and `launches_of_experts` where there are experts.
 
 Passes over memory that multiplications in eight bits need: casts, and transpositions for the gradients of weights.
 
@@ -132,10 +132,30 @@ ADAFACTOR_BYTES = (20 + 4, 4 + 4, 4 + 8 + 2)
 """Those of Adafactor's three passes: as Adam's gradient (20), and read for the squares' sums (4); gradient and master
 copy read for root mean squares (8); the gradient read, the master copy read and written, the 16-bit copy (14)."""
 
-_LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (12, 24), "embedding": (4, 4), "head": (3, 6)}
+_LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (35, 20), "embedding": (4, 4), "head": (3, 6)}
 _ADAPTER_LAUNCHES = (2, 4)  # of A and of B each: its product, and scaling or sum
 _LOSS_LAUNCHES = (5, 4)
 UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
+
+
+CASTS_OF_EXPERT: Mapping[str, int] = MappingProxyType({"delayed": 0, "current": 3, "blockwise": 1, "mx": 1})
+"""Kernels that write one expert's tokens in eight bits, by where scaling factors come from: a largest element, a factor
+and a cast where it is the tensor's own. With those of steps before, all experts' tokens are cast by one kernel
+(`multi_tensor_quantize_impl` of Transformer Engine's `csrc/extensions/cast.cpp`)."""
+
+
+def launches_of_experts(gemm: Gemm, casts: int, *, is_backward: bool) -> int:
+    """Return how many kernels a multiplication of experts is, forward or backward.
+
+    Each expert's is a kernel of its own, on one of several streams, and so are the casts of its input, or of its
+    result's gradient (`GroupedLinear` and `nvte_multi_stream_cublas_gemm` of Transformer Engine, to 2.9).
+
+    Args:
+        gemm: the multiplication, forward.
+        casts: kernels that write one expert's tokens in eight bits.
+        is_backward: which pass.
+    """
+    return gemm.batch * (casts + (1 + gemm.is_trained if is_backward else 1))
 
 
 @final
@@ -193,7 +213,7 @@ def repeated_kernels(
 ) -> KernelList:
     """Return what backward computes again of single modules of a unit; arguments as those of `forward_kernels`.
 
-    Launches are a share of forward's, by the number of kernels.
+    Launches are a share of forward's, by the number of kernels, and those of experts.
 
     Args:
         model: whose unit it is.
@@ -210,7 +230,8 @@ def repeated_kernels(
     if not kernels:
         return core
     in_whole = len(lister.listed(is_backward=False).kernels)
-    return KernelList(kernels, -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole)) + core
+    launches = -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole) + lister.launches_again(recompute)
+    return KernelList(kernels, launches) + core
 
 
 def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
@@ -296,10 +317,26 @@ class _Lister:
             kernels += self._products(gemm, is_backward=is_backward)
         launches = _LAUNCHES[self.unit.kind][is_backward]
         launches += _ADAPTER_LAUNCHES[is_backward] * sum(ADAPTER in each.name for each in self.unit.projections)
+        launches += sum(self._launches_of(gemm, is_backward=is_backward) for gemm in self._projections())
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
             launches += (FLASH_LAUNCHES if self.unit.core.is_flash else UNFUSED_LAUNCHES)[is_backward]
         return KernelList(tuple(kernels), launches)
+
+    def launches_again(self, recompute: str) -> int:
+        """Return the launches of experts' multiplications that are computed again."""
+        names = {each.name for each in self.unit.repeated_projections(recompute)}
+        again = (gemm for gemm in self._projections() if gemm.name in names)
+        return sum(self._launches_of(gemm, is_backward=False) for gemm in again)
+
+    def _launches_of(self, gemm: Gemm, *, is_backward: bool) -> int:
+        """Return the launches of a multiplication by itself, which others' layers have in theirs."""
+        if not gemm.is_of_experts:
+            return 0
+        precision = self.model.precision
+        is_narrow = (self.style.datatype or precision.weight_datatype) in NARROW_BYTES
+        casts = CASTS_OF_EXPERT[precision.scaling] if is_narrow else 0
+        return launches_of_experts(gemm, casts, is_backward=is_backward)
 
     def core(self, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield the attention core: one kernel, or two products with softmax and dropout between them."""
@@ -552,7 +589,7 @@ def _half(whole: KernelList, *, of_weights: bool) -> KernelList:
     kernels = tuple(kernel for kernel in whole.kernels if _is_of_weights(kernel) is of_weights)
     if not whole.kernels:
         return whole
-    num_of_weights = sum(map(_is_of_weights, whole.kernels))
+    num_of_weights = sum(getattr(kernel, "batch", 1) for kernel in whole.kernels if _is_of_weights(kernel))
     return KernelList(kernels, num_of_weights if of_weights else whole.num_launches - num_of_weights)
 
 
