@@ -163,6 +163,12 @@ class KernelDevice:
         seconds: float = larger(self.busy_seconds(work.kernels), work.num_launches * self.launch_s)
         return seconds
 
+    def passes_seconds(self, work: KernelList) -> float:
+        """Return how long a pass through a layer takes for its passes over memory, s."""
+        from minitrain.workloads.kernels import MemoryPass  # noqa: PLC0415 - only where kernels are priced
+
+        return self.busy_seconds(kernel for kernel in work.kernels if isinstance(kernel, MemoryPass))
+
     def busy_seconds(self, kernels: Iterable[Kernel]) -> float:
         """Return how long some kernels keep the device busy, s, one after another."""
         return sum(map(self.kernel_seconds, kernels))

@@ -444,6 +444,27 @@ CHANNEL_GBPS = MappingProxyType({"v100": 26.5, "a100": 24.0, "h100": 38.7, "h200
 """What a channel carries at most within a node, 1e9 bytes/s: `perChMaxTreeBws` of NCCL's src/graph/tuning.cc, protocol
 Simple, which messages take."""
 
+_ACCESSES: Mapping[str, int] = MappingProxyType(
+    {"all_gather": 2, "reduce_scatter": 3, "all_reduce": 2 + 3, "all_to_all": 2}
+)
+
+
+def memory_bytes(op: str, size_bytes: float, num_ranks: int) -> float:
+    """Return the bytes of its memory that a transfer reads and writes on each rank.
+
+    Of what a ring moves, (n - 1)/n of the bytes, a gather writes what arrives and reads it to send it on; a sum reads
+    its own part too. An exchange reads all that it sends and writes all that comes, a message does one of both. That is
+    1.5 reads a byte on the wire of an all_reduce, as Rashidi et al. (2021, "Enabling compute-communication overlap in
+    distributed deep learning training platforms", section III) have it. Left out: NCCL's buffers, which caches hold.
+
+    >>> memory_bytes("all_reduce", 8e6, 8), memory_bytes("send", 8e6, 2)
+    (35000000.0, 8000000.0)
+    """
+    if op not in _ACCESSES:
+        return size_bytes
+    return _ACCESSES[op] * size_bytes * (num_ranks - 1) / num_ranks
+
+
 _CHANNELS, _CHANNELS_BETWEEN_NODES = 32, 2
 _MOST_CHANNEL_BYTES = 32 * 2**19
 

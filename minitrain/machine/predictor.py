@@ -55,7 +55,7 @@ from minitrain.machine.device import Device, RooflineDevice
 from minitrain.machine.kernel_device import KernelDevice, gradients_beside, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
-from minitrain.machine.network import CHANNEL_GBPS, Network, channels_of_message, select_tier
+from minitrain.machine.network import CHANNEL_GBPS, Network, channels_of_message, memory_bytes, select_tier
 from minitrain.machine.platforms import EXPOSED
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
@@ -483,6 +483,15 @@ class KernelPredictor(DevicePredictor):
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         if not self._has_transfers:
             return Price(0.0, size_bytes)
+        price = self._unhidden(op, size_bytes, ranks, algorithm)
+        return self._beside_memory(price, memory_bytes(op, size_bytes, len(ranks)))
+
+    def _beside_memory(self, price: Price, traffic_bytes: float) -> Price:
+        """Return the price of a transfer that reads and writes so many bytes of its ranks' memory."""
+        return replace(price, memory_s=traffic_bytes / (self.device.rates.GBps * 1e9))
+
+    def _unhidden(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None) -> Price:
+        """Return the price of a collective but for what tensor parallelism hides of it."""
         platform = self._platform
         exposed = EXPOSED[platform.parts_overlap].get(op, 1.0)
         if exposed * platform.parts_exposed == 1 or not self._are_neighbours(ranks):
@@ -517,7 +526,9 @@ class KernelPredictor(DevicePredictor):
         if not self._has_transfers:
             return Price(0.0, size_bytes)
         price = super()._p2p(op, size_bytes, source, dest)
-        return self._on_channels(price, abs(source - dest)) if self._platform.batches_messages else price
+        if self._platform.batches_messages:
+            price = self._on_channels(price, abs(source - dest))
+        return self._beside_memory(price, memory_bytes(op, size_bytes, 2))
 
     def _on_channels(self, price: Price, stride: int) -> Price:
         """Return the price of a message between stages, which are so many ranks apart: NCCL's channels may be few."""
@@ -530,7 +541,7 @@ class KernelPredictor(DevicePredictor):
 
     def _price_of(self, work: KernelList) -> Price:
         device = cast(KernelDevice, self.device)
-        return Price(device.pass_seconds(work) * self._slowdown)
+        return Price(device.pass_seconds(work) * self._slowdown, memory_s=device.passes_seconds(work) * self._slowdown)
 
 
 def _topology(

@@ -54,6 +54,8 @@ class Price:
         processor_usage: share of the processor that driving the transfer takes, 0 to 1.
         tier_size: processors that the network tier carrying it spans, which tells tiers apart; 0 for compute.
         computing_usage: share of the transfer's rate that computing beside it takes, 0 to 1.
+        memory_s: seconds that it would take alone of the memory's bandwidth: a transfer for what it reads and writes,
+            a computation for its passes over memory; 0 where nobody knows.
     """
 
     seconds: float
@@ -62,6 +64,7 @@ class Price:
     processor_usage: float = 0.0
     tier_size: int = 0
     computing_usage: float = 0.0
+    memory_s: float = 0.0
 
 
 FREE = Price(0.0)

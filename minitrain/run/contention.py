@@ -2,9 +2,11 @@
 
 Driving a transfer takes some of the processor (copy kernels on a GPU's multiprocessors). While communication of a
 network tier is in flight on a rank, the rank's compute runs at the rate 1 - processor_usage of that tier. Several tiers
-in flight add up, and several transfers of one tier do not. Transfers keep their duration, but where their price says
-that computing slows them down too, as on processors that do both: while any of its ranks computes, such a transfer
-runs at the rate 1 - computing_usage.
+in flight add up, and several transfers of one tier do not. Where prices tell what a transfer takes of the memory's
+bandwidth, passes over memory run at the rate that is left of that instead: few multiprocessors saturate it.
+
+Transfers keep their duration, but where their price says that computing slows them down too, as on processors that do
+both: while any of its ranks computes, such a transfer runs at the rate 1 - computing_usage.
 
 Of a folded run, one rank of each class is timed again: the others of the class do the same at the same time.
 
@@ -114,7 +116,19 @@ class Meeting:
 class _Lane:
     """The compute stream of one rank while it is timed again."""
 
-    __slots__ = ("awaits", "carried", "computes", "in_flight", "place", "rate", "since", "slowed", "version", "work_s")
+    __slots__ = (
+        "awaits",
+        "carried",
+        "computes",
+        "in_flight",
+        "memory_share",
+        "place",
+        "rate",
+        "since",
+        "slowed",
+        "version",
+        "work_s",
+    )
 
     def __init__(self) -> None:
         self.place = 0
@@ -122,8 +136,9 @@ class _Lane:
         self.since = 0.0
         self.slowed = False  # whether the present operation ever ran at less than the full rate
         self.version = 0
-        self.in_flight: Counter[tuple[int, float]] = Counter()
-        self.rate = 1.0  # the share of the processor that computing has
+        self.in_flight: Counter[tuple[int, float, float]] = Counter()
+        self.memory_share = 0.0  # of the present operation
+        self.rate = 1.0  # at which the present operation runs
         self.awaits: dict[int, list[TransferPart]] = defaultdict(list)
         self.computes = False  # as the transfers in `carried` know it
         self.carried: list[Meeting] = []  # what is under way here that computing slows down
@@ -135,9 +150,33 @@ class _Lane:
 
     def count(self, price: Price, change: int) -> None:
         """Count a transfer that begins or ends, which changes what computing has of the processor."""
-        self.in_flight[price.tier_size, price.processor_usage] += change
-        used = sum(usage for (_, usage), number in self.in_flight.items() if number)
-        self.rate = max(1.0 - used, _LEAST_RATE)
+        self.in_flight[price.tier_size, price.processor_usage, _of_memory(price)] += change
+        self.set_rate()
+
+    def begin(self, memory_share: float) -> None:
+        """Begin an operation that passes over memory for a share of its time."""
+        if memory_share != self.memory_share:
+            self.memory_share = memory_share
+            self.set_rate()
+
+    def set_rate(self) -> None:
+        """Set the rate at which the present operation runs, beside what is in flight."""
+        under_way = [key for key, number in self.in_flight.items() if number]
+        left = max(1.0 - sum(usage for _, usage in {key[:2] for key in under_way}), _LEAST_RATE)
+        share = self.memory_share if under_way else 0.0
+        if not share:
+            self.rate = left
+            return
+        taken = {tier: 0.0 for tier, _, _ in under_way}
+        for tier, _, usage in under_way:
+            taken[tier] = max(taken[tier], usage)
+        bandwidth = max(1.0 - sum(taken.values()), _LEAST_RATE)
+        self.rate = 1.0 / ((1.0 - share) / left + share / bandwidth)
+
+
+def _of_memory(price: Price) -> float:
+    """Return the share of the memory's bandwidth that an operation takes in the mean."""
+    return min(1.0, price.memory_s / price.seconds) if price.memory_s else 0.0
 
 
 def require_contention(value: object) -> None:
@@ -259,7 +298,9 @@ class Retiming:
             rows[row + LAUNCHED_AT] = self.now
             if rows[row + STREAM] is ON_COMPUTE:
                 rows[row + TIME] = self.now
-                lane.work_s, lane.since, lane.slowed = rows[row + PRICE].seconds, self.now, False
+                price: Price = rows[row + PRICE]
+                lane.work_s, lane.since, lane.slowed = price.seconds, self.now, False
+                lane.begin(_of_memory(price))
                 self._expect_end(rank)
                 return
             transfer = self.transfers[rank][lane.place]
@@ -364,7 +405,7 @@ class Retiming:
 
     def _count_transfer(self, part: TransferPart, change: int) -> None:
         """Count a transfer that begins or ends on a rank; it changes the rate of the present compute operation."""
-        if not part.price.processor_usage:
+        if not part.price.processor_usage and not part.price.memory_s:
             return
         lane = self.lanes[part.rank]
         before = lane.rate

@@ -7,8 +7,9 @@ import pytest
 import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.machine.calibrated import Calibration, Line
+from minitrain.machine.price import Price
 from minitrain.operations import Event
-from minitrain.run.contention import with_contention
+from minitrain.run.contention import _Lane, with_contention
 
 USAGE = 0.15  # of the H100 server's NVLink tier, see its config
 
@@ -153,3 +154,28 @@ def test_one_rank_of_each_class_is_slowed_down_as_all_of_them(strategy: str, siz
 def test_links_that_are_shared_tell_ranks_apart() -> None:
     with pytest.raises(UsageError, match="fold=True does not go with contention='exact'"):
         mt.simulate("ddp", world_size=8, fold=True, contention="exact")
+
+
+def test_passes_over_memory_run_at_the_rate_that_a_transfer_leaves_of_its_bandwidth() -> None:
+    gather = Price(4.0, 1.0, None, USAGE, 8, memory_s=1.0)
+    found = {}
+    for memory_s in (0.0, 0.5, 1.0):
+        lane = _Lane()
+        lane.begin(memory_s / 1.0)
+        lane.count(gather, 1)
+        found[memory_s] = lane.rate
+        lane.count(gather, -1)
+        assert lane.rate == 1.0
+    assert found == pytest.approx({0.0: 0.85, 0.5: 1 / (0.5 / 0.85 + 0.5 / 0.75), 1.0: 0.75})
+
+
+def test_prices_of_kernels_know_what_transfers_take_of_memory() -> None:
+    """A ring's all_gather of 8 ranks writes and reads seven eighths of its bytes."""
+    run = mt.simulate("zero3_prefetch", workload="tiny", world_size=8, global_batch_size=8, hardware="h100_80g_nvl8")
+    predictor: Any = run.models[0].runtime_predictor
+    price = predictor.collective("all_gather", 8e8, range(8))
+    assert price.memory_s == pytest.approx(2 * 7e8 / (predictor.device.rates.GBps * 1e9))
+    slowed = mt.simulate(
+        "zero3_prefetch", workload="tiny", world_size=8, global_batch_size=8, hardware="h100_80g_nvl8", contention=True
+    )
+    assert run.step_time < slowed.step_time < run.step_time / (1 - USAGE)
