@@ -44,6 +44,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil, inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError
@@ -276,10 +277,29 @@ def gradients_beside(device: Any, workload: Any, op: str, size_bytes: float, num
     return found
 
 
+EAGER_LAUNCH_S = MappingProxyType({"": 13.48e-6, "gh200": 33.17e-6, "gb200": 37.08e-6, "gb300": 37.08e-6})
+"""What the host takes for an operation that PyTorch dispatches from Python, s, by the family of the device: forward of
+`torch.nn.Linear` on DGX H100's Xeon 8480C, taken for all x86 hosts, and on Grace, whose cores are slower (issue 2053 of
+github.com/NVIDIA/TransformerEngine, 2025)."""
+
+CAPTURED = frozenset({"gb200", "gb300"})
+"""The families where Megatron's recipes replay CUDA graphs, as Grace is slow (`cuda_graph_scope` "attn", "moe_router"
+and "moe_preprocess" in scripts/performance of github.com/NVIDIA-NeMo/Megatron-Bridge, 2025): of a layer, only its
+experts, whose tokens are counted while it runs, and what brings these home, are still launched one by one."""
+
 SINGLE_SHARE = 0.93
 COPY_SHARE, MATMUL_SHARE, PROLOGUE = 0.87, 0.78, 146.0
 LAUNCH_S, GRAPH_LAUNCH_S = 2.6e-6, 1.3e-6
 _FLASH2 = AttentionRates(AttentionRate(0.5, 0.2, ((0.0, 1.0),)), AttentionRate(0.4, 0.2, ((0.0, 1.0),)))
+
+
+def eager_launch_s(device: str) -> float:
+    """Return the time between two launches that PyTorch dispatches one by one on a device's host, s.
+
+    >>> eager_launch_s("gb200_nvl72"), eager_launch_s("b200_192g_nvl8")
+    (3.708e-05, 1.348e-05)
+    """
+    return EAGER_LAUNCH_S.get(device.partition("_")[0], EAGER_LAUNCH_S[""])
 
 
 def rates_of(system: SystemConfig) -> KernelRates:

@@ -64,6 +64,8 @@ class Platform:
             kernel cost.
         eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
         launch_s: time between two launches, s, where the host is slower than the device; the device's own if None.
+        is_eager: whether PyTorch dispatches operations one by one from Python, at the pace of the device's host
+            (`minitrain.machine.kernel_device.eager_launch_s`), where no `launch_s` is given.
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
             that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
         parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
@@ -96,6 +98,7 @@ class Platform:
     attention_clock: float = 1.0
     eager: float = 1.0
     launch_s: float | None = None
+    is_eager: bool = False
     parts_exposed: float = 1.0
     parts_overlap: str = "none"
     separate_gradients: bool = False

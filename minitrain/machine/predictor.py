@@ -52,7 +52,7 @@ from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
 from minitrain.machine.data_sheet import STORAGE
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.device import Device, RooflineDevice
-from minitrain.machine.kernel_device import KernelDevice, gradients_beside, rates_of
+from minitrain.machine.kernel_device import CAPTURED, KernelDevice, eager_launch_s, gradients_beside, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
 from minitrain.machine.network import CHANNEL_GBPS, Network, channels_of_message, memory_bytes, select_tier
@@ -437,8 +437,10 @@ class KernelPredictor(DevicePredictor):
             separate_gradients=platform.separate_gradients,
             stops_early=platform.stops_early,
             gradient_accesses=platform.gradient_accesses,
+            captures=platform.is_eager and system.name.partition("_")[0] in CAPTURED,
         )
-        launch_s = 0.0 if "launches" in terms else platform.launch_s
+        launch_s = eager_launch_s(system.name) if platform.is_eager and platform.launch_s is None else platform.launch_s
+        launch_s = 0.0 if "launches" in terms else launch_s
         device = KernelDevice(
             system, rates.scaled(platform.clock, platform.attention_clock).without(*terms), launch_s=launch_s
         )

@@ -71,7 +71,7 @@ def kernels_of_experts(
     work = Work(1, num_tokens, Degrees(ep=num_parts))
     experts = _with(unit, (projection for projection in unit.projections if projection.num_experts))
     again = "moe_act" if takes_again(recompute, "moe_act") else "none"
-    whole = pass_kernels(model, experts, work, typ, again, style)
+    whole = pass_kernels(model, experts, work, typ, again, replace(style, captures=False))
     kernels = _without(whole.kernels, _AROUND)
     if 1 < num_parts < model.num_experts and typ != "backward_weight":  # `sort_chunks_by_idxs` of Megatron-Core
         moved = _CHUNKS * model.precision.activation_bytes * style.eager
@@ -103,7 +103,8 @@ def kernels_around_experts(
         found = tuple(kernel for kernel in found if _name(kernel) in _RESIDUAL | {after})
     else:
         found = _without(found, _RESIDUAL | {after} if typ in ("route", "backward_route") else _NORM | {before})
-    passes = KernelList(found, _LAUNCHES[typ])
+    in_graph = typ in ("route", "backward_route")
+    passes = KernelList(found, style.captured(_LAUNCHES[typ]) if in_graph else _LAUNCHES[typ])
     if typ != "backward_route":
         return passes
     names = "+".join(name for name in ("layernorm", "shared_experts") if takes_again(recompute, name))

@@ -174,6 +174,7 @@ class Style:
             not need (PyTorch's non-reentrant checkpoints).
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
+        captures: whether a pass is the replay of a CUDA graph, of one launch, but for experts.
     """
 
     attention: str = "flash2"
@@ -183,6 +184,11 @@ class Style:
     separate_gradients: bool = False
     stops_early: bool = False
     gradient_accesses: float = 0.0
+    captures: bool = False
+
+    def captured(self, num_launches: int) -> int:
+        """Return how many launches are left of some that a graph has."""
+        return min(1, num_launches) if self.captures else num_launches
 
 
 DEFAULT_STYLE = Style()
@@ -230,8 +236,8 @@ def repeated_kernels(
     if not kernels:
         return core
     in_whole = len(lister.listed(is_backward=False).kernels)
-    launches = -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole) + lister.launches_again(recompute)
-    return KernelList(kernels, launches) + core
+    launches = -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole)
+    return KernelList(kernels, style.captured(launches) + lister.of_experts(recompute)) + core
 
 
 def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
@@ -317,17 +323,16 @@ class _Lister:
             kernels += self._products(gemm, is_backward=is_backward)
         launches = _LAUNCHES[self.unit.kind][is_backward]
         launches += _ADAPTER_LAUNCHES[is_backward] * sum(ADAPTER in each.name for each in self.unit.projections)
-        launches += sum(self._launches_of(gemm, is_backward=is_backward) for gemm in self._projections())
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
             launches += (FLASH_LAUNCHES if self.unit.core.is_flash else UNFUSED_LAUNCHES)[is_backward]
-        return KernelList(tuple(kernels), launches)
+        return KernelList(tuple(kernels), self.of_experts(is_backward=is_backward) + self.style.captured(launches))
 
-    def launches_again(self, recompute: str) -> int:
-        """Return the launches of experts' multiplications that are computed again."""
-        names = {each.name for each in self.unit.repeated_projections(recompute)}
-        again = (gemm for gemm in self._projections() if gemm.name in names)
-        return sum(self._launches_of(gemm, is_backward=False) for gemm in again)
+    def of_experts(self, recompute: str | None = None, *, is_backward: bool = False) -> int:
+        """Return the launches of experts' multiplications: all, or those that are computed again."""
+        again = () if recompute is None else {each.name for each in self.unit.repeated_projections(recompute)}
+        gemms = (gemm for gemm in self._projections() if recompute is None or gemm.name in again)
+        return sum(self._launches_of(gemm, is_backward=is_backward) for gemm in gemms)
 
     def _launches_of(self, gemm: Gemm, *, is_backward: bool) -> int:
         """Return the launches of a multiplication by itself, which others' layers have in theirs."""
