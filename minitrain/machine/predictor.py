@@ -490,7 +490,7 @@ class KernelPredictor(DevicePredictor):
 
     def _beside_memory(self, price: Price, traffic_bytes: float) -> Price:
         """Return the price of a transfer that reads and writes so many bytes of its ranks' memory."""
-        return replace(price, memory_s=traffic_bytes / (self.device.rates.GBps * 1e9))
+        return replace(price, memory_s=traffic_bytes / (cast(KernelDevice, self.device).rates.GBps * 1e9))
 
     def _unhidden(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None) -> Price:
         """Return the price of a collective but for what tensor parallelism hides of it."""

@@ -236,8 +236,8 @@ def repeated_kernels(
     if not kernels:
         return core
     in_whole = len(lister.listed(is_backward=False).kernels)
-    launches = -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole)
-    return KernelList(kernels, style.captured(launches) + lister.of_experts(recompute)) + core
+    share = -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole)
+    return KernelList(kernels, style.captured(share) + lister.of_experts(recompute)) + core
 
 
 def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:

@@ -231,3 +231,15 @@ def test_capacity_peak_and_loads_are_those_of_the_config() -> None:
     assert A100.peak_flop_per_s("float16") == 312e12
     assert A100.load_seconds(0) == 0
     assert A100.load_seconds(1e9) == 1e9 / (32e9 * 0.87)
+
+
+def test_the_last_tile_of_an_expert_is_half_full_in_the_mean() -> None:
+    """Sixteen experts of 512 tokens in the mean take 72 tiles of 128 rows, as those of pytorch/ao #2490 do."""
+    tokens = (272, 560, 912, 544, 480, 288, 1104, 192, 192, 256, 256, 304, 1072, 1328, 112, 320)
+    assert sum(tokens) == 16 * 512
+    assert sum(-(-each // 128) for each in tokens) == 72 == 16 * (512 / 128 + 0.5)
+    device = KernelDevice(load_config("h100_80g_nvl8"))
+    equal = Matmul(512, 8192, 5120, 16)
+    rest = device.rates.matmul_start_s
+    unequal = device.kernel_seconds(replace(equal, has_unequal_rows=True)) - rest
+    assert unequal == pytest.approx((device.kernel_seconds(equal) - rest) * 72 / 64, rel=0.03)

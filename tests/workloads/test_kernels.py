@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import minitrain as mt
+from minitrain.workloads.expert_layers import ExpertPass
 from minitrain.workloads.kernels import (
     FlashAttention,
     KernelList,
@@ -173,3 +174,19 @@ def test_whole_gradients_are_passed_over_however_many_replicas_share_the_update(
     assert traffic(alone, "gradients") == traffic(shared, "gradients") == 4 * 4 * num_parameters
     assert traffic(alone, "adam") == 8 * traffic(shared, "adam")
     assert not traffic(workload.update_kernels(1, 8, 2, 1, Style()), "gradients")
+
+
+@pytest.mark.parametrize(("scaling", "casts"), [("delayed", 0), ("mx", 1), ("current", 3)])
+def test_each_expert_is_launched_for_each_matrix_and_cast(scaling: str, casts: int) -> None:
+    """DeepSeek-V3 on 16 ranks has 16 experts a rank, with a matrix for gate and up, and one down."""
+    model = mt.models()["deepseek-v3"]
+    precision = replace(model.precision, weight_datatype="float8", scaling=scaling)
+    workload = TransformerWorkload(replace(model, precision=precision))
+    layer = next(iter(workload.experts.layers))
+    around = {"forward": 5, "backward": 4}
+    for typ, multiplications in (("forward", 1), ("backward", 2)):
+        mode = ExpertPass(num_parts=16, num_copies=8 * 4096)
+        found = workload.pass_kernels(typ, 1, layer, mode, Style())
+        assert found.num_launches == around[typ] + 2 * 16 * (multiplications + casts)
+        captured = workload.pass_kernels(typ, 1, layer, mode, replace(Style(), captures=True))
+        assert captured.num_launches == found.num_launches
