@@ -15,7 +15,7 @@
 // Nothing outside of `element` is touched, and no other file is asked for.
 
 const INTS = {1: Int8Array, 2: Int16Array, 4: Int32Array, 8: BigInt64Array};
-const AXIS = 22, MEMORY = 96, LINE = 13, GAP = 8, LEAST = 0.02, FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+const AXIS = 22, MEMORY = 96, LINE = 13, GAP = 8, LEAST = 0.02, BLOCK = 16, SPARE = 32, FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 const KEYS = [['w / s', 'zoom in, out'], ['a / d', 'go left, right'], ['0', 'all of it'], ['f', 'zoom to what is chosen'],
   [', / .', 'choose the one before, after'], ['/', 'search'], ['c', 'critical path on and off'],
   ['p', 'patterns beside colours, on and off'], ['Esc', 'choose nothing'], ['Ctrl + wheel, pinch', 'zoom'],
@@ -57,15 +57,16 @@ const STYLE = `
 
 /** Return the columns of `data` as arrays of numbers. */
 async function columnsOf({head, blob}) {
-  const packed = Uint8Array.from(atob(blob), c => c.charCodeAt(0));
+  const text = atob(blob), packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('deflate'));
   const raw = new Uint8Array(await new Response(stream).arrayBuffer()), columns = {};
   let from = 0;
   for (const [name, size, length, sums] of head) {
     const plain = new Uint8Array(length * size);  // bytes come by their place in the number
     for (let b = 0; b < size; b++) for (let i = 0; i < length; i++) plain[i * size + b] = raw[from + b * length + i];
-    const found = Float64Array.from(new INTS[size](plain.buffer), Number);
-    if (sums) for (let i = 1; i < length; i++) found[i] += found[i - 1];
+    const values = new INTS[size](plain.buffer), found = new Float64Array(length);
+    for (let i = 0; i < length; i++) found[i] = Number(values[i]) + (sums && i ? found[i - 1] : 0);
     columns[name] = found;
     from += length * size;
   }
@@ -78,8 +79,8 @@ function firstFrom(values, x, low = 0, high = values.length) {
   return low;
 }
 
-/** A colour a third of the way from one to another. */
-const between = (color, other) => '#' + rgb(color).map((part, i) => Math.round(part + (rgb(other)[i] - part) / 3).toString(16).padStart(2, '0')).join('');
+/** A colour a share of the way from one to another. */
+const between = (color, other, share = 1 / 3) => '#' + rgb(color).map((part, i) => Math.round(part + (rgb(other)[i] - part) * share).toString(16).padStart(2, '0')).join('');
 const rgb = color => [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
 
 function duration(seconds) {
@@ -102,51 +103,81 @@ function niceStep(x) {
   return (times < 1.5 ? 1 : times < 3.5 ? 2 : times < 7.5 ? 5 : 10) * power;
 }
 
-/** Return lanes of consecutive bars, each with the sums of busy time by kind before every bar. */
-function lanesOf(data, c, bars) {
+/** Return lanes of consecutive bars, whose times without overlap are `begin` and `finish`: the earlier bar has what two have. */
+function lanesOf(c, bars) {
   const lanes = [];
   for (let from = 0, to; from < bars.start.length; from = to) {
     to = from;
     while (to < bars.start.length && c.row[to] === c.row[from] && c.lane[to] === c.lane[from]) to++;
-    const slots = new Map(), slot = new Uint8Array(to - from);
-    for (let i = from; i < to; i++) {
-      if (!slots.has(c.kind[i])) slots.set(c.kind[i], slots.size);
-      slot[i - from] = slots.get(c.kind[i]);
+    const start = bars.start.subarray(from, to), end = bars.end.subarray(from, to), begin = start.slice(), finish = end.slice();
+    for (let i = 1; i < begin.length; i++) {
+      begin[i] = Math.max(begin[i], finish[i - 1]);
+      finish[i] = Math.max(finish[i], begin[i]);
     }
-    const size = slots.size, sums = new Float64Array((to - from + 1) * size);
-    for (let i = 0; i < to - from; i++) {
-      for (let k = 0; k < size; k++) sums[(i + 1) * size + k] = sums[i * size + k];
-      sums[(i + 1) * size + slot[i]] += bars.end[from + i] - bars.start[from + i];
-    }
-    lanes.push({row: c.row[from], lane: c.lane[from], from, to, start: bars.start.subarray(from, to),
-      end: bars.end.subarray(from, to), kinds: [...slots.keys()], slot, sums});
+    lanes.push(sumUp({row: c.row[from], lane: c.lane[from], from, to, start, end, begin, finish}, c.kind));
   }
   return lanes;
 }
 
-/** Write into `talls` how high each share of a pixel is drawn, px: what takes `LEAST` or more is seen, at the cost of the largest. */
-function fillHeights(shares, high, isWaiting, talls) {
-  let most = 0;
-  for (let k = 0; k < shares.length; k++) { talls[k] = shares[k] * high; if (talls[k] > talls[most]) most = k; }
-  for (let k = 0; k < shares.length; k++) if (shares[k] >= LEAST && talls[k] < 2 && !isWaiting[k]) { talls[most] -= 2 - talls[k]; talls[k] = 2; }
+/** Add to a lane the codes of its bars that differ, which of them each bar has, and their time before every block of bars. */
+function sumUp(lane, codeOf) {
+  const {from, to, begin, finish} = lane, codes = [], slots = new Map(), slot = new Uint8Array(to - from);
+  for (let i = from; i < to; i++) {
+    let k = slots.get(codeOf[i]);
+    if (k === undefined) { slots.set(codeOf[i], k = codes.length); codes.push(codeOf[i]); }
+    slot[i - from] = k;
+  }
+  const size = codes.length, blocks = Math.floor(slot.length / BLOCK), sums = new Float64Array((blocks + 1) * size);
+  for (let block = 0, i = 0; block < blocks; block++) {
+    const at = (block + 1) * size;
+    sums.copyWithin(at, at - size, at);
+    for (const next = i + BLOCK; i < next; i++) sums[at + slot[i]] += finish[i] - begin[i];
+  }
+  return Object.assign(lane, {codes, slot, sums});
 }
 
-/** Call `see(pixel, shares)` for each pixel of a lane: the share of its time by kind, from sums alone. */
-function eachPixel(lane, t0, t1, width, see) {
-  const {start, end, sums, slot, kinds} = lane, size = kinds.length, dt = (t1 - t0) / width;
-  let before = new Float64Array(size), after = new Float64Array(size), i = 0;
-  const until = (t, into) => {
-    i = Math.max(0, firstFrom(start, t, i) - 1);
-    for (let k = 0; k < size; k++) into[k] = sums[i * size + k];
-    if (i < start.length && start[i] < t) into[slot[i]] += Math.min(end[i], t) - start[i];
-  };
-  until(t0, before);
-  const shares = new Float64Array(size);
-  for (let pixel = 0; pixel < width; pixel++) {
-    until(t0 + (pixel + 1) * dt, after);
-    for (let k = 0; k < size; k++) shares[k] = Math.min(1, Math.max(0, (after[k] - before[k]) / dt));
-    see(pixel, shares);
-    [before, after] = [after, before];
+/** Add to `busy`, a row of pixels by a column a code, the time of a lane in each of `width` pixels of `dt`; so long bars take no longer. */
+function fillBusy({begin, finish, sums, slot, codes}, t0, dt, width, busy) {
+  const size = codes.length, count = begin.length, last = Math.floor(count / BLOCK);
+  for (let pixel = 0, i = firstFrom(finish, t0); pixel < width && i < count; pixel++) {
+    const from = t0 + pixel * dt, to = from + dt, at = pixel * size;
+    if (begin[i] < from) {
+      busy[at + slot[i]] = Math.min(finish[i], to) - from;
+      if (finish[i] > to) continue;
+      i++;
+    }
+    while (i < count && finish[i] <= to) {
+      if (i % BLOCK === 0 && i + BLOCK <= count && finish[i + BLOCK - 1] <= to) {
+        const first = i / BLOCK;
+        let block = first + 1, step = 1;
+        for (; block + step <= last && finish[(block + step) * BLOCK - 1] <= to; step *= 2) block += step;
+        for (; step >= 1; step /= 2) if (block + step <= last && finish[(block + step) * BLOCK - 1] <= to) block += step;
+        for (let k = 0; k < size; k++) busy[at + k] += sums[block * size + k] - sums[first * size + k];
+        i = block * BLOCK;
+      } else {
+        busy[at + slot[i]] += finish[i] - begin[i];
+        i++;
+      }
+    }
+    if (i < count && begin[i] < to) busy[at + slot[i]] += to - begin[i];
+  }
+}
+
+/** Fill lines of `wide` pixels with bars on one another, as high as `heights` says: of `colors[k]` or, from so many lines on, `tiles[k]`. */
+function fillBand(band, wide, dense, heights, order, colors, tiles, least) {
+  const lines = band.length / wide, size = order.length;
+  for (let pixel = 0; pixel < wide; pixel++) {
+    let foot = lines, rest = lines + 0.5;
+    for (let nth = 0; nth < size; nth++) {
+      const k = order[nth], high = heights[pixel * size + k];
+      if (high === 0) continue;
+      rest -= high;
+      const stop = rest > 0 ? rest | 0 : 0, tile = tiles[k], color = colors[k];
+      if (tile && high >= least[k]) {
+        const column = Math.floor(pixel / dense) % TILE;
+        for (; foot > stop; foot--) band[(foot - 1) * wide + pixel] = tile[Math.floor((foot - 1) / dense) % TILE * TILE + column];
+      } else for (let place = (foot - 1) * wide + pixel; foot > stop; foot--, place -= wide) band[place] = color;
+    }
   }
 }
 
@@ -154,10 +185,19 @@ function eachInked(shape, see) {
   for (let y = 0; y < TILE; y++) for (let x = 0; x < TILE; x++) if (INKED[shape](x, y)) see(x, y);
 }
 
-/** What draws on a canvas; `svgPainter` has the same methods. */
-function canvasPainter(g) {
-  const patterns = new Map(), sheet = document.createElement('canvas');
-  let picture = null;
+/** A colour as a pixel of `ImageData`. */
+function codeOfColor(color) { const [r, g, b] = rgb(color); return (255 << 24 | b << 16 | g << 8 | r) >>> 0; }
+/** The pixels of a pattern, one line after another. */
+function tileOf(color, dot, shape) {
+  const tile = new Uint32Array(TILE * TILE).fill(codeOfColor(color));
+  if (shape) eachInked(shape, (x, y) => { tile[y * TILE + x] = codeOfColor(dot); });
+  return tile;
+}
+
+/** What draws on a canvas of `dense` pixels a px; `svgPainter` has the same methods but for `pixels`. */
+function canvasPainter(g, dense = 1) {
+  const patterns = new Map(), sheet = document.createElement('canvas').getContext('2d', {alpha: false});
+  let picture = new ImageData(1, 1);
   const hatched = (shape, color) => {
     if (!patterns.has(shape + color)) {
       const tile = document.createElement('canvas'), pen = tile.getContext('2d');
@@ -185,17 +225,17 @@ function canvasPainter(g) {
     },
     clip(x, y, w, h) { g.save(); g.beginPath(); g.rect(x, y, w, h); g.clip(); },
     unclip() { g.restore(); },
-    /** A picture of w x h whole pixels, whose colours `paint` writes; thousands of rectangles would take ten times as long. */
+    /** The pixels of a block, which `paint` colours, with `SPARE` px above that are not shown; as rectangles they would take ten times as long. */
     pixels(x, y, w, h, paint) {
-      if (!picture || picture.width !== w || picture.height !== h) {
-        Object.assign(sheet, {width: w, height: h});
-        picture = new ImageData(w, h);
+      const wide = Math.floor(w * dense), above = Math.round(SPARE * dense), tall = above + Math.floor(h * dense);
+      if (picture.width !== wide || picture.height !== tall) {
+        picture = new ImageData(wide, tall);
+        Object.assign(sheet.canvas, {width: wide, height: tall});
       }
-      const colors = new Uint32Array(picture.data.buffer);
-      colors.fill(0);
-      paint(colors);
-      sheet.getContext('2d').putImageData(picture, 0, 0);
-      g.drawImage(sheet, x, y);
+      paint(new Uint32Array(picture.data.buffer), wide, tall, above);
+      sheet.putImageData(picture, 0, 0);
+      g.imageSmoothingEnabled = false;
+      g.drawImage(sheet.canvas, 0, above, wide, tall - above, x, y, wide / dense, (tall - above) / dense);
     },
   };
 }
@@ -248,14 +288,17 @@ export async function mountTimeline(element, data, options = {}) {
     step = Math.max(data.step_s + late, options.span || 0), count = c.row.length;
   const seconds = ticks => ticks.map(value => value * unit + late);
   const bars = {...c, start: seconds(c.start), end: c.start.map((value, i) => (value + c.length[i]) * unit + late)};
-  const waiting = data.kinds.length - 1, lanes = lanesOf(data, c, bars), scheme = matchMedia('(prefers-color-scheme: dark)');
-  const titleOf = k => `${data.kinds[k].name} ${data.kinds[k].axis}`.trimEnd();
+  const waiting = data.kinds.length - 1, lanes = lanesOf(c, bars), scheme = matchMedia('(prefers-color-scheme: dark)');
+  const titles = data.kinds.map(({name, axis}) => `${name} ${axis}`.trimEnd()), titleOf = k => titles[k];
   const samples = seconds(c.memory_time), memories = data.rows.map(() => new Map());
   for (let from = 0, to; from < samples.length; from = to) {
     to = from;
     while (to < samples.length && c.memory_row[to] === c.memory_row[from] && c.memory_kind[to] === c.memory_kind[from]) to++;
-    const bytes = c.memory_kib.subarray(from, to).map(kib => kib * 1024);
-    memories[c.memory_row[from]].set(c.memory_kind[from], {time: samples.subarray(from, to), bytes});
+    const bytes = c.memory_kib.subarray(from, to).map(kib => kib * 1024), of = memories[c.memory_row[from]];
+    const below = [...of.values()].at(-1), level = below ? bytes.map((value, i) => value + below.level[i]) : bytes;
+    const most = new Float64Array(Math.ceil(level.length / BLOCK));
+    level.forEach((value, i) => { most[i / BLOCK | 0] = Math.max(most[i / BLOCK | 0], value); });
+    of.set(c.memory_kind[from], {time: samples.subarray(from, to), bytes, level, most});
   }
   const path = {row: c.path_row, start: seconds(c.path_start), end: seconds(c.path_end)};
   const state = {t0: 0, t1: step, chosen: -1, hover: -1, path: false, memory: data.peak_row, open: new Set(), found: null,
@@ -407,7 +450,7 @@ export async function mountTimeline(element, data, options = {}) {
     canvas.width = width * dense; canvas.height = height * dense; canvas.style.height = height + 'px';
     const pen = canvas.getContext('2d', {alpha: false});
     pen.setTransform(dense, 0, 0, dense, 0, 0);
-    painter = canvasPainter(pen);
+    painter = canvasPainter(pen, dense);
     draw();
   }
   const members = row => row.members.flatMap(([first, many, by]) => Array.from({length: many}, (_, i) => first + i * by));
@@ -415,28 +458,36 @@ export async function mountTimeline(element, data, options = {}) {
   const timeOf = x => state.t0 + (x - left) / span() * (state.t1 - state.t0);
 
   // ---- drawing
-  let painter, due = false;
+  let painter, due = false, known = {}, room = new Float64Array(0);
   const schedule = () => { if (!due) { due = true; requestAnimationFrame(() => { due = false; draw(); }); } };
   function draw(on = painter) {
     const dark = scheme.matches, ink = dark ? '#c9d1d9' : '#24292f', soft = dark ? '#9aa4af' : '#57606a';
     const back = dark ? '#0d1117' : '#ffffff', lane = dark ? '#171c23' : '#f4f5f7', grid = dark ? '#2b3139' : '#e6e8eb';
-    const colors = data.kinds.map(kind => dark && kind.dark || kind.color);
-    const inks = data.kinds.map(kind => dark && kind.dark && kind.dark_ink || kind.ink);
-    colors[waiting] = dark ? '#2a2f36' : '#e7e9ec';
-    const dots = data.kinds.map((kind, k) => k === waiting ? (dark ? '#6b737d' : '#8c959f') : kind.axis ? between(colors[k], inks[k]) : inks[k]);
-    const looks = {colors, inks, shapes: shapes(), soft, dots};
-    const bottom = height - deep - foot, shift = scroll.scrollTop;
+    const bottom = height - deep - foot, shift = Math.round(scroll.scrollTop), {title, columns, high} = memoryOf(state.memory, bottom);
+    const looks = {...looksOf(dark, lane), soft}, phases = new Map(), isCrowded = ([{lane}]) => seenOf(lane).many > span() / (on.pixels ? 8 : 3);
+    const seen = items.map(item => [item, AXIS + item.y - shift]).filter(([item, y]) => y <= bottom && y + item.high >= AXIS);
+    const crowded = seen.filter(isCrowded);
     on.rect(0, 0, width, height, back);
-    ticks(on, ink, grid);
+    const grids = ticks(on, ink, grid);
+    const from = crowded.length ? AXIS : bottom - GAP;
+    if (on.pixels) on.pixels(left, from, span(), height - from, (into, wide, tall, above) => {
+      const dense = wide / span(), lineOf = y => above + Math.round((y - from) * dense), [empty, plain, dash] = [back, lane, grid].map(codeOfColor);
+      const clear = (first, last) => {
+        into.fill(empty, first * wide, (first + 1) * wide);
+        for (const x of grids) into.fill(dash, first * wide + x * dense, first * wide + (x + 1) * dense);
+        for (let done = 1, number = last - first; done < number; done *= 2) into.copyWithin((first + done) * wide, first * wide, (first + Math.min(done, number - done)) * wide);
+      };
+      const linesOf = (y, high) => into.subarray(lineOf(y) * wide, (lineOf(y) + Math.round(high * dense)) * wide);
+      clear(0, lineOf(bottom - GAP));
+      if (crowded.length) for (const [item, y] of seen) linesOf(y, item.high).fill(plain);
+      for (const [item, y] of crowded) phases.set(item, paintShares(linesOf(y, item.high), wide, dense, item.lane, looks, plain));
+      clear(lineOf(bottom - GAP), tall);
+      paintMemory(linesOf(high(mostMemory()) - 1, bottom + deep - high(mostMemory()) + 1), wide, dense, columns, high, dark);
+    });
+    if (!on.pixels || !crowded.length) for (const [item, y] of seen) on.rect(left, y, span(), item.high, lane);
     on.clip(0, AXIS, width, bottom - AXIS - GAP);
-    for (const item of items) {
-      const y = AXIS + item.y - shift;
-      if (y > bottom || y + item.high < AXIS) continue;
-      on.rect(left, y, span(), item.high, lane);
-      on.clip(left, y, span(), item.high);
-      drawLane(on, item.lane, y, item.high, looks);
-      on.unclip();
-    }
+    if (!on.pixels) for (const [item, y] of crowded) phases.set(item, drawShares(on, item.lane, y, item.high, looks));
+    for (const [item, y] of seen) drawBars(on, item.lane, y, item.high, looks, phases.get(item));
     on.clip(left, AXIS, span(), height);
     if (begin > 0) on.rect(xOf(begin), AXIS, 1, bottom - AXIS, soft);
     for (const t of borders) on.rect(xOf(t) - 1, AXIS, 2, bottom - AXIS, ink);
@@ -454,7 +505,7 @@ export async function mountTimeline(element, data, options = {}) {
     if (state.path) drawPath(on, shift, dark);
     for (const [i, color] of [[state.hover, soft], [state.chosen, '#d6006c']]) mark(on, i, color, shift);
     on.unclip();
-    drawMemory(on, bottom, ink, soft, dark);
+    drawMemory(on, bottom, title, columns, high, ink, soft, dark);
     for (const [says, x] of namesOfSteps()) on.text(x, 9, says, ink, 'left', true);
   }
   /** The names of the steps that begin in sight, with where they stand on the axis. */
@@ -463,49 +514,63 @@ export async function mountTimeline(element, data, options = {}) {
       .map(([says, t]) => [says, Math.min(xOf(t) + 4, width - widthOf(says) - 4)]);
   }
   /** The pattern of each kind of bar. */
-  function shapes() {
+  function shapesOf() {
     return data.kinds.map((kind, k) => kind.pattern || (state.patterns ? SHAPES[k % SHAPES.length] : ''));
   }
   function ticks(on, ink, grid) {
-    const steps = namesOfSteps();
+    const steps = namesOfSteps(), grids = [];
     const by = niceStep((state.t1 - state.t0) / Math.max(1, span() / 95));
     const [scale, name] = state.t1 >= 1 ? [1, 's'] : state.t1 >= 1e-3 ? [1e-3, 'ms'] : state.t1 >= 1e-6 ? [1e-6, 'µs'] : [1e-9, 'ns'];
     const digits = Math.min(9, Math.max(0, -Math.floor(Math.log10(by / scale) + 1e-9)));
     for (let t = Math.ceil((state.t0 - zero) / by) * by; t <= state.t1 - zero; t += by) {
       const x = xOf(t + zero);
       on.rect(Math.round(x), AXIS - 4, 1, height - AXIS, grid);
+      if (x < left + span() - 1) grids.push(Math.round(x) - left);
       const says = `${(t / scale).toFixed(digits)} ${name}`, half = widthOf(says) / 2 + 12;
       const free = steps.every(([step, at]) => x + half < at || x - half > at + widthOf(step));
       if (free && x > left + 14 && x < width - 26) on.text(x, 9, says, ink, 'center');
     }
+    return grids;
   }
-  function drawLane(on, lane, y, high, looks) {
-    const {colors, inks, shapes, dots, soft} = looks;
-    const {start, end, from} = lane, first = Math.max(0, firstFrom(start, state.t0) - 1), last = firstFrom(start, state.t1, first);
-    if (last - first > span() / 3 && !state.found) return drawShares(on, lane, y, high, looks);
-    let drawn = -1;  // the last pixel with something in it: bars below a pixel are drawn once
-    for (let i = first; i < last; i++) {
+  /** The colours of kinds and, behind them, of kinds that are not searched for; also as tiles of pixels. */
+  function looksOf(dark, lane) {
+    const key = [dark, state.patterns].join();
+    if (known.key === key) return known;
+    const fresh = data.kinds.map(kind => dark && kind.dark || kind.color), shapes = shapesOf();
+    fresh[waiting] = dark ? '#2a2f36' : '#e7e9ec';
+    const inks = data.kinds.map(kind => dark && kind.dark && kind.dark_ink || kind.ink);
+    const fits = data.kinds.map((kind, k) => k === waiting ? (dark ? '#6b737d' : '#8c959f') : kind.axis ? between(fresh[k], inks[k]) : inks[k]);
+    const colors = [...fresh, ...fresh.map(color => between(lane, color, 0.15))], dots = [...fits, ...fits];
+    const all = [...shapes, ...shapes.map(() => '')], tiles = colors.map((color, k) => tileOf(color, dots[k], all[k]));
+    return known = {key, colors, inks, dots, shapes: all, tiles};
+  }
+  const codeOf = i => c.kind[i] + (state.found && !state.found[i] ? data.kinds.length : 0);
+  /** The bars of a lane that are in sight: from, to, how many. */
+  function seenOf({start}) {
+    const first = Math.max(0, firstFrom(start, state.t0) - 1), last = firstFrom(start, state.t1, first);
+    return {first, last, many: last - first};
+  }
+  /** Draw the bars of a lane and what is said in them; where shares are drawn, with `phases`, only that. */
+  function drawBars(on, lane, y, high, {colors, inks, shapes, dots, soft}, phases) {
+    const {start, end, from} = lane, {first, last, many} = seenOf(lane), right = left + span(), named = phases && many > span() / 3 ? phases : [];
+    if (named !== phases) for (let i = first, drawn = -1; i < last; i++) {
       if (end[i] < state.t0) continue;
-      const x0 = Math.max(left, xOf(start[i])), wide = Math.min(width, xOf(end[i])) - x0, kind = c.kind[from + i];
-      const dim = state.found && !state.found[from + i];
-      if (wide < 0.5 && Math.round(x0) === drawn && (dim || !state.found)) continue;
-      if (wide < 0.5) drawn = Math.round(x0);
-      on.rect(x0, y, Math.max(wide > 4 ? wide - 0.7 : wide, 0.7), high, colors[kind], dim ? 0.15 : 1,
-        wide > 3 ? shapes[kind] : '', dots[kind]);
-      if (high < 13 || wide < 14 || dim) continue;
+      const code = codeOf(from + i), kind = c.kind[from + i], isDim = code !== kind;
+      const x0 = Math.max(left, xOf(start[i])), wide = Math.min(right, xOf(end[i])) - x0;
+      if (high >= 13 && wide > 0) prolong(named, wide < 14 && !isDim ? kind : waiting, x0, x0 + wide);
+      if (!phases) {
+        if (wide < 0.5 && Math.round(x0) === drawn && (isDim || !state.found)) continue;
+        if (wide < 0.5) drawn = Math.round(x0);  // the last pixel with something in it: bars below a pixel are drawn once
+        on.rect(x0, y, Math.max(wide > 4 ? wide - 0.7 : wide, 0.7), high, colors[code], 1, wide > 3 ? shapes[code] : '', dots[kind]);
+      }
+      if (high < 13 || wide < 14 || isDim) continue;
       const isNested = hasStrip(from + i, high, wide), middle = isNested ? (high - STRIP) / 2 : high / 2;
       const text = label(from + i, wide - 6 - (framed.has(from + i) ? 18 : 0));
       if (text && shapes[kind] && kind !== waiting) on.rect(x0 + 1, y + middle - 6, widthOf(text) + 4, 13, colors[kind], 0.8);
       if (text) on.text(x0 + 3, y + middle + 0.5, text, kind === waiting ? soft : inks[kind]);
       if (isNested) drawKernels(on, from + i, y + high - STRIP, colors[kind], inks[kind]);
     }
-    if (high < 13) return;
-    const phases = [];
-    for (let i = first; i < last; i++) {
-      const x0 = Math.max(left, xOf(start[i])), x1 = Math.min(width, xOf(end[i])), isDim = state.found && !state.found[from + i];
-      if (x1 > x0) prolong(phases, x1 - x0 < 14 && !isDim ? c.kind[from + i] : waiting, x0, x1);
-    }
-    labelPhases(on, phases, y + high / 2 + 0.5, inks);
+    if (high >= 13) labelPhases(on, named, y + high / 2 + 0.5, inks);
   }
   /** Add what is seen of a kind to phases from left to right: neighbours of one kind are one. */
   function prolong(phases, kind, from, to) {
@@ -516,6 +581,7 @@ export async function mountTimeline(element, data, options = {}) {
   /** Name phases, whose bars are too narrow for labels of their own. */
   function labelPhases(on, phases, y, inks) {
     for (const {kind, from, to} of phases) {
+      if (to - from < 24) continue;
       const text = titleOf(kind).replace('_', '-');
       if (kind !== waiting && to - from > widthOf(text) + 10) on.text((from + to) / 2, y, text, inks[kind], 'center');
     }
@@ -547,53 +613,63 @@ export async function mountTimeline(element, data, options = {}) {
       : [`${name} ${both}`, `${name} ${layer || mb}`, both, layer, name, mb && String(c.number[i]), number];
     return tries.find(text => text && widthOf(text) <= room) || '';
   }
-  /** Where bars are too many: of each pixel the shares of time, as heights. */
-  function drawShares(on, lane, y, high, {colors, inks, shapes, dots}) {
-    const pixels = Math.floor(span()), order = lane.kinds.map((_, k) => k).sort((a, b) => lane.kinds[a] - lane.kinds[b]);
-    const phases = [], talls = new Float64Array(lane.kinds.length), isWaiting = lane.kinds.map(kind => kind === waiting);
-    const note = (pixel, shares) => {
-      fillHeights(shares, high, isWaiting, talls);
-      const k = shares.findIndex(share => share > 0.6);
-      prolong(phases, k < 0 ? waiting : lane.kinds[k], left + pixel, left + pixel + 1);
-    };
-    if (on.pixels) {
-      on.pixels(left, y, pixels, high, into => {
-        const code = color => { const [r, g, b] = rgb(color); return (255 << 24 | b << 16 | g << 8 | r) >>> 0; };
-        const codes = lane.kinds.map(kind => code(colors[kind])), spots = lane.kinds.map(kind => code(dots[kind]));
-        const inked = lane.kinds.map(kind => INKED[shapes[kind]] || (() => false));
-        eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
-          let foot = high, sum = 0;
-          note(pixel, shares);
-          for (const k of order) {
-            sum += talls[k];
-            const top = Math.max(0, Math.round(high - sum));
-            const isPlain = lane.kinds[k] === waiting && shares[k] < 0.6;
-            while (foot > top) into[--foot * pixels + pixel] = !isPlain && inked[k](pixel % TILE, foot % TILE) ? spots[k] : codes[k];
-          }
-        });
-      });
-      if (high >= 13) labelPhases(on, phases, y + high / 2 + 0.5, inks);
-      return;
+  /** How high each code of a lane, whose bars are too many, is drawn in each pixel; and its phases. */
+  function heightsOf(lane, wide, dense, high) {
+    const {codes} = lane, size = codes.length, phases = [], dt = (state.t1 - state.t0) / span() / dense, scale = high / dt;
+    const least = codes.map(code => code >= waiting ? 0 : state.found ? high / 2 : 2 * dense), from = state.found ? 1e-9 : LEAST * high;
+    if (room.length < wide * size) room = new Float64Array(wide * size);
+    const heights = room.subarray(0, wide * size).fill(0);
+    fillBusy(lane, state.t0, dt, wide, heights);
+    for (let pixel = 0, phase = {kind: -1}; pixel < wide; pixel++) {
+      const at = pixel * size, end = at + size;
+      let most = at;
+      for (let k = at; k < end; k++) {
+        heights[k] *= scale;
+        if (heights[k] > heights[most]) most = k;
+      }
+      const kind = heights[most] > 0.6 * high ? Math.min(codes[most - at], waiting) : waiting;
+      if (phase.kind !== kind) phases.push(phase = {kind, from: left + pixel / dense});
+      phase.to = left + (pixel + 1) / dense;
+      for (let k = at; k < end; k++) if (heights[k] < least[k - at] && heights[k] >= from) {  // is seen, at the cost of the largest
+        heights[most] = Math.max(0, heights[most] - least[k - at] + heights[k]);
+        heights[k] = least[k - at];
+      }
     }
+    return {heights, phases};
+  }
+  const orderOf = ({codes}) => codes.map((_, k) => k).sort((a, b) => codes[a] - codes[b]);
+  /** Fill lines of pixels with the shares of a lane, where bars that are wide end with a gap; return its phases. */
+  function paintShares(band, wide, dense, lane, {colors, tiles, shapes}, back) {
+    const {codes, start, end} = lane, lines = band.length / wide, {heights, phases} = heightsOf(lane, wide, dense, lines);
+    const plain = Uint32Array.from(codes, code => codeOfColor(colors[code])), least = codes.map(code => code === waiting ? 0.6 * lines : 0);
+    fillBand(band, wide, dense, heights, orderOf(lane), plain, codes.map(code => shapes[code] && tiles[code]), least);
+    const seen = seenOf(lane), scale = span() * dense / (state.t1 - state.t0);
+    if (seen.many <= span()) for (let i = seen.first; i < seen.last; i++) {
+      const pixel = Math.round((end[i] - state.t0) * scale) - 1;
+      if ((end[i] - start[i]) * scale > 4 * dense && pixel < wide) for (let place = pixel; place < band.length; place += wide) band[place] = back;
+    }
+    return phases;
+  }
+  /** Draw the shares of a lane as rectangles; return its phases. */
+  function drawShares(on, lane, y, high, {colors, shapes, dots}) {
+    const {codes} = lane, order = orderOf(lane);
     let run = null;  // neighbours that look alike are one rectangle
     const flush = () => {
       let foot = y + high;
-      if (run) for (const [k, tall] of run.parts) { foot -= tall; on.rect(left + run.from, foot, run.wide, tall, colors[lane.kinds[k]], 1, lane.kinds[k] === waiting && tall < 0.6 * high ? '' : shapes[lane.kinds[k]], dots[lane.kinds[k]]); }
-    };
-    eachPixel(lane, state.t0, state.t1, pixels, (pixel, shares) => {
-      const parts = [];
-      let key = '';
-      note(pixel, shares);
-      for (const k of order) {
-        const tall = Math.round(talls[k] * 2) / 2;
-        if (tall > 0) { parts.push([k, tall]); key += k + ':' + tall + ' '; }
+      if (run) for (const [code, tall] of run.parts) {
+        foot -= tall;
+        on.rect(left + run.from, foot, run.wide, tall, colors[code], 1, code === waiting && tall < 0.6 * high ? '' : shapes[code], dots[code]);
       }
-      if (run && run.key === key) { run.wide++; return; }
+    };
+    const wide = Math.floor(span()), {heights, phases} = heightsOf(lane, wide, 1, high);
+    for (let pixel = 0; pixel < wide; pixel++) {
+      const parts = order.map(k => [codes[k], Math.round(heights[pixel * codes.length + k] * 2) / 2]).filter(([, tall]) => tall > 0), key = parts.join(' ');
+      if (run && run.key === key) { run.wide++; continue; }
       flush();
       run = {key, parts, from: pixel, wide: 1};
-    });
+    }
     flush();
-    if (high >= 13) labelPhases(on, phases, y + high / 2 + 0.5, inks);
+    return phases;
   }
   function names(on, ink, soft, shift) {
     for (const {row, y, name, own, narrow} of labels) {
@@ -652,6 +728,7 @@ export async function mountTimeline(element, data, options = {}) {
     }
     on.unclip();
   }
+  const isOneKind = () => data.memory_kinds.length < 2, PLAIN_MEMORY = ['#cfe3f2', '#1b3a52'];
   const SHADES = ['#0072B2', '#CC79A7', '#E69F00', '#56B4E9', '#999999', '#D55E00', '#009E73', '#3A9BDC'];
   /** What is said above the memory of a row, in lines that fit. */
   function titleOfMemory(row) {
@@ -661,34 +738,52 @@ export async function mountTimeline(element, data, options = {}) {
   const mostMemory = () => Math.max(options.most || 0, ...data.rows.map(row => row.peak_bytes || 0), 1);
   /** The device's memory, if the curves come near it; 0 otherwise. */
   const drawnCapacity = () => data.capacity_bytes && data.capacity_bytes < mostMemory() * 1.5 ? data.capacity_bytes : 0;
-  function drawMemory(on, top, ink, soft, dark) {
-    const kinds = [...memories[state.memory] || []], known = data.memory_kinds.length > 1, title = titleOfMemory(state.memory);
-    const capacity = drawnCapacity(), head = LINE * title.length - 1, scale = (deep - head - 4) / Math.max(capacity, mostMemory());
-    const high = bytes => top + deep - bytes * scale;
-    title.forEach((line, place) => on.text(narrowText(), top + 6 + LINE * place, line, ink));
-    on.clip(left, top + head, span(), deep - head + 1);
-    let below = null;
-    kinds.forEach(([kind, {time, bytes}], place) => {
-      const levels = Float64Array.from(bytes, (value, i) => value + (below ? below[i] : 0)), points = [[xOf(time[0]), high(below ? below[0] : 0)]];
-      let from = Math.max(0, firstFrom(time, state.t0) - 1), lastX = -9, peak = 0, foot = below ? below[from] : 0;
-      const ground = [];
-      for (let i = from; i < time.length; i++) {
-        const x = xOf(time[i]);
-        peak = Math.max(peak, levels[i]);
-        if (x - lastX >= 0.5 || i === time.length - 1) {
-          points.push([x, points.at(-1)[1]], [x, high(peak)]);
-          ground.push([x, high(foot)]);
-          foot = below ? below[i] : 0;
-          ground.push([x, high(foot)]);
-          lastX = x; peak = 0;
-        }
-        if (time[i] > state.t1) break;
+  /** What is seen of a row's memory: its title, how much it holds up to each kind in each column of the axis, and how high bytes are. */
+  function memoryOf(row, top) {
+    const title = titleOfMemory(row), room = deep - LINE * title.length - 3, scale = room / Math.max(drawnCapacity(), mostMemory());
+    const columns = wide => [...(memories[row] || new Map()).values()].map(curve => peaksOf(curve, wide));
+    return {title, columns, high: bytes => top + deep - bytes * scale};
+  }
+  /** The most of a curve in each of `wide` columns. */
+  function peaksOf({time, level, most}, wide) {
+    const found = new Float64Array(wide), dt = (state.t1 - state.t0) / wide;
+    let i = firstFrom(time, state.t0) - 1;
+    for (let column = 0; column < wide; column++) {
+      const to = state.t0 + (column + 1) * dt;
+      let peak = i < 0 || i === time.length - 1 ? 0 : level[i];
+      for (i++; i < time.length && time[i] < to; i++) {
+        if (i % BLOCK === 0 && i + BLOCK < time.length && time[i + BLOCK] < to) { peak = Math.max(peak, most[i / BLOCK]); i += BLOCK - 1; }
+        else peak = Math.max(peak, level[i]);
       }
-      const shade = SHADES[place % SHADES.length];
-      on.line([...points, ...ground.reverse()], shade, known ? 0 : 1, known ? shade : dark ? '#1b3a52' : '#cfe3f2');
-      below = levels;
-    });
-    on.unclip();
+      i--;
+      found[column] = peak;
+    }
+    return found;
+  }
+  /** Fill lines of pixels with what is held: a colour a kind or, where kinds are not known, one with a line above. */
+  function paintMemory(band, wide, dense, columns, high, dark) {
+    const found = columns(wide), size = found.length, heights = new Float64Array(wide * size), scale = (high(0) - high(1e9)) * dense / 1e9;
+    found.forEach((levels, k) => levels.forEach((bytes, pixel) => { heights[pixel * size + k] = (bytes - (k ? found[k - 1][pixel] : 0)) * scale; }));
+    const [plain, edge] = isOneKind() ? [[PLAIN_MEMORY[+dark]], codeOfColor(SHADES[0])] : [SHADES];
+    fillBand(band, wide, dense, heights, found.map((_, k) => k), Uint32Array.from(found, (_, k) => codeOfColor(plain[k % plain.length])), [], []);
+    if (edge) for (let pixel = 0, lines = band.length / wide, before = lines; pixel < wide; pixel++) {
+      const top = Math.min(lines - 1, Math.round(lines - heights[pixel])), last = Math.min(lines, Math.max(top + 1, before));
+      if (heights[pixel]) for (let line = Math.min(top, before); line < last; line++) band[line * wide + pixel] = edge;
+      before = top;
+    }
+  }
+  function drawMemory(on, top, title, columns, high, ink, soft, dark) {
+    const known = !isOneKind(), capacity = drawnCapacity(), wide = Math.floor(span() * 2);
+    title.forEach((line, place) => on.text(narrowText(), top + 6 + LINE * place, line, ink));
+    if (!on.pixels) {
+      let below = new Float64Array(wide);
+      columns(wide).forEach((levels, place) => {
+        const edge = of => Array.from(of).flatMap((bytes, i) => i && bytes === of[i - 1] && bytes === of[i + 1] ? [] : [[left + i / 2, high(bytes)], [left + (i + 1) / 2, high(bytes)]]);
+        const shade = SHADES[place % SHADES.length];
+        on.line([...edge(levels), ...edge(below).reverse()], shade, known ? 0 : 1, known ? shade : PLAIN_MEMORY[+dark]);
+        below = levels;
+      });
+    }
     if (capacity) on.rect(left, high(capacity), span(), 1, '#D55E00');
     on.rect(left, top + deep, span(), 1, soft);
     if (known) for (const [place, name, x, line] of legendOfMemory(state.memory).entries) {
@@ -772,6 +867,8 @@ export async function mountTimeline(element, data, options = {}) {
         return known.get(key);
       });
     }
+    const codes = state.found ? c.kind.map((kind, i) => codeOf(i)) : c.kind;
+    lanes.forEach(lane => sumUp(lane, codes));
     const number = state.found ? state.found.reduce((sum, one) => sum + one, 0) : 0;
     said.textContent = state.found ? `${number.toLocaleString('en')} found` : '';
     schedule();
@@ -881,7 +978,7 @@ export async function mountTimeline(element, data, options = {}) {
     focusOn(i);
   };
   function tell() {
-    const dark = scheme.matches, shape = shapes();
+    const dark = scheme.matches, shape = shapesOf();
     legend.replaceChildren(...data.kinds.map((kind, k) => {
       const tile = make('canvas', {width: 12, height: 12}), square = make('i'), color = k === waiting ? '#8c959f33' : dark && kind.dark || kind.color;
       canvasPainter(tile.getContext('2d')).rect(0, 0, 12, 12, color, 1, shape[k],
