@@ -534,14 +534,13 @@ export async function mountTimeline(element, data, options = {}) {
   }
   /** The colours of kinds and, behind them, of kinds that are not searched for; also as tiles of pixels. */
   function looksOf(dark, lane) {
-    const key = [dark, state.patterns].join();
+    const key = [dark, state.patterns].join(), dimmed = all => [...all, ...all.map(color => between(lane, color, 0.15))];
     if (known.key === key) return known;
     const fresh = data.kinds.map(kind => dark && kind.dark || kind.color), shapes = shapesOf();
     fresh[waiting] = dark ? '#2a2f36' : '#e7e9ec';
     const inks = data.kinds.map(kind => dark && kind.dark && kind.dark_ink || kind.ink);
     const fits = data.kinds.map((kind, k) => k === waiting ? (dark ? '#6b737d' : '#8c959f') : kind.axis ? between(fresh[k], inks[k]) : inks[k]);
-    const colors = [...fresh, ...fresh.map(color => between(lane, color, 0.15))], dots = [...fits, ...fits];
-    const all = [...shapes, ...shapes.map(() => '')], tiles = colors.map((color, k) => tileOf(color, dots[k], all[k]));
+    const colors = dimmed(fresh), dots = dimmed(fits), all = [...shapes, ...shapes], tiles = colors.map((color, k) => tileOf(color, dots[k], all[k]));
     return known = {key, colors, inks, dots, shapes: all, tiles};
   }
   const codeOf = i => c.kind[i] + (state.found && !state.found[i] ? data.kinds.length : 0);
@@ -561,7 +560,7 @@ export async function mountTimeline(element, data, options = {}) {
       if (!phases) {
         if (wide < 0.5 && Math.round(x0) === drawn && (isDim || !state.found)) continue;
         if (wide < 0.5) drawn = Math.round(x0);  // the last pixel with something in it: bars below a pixel are drawn once
-        on.rect(x0, y, Math.max(wide > 4 ? wide - 0.7 : wide, 0.7), high, colors[code], 1, wide > 3 ? shapes[code] : '', dots[kind]);
+        on.rect(x0, y, Math.max(wide > 4 ? wide - 0.7 : wide, 0.7), high, colors[code], 1, wide > 3 ? shapes[code] : '', dots[code]);
       }
       if (high < 13 || wide < 14 || isDim) continue;
       const isNested = hasStrip(from + i, high, wide), middle = isNested ? (high - STRIP) / 2 : high / 2;

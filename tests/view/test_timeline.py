@@ -205,6 +205,25 @@ def test_the_colours_of_operations_are_on_the_canvas(
     assert {back, "#56b4e9", "#e69f00"} <= set(page.evaluate(_COLORS))
 
 
+_LANE = """name => {
+  const canvas = document.querySelector('.mt-timeline canvas'), [x, y] = timeline.placeOf(name, 0).map(Math.round);
+  const {data} = canvas.getContext('2d').getImageData(x, y - 13, canvas.width - x - 8, 26), counts = {};
+  for (let i = 0; i < data.length; i += 4) counts[data.subarray(i, i + 3)] = (counts[data.subarray(i, i + 3)] || 0) + 4 / data.length;
+  return counts;
+}"""
+
+
+@pytest.mark.browser
+def test_where_bars_are_too_many_the_area_of_a_colour_is_its_time(opened: Callable[..., Any], page_file: Path) -> None:
+    run = mt.simulate("1f1b", world_size=8, num_layers=32, global_batch_size=256, microbatch_size=4)
+    shares = [
+        sum(event.duration for event in run.logs[5] if event.typ == typ) / run.step_time
+        for typ in ("forward", "backward")
+    ]
+    areas = opened(width=500).evaluate(_LANE, "rank 5")
+    assert [areas["86,180,233"], areas["230,159,0"]] == pytest.approx(shares, abs=0.02)
+
+
 @pytest.mark.browser
 def test_a_chosen_bar_says_what_it_is_and_why_a_wait_is(opened: Callable[..., Any]) -> None:
     page = opened()
