@@ -208,7 +208,10 @@ def test_the_colours_of_operations_are_on_the_canvas(
 _LANE = """name => {
   const canvas = document.querySelector('.mt-timeline canvas'), [x, y] = timeline.placeOf(name, 0).map(Math.round);
   const {data} = canvas.getContext('2d').getImageData(x, y - 13, canvas.width - x - 8, 26), counts = {};
-  for (let i = 0; i < data.length; i += 4) counts[data.subarray(i, i + 3)] = (counts[data.subarray(i, i + 3)] || 0) + 4 / data.length;
+  for (let i = 0; i < data.length; i += 4) {
+    const color = data.subarray(i, i + 3);
+    counts[color] = (counts[color] || 0) + 4 / data.length;
+  }
   return counts;
 }"""
 
