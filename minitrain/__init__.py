@@ -56,14 +56,14 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.machine.solver.engine import solve as solve
     from minitrain.proof.proof import Proof as Proof
     from minitrain.proof.proof import prove as prove
-    from minitrain.run.comparison import Comparison as Comparison
-    from minitrain.run.comparison import FailedRun as FailedRun
-    from minitrain.run.comparison import compare as compare
     from minitrain.run.faults import Fault as Fault
     from minitrain.run.faults import FaultRate as FaultRate
     from minitrain.run.faults import Recovery as Recovery
     from minitrain.run.result import Run as Run
     from minitrain.run.result import load_run as load_run
+    from minitrain.run.simulation import Comparison as Comparison
+    from minitrain.run.simulation import FailedRun as FailedRun
+    from minitrain.run.simulation import compare as compare
     from minitrain.run.simulation import simulate as simulate
     from minitrain.run.simulation import simulate_async as simulate_async
     from minitrain.run.strategy_loading import strategies as strategies
@@ -122,7 +122,7 @@ PUBLIC_PATHS = {
 
 _ABOVE_RUNS = {
     "chrome trace": "view.chrome",
-    "excerpt": "view.excerpt",
+    "excerpt": "view.run_folder",
     "faults": "whatif.faults.disturbed_run",
     "figure": "view.gantt",
     "notebook": "view.notebook_figure",

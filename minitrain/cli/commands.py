@@ -31,10 +31,10 @@ from minitrain.cli.output import (
     user_prints_to_stderr,
 )
 from minitrain.errors import UsageError, message_of
-from minitrain.run.comparison import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.parameters import MODEL, OF_TRANSFORMER, OUTPUT
 from minitrain.run.result import Run
+from minitrain.run.simulation import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.strategy_loading import ChosenStrategy, file_in, split_options, strategies_of_folder
 from minitrain.search.tuning.findings import described
 from minitrain.view.run_folder import (
@@ -489,7 +489,7 @@ def _print_run(
 
 def _shows_some_ranks(result: Run) -> bool:
     """Return whether pictures of a run show some ranks by default."""
-    from minitrain.view.excerpt import MOST_WRITTEN  # noqa: PLC0415  (numpy only when somebody draws)
+    from minitrain.view.run_folder import MOST_WRITTEN  # noqa: PLC0415  (numpy only when somebody draws)
 
     return result.num_events > MOST_WRITTEN
 

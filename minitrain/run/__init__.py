@@ -12,8 +12,8 @@ the order of a run:
   are.
 - The result: `figures` is the registry of what is said of it. `contention` may time the run again. `ranks_once` says
   which ranks did the same. `device_memory`, `allocator_replay`, `energy`, `device_kinds` and `trained_model`
-  have figures of it. `comparison` holds several runs.
-- The file: `saved_runs` writes and reads it; `run_file` validates its lines.
+  have figures of it.
+- The file: `saved_runs` writes and reads it; `run_file` judges its first line.
 
 `analysis` says where time and memory of a run went. `accounting` follows every tensor, or keeps totals; `folding`
 simulates one rank for many alike. `worker_processes` makes processes for the rooms that run many runs.

@@ -27,8 +27,7 @@ from minitrain.run.figures import columns_of, data_frame, summary_of
 from minitrain.run.ranks_once import RanksAlike
 from minitrain.run.saved_runs import read_run, save_run
 from minitrain.run.steps import Steps, steps_of_round
-from minitrain.run.sureness import SurenessFigures
-from minitrain.run.trained_model import TrainedModel
+from minitrain.run.trained_model import SurenessFigures, TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:

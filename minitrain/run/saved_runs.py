@@ -18,6 +18,10 @@ Version 2 has one more line a rank, an object with its journal of memory by kind
 version 1, which older readers know. Version 3 has events of some ranks alone, and one more line for each other rank,
 which did what one of those did: `rank`, `like`, and its own `samples` and `partners` (see `minitrain.run.ranks_once`);
 it has no journals.
+Each event and journal is validated as it is read, in memory bounded by the file's size. What an event may say follows
+from the run: ranks of its world, samples of its batch, times that are no less than 0, an await after the operation
+itself. Sets of ranks and samples are written as ranges and become sets again; together they may have 2**20 members, and
+16 more for each byte of the file.
 """
 
 from __future__ import annotations
@@ -26,41 +30,51 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from minitrain.errors import UsageError
-from minitrain.files import json_object, size_of, write_text
+from minitrain.files import json_object, shown, size_of, write_text
 from minitrain.machine.config_files import label_of
-from minitrain.operations import Event, MemoryChange, Outage
+from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange, Outage
+from minitrain.operations.collectives import TRANSFERS
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory, kinds_of_journals
-from minitrain.run.ranks_once import Repeated
+from minitrain.run.ranks_once import OnceWritten, Partners, Repeated, distinct_of
 from minitrain.run.run_file import (
+    AT_LEAST_0,
     FIELDS,
+    FLAG,
     FORMAT,
     HEADER,
+    LARGEST,
+    LIST,
+    LONGEST_S,
+    MOST_LAYERS,
+    NUMBER,
+    NUMBERS,
+    SMALLEST,
+    TEXT,
+    TIME,
     VERSION,
     VERSION_OF_ALIKE,
     VERSION_WITH_JOURNALS,
     Faults,
-    Reader,
     Rule,
     is_number,
     judge_header,
+    judge_repeated,
     kinds_of_header,
+    one_of,
     read_record,
     saved_record,
+    whole,
 )
 from minitrain.run.steps import Steps
 from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
-
-if TYPE_CHECKING:
-    pass
-
 
 TYPICAL = ("time", "duration", "launched")
 """What a first line may say of the typical times of measured operations."""
@@ -75,7 +89,6 @@ _NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
 """The network of a run whose first line does not say it: one tier, or the file is of an older version."""
 ROOFLINE = "roofline"
 """How operations were priced where the first line does not say it."""
-_DEFAULTS = tuple(getattr(field, "default", None) for field in fields(Event))
 _SET_PLACES = (FIELDS.index("samples"), FIELDS.index("group"))
 _Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
 
@@ -336,3 +349,390 @@ def _judge_typical(header: Mapping[str, Any], faults: Faults) -> bool:
         faults.add(1, f"expected an object, found {columns!r:.40}", ("typical",))
         return False
     return faults.judge_keys(1, ("typical",), columns, dict.fromkeys(TYPICAL, numbers))
+
+
+STORE_KINDS = ("weights", "opt_states", "activations", "grad_activations", "grad_weights", "logits", "in_flight")
+
+_TYPES = {typ: typ for typ in EVENT_TYPES}
+_STREAM_OF = {typ: COMM if typ in COLLECTIVES else typ if typ in TRANSFERS else COMPUTE for typ in _TYPES}
+_UNKNOWN = object()  # equal to nothing that a file can hold
+_DEFAULTS = [getattr(field, "default", None) for field in fields(Event)]
+_DEFAULTS[FIELDS.index("samples")] = None  # an event says its samples
+_NUM_FIELDS = len(FIELDS)
+_MEMBERS, _MEMBERS_A_BYTE = 2**20, 16
+_DEEPEST_TAG = 16
+_ROUNDING = 1.0  # elements, in a sum of parts of elements
+_A_TENSOR, _A_LAYER = whole(0, 2**40), whole(-MOST_LAYERS, MOST_LAYERS).or_null()
+_FARTHEST_LAYER = 2**53  # of a collective, or of a type of one's own, which may name anything
+
+_Set = Collection[int]
+
+
+class Reader:
+    """Reads what follows the first line.
+
+    Args:
+        header: the first line, which was judged.
+        size: bytes of the file.
+        faults: of the file.
+
+    Attributes:
+        logs: the events of each rank.
+    """
+
+    def __init__(self, header: Mapping[str, Any], size: int, faults: Faults) -> None:
+        self.header, self.faults = header, faults
+        self.world_size, self.num_layers = header["world_size"], header["num_layers"]
+        self.logs: list[Any] = [[] for _ in range(self.world_size)]
+        self._most = size
+        self._members_left = _MEMBERS + _MEMBERS_A_BYTE * size
+        # strict runs count a buffer once where stores count it twice
+        strict = header.get("held_outside") is not None
+        self._peaks = [LARGEST] * self.world_size if strict else header["peak_memory_per_rank"]
+        self._names = header["fields"]
+        self._in_order = tuple(self._names[:_NUM_FIELDS]) == FIELDS
+        self._samples: dict[Any, _Set] = {}
+        self._groups: dict[Any, _Set] = {}
+        self._objects: list[tuple[int, dict[str, Any]]] = []
+        self._distinct: dict[int, tuple[Any, ...]] = {}  # of ranks that others repeat
+        self._num_events = 0
+
+    def take(self, line: int, values: Any) -> None:
+        """Take what one line holds: an event, the journal of a rank, or how it repeats another one."""
+        if values.__class__ is list:
+            self._num_events += 1
+            self._take_event(line, values if self._in_order else self._arranged(line, values))
+        elif isinstance(values, dict):
+            self._objects.append((line, values))
+        else:
+            self.faults.add(line, f"expected an event (a list) or a journal (an object), found {shown(values)}")
+
+    def _take_event(self, line: int, given: list[Any] | None) -> None:
+        """Take one event: the usual ones pass one expression, others are judged field by field."""
+        if given is None:
+            return
+        values = given + _DEFAULTS[len(given) :]
+        try:
+            typ, layer, rank, time, duration, memory, samples, stream, group, peer = values[:10]
+            _, size_bytes, launched, waited_for, awaited, recomputed, _, after = values[10:]
+            is_usual = (
+                _STREAM_OF.get(typ, _UNKNOWN) == stream
+                and (layer is None or (layer.__class__ is int and -1 <= layer <= self.num_layers))
+                and rank.__class__ is int
+                and 0 <= rank < self.world_size
+                and time.__class__ in NUMBERS
+                and (SMALLEST <= time <= LONGEST_S or time == 0)
+                and duration.__class__ in NUMBERS
+                and (SMALLEST <= duration <= LONGEST_S or duration == 0)
+                and memory.__class__ in NUMBERS
+                and 0 <= memory <= self._peaks[rank]
+                and (peer is None or (peer.__class__ is int and 0 <= peer < self.world_size and peer != rank))
+                and size_bytes.__class__ in NUMBERS
+                and 0 <= size_bytes <= LARGEST
+                and (launched is None or (launched.__class__ in NUMBERS and 0 <= launched <= time))
+                and (
+                    waited_for is None
+                    or (waited_for.__class__ is int and 0 <= waited_for < self.world_size and waited_for != rank)
+                )
+                and (awaited is None or (awaited.__class__ is int and len(self.logs[rank]) < awaited <= self._most))
+                and recomputed.__class__ is bool
+                and after == ()
+            )
+        except (TypeError, ValueError):
+            is_usual = False
+        if not (is_usual or self._accepts(line, values)):
+            return
+        found = self._set_of(line, "samples", samples, self._samples, self.header["global_batch_size"], frozenset)
+        if group is not None:
+            values[8] = self._set_of(line, "group", group, self._groups, self.world_size, tuple)
+            if values[8] is not None and not any(first <= rank < stop for first, stop in group):
+                self.faults.add(line, f"expected a group of rank {rank}, found one without it", ("group",))
+                return
+        if found is None or (group is not None and values[8] is None) or not self._accepts_words(line, values):
+            return
+        values[0], values[6], values[7] = _TYPES.get(typ, typ), found, _STREAM_OF.get(typ, COMPUTE)
+        values[17] = tuple(after)
+        self.logs[rank].append(Event(*values))
+
+    def _arranged(self, line: int, values: list[Any]) -> list[Any] | None:
+        """Return the values of an event in the order of `Event`'s fields."""
+        known = dict(zip(self._names, values, strict=False))
+        strange = [name for name in known if name not in FIELDS]
+        if strange or len(values) > len(self._names):
+            found = ", ".join(map(shown, strange)) or f"{len(values)} values for {len(self._names)} fields"
+            self.faults.add(line, f"expected values of the fields that this minitrain knows, found {found}")
+            return None
+        return [known.get(name, default) for name, default in zip(FIELDS, _DEFAULTS, strict=True)]
+
+    def _accepts(self, line: int, values: list[Any]) -> bool:
+        """Return whether an event that is not usual is one; keep each fault."""
+        if len(values) != _NUM_FIELDS:
+            self.faults.add(line, f"expected an event of at most {_NUM_FIELDS} values, found {len(values)}")
+            return False
+        event = dict(zip(FIELDS, values, strict=True))
+        return self.faults.judge_keys(line, (), event, self._rules(event))
+
+    def _rules(self, event: Mapping[str, Any]) -> Mapping[str, Rule]:
+        """Return what each field of an event must be, as far as that is a matter of one value."""
+        rank, typ, time = event["rank"], event["typ"], event["time"]
+        a_rank = whole(0, self.world_size - 1)
+        peak, logged = (self._peaks[rank], len(self.logs[rank])) if a_rank.accepts(rank) else (LARGEST, 0)
+        other = Rule(f"another rank in 0..{self.world_size - 1}", _other(a_rank, rank)).or_null()
+        stream = _STREAM_OF.get(typ) if typ.__class__ is str else COMPUTE
+        farthest = _FARTHEST_LAYER if stream in (COMM, None) else None
+        stream = stream or COMPUTE
+
+        def are_made(places: list[Any]) -> bool:
+            log = self.logs[rank]
+            inside = all(place.__class__ is int and 0 <= place < len(log) for place in places)
+            return inside and all(log[place].stream != COMPUTE for place in places)
+
+        return {
+            "typ": Rule(f"one of {', '.join(_TYPES)}", lambda typ: typ.__class__ is str and _is_priced(event)),
+            "layer": whole(-(farthest or 1), farthest or self.num_layers).or_null(),
+            "rank": Rule(f"a rank in 0..{self.world_size - 1}", a_rank.accepts),
+            "time": TIME,
+            "duration": TIME,
+            "memory": _up_to(peak, "the rank's peak"),
+            "stream": Rule(f'"{stream}"', lambda stream_: stream_ == stream),
+            "peer": other,
+            "size_bytes": AT_LEAST_0,
+            "launched": _up_to(time if TIME.accepts(time) else LONGEST_S, "the event's time").or_null(),
+            "waited_for": other,
+            "awaited": whole(logged + 1, self._most).or_null(),
+            "recomputed": FLAG,
+            "after": Rule(
+                "a list of the rank's communications so far",
+                lambda after: after == () or (after.__class__ is list and a_rank.accepts(rank) and are_made(after)),
+            ),
+        }
+
+    def _accepts_words(self, line: int, values: list[Any]) -> bool:
+        """Return whether tag and algorithm are what they may be; a list as tag becomes a tuple."""
+        tag, algorithm = values[10], values[16]
+        if tag.__class__ is list:
+            values[10] = _tuple(tag)
+        good = bool(values[10] is not None or tag is None)
+        if tag.__class__ is dict or not good:
+            self.faults.add(line, f"expected text, a number or a list of them, found {shown(tag)}", ("tag",))
+            good = False
+        return self.faults.judge(line, ("algorithm",), algorithm, TEXT.or_null()) and good
+
+    def _set_of(
+        self,
+        line: int,
+        name: str,
+        ranges: Any,
+        known: dict[Any, _Set],
+        end: int,
+        kind: Callable[[Iterable[int]], _Set],
+    ) -> _Set | None:
+        """Return a set by its ranges, the same one for all events that say the same; None if there is none such.
+
+        Args:
+            line: of the event.
+            name: of the field.
+            ranges: what the event says.
+            known: the sets by their ranges, to which this one is added.
+            end: past the last number that there is.
+            kind: what makes the set.
+        """
+        try:
+            key = tuple(map(tuple, ranges))
+            found = known.get(key)
+        except TypeError:
+            key, found = (), None
+        if found is None and self._are_ranges(line, name, ranges, end):
+            found = known[key] = kind([number for first, stop in ranges for number in range(first, stop)])
+        return found
+
+    def _are_ranges(self, line: int, name: str, ranges: Any, end: int) -> bool:
+        """Return whether ranges ascend within 0..end, and have no more members than the file has room for."""
+        if not self.faults.judge(line, (name,), ranges, LIST):
+            return False
+        before = members = 0
+        for place, pair in enumerate(ranges):
+            ends: tuple[Any, ...] = tuple(pair) if pair.__class__ is list else ()
+            if not (len(ends) == 2 and ends[0].__class__ is ends[1].__class__ is int) or not (
+                before <= ends[0] < ends[1] <= end
+            ):
+                expected = f"expected ascending ranges [first, past-the-last] within {before}..{end}"
+                self.faults.add(line, f"{expected}, found {shown(pair)}", (name, place))
+                return False
+            before, members = ends[1], members + ends[1] - ends[0]
+        self._members_left -= members
+        if self._members_left < 0:
+            self.faults.add(line, "expected sets that fit the file's size, found far more members than bytes", (name,))
+            raise self.faults.error()
+        return True
+
+    def end(self, last: int) -> Sequence[Sequence[MemoryChange]]:
+        """Judge what can be judged at the end alone, and return the journals.
+
+        Args:
+            last: number of the last line.
+        """
+        number = self.header.get("num_events", self._num_events)
+        if number != self._num_events:
+            self.faults.add(last, f"it has {self._num_events} of {number} events; was it cut short?")
+        journals: dict[int, list[MemoryChange]] = {}
+        are_repeated = self.header["version"] == VERSION_OF_ALIKE
+        own = {rank: log for rank, log in enumerate(self.logs) if log}
+        for line, values in self._objects:
+            judge_repeated(self.faults, line, values)
+            if are_repeated:
+                self._take_repeated(line, values, own)
+            else:
+                self._take_journal(line, values, journals)
+        if self.header["version"] == VERSION_WITH_JOURNALS and len(self._objects) < self.world_size:
+            self.faults.add(last, f"it has the journals of {len(self._objects)} of {self.world_size} ranks")
+        return [journals[rank] for rank in sorted(journals)] or ()
+
+    def _take_repeated(self, line: int, values: Mapping[str, Any], own: Mapping[int, list[Event]]) -> None:
+        """Take how a rank repeats another one.
+
+        Args:
+            line: of the file.
+            values: what it holds.
+            own: the ranks with events of their own.
+        """
+        a_rank = whole(0, self.world_size - 1)
+        rules = {
+            "rank": Rule(
+                f"a rank in 0..{self.world_size - 1} without events",
+                lambda rank: a_rank.accepts(rank) and not self.logs[rank],
+            ),
+            "like": Rule("a rank with events of its own", lambda like: like.__class__ is int and like in own),
+            "samples": LIST,
+            "partners": LIST,
+        }
+        if not self.faults.judge_keys(line, (), values, rules):
+            return
+        rank, like = values["rank"], values["like"]
+        if like not in self._distinct:
+            self._distinct[like] = *distinct_of(own[like]), max(event.memory for event in own[like])
+        samples, partners, memory = self._distinct[like]
+        self.faults.judge(line, ("rank",), memory, _up_to(self._peaks[rank], "the rank's peak"))
+        given = [
+            self._set_of(line, "samples", each, self._samples, self.header["global_batch_size"], frozenset)
+            for each in values["samples"]
+        ]
+        found = [
+            self._partners(line, rank, each, theirs) for each, theirs in zip(values["partners"], partners, strict=False)
+        ]
+        for name, theirs, ours in (("samples", samples, values["samples"]), ("partners", partners, values["partners"])):
+            if len(theirs) != len(ours):
+                self.faults.add(line, f"expected {len(theirs)}, as rank {like} has them, found {len(ours)}", (name,))
+        if None not in given and None not in found and len(given) == len(samples) and len(found) == len(partners):
+            own_samples, own_partners = dict(zip(samples, given, strict=True)), dict(zip(partners, found, strict=True))
+            self.logs[rank] = OnceWritten(rank, own[like], own_samples, own_partners)
+
+    def _partners(self, line: int, rank: int, values: Any, theirs: Partners) -> Partners | None:
+        """Return a rank's own partners in the place of another one's, which must be of the same kind."""
+        other = Rule(f"another rank in 0..{self.world_size - 1}", _other(whole(0, self.world_size - 1), rank))
+        if values.__class__ is not list or len(values) != 3:
+            self.faults.add(line, f"expected [group, peer, waited for], found {shown(values)}", ("partners",))
+            return None
+        group, peer, waited_for = values
+        good = self.faults.judge(line, ("partners",), peer, Rule("null", _is_none) if theirs[1] is None else other)
+        good &= self.faults.judge(
+            line, ("partners",), waited_for, Rule("null", _is_none) if theirs[2] is None else other
+        )
+        if (group is None) != (theirs[0] is None):
+            self.faults.add(line, "expected a group where the other rank has one, and nowhere else", ("partners",))
+            return None
+        if group is not None:
+            found = self._set_of(line, "partners", group, self._groups, self.world_size, tuple)
+            if found is None or rank not in found:
+                self.faults.add(line, f"expected a group of rank {rank}, found one without it", ("partners",))
+                return None
+            group = found
+        return (group, peer, waited_for) if good else None
+
+    def _take_journal(self, line: int, values: Mapping[str, Any], journals: dict[int, list[MemoryChange]]) -> None:
+        """Take the journal of one rank."""
+        if self.header["version"] != VERSION_WITH_JOURNALS:
+            self.faults.add(line, f"expected journals in version {VERSION_WITH_JOURNALS} alone, found one")
+            return
+        rank = whole(0, self.world_size - 1)
+        rules = {"rank": Rule(f"a rank in 0..{self.world_size - 1}", rank.accepts), "kinds": LIST, "changes": LIST}
+        if not self.faults.judge_keys(line, (), values, rules):
+            return
+        if values["rank"] in journals:
+            self.faults.add(line, f"expected one journal a rank, found another one of rank {values['rank']}", ("rank",))
+        kinds, rule, before = values["kinds"], one_of(STORE_KINDS), self.faults.number
+        for place, kind in enumerate(kinds):
+            self.faults.judge(line, ("kinds", place), kind, rule)
+        if self.faults.number == before:
+            # of a damaged log, the journal is not blamed for what the log lacks
+            is_whole = sum(map(len, self.logs)) == self._num_events
+            num_events = len(self.logs[values["rank"]]) if is_whole else self._num_events
+            journals[values["rank"]] = self._changes(line, kinds, values["changes"], num_events)
+
+    def _changes(self, line: int, kinds: Sequence[str], changes: list[Any], num_events: int) -> list[MemoryChange]:
+        """Return the changes of a journal, in the order of the log."""
+        found: list[MemoryChange] = []
+        before, num_kinds, held = 0, len(kinds), 0.0
+        place: Any
+        for index, change in enumerate(changes):
+            try:
+                place, code, size, *of = change
+                tensor, layer = of or (0, None)
+                is_usual = (
+                    place.__class__ is code.__class__ is int
+                    and before <= place <= num_events
+                    and 0 <= code < num_kinds
+                    and size.__class__ in NUMBERS
+                    and -LARGEST <= size <= LARGEST
+                    and (_A_TENSOR.accepts(tensor) and _A_LAYER.accepts(layer))
+                )
+            except (TypeError, ValueError):
+                is_usual = False
+            if is_usual:
+                held += size
+                if held < -_ROUNDING:
+                    self.faults.add(line, "expected no more to leave than is held, found more", ("changes", index))
+                    break
+                found.append(MemoryChange(place, kinds[code], float(size), tensor, layer))
+                before = place
+            else:
+                self._refuse_change(line, index, change, before, num_events, num_kinds)
+        return found
+
+    def _refuse_change(self, line: int, index: int, change: Any, before: int, num_events: int, num_kinds: int) -> None:
+        """Keep what is wrong with a change of a journal."""
+        if change.__class__ is not list or len(change) not in (3, 5):
+            expected = "[place, kind, elements, tensor, layer]"
+            self.faults.add(line, f"expected {expected}, found {shown(change)}", ("changes", index))
+            return
+        rules = (whole(before, num_events), whole(0, num_kinds - 1), NUMBER, _A_TENSOR, _A_LAYER)
+        for place, (value, rule) in enumerate(zip(change, rules, strict=False)):
+            self.faults.judge(line, ("changes", index, place), value, rule)
+
+
+def _is_priced(event: Mapping[str, Any]) -> bool:
+    """Return whether an event is of a known type, or as those that a strategy logs by a type of its own: free."""
+    return event["typ"] in _TYPES or (event["duration"], event["size_bytes"]) == (0, 0)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _other(a_rank: Rule, own: Any) -> Callable[[Any], bool]:
+    """Return whether a value is a rank, and not an event's own."""
+    return lambda value: a_rank.accepts(value) and value != own
+
+
+def _up_to(most: float, what: str) -> Rule:
+    """Return the rule for a number from 0 to another one, which is named."""
+    return Rule(f"a number in 0..{most:g}, {what}", lambda value: value.__class__ in NUMBERS and 0 <= value <= most)
+
+
+def _tuple(values: list[Any], depth: int = 1) -> Any:
+    """Return nested lists as tuples, which a tag must be to be hashable; None if that cannot be."""
+    if depth > _DEEPEST_TAG or any(item.__class__ is dict for item in values):
+        return None
+    items = [_tuple(item, depth + 1) if item.__class__ is list else item for item in values]
+    lost = any(now is None and was is not None for now, was in zip(items, values, strict=True))
+    return None if lost else tuple(items)

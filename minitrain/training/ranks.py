@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from minitrain.errors import UsageError
+from minitrain.operations.collectives import COLLECTIVES
 from minitrain.proof.arithmetic import Adam, Momentum
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import TransformerProblem
@@ -34,6 +35,7 @@ from minitrain.training.measured import BACKENDS, LossWarning, MeasuredRun, meas
 from minitrain.training.nets import DenseBytes, DenseProof, read_text
 from minitrain.training.program import Program
 from minitrain.training.transformer import TransformerNet
+from minitrain.training.wire import is_known
 from minitrain.training.worker import Doing, Task, Times, train_rank
 from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.transformer_workload import TransformerWorkload
@@ -207,6 +209,18 @@ def require_compiler() -> None:
             "compile=True (--compile) needs a C++ compiler such as g++, which torch.compile does not find here; "
             "install one, or name it in CXX"
         ) from error
+
+
+def require_known(ops: Iterable[str]) -> None:
+    """Require that real processes can do the operations of a step.
+
+    Raises:
+        UsageError: there is a collective among them that has no method in `Started`, nor that of all ranks.
+    """
+    for op in COLLECTIVES.keys() & ops:
+        record = COLLECTIVES[op]
+        if record.gives != "exchange" and not (is_known(op) or is_known(record.to_root)):
+            raise UsageError(f"real processes have no {op}; leave it out, or simulate the step", op=op)
 
 
 def require_room(program: Program, num_here: int, backend: str) -> None:

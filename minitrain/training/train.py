@@ -127,8 +127,12 @@ def train(
         given = {"precision": "fp32", **given}  # so that what is predicted has the bytes of what is trained
         parameters_of_run, options = split_keywords(given)
     require_installed("torch", "training on real processes", "torch", "cloudpickle")
-    from minitrain.training.ranks import Training, require_room, train_ranks  # noqa: PLC0415  (torch takes seconds to import)
-    from minitrain.training.wire import require_known  # noqa: PLC0415  (as above)
+    from minitrain.training.ranks import (  # noqa: PLC0415  (torch takes seconds to import)
+        Training,
+        require_known,
+        require_room,
+        train_ranks,
+    )
 
     training = Training(
         strategy=strategy,

@@ -429,7 +429,7 @@ class Started:
         index: int,
         root: int | None,
     ) -> None:
-        as_for_all = bool(record.to_root) and not _is_known(record.name)
+        as_for_all = bool(record.to_root) and not is_known(record.name)
         self.arithmetic, self.name = arithmetic, record.to_root if as_for_all else record.name
         self.group, self.ranks, self.index, self.root = group, ranks, index, root
         self.works: list[Any] = []
@@ -629,21 +629,9 @@ class Started:
         return lambda: None
 
 
-def _is_known(name: str) -> bool:
+def is_known(name: str) -> bool:
     """Return whether a collective has a method of its own."""
     return hasattr(Started, f"_{name}")
-
-
-def require_known(ops: Iterable[str]) -> None:
-    """Require that real processes can do the operations of a step.
-
-    Raises:
-        UsageError: there is a collective among them that `Started` has no method for, nor for that of all ranks.
-    """
-    for op in COLLECTIVES.keys() & ops:
-        record = COLLECTIVES[op]
-        if record.gives != "exchange" and not (_is_known(op) or _is_known(record.to_root)):
-            raise UsageError(f"real processes have no {op}; leave it out, or simulate the step", op=op)
 
 
 class CopiesUnderWay:

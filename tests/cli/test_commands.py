@@ -15,7 +15,7 @@ from minitrain.cli.options import parse_durations, strategy_options
 from minitrain.cli.prove import BATCH, LAYERS, WORLD_SIZE
 from minitrain.machine import shipped_configs
 from minitrain.machine.config import SPECIFIED
-from minitrain.run.comparison import DEFAULT_STRATEGIES
+from minitrain.run.simulation import DEFAULT_STRATEGIES
 
 SMALL = ("--world-size", "4", "--layers", "4", "--batch", "8")
 KEYS = {"strategy", "step_time_s", "peak_memory_bytes", "mfu", "bubble_fraction", "exposed_comm_fraction", "num_events"}

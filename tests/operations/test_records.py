@@ -24,7 +24,7 @@ from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.proof.layers import DenseLayers, TransformerLayers
 from minitrain.proof.problem import Problem, TransformerProblem
-from minitrain.run import run_file
+from minitrain.run import saved_runs
 from minitrain.view import bars, chakra, chrome
 from minitrain.workloads.transformer_workload import find_workload
 from minitrain.workloads.unit_kernels import Style
@@ -59,7 +59,7 @@ def is_drawn(record: Any) -> None:
     event = getattr(record, "event", record.name)
     if event is not None:
         assert event in EVENT_TYPES
-        assert event in run_file._STREAM_OF
+        assert event in saved_runs._STREAM_OF
         assert bars.kind_of(event).name == event
         assert bars.kind_of(event).color not in (bars._UNKNOWN_COMPUTE, bars._UNKNOWN_COMM)
 

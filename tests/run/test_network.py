@@ -14,8 +14,8 @@ from minitrain.machine import FlatTopology, HierarchicalTopology, load_config
 from minitrain.machine.config import SPECIFIED
 from minitrain.machine.predictor import NETWORKS, RuntimePredictor, make_topology
 from minitrain.machine.topology import nodes_in_rank_order
-from minitrain.run.comparison import FailedRun
 from minitrain.run.parameters import DEFAULTS
+from minitrain.run.simulation import FailedRun
 from minitrain.view.run_folder import conditions, title_of, view_of
 
 TIERS = load_config("h100_80g_nvl8").networks

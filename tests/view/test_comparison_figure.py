@@ -10,7 +10,7 @@ import pytest
 from minitrain.operations import Event
 from minitrain.run.analysis.timeline import as_timeline
 from minitrain.view.bars import bar_labels, hover_texts, make_bars, merged
-from minitrain.view.comparison_figure import compare_figure
+from minitrain.view.gantt import compare_figure
 from minitrain.view.layout import View
 from minitrain.view.page import comparison_rows, html_table, write_compare_html
 from tests.sample_logs import data_parallel, one_f_one_b

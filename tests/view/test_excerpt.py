@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.view import excerpt
+from minitrain.view import run_folder
 from minitrain.view.run_folder import CHROME_TRACE, PAGE, RUN_FILE, write_run
 
 
@@ -27,7 +27,7 @@ def processes(path: Path) -> set[int]:
 @pytest.fixture(autouse=True)
 def every_run_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let little be written."""
-    monkeypatch.setattr(excerpt, "MOST_WRITTEN", 300)
+    monkeypatch.setattr(run_folder, "MOST_WRITTEN", 300)
 
 
 @pytest.mark.parametrize("strategy", ["zero3", "fsdp", "pp_dp:pp=2", "1f1b"])
@@ -36,7 +36,7 @@ def test_a_large_run_is_written_in_part_and_says_so(strategy: str, tmp_path: Pat
     folder = write_run(run, tmp_path, all_ranks=False)
     assert {path.name for path in folder.iterdir()} == {PAGE, CHROME_TRACE, RUN_FILE}
     assert mt.load_run(folder / RUN_FILE).summary() == run.summary()
-    shown = excerpt.excerpt_of(run)
+    shown = run_folder.excerpt_of(run)
     assert shown is not None
     assert sum(len(run.logs[rank]) for rank in shown.ranks) <= max(300, len(run.logs[0]))
     assert len(processes(folder / CHROME_TRACE)) == len(shown.ranks)
@@ -46,7 +46,7 @@ def test_a_large_run_is_written_in_part_and_says_so(strategy: str, tmp_path: Pat
 @pytest.mark.parametrize("strategy", ["zero3", "1f1b"])
 def test_what_is_shown_of_a_rank_is_what_it_did(strategy: str) -> None:
     run = simulated(strategy)
-    shown = excerpt.excerpt_of(run)
+    shown = run_folder.excerpt_of(run)
     assert shown is not None
     for row, rank in enumerate(shown.ranks):
         of_rank = shown.timeline.time[shown.timeline.rank == row].tolist()
@@ -55,7 +55,7 @@ def test_what_is_shown_of_a_rank_is_what_it_did(strategy: str) -> None:
 
 
 def test_peers_that_are_not_shown_are_no_row() -> None:
-    shown = excerpt.excerpt_of(simulated("1f1b"))
+    shown = run_folder.excerpt_of(simulated("1f1b"))
     assert shown is not None
     assert set(shown.timeline.peer.tolist()) <= {-1, *range(len(shown.ranks))}
 
@@ -76,12 +76,12 @@ def test_there_is_no_log_where_ranks_that_differ_have_too_many_events(
 ) -> None:
     run = simulated("1f1b")
     folder = write_run(run, tmp_path, all_ranks=False)
-    monkeypatch.setattr(excerpt, "MOST_LOGGED", run.num_events - 1)
+    monkeypatch.setattr(run_folder, "MOST_LOGGED", run.num_events - 1)
     write_run(run, tmp_path, all_ranks=False)
     assert not (folder / RUN_FILE).exists()  # that of an earlier run would not belong to the page
 
 
 def test_a_small_run_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excerpt, "MOST_WRITTEN", 10**6)
+    monkeypatch.setattr(run_folder, "MOST_WRITTEN", 10**6)
     folder = write_run(simulated("zero3"), tmp_path, all_ranks=False)
     assert {path.name for path in folder.iterdir()} == {PAGE, CHROME_TRACE, RUN_FILE}

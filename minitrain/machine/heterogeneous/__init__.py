@@ -28,11 +28,11 @@ from minitrain.machine.heterogeneous.abstraction_layer import (
     place_of,
     standard_layer,
 )
-from minitrain.machine.heterogeneous.limited import LimitedBackend
 from minitrain.machine.heterogeneous.operations import OPERATIONS
 from minitrain.machine.heterogeneous.orchestrator import (
     DeviceCoordinator,
     LayerCoordinator,
+    LimitedBackend,
     MultiDeviceOrchestrator,
     OrchestratedRun,
     Recovery,

@@ -26,13 +26,12 @@ from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.machine.clusters.cluster_files import names_cluster
 from minitrain.machine.predictor import make_predictor
 from minitrain.machine.price import PRICING_PARAMETERS, Predictor, Pricing
-from minitrain.run.comparison import FailedRun
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.parameters import AUTO, DEFAULTS, OF_TRANSFORMER, PRICE_ONLY
 from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
-from minitrain.run.simulation import simulate_async
+from minitrain.run.simulation import FailedRun, simulate_async
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, framework_of
 from minitrain.search.sweeps.executors.choice import first_done, workers_of
 from minitrain.search.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within

@@ -11,8 +11,7 @@ from minitrain.errors import UsageError
 from minitrain.run.analysis.labels import GIB
 from minitrain.run.parameters import command_of
 from minitrain.run.simulation import simulate
-from minitrain.run.sureness import remark_on, sureness_of
-from minitrain.run.trained_model import trained_model_of
+from minitrain.run.trained_model import remark_on, sureness_of, trained_model_of
 from minitrain.search.tuning.problem import Candidate
 from minitrain.search.tuning.search import FITS, VERDICTS, Row, front_of, memory_of, options_of, ranked, row_of
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.machine.predictor import RuntimePredictor
-from minitrain.run.comparison import FailedRun
 from minitrain.run.folding.expansion import FoldedRun
+from minitrain.run.simulation import FailedRun
 from tests.folded_runs import require_identical
 
 MESHED = ("pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp")
