@@ -1,9 +1,10 @@
-"""`python -m benchmarks.trials`: commands are killed, lose a process, or lack disk or memory; what is left is counted.
+"""`python -m benchmarks.trials`: commands are ended, lose a process, or lack disk or memory; what is left is counted.
 
 - **kill**: a command is ended by `kill -9` while its processes are at work, as what they have computed or printed
   shows. Within five seconds none of them is alive, and what it left where temporary files are is gone after the next
   command of its kind. Where a process is still there and has had less than a second of a processor, as on a loaded
   machine, its end is waited for, and said.
+- **interrupt**: likewise, by Ctrl-C, which leaves nothing temporary either.
 - **loss**: one process of a command is killed at a random moment, as the system does when memory is short. The command
   ends by itself, with all its rows or with one message, and leaves no process.
 - **disk**: a command writes to a file system that is full, half of the times its temporary files too. Each file is
@@ -44,6 +45,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,7 +100,7 @@ KILLED: dict[str, Killed] = {
     "sweep": Killed(_SWEEP),
     "tune": Killed(_TUNE),
     "grade": Killed(_GRADE, "minitrain-grading-", 1, 0.2, "", ["learn", "grade", "02_ddp.py"]),
-    "train": Killed(["train", "told.py:ddp", *_TRAIN[2:], "--steps", "100000"], "worker import main", 2, 0.0,
+    "train": Killed(["train", "told.py:ddp", *_TRAIN[2:], "--steps", "100000"], "fork_launches", 4, 0.0,
                     r"\[rank 1\] begun"),
     "validate": Killed(["validate", "--jobs", "2"]),
     "explore": Killed(_EXPLORE, "spawn_main", 1, 1.5, "", _EXPLORE),
@@ -361,8 +363,8 @@ def at_work(killed: Killed, process: subprocess.Popen[str], here: Room) -> list[
     return []
 
 
-def killed(name: str, source: random.Random, most_s: float) -> tuple[bool, str]:
-    """Kill a command when it is at work, and run a short one of its kind if anything temporary is left."""
+def ended(name: str, source: random.Random, most_s: float, how: signal.Signals) -> tuple[bool, str]:
+    """End a command when it is at work; if it is killed and has left anything, run a short one of its kind."""
     with room() as here:
         process = here.begin(KILLED[name].arguments)
         if name == "explore":
@@ -372,11 +374,12 @@ def killed(name: str, source: random.Random, most_s: float) -> tuple[bool, str]:
             return False, f"never at work: {here.printed()[-300:]}"
         wait_for(process, source.uniform(0.0, most_s))
         started, had_ended = below(process.pid), process.returncode is not None
-        process.kill()
+        own = Process.of(process.pid)
+        (os.kill if how == signal.SIGKILL else os.killpg)(process.pid, how)  # Ctrl-C comes to all of a terminal's
+        all_ended, late = here.ends_in_time([*started, *([own] if own else [])])
         process.wait()
-        all_ended, late = here.ends_in_time(started)
         left = here.leftovers()
-        if left:
+        if left and how == signal.SIGKILL:
             again = here.begin(KILLED[name].following)
             if name == "explore":
                 here.ask()  # its answer has a folder of its own, which is no leftover of the first
@@ -587,7 +590,8 @@ def short(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
 
 Trial = Callable[[str, random.Random, float], tuple[bool, str]]
 KINDS: dict[str, tuple[Trial, Sequence[str]]] = {
-    "kill": (killed, [*KILLED]),
+    "kill": (partial(ended, how=signal.SIGKILL), [*KILLED]),
+    "interrupt": (partial(ended, how=signal.SIGINT), [*KILLED]),
     "loss": (lost, [*LOST]),
     "disk": (full, [*WRITTEN]),
     "memory": (short, [*RUN]),

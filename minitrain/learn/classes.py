@@ -20,7 +20,7 @@ from minitrain.learn.isolation import Isolation
 from minitrain.learn.result import CheckResult, one_line
 from minitrain.learn.sandbox import Limits, source_of
 from minitrain.learn.submissions import Submission, alike
-from minitrain.run.worker_processes import WorkerEndedError, WorkerProcesses
+from minitrain.run.worker_processes import WorkerEndedError, WorkerProcesses, limit_bytes
 
 MOST_MEMORY = 8 * 2**30
 """Address space of a process that judges submissions, bytes."""
@@ -200,7 +200,8 @@ def grade_one(submission: Submission, limits: Limits) -> Row:
     except UsageError:
         raise
     except MemoryError:
-        reason = f"judging what it does needs more than {MOST_MEMORY / 2**30:.0f} GiB; it may hold thousands of tensors"
+        most = limit_bytes() or MOST_MEMORY
+        reason = f"judging what it does needs more than {most / 2**30:.3g} GiB; it may hold thousands of tensors"
         return Row(submission.name, reason=reason)
     except Exception as error:  # one row of many
         if isinstance(error, OSError) and error.errno in _LACKS:

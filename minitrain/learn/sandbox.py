@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -254,6 +255,7 @@ class _Process:
 
         Raises:
             UsageError: isolation is required, and the kernel does not hold the process in every respect.
+            OSError: the process ended before it came to the submission.
         """
         failure, code = None, 0
         until = self.began + self.limits.seconds + _GRACE_S
@@ -265,10 +267,13 @@ class _Process:
         self.end()
         data, printed = (reader.data() for reader in self._readers)
         found: list[dict[str, Any]] = []
-        means: Any = {}
+        first: Any = {}
         with contextlib.suppress(ValueError):
-            means = decoded(data.partition(b"\n")[0] + b"\n", 0)[0].get("isolation")
-        isolation = from_worker(self.limits.isolation, means)
+            first = decoded(data.partition(b"\n")[0] + b"\n", 0)[0]
+        isolation = from_worker(self.limits.isolation, first.get("isolation"))
+        if "isolation" not in first:  # which is written before a submission can do anything
+            how = f"it took more than {self.limits.seconds:g} s" if failure else f"it ended with exit code {code}"
+            raise OSError(errno.ENOMEM, f"a process did not come as far as the submission, {how}")
         try:
             found = decoded(data, self.most)[1]
             if not found and self.most:

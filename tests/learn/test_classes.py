@@ -290,6 +290,19 @@ def test_a_grader_that_fails_ends_one_row_alone(
     assert (row.score, row.failure) == (0, failure)
 
 
+@pytest.mark.skipif(not Path("/bin/false").exists(), reason="needs a program that ends at once")
+def test_a_process_that_does_not_come_as_far_as_the_submission_is_no_fault_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    write(tmp_path, {"02_a.py": DDP})
+    row = grade_one(find_submissions([tmp_path], shipped_exercises())[0], Limits(isolation="none"))
+    assert row.failure == (
+        "the grader lacks disk or memory: a process did not come as far as the submission, it ended with exit code 1; "
+        "grade it again"
+    )
+
+
 def test_a_grader_without_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise MemoryError
