@@ -4,10 +4,12 @@ Narayanan et al. 2021 (tensor, pipeline and data parallelism); Korthikanti et al
 section 3.3.2 (context parallelism); Liu et al. 2025, "MoE Parallel Folding" (experts).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
+from minitrain.run.folding.microbatches import Microbatches, alike_microbatches
 from minitrain.search.schedules.held_layers import Degrees, Division, HeldLayers
 from minitrain.search.schedules.layer_passes import LayerPasses, Routing
 from minitrain.search.schedules.pipeline import BATCHED, HIDDEN, PLAIN, PipelineRank
@@ -16,6 +18,23 @@ from ._batch import microbatches_of, require_multiple, require_range, require_sh
 from ._orders import chunks_of, schedule_of
 
 
+def _microbatches(options: Mapping[str, Any], world_size: int, global_batch_size: int) -> Microbatches | None:
+    """Return the microbatches of a step: stages take them in a pipeline's order."""
+    size, pp, schedule = options["microbatch_size"], options["pp"], options["schedule"]
+    num_chunks = chunks_of(schedule, options["num_chunks"], "megatron")
+    count, rest = divmod(global_batch_size, world_size // (pp * options["tp"] * options["cp"]) * (size or 1))
+    if size is None or rest or options["cp"] > 1:  # ranks that share a sequence meet, and do not fold into one
+        return None
+    costs = None if options["pass_costs"] is None else tuple(options["pass_costs"])
+
+    def orders(number: int) -> Sequence[Sequence[Any]]:
+        return [[cell for cell in row if cell] for row in schedule_of(schedule, pp, number, num_chunks, costs).rows]
+
+    in_rounds = num_chunks > 1 and schedule in ("1f1b", "interleaved", "zb_h1")
+    return Microbatches(count, size, pp, pp if in_rounds else 1, orders, num_first=int(options["zero"] > 1))
+
+
+@alike_microbatches(_microbatches)
 async def megatron(
     model: Model,
     microbatch_size: int | None = None,

@@ -94,8 +94,11 @@ async def simulate_with_folding(prepared: PreparedRun, simulate_fully: Callable[
     is_asked_for = asks_to_fold(prepared.parameters.fold)
     if not is_asked_for and not _may_fold(prepared):
         return await simulate_fully()
-    from minitrain.run.folding import driver  # noqa: PLC0415  (only where it is asked for, as all below)
+    from minitrain.run.folding import driver, microbatches  # noqa: PLC0415  (only where it is asked for, as all below)
 
+    run = await microbatches.simulate_few(prepared, driver.simulate_where_it_folds)
+    if run is not None:
+        return run
     if is_asked_for:
         return await driver.simulate_folded(prepared, simulate_fully)
     return await driver.simulate_where_it_folds(prepared) or await simulate_fully()

@@ -13,5 +13,6 @@ Open `driver` first: it makes one attempt (`attempt`) after the other, with a `m
 has what strategies see in place of ints and frozensets, and `mesh` of groups and meshes.
 
 Ranks are kept apart by prices (`mesh`), by shards of a sequence (`model`), and by devices and shares (`attempt`).
-`expansion` has the result, and makes logs and models of any rank from those of its class.
+`expansion` has the result, and makes logs and models of any rank from those of its class. `microbatches` simulates few
+of many alike microbatches, and repeats the steady phase.
 """

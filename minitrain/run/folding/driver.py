@@ -54,7 +54,7 @@ from minitrain.machine.price import Predictor, RankPredictors
 from minitrain.operations import NOTE, PRICE, TIME, WAITED_FOR
 from minitrain.operations.collectives import COLLECTIVES, describe
 from minitrain.run.contention import with_contention
-from minitrain.run.device_memory import kinds_of_journals, watching_memory
+from minitrain.run.device_memory import OutOfMemory, kinds_of_journals, watching_memory
 from minitrain.run.event_loops import rare_collections
 from minitrain.run.folding.attempt import FoldAttempt, are_alike, labels_of
 from minitrain.run.folding.expansion import SLOTS_OF_TENSORS, Expansion, FoldedRun, RankInClass
@@ -386,11 +386,21 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     attempt.is_over = True
     for model in models:
         model.finish()
-    expansion = Expansion(attempt, models)
     if parameters.contention:
-        _slow_down(expansion)
+        _slow_down(Expansion(attempt, models))
+    run = run_of_classes(prepared, attempt, models, excesses)
+    if is_confirmed:
+        await confirm(prepared, run, shared)
+    return run
+
+
+def run_of_classes(
+    prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel], excesses: Sequence[OutOfMemory]
+) -> FoldedRun:
+    """Return the run of all ranks from the models of its classes, at their end, and what exceeded a device's memory."""
+    parameters, expansion = prepared.parameters, Expansion(attempt, models)
     logs, of_ranks = expansion.every_rank()
-    run = prepared.result(
+    return prepared.result(
         FoldedRun,
         models,
         excesses,
@@ -402,9 +412,6 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
         was_asked_for=asks_to_fold(parameters.fold),
         **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
     )
-    if is_confirmed:
-        await confirm(prepared, run, shared)
-    return run
 
 
 def _slow_down(expansion: Expansion) -> None:

@@ -1,0 +1,100 @@
+"""Steps of many alike microbatches, of which few are simulated: they are the steps of all, to the last float."""
+
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.run.folding import microbatches
+from minitrain.run.result import Run
+from minitrain.run.strategy_loading import unwrapped
+from tests.folded_runs import require_identical
+
+SMALL = mt.Transformer(num_layers=2, hidden_size=512, num_heads=8, vocab_size=1000, seq_len=256)
+SIZES = {"workload": SMALL, "world_size": 16, "microbatch_size": 1, "tp": 2, "hardware": "a100_80g"}
+
+
+@pytest.fixture
+def shortened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the number of microbatches that were simulated, of each run for which these were few."""
+    found: list[int] = []
+    lengthen = microbatches._lengthen
+
+    def noting(models: Any, few: microbatches.Microbatches, starts: Any) -> bool:
+        found.extend([few.few] if (done := lengthen(models, few, starts)) else [])
+        return done
+
+    monkeypatch.setattr(microbatches, "_lengthen", noting)
+    return found
+
+
+def _of_all(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> Run:
+    """Simulate all microbatches."""
+    with monkeypatch.context() as without:
+        without.setattr(microbatches.Microbatches, "shortened", lambda _: None)
+        return mt.simulate("megatron", **given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"pp": 2, "global_batch_size": 4 * 13}, id="1f1b, an odd number"),
+        pytest.param({"pp": 2, "num_chunks": 2, "global_batch_size": 4 * 22}, id="interleaved"),
+        pytest.param({"pp": 2, "schedule": "zb_h2", "global_batch_size": 4 * 15}, id="zero bubble"),
+        pytest.param({"pp": 2, "schedule": "zbv", "global_batch_size": 4 * 15}, id="V-shaped"),
+        pytest.param({"pp": 2, "zero": 2, "recompute": "selective", "global_batch_size": 4 * 12}, id="ZeRO-2"),
+        pytest.param({"pp": 1, "zero": 3, "global_batch_size": 8 * 9, "steps": 2}, id="ZeRO-3, two steps"),
+        pytest.param(
+            {"pp": 2, "overlap_messages": False, "global_batch_size": 4 * 10, "fold": True}, id="plain messages"
+        ),
+    ],
+)
+def test_a_step_by_few_microbatches_is_that_of_all(
+    options: dict[str, Any], shortened: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {**SIZES, **options}
+    run = mt.simulate("megatron", **given)
+    microbatches_of_replica = given["global_batch_size"] // (16 // 2 // given["pp"])
+    assert shortened
+    assert max(shortened) <= 0.7 * microbatches_of_replica
+    every = _of_all(monkeypatch, given)
+    assert run.summary() == every.summary()
+    assert run.explain().data() == every.explain().data()
+    assert run == every  # options, peaks, logs and models of every rank
+
+
+def test_a_step_by_few_microbatches_is_that_of_every_rank(shortened: list[int]) -> None:
+    given: dict[str, Any] = {"num_layers": 4, "world_size": 8, "microbatch_size": 2, "pp": 2, "global_batch_size": 72}
+    require_identical("megatron", **given)
+    assert shortened
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"schedule": "gpipe"}, id="all forward passes come first"),
+        pytest.param({"microbatch_size": None}, id="as few microbatches as stages"),
+        pytest.param({"memory_by_kind": True}, id="a journal is kept"),
+        pytest.param({"contention": True}, id="communication slows computing down"),
+        pytest.param({"documents": "lognormal:64:1"}, id="documents are packed"),
+        pytest.param({"cp": 2, "tp": 1}, id="ranks that share a sequence meet"),
+    ],
+)
+def test_a_step_is_simulated_whole_where_microbatches_may_be_unlike(
+    options: dict[str, Any], shortened: list[int]
+) -> None:
+    given: dict[str, Any] = {**SIZES, "pp": 2, "global_batch_size": 4 * 16, **options}
+    mt.simulate("megatron", **given)
+    assert not shortened
+
+
+def test_the_orders_of_all_microbatches_must_repeat(shortened: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = unwrapped(mt.strategies()["megatron"]).__globals__
+
+    def in_another_order(_: str, num_ranks: int, num_microbatches: int, *_more: Any) -> mt.schedules.Schedule:
+        order = mt.schedules.one_f_one_b if num_microbatches < 10 else mt.schedules.gpipe
+        return order(num_ranks, num_microbatches, 1)
+
+    monkeypatch.setitem(names, "schedule_of", in_another_order)
+    mt.simulate("megatron", num_layers=4, world_size=8, microbatch_size=2, pp=2, global_batch_size=144)
+    assert not shortened
