@@ -243,7 +243,12 @@ function canvasPainter(g, dense = 1) {
 function svgPainter(width, height) {
   const parts = [], n = x => Number(x.toFixed(2));
   const safe = text => String(text).replace(/[&<>"]/g, c => `&#${c.charCodeAt(0)};`);
-  const patterns = new Map();
+  const patterns = new Map(), hatches = new Map();  // those that nothing has been drawn over are one path a pattern
+  const add = part => {
+    for (const [id, d] of hatches) parts.push(`<path d="${d}" fill="url(#${id})" opacity="0.7"/>`);
+    hatches.clear();
+    parts.push(part);
+  };
   let clips = 0;
   const hatched = (shape, color) => {
     const key = shape + color;
@@ -257,27 +262,28 @@ function svgPainter(width, height) {
   };
   return {
     rect(x, y, w, h, color, alpha = 1, shape = '', hatch = '') {
-      const box = `x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(h)}"`;
-      parts.push(`<rect ${box} fill="${color}"${alpha < 1 ? ` opacity="${n(alpha)}"` : ''}/>`);
-      if (shape) parts.push(`<rect ${box} fill="url(#${hatched(shape, hatch)})" opacity="${n(alpha * 0.7)}"/>`);
+      const box = `<rect x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(h)}" fill="${color}"`, id = shape && hatched(shape, hatch);
+      if (alpha < 1) add(`${box} opacity="${n(alpha)}"/>`);
+      else parts.push(`${box}/>`);
+      if (shape) hatches.set(id, `${hatches.get(id) || ''}M${n(x)} ${n(y)}h${n(w)}v${n(h)}h${n(-w)}z`);
     },
     text(x, y, text, color, align = 'left', bold = false) {
       const anchor = {left: 'start', center: 'middle', right: 'end'}[align];
-      parts.push(`<text x="${n(x)}" y="${n(y + 4)}" fill="${color}" text-anchor="${anchor}"` +
+      add(`<text x="${n(x)}" y="${n(y + 4)}" fill="${color}" text-anchor="${anchor}"` +
         `${bold ? ' font-weight="600"' : ''}>${safe(text)}</text>`);
     },
     line(points, color, width, fill = '') {
       const corners = points.map(([x, y]) => `${n(x)},${n(y)}`).join(' ');
-      parts.push(`<polyline points="${corners}" fill="${fill || 'none'}" stroke="${width ? color : 'none'}" ` +
+      add(`<polyline points="${corners}" fill="${fill || 'none'}" stroke="${width ? color : 'none'}" ` +
         `stroke-width="${width}"/>`);
     },
     clip(x, y, w, h) {
       clips++;
-      parts.push(`<clipPath id="c${clips}"><rect x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(h)}"/></clipPath>` +
+      add(`<clipPath id="c${clips}"><rect x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(h)}"/></clipPath>` +
         `<g clip-path="url(#c${clips})">`);
     },
-    unclip() { parts.push('</g>'); },
-    whole: () => `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${n(width)} ${n(height)}" width="${n(width)}" ` +
+    unclip() { add('</g>'); },
+    whole: () => add('') || `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${n(width)} ${n(height)}" width="${n(width)}" ` +
       `height="${n(height)}" font-family='${FONT}' font-size="11"><defs>${[...patterns.values()].join('')}</defs>${parts.join('')}</svg>`,
   };
 }
@@ -441,7 +447,7 @@ export async function mountTimeline(element, data, options = {}) {
       });
     });
     deep = MEMORY + LINE * Math.max(0, ...data.rows.map((_, row) => titleOfMemory(row).length - 1));
-    foot = 4 + 14 * Math.max(1, ...data.rows.map((_, row) => legendOfMemory(row).lines));
+    foot = 4 + 14 * Math.max(1, ...data.rows.map((_, row) => inLines(namesOfMemory(row))[1]));
     total = AXIS + y + GAP + deep + foot;
     height = Math.min(total, options.maxHeight || tallest());
     spacer.style.height = total + 'px';
@@ -458,13 +464,13 @@ export async function mountTimeline(element, data, options = {}) {
   const timeOf = x => state.t0 + (x - left) / span() * (state.t1 - state.t0);
 
   // ---- drawing
+  const inkOf = dark => dark ? '#c9d1d9' : '#24292f', backOf = dark => dark ? '#0d1117' : '#ffffff', laneOf = dark => dark ? '#171c23' : '#f4f5f7';
   let painter, due = false, known = {}, room = new Float64Array(0);
   const schedule = () => { if (!due) { due = true; requestAnimationFrame(() => { due = false; draw(); }); } };
-  function draw(on = painter) {
-    const dark = scheme.matches, ink = dark ? '#c9d1d9' : '#24292f', soft = dark ? '#9aa4af' : '#57606a';
-    const back = dark ? '#0d1117' : '#ffffff', lane = dark ? '#171c23' : '#f4f5f7', grid = dark ? '#2b3139' : '#e6e8eb';
+  function draw(on = painter, dark = scheme.matches) {
+    const ink = inkOf(dark), soft = dark ? '#9aa4af' : '#57606a', back = backOf(dark), lane = laneOf(dark), grid = dark ? '#2b3139' : '#e6e8eb';
     const bottom = height - deep - foot, shift = Math.round(scroll.scrollTop), {title, columns, high} = memoryOf(state.memory, bottom);
-    const looks = {...looksOf(dark, lane), soft}, phases = new Map(), isCrowded = ([{lane}]) => seenOf(lane).many > span() / (on.pixels ? 8 : 3);
+    const looks = {...looksOf(dark), soft}, phases = new Map(), isCrowded = ([{lane}]) => seenOf(lane).many > span() / (on.pixels ? 8 : 3);
     const seen = items.map(item => [item, AXIS + item.y - shift]).filter(([item, y]) => y <= bottom && y + item.high >= AXIS);
     const crowded = seen.filter(isCrowded);
     on.rect(0, 0, width, height, back);
@@ -533,8 +539,8 @@ export async function mountTimeline(element, data, options = {}) {
     return grids;
   }
   /** The colours of kinds and, behind them, of kinds that are not searched for; also as tiles of pixels. */
-  function looksOf(dark, lane) {
-    const key = [dark, state.patterns].join(), dimmed = all => [...all, ...all.map(color => between(lane, color, 0.15))];
+  function looksOf(dark) {
+    const key = [dark, state.patterns].join(), dimmed = all => [...all, ...all.map(color => between(laneOf(dark), color, 0.15))];
     if (known.key === key) return known;
     const fresh = data.kinds.map(kind => dark && kind.dark || kind.color), shapes = shapesOf();
     fresh[waiting] = dark ? '#2a2f36' : '#e7e9ec';
@@ -672,7 +678,7 @@ export async function mountTimeline(element, data, options = {}) {
   }
   function names(on, ink, soft, shift) {
     for (const {row, y, name, own, narrow} of labels) {
-      const at = AXIS + y - shift, count = data.rows[row].count, sign = count > 1 ? (state.open.has(row) ? '▾ ' : '▸ ') : '';
+      const at = AXIS + y - shift, count = data.rows[row].count, sign = count > 1 && on.pixels ? (state.open.has(row) ? '▾ ' : '▸ ') : '';
       if (narrow) on.text(left, at + 7, cut(`${sign}${name}: ${own.map(lane => data.lanes[lane.lane]).join(', ')}`, span()), ink, 'left', true);
       else {
         on.text(4, at + 8, cut(sign + name, left - 12), ink, 'left', true);
@@ -785,21 +791,22 @@ export async function mountTimeline(element, data, options = {}) {
     }
     if (capacity) on.rect(left, high(capacity), span(), 1, '#D55E00');
     on.rect(left, top + deep, span(), 1, soft);
-    if (known) for (const [place, name, x, line] of legendOfMemory(state.memory).entries) {
+    if (known) for (const [place, [name, x, line]] of inLines(namesOfMemory(state.memory))[0].entries()) {
       on.rect(x, top + deep + 5 + 14 * line, 9, 9, SHADES[place % SHADES.length]);
       on.text(x + 12, top + deep + 10 + 14 * line, name, ink);
     }
   }
-  /** Where the names of a row's kinds of memory stand, in how many lines. */
-  function legendOfMemory(row) {
+  const namesOfMemory = row => [...(memories[row] || new Map()).keys()].map(kind => data.memory_kinds[kind]);
+  /** Where names stand side by side, [name, x, line], in how many lines. */
+  function inLines(names) {
     let x = left, line = 0;
-    const entries = [...(memories[row] || new Map()).keys()].map((kind, place) => {
-      const name = data.memory_kinds[kind], wide = widthOf(name) + 24;
+    const entries = names.map(name => {
+      const wide = widthOf(name) + 24;
       if (x > left && x + wide - 8 > width) { x = left; line++; }
       x += wide;
-      return [place, name, x - wide, line];
+      return [name, x - wide, line];
     });
-    return {entries, lines: line + 1};
+    return [entries, line + 1];
   }
   const narrowText = () => left + 2;
   function seek(text) { search.value = text; tellOthers({search: text}); return find(text); }
@@ -813,7 +820,8 @@ export async function mountTimeline(element, data, options = {}) {
   const barOf = i => ({rank: data.rows[c.row[i]].members[0][0], name: kindOf(i).name, layer: layerOf(i), number: c.number[i],
     start: bars.start[i], seconds: bars.end[i] - bars.start[i]});
   function print() {
-    const sheet = make('iframe', {srcdoc: `<style>@page{margin:8mm}body{margin:0}svg{width:100%;height:auto}</style>${svg()}`});
+    const picture = svg(false), [, high] = picture.match(/ height="([\d.]+)"/);
+    const sheet = make('iframe', {srcdoc: `<style>@page{size:${width}px ${Math.ceil(high) + 1}px;margin:0}body{margin:0}svg{display:block}</style>${picture}`});
     sheet.style.cssText = 'position:absolute;width:0;height:0;border:0';
     sheet.onload = () => { sheet.contentWindow.onafterprint = () => sheet.remove(); sheet.contentWindow.print(); };
     root.append(sheet);
@@ -878,7 +886,18 @@ export async function mountTimeline(element, data, options = {}) {
     link.click();
     URL.revokeObjectURL(link.href);
   }
-  function svg() { const on = svgPainter(width, height); draw(on); return on.whole(); }
+  /** What is seen as SVG, with what its colours mean. */
+  function svg(dark = scheme.matches) {
+    const {colors, shapes, dots} = looksOf(dark), used = [...new Set(c.kind)].sort((a, b) => a - b);
+    const [entries, lines] = inLines(used.map(titleOf)), on = svgPainter(width, height + 4 + 14 * lines);
+    on.rect(0, height, width, 4 + 14 * lines, backOf(dark));
+    draw(on, dark);
+    entries.forEach(([name, x, line], i) => {
+      on.rect(x, height + 14 * line, 9, 9, colors[used[i]], 1, shapes[used[i]], dots[used[i]]);
+      on.text(x + 12, height + 5 + 14 * line, name, inkOf(dark));
+    });
+    return on.whole();
+  }
   function at(x, y) {
     if (y < AXIS || y > height - deep - foot || x < left) return -1;
     const item = items.find(item => y >= AXIS + item.y - scroll.scrollTop && y < AXIS + item.y - scroll.scrollTop + item.high);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +277,25 @@ def test_keys_zoom_search_and_show_the_critical_path_and_help(opened: Callable[.
     found = page.evaluate("timeline.bars.layer.filter((l, i) => l === 7 && timeline.bars.number[i] === 3).length")
     assert found > 0
     assert page.locator(".found").inner_text() == f"{found} found"
+
+
+@pytest.mark.browser
+def test_what_is_seen_is_printed_on_one_page_of_its_size_with_its_legend(opened: Callable[..., Any]) -> None:
+    page = opened("dark", 900)
+    page.context.add_init_script("window.print = () => { parent.printed = document.documentElement.outerHTML; }")
+    page.reload()
+    page.get_by_role("button", name="PDF").click()
+    page.wait_for_function("window.printed")
+    sheet = page.context.new_page()
+    sheet.set_content(page.evaluate("printed"))
+    assert all(sheet.get_by_text(name, exact=True).first.is_visible() for name in ("forward", "waiting"))
+    width, high = sheet.evaluate(
+        "['width', 'height'].map(side => Number(document.querySelector('svg').getAttribute(side)))"
+    )
+    printed = sheet.pdf(prefer_css_page_size=True)
+    assert re.findall(rb"/Count (\d+)", printed) == [b"1"]
+    box = [float(side) for side in re.findall(rb"/MediaBox \[0 0 (\S+) (\S+)\]", printed)[0]]
+    assert box == pytest.approx([0.75 * width, 0.75 * high], abs=2)  # points of px
 
 
 @pytest.mark.browser
