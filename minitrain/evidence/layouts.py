@@ -235,8 +235,9 @@ def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str
             f"recompute is {row.text('recompute')!r}: checkpoints of single operations are priced with torchtitan alone"
         )
     if found.facts.get("per_op"):
-        text = "recompute of single operations: the attention core, the rest as the platform's clock has it"
+        text = "recompute of single operations: its time as the platform's clock has it"
         assumed.append(Assumption(text, is_open=True))
+        return "op"
     if found.is_guessed:
         assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
     if "modules" in found.facts:

@@ -386,9 +386,10 @@ def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
     """Yield what is saved up to queries, keys and values; the norm's input is all that full recomputation keeps."""
     element, latent = model.precision.activation_bytes, model.latent
     up = (_ALL,) if latent is None else (_ALL, "mla_up_proj")
+    every_other, normed = (*up, "op"), (_ALL, "layernorm", "op")
     yield SavedTensor("norm input", model.hidden_size, element, is_always_kept=True)
     yield SavedTensor(
-        "projection input", model.hidden_size, model.precision.saved_bytes, None, (_ALL, "layernorm"), needed_for=_INNER
+        "projection input", model.hidden_size, model.precision.saved_bytes, None, normed, needed_for=_INNER
     )
     if latent is not None:
         yield from _saved_latents(model, latent)
@@ -396,7 +397,7 @@ def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
         yield SavedTensor("queries' norm input", model.num_heads * model.head_dim, element, _heads(model), up)
         yield SavedTensor("keys' norm input", model.num_kv_heads * model.head_dim, element, _kv_heads(model), up)
     yield SavedTensor("queries", model.num_heads * model.head_dim, element, _heads(model), up)
-    yield SavedTensor("keys", model.num_kv_heads * model.head_dim, element, _kv_heads(model), up)
+    yield SavedTensor("keys", model.num_kv_heads * model.head_dim, element, _kv_heads(model), every_other)
     yield SavedTensor("values", model.num_kv_heads * _value_dim(model), element, _kv_heads(model), up)
 
 
@@ -542,7 +543,7 @@ def _saved_by_norm(model: Architecture, output_bytes: int) -> Iterator[SavedTens
     """Yield the norm's input and output."""
     yield SavedTensor("norm input", model.hidden_size, model.precision.activation_bytes)
     first = ("gate", "up", "router", "shared.gate", "shared.up")
-    yield SavedTensor("mlp input", model.hidden_size, output_bytes, None, ("layernorm",), needed_for=first)
+    yield SavedTensor("mlp input", model.hidden_size, output_bytes, None, ("layernorm", "op"), needed_for=first)
 
 
 def _saved_by_mlp(
@@ -561,9 +562,10 @@ def _saved_by_mlp(
     sizes, own = model.precision, tuple[str, ...]()
     if model.mlp != "relu":
         own = (f"{prefix.replace('expert ', 'experts.').replace('shared ', 'shared.')}down",)
-        columns = len(_first(model)) * size
-        yield SavedTensor(f"{prefix}activation input", columns, sizes.activation_bytes, cut, again)
-        again = (*again, *act)
+        yield SavedTensor(f"{prefix}activation input", size, sizes.activation_bytes, cut, again)
+        if model.is_gated:
+            yield SavedTensor(f"{prefix}activation factor", size, sizes.activation_bytes, cut, (*again, "op"))
+        again = (*again, *act, "op")
     yield SavedTensor(f"{prefix}down input", size, sizes.saved_bytes, cut, again, needed_for=own)
 
 

@@ -134,15 +134,18 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 MODULES = (
     *("core_attn", "self_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"),
-    *("flash_attn", "mlp_act"),
+    *("flash_attn", "mlp_act", "op"),
 )
 """What of a transformer layer backward can compute again by itself, in the words of Megatron-Core (`recompute_modules`
 of its `transformer_config.py`), and "self_attn" for all of an attention: the attention core; the norms before attention
 and MLP; the projections up from the latents, with their norms and rotary embedding; the dense MLP; the layer of
 experts, whose tokens travel again; the activation function of its routed experts; its shared experts. Then what other
-frameworks repeat: the attention core where it is flash attention, and the activation function of the dense MLP."""
+frameworks repeat: the attention core where it is flash attention, the activation function of the dense MLP, and "op",
+torchtitan's checkpoints of single operations (`selective_ac_option = "op"`): flash attention and every other product
+keep their results, of query, value, gate and down. What "op" repeats is in the clock of torchtitan's platform, which
+was fitted to runs that have it, and is not priced by itself."""
 
-OURS = ("self_attn", "flash_attn", "mlp_act")
+OURS = ("self_attn", "flash_attn", "mlp_act", "op")
 """Those that Megatron-Core has no word for."""
 
 

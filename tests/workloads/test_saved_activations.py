@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.workloads.shapes import Degrees, Recompute, Work
+from minitrain.workloads.shapes import WHOLE, Degrees, Recompute, Work
+from minitrain.workloads.transformer_workload import TransformerWorkload
 
 COUNT = st.integers(1, 6)
 
@@ -124,3 +125,13 @@ def test_a_sequence_that_does_not_divide_is_refused() -> None:
         mt.UsageError, match=r"seq_len \(6\) must be a multiple of cp x tp \(4\); use cp x tp=3, or .* seq_len=8"
     ):
         layer_bytes(gpt(4, 8, 6), Work(1, 6, Degrees(tp=4, sequence_parallel=True)))
+
+
+def test_checkpoints_of_single_operations_keep_every_other_product() -> None:
+    """Of Llama 3 8B: inputs of attention and MLP, queries, values, attention's result and statistics, and the gate."""
+    model = mt.models()["llama3-8b"]
+    workload = TransformerWorkload(model)
+    unit_bytes = {unit.kind: unit.saved_bytes(Work(1, 8192, WHOLE), "op") for unit in workload.units}
+    hidden, columns, heads = 4096, 14336, 32
+    assert unit_bytes["attention"] == 8192 * (2 * (hidden + hidden + 1024 + hidden) + 4 * heads)
+    assert unit_bytes["mlp"] == 8192 * 2 * (hidden + columns)

@@ -1,8 +1,8 @@
 """torchtitan's TOML: a model by its name and flavor, batch, degrees, recomputation.
 
-torchtitan trains models that it has, so that only those can be said. Its `selective` recomputation is read as ours,
-of the attention core, which flash attention does in any case: with `selective_ac_option = "op"` it computes all but
-matrix multiplications again, and keeps less. Its flavors of llama3 scale rotary positions as Llama 3.1 does.
+torchtitan trains models that it has, so that only those can be said. Its `selective` recomputation with
+`selective_ac_option = "op"` is our "op"; else it is read as ours, of the attention core, which flash attention does in
+any case. Its flavors of llama3 scale rotary positions as Llama 3.1 does.
 
 Source: `torchtitan/config/job_config.py` (0.2) and the `flavors` in `torchtitan/models/*/__init__.py`;
 `torchtitan/distributed/pipeline_parallel.py` for layers a stage: the first and the last have one less by default.
@@ -74,7 +74,7 @@ def layout_faults(recipe: Recipe) -> list[str]:
     found = [] if recipe.strategy in STRATEGIES else [f"the strategy {recipe.strategy}"]
     found += [f"{name} of more than 1 in {recipe.strategy}" for name in ("cp", "ep") if options.get(name, 1) > 1]
     again = options.get("recompute", "none")
-    found += [] if again in RECOMPUTE else [f"recompute={again}"]
+    found += [] if again in (*RECOMPUTE, "op") else [f"recompute={again}"]
     chunks = options.get("num_chunks", 1)
     if recipe.model and chunks > 1 and _num_stages(recipe.model, _layers_a_stage(recipe)) != options["pp"] * chunks:
         found.append(f"{options['pp'] * chunks} stages of {recipe.model.num_layers} layers")
@@ -113,7 +113,9 @@ def write(recipe: Recipe) -> str:
         lines.append("# torchtitan always divides the sequence beside tensor parallelism; this layout does not")
     if options.get("zero"):
         lines.append("# torchtitan has no ZeRO-1; replicas keep the whole optimizer state there")
-    lines += ["", "[activation_checkpoint]", f'mode = "{options.get("recompute", "none")}"']
+    again = str(options.get("recompute", "none"))
+    lines += ["", "[activation_checkpoint]", f'mode = "{again.replace("op", "selective")}"']
+    lines += ['selective_ac_option = "op"'] if again == "op" else []
     if options.get("offload"):
         lines.append(f"# offload of {options['offload']} has no key of its own")
     return "\n".join(lines) + "\n"
@@ -240,6 +242,8 @@ def _layout(given: Mapping[str, Any], model: Transformer | None) -> tuple[str, d
         "microbatch_size": given.get(key("pipeline_parallel_microbatch_size"), 1) if pp > 1 else size
     }
     options |= {"tp": tp, "sequence_parallel": True} if tp > 1 else {}
+    if mode == "selective" and given.get("activation_checkpoint.selective_ac_option") == "op":
+        mode = "op"
     options |= {} if mode == "none" else {"recompute": mode}
     notes = ("selective recomputation is read as that of the attention core",) if mode == "selective" else ()
     replicated, sharded = (given.get(key(f"data_parallel_{kind}_degree"), default) for kind, default in _SHARES)
