@@ -6,7 +6,7 @@ The tables of measurements in the package: what each holds, and what was fitted 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from statistics import fmean, median
@@ -90,29 +90,22 @@ class RowResult:
 
     def summary(self) -> dict[str, Any]:
         """Return the row as plain values, as `validate --json` prints it."""
-        return {
-            "table": self.table,
-            "row_id": self.row_id,
-            "group": self.group,
-            "about": self.about,
-            "device": self.device,
-            "model": self.model,
-            "world_size": self.world_size,
-            "framework": self.framework or None,
+        found: dict[str, Any] = {
             "parallelism": self.parallelism if self.axes else None,
-            "platform": self.platform,
-            "measured_s": self.measured_s,
-            "predicted_s": self.predicted_s,
-            "error": self.error,
+            **{name: getattr(self, name) or None for name in ("framework", "memory_kind")},
+            **{name: list(getattr(self, name)) for name in ("assumed", "unread")},
             "interval_s": self.interval_s and list(self.interval_s),
-            "measured_bytes": self.measured_bytes,
-            "predicted_bytes": self.predicted_bytes,
-            "memory_error": self.memory_error,
-            "memory_kind": self.memory_kind or None,
-            "assumed": list(self.assumed),
-            "unread": list(self.unread),
             "terms": dict(self.terms),
         }
+        return {name: found[name] if name in found else getattr(self, name) for name in _SUMMARY}
+
+
+_SUMMARY = (
+    *("table", "row_id", "group", "about", "device", "model", "world_size", "framework", "parallelism", "platform"),
+    *("measured_s", "predicted_s", "error", "interval_s", "measured_bytes", "predicted_bytes", "memory_error"),
+    *("memory_kind", "assumed", "unread", "terms"),
+)
+"""What `validate --json` prints of a row."""
 
 
 @final
@@ -182,11 +175,7 @@ class TableErrors:
             "table": self.table,
             "group": self.group or None,
             "of": self.of,
-            "num_runs": self.errors.num_runs,
-            "mean": self.errors.mean,
-            "median": self.errors.median,
-            "p90": self.errors.p90,
-            "bias": self.errors.bias,
+            **asdict(self.errors),
             "fitted": self.fitted or None,
         }
 

@@ -7,18 +7,14 @@ for the rank that ends the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, final
 
 from minitrain.run.analysis.explanation import waits_by_device
 
 if TYPE_CHECKING:
     from minitrain.machine.price import RankPredictors
-    from minitrain.operations import Event
-    from minitrain.run.analysis.breakdown import Breakdown
-    from minitrain.run.analysis.timeline import Timeline
-    from minitrain.run.energy import StepEnergy
 
 
 @final
@@ -81,67 +77,19 @@ class KindFigures:
 
     def data(self) -> dict[str, Any]:
         """Return the figures, ready for JSON."""
-        kind = self.kind
+        kind = asdict(self.kind)
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "kind"}
         return {
-            "device": kind.name,
-            "hardware": kind.hardware,
-            "num_ranks": len(kind.ranks),
-            "computing_fraction": self.computing_fraction,
-            "exposed_comm_fraction": self.exposed_comm_fraction,
-            "idle_fraction": self.idle_fraction,
+            "device": kind.pop("name"),
+            "num_ranks": len(kind.pop("ranks")),
+            **own,
+            **{name: value for name, value in kind.items() if name != "peak_flop_per_s"},
             "waits_for_s": None if self.waits_for_s is None else dict(self.waits_for_s),
-            "work_fraction": self.work_fraction,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "capacity_bytes": kind.capacity_bytes,
             "out_of_memory": self.is_out_of_memory,
-            "energy_joules": self.energy_joules,
-            "watts": kind.watts,
-            "clock_share": kind.clock_share,
-            "limited_by": kind.limited_by,
         }
 
 
-class RunOnKinds(Protocol):
-    """The part of `Run` that these figures are made from."""
-
-    device_kinds: Sequence[DeviceKind]
-    peak_memory_per_rank: list[float]
-    bytes_per_element: int
-
-    @property
-    def class_logs(self) -> Sequence[Sequence[Event]]:
-        """The events of each rank, or of each class of ranks."""
-
-    @property
-    def keeps_events(self) -> bool:
-        """Whether the logs can be read."""
-
-    @property
-    def ranks_of_class_logs(self) -> Sequence[int]:
-        """The rank of each log."""
-
-    @property
-    def device_of_rank(self) -> Mapping[int, str]:
-        """The name of each rank's kind of device."""
-
-    @property
-    def step_timeline_of_classes(self) -> Timeline:
-        """The columns of those logs, whose peers are rows, as figures of the step are made from them."""
-
-    @property
-    def breakdown(self) -> Breakdown:
-        """Where the time of each rank goes."""
-
-    @property
-    def step_time(self) -> float:
-        """What the step takes, s."""
-
-    @property
-    def energy(self) -> StepEnergy | None:
-        """What each rank draws."""
-
-
-def figures_by_kind(run: RunOnKinds) -> list[KindFigures]:
+def figures_by_kind(run: Any) -> list[KindFigures]:
     """Return the figures of each kind of device that a run has."""
     waits = waits_by_device(run.step_timeline_of_classes) if run.keeps_events else {}
     work = _work(run) if run.keeps_events else {}
@@ -153,7 +101,7 @@ def figures_by_kind(run: RunOnKinds) -> list[KindFigures]:
 
 
 def _figures_of(
-    run: RunOnKinds, kind: DeviceKind, waits: Mapping[str, float] | None, work_fraction: float | None
+    run: Any, kind: DeviceKind, waits: Mapping[str, float] | None, work_fraction: float | None
 ) -> KindFigures:
     """Return the figures of one kind."""
     parts, energy, ranks, step = run.breakdown, run.energy, list(kind.ranks), run.step_time or 1.0
@@ -169,7 +117,7 @@ def _figures_of(
     )
 
 
-def _work(run: RunOnKinds) -> dict[str, int]:
+def _work(run: Any) -> dict[str, int]:
     """Return the samples x layers that the ranks of each kind take forward, where each log stands for as many ranks."""
     work = {kind.name: 0 for kind in run.device_kinds}
     for rank, log in zip(run.ranks_of_class_logs, run.class_logs, strict=True):

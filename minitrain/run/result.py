@@ -484,7 +484,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         """The figures of each kind, in the order of the cluster's groups: idle time, memory, energy."""
         from minitrain.run.device_kinds import figures_by_kind  # noqa: PLC0415  (numpy only when somebody looks)
 
-        return figures_by_kind(self) if self.device_kinds else ()  # type: ignore[arg-type]  # a `Run` is one
+        return figures_by_kind(self) if self.device_kinds else ()
 
     @property
     def num_events(self) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import pkgutil
 import weakref
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
+from minitrain import tensors
 from minitrain.errors import LawError
 from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
-from minitrain.tensors import FIELDS, clone, kinds
+from minitrain.tensors import FIELDS, Tensor, clone, kinds
+from minitrain.tensors.fields import OnHost
 
 H, BLOCK = 4096, 1024
 WEIGHT = Weight(1, 4, 0)
@@ -31,6 +35,13 @@ ALL: list[Any] = [*SHARDABLE, ACT, ACT_GRAD]
 def test_fields_that_are_written_out_are_those_of_the_dataclass(kind: type[Any]) -> None:
     values = range(len(dataclasses.fields(kind)))
     assert FIELDS[kind](kind(*values)) == tuple(values) == dataclasses.astuple(kind(*values))
+
+
+def test_every_kind_that_a_file_of_the_room_defines_has_its_fields() -> None:
+    files = [import_module(f"{tensors.__name__}.{file.name}") for file in pkgutil.iter_modules(tensors.__path__)]
+    defined = [value for file in files for value in vars(file).values() if isinstance(value, type)]
+    kinds = {kind for kind in defined if issubclass(kind, Tensor) and "__dataclass_fields__" in vars(kind)}
+    assert kinds - {OnHost} == set(FIELDS)
 
 
 def test_sizes_are_the_specified_formulas() -> None:
