@@ -228,7 +228,7 @@ def _check(
 def _standing(found: Grade, exercise: Exercise, among: Path | None) -> list[str]:
     """Return the MFU of an open challenge and its place among others, a line each."""
     from minitrain.learn import expected_run  # noqa: PLC0415
-    from minitrain.learn.leaderboard import place_among  # noqa: PLC0415
+    from minitrain.learn.classes import place_among  # noqa: PLC0415
 
     lines = []
     if exercise.memory_limit_bytes:
@@ -419,7 +419,7 @@ _EVERY_S = 2.0
 
 def _with_seed(exercises: Sequence[Exercise], seed: str | None) -> list[Exercise]:
     """Return exercises, with hidden sizes of the seed if there is one."""
-    from minitrain.learn.secret_sizes import with_secret_sizes  # noqa: PLC0415
+    from minitrain.learn.budgets import with_secret_sizes  # noqa: PLC0415
 
     return [with_secret_sizes(exercise, seed) for exercise in exercises] if seed else [*exercises]
 
@@ -503,7 +503,7 @@ def _print_report(report: Any, rows: Sequence[Row]) -> None:
 
 def _print_roster(path: Path, rows: Sequence[Row]) -> None:
     """Print a table of students with their scores, and say whose are not in it."""
-    from minitrain.learn.roster import with_grades  # noqa: PLC0415
+    from minitrain.learn.classes import with_grades  # noqa: PLC0415
 
     text, lost = with_grades(path, rows)
     print(text)
@@ -545,7 +545,7 @@ def leaderboard(results: Path, *, out: Path = Path("leaderboard.html")) -> None:
         results (PLACE): What `learn grade --results` has kept: a file, or a folder of such files.
         out (FILE.html): The page.
     """
-    from minitrain.learn.leaderboard import write_leaderboard  # noqa: PLC0415
+    from minitrain.learn.classes import write_leaderboard  # noqa: PLC0415
 
     print_lines([f"wrote {write_leaderboard(results, out)}"])
 
@@ -595,8 +595,7 @@ def package(
             its own.
         seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
     """
-    from minitrain.learn.package import write_package  # noqa: PLC0415
-    from minitrain.learn.wheel import students_wheel  # noqa: PLC0415
+    from minitrain.learn.wheel import students_wheel, write_package  # noqa: PLC0415
 
     chosen: Sequence[Exercise] = [load(n, exercises) for n in numbers] if numbers else all_exercises(exercises)
     if students:

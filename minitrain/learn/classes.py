@@ -1,26 +1,44 @@
-"""Grading a class: many submissions at once, on all cores, each of which becomes a row."""
+"""Grading a class: many submissions at once, on all cores, each of which becomes a row.
+
+Grades put into the table of students that a learning platform has exported: Canvas, Moodle, Gradescope, or any CSV.
+
+Columns, order and other rows stay as they are, so that the platform takes the table back. An exercise has the column
+that begins with its name, or a new one. A student is found by a cell, or by two neighbouring cells (first and last
+name), whatever the case, the order and the signs between; else by a number of at least four digits in the name, as
+platforms put into the names of files that they collect; else by the name without its numbers.
+
+A page of who is how quick: for each exercise those who passed every check, from results of `learn grade`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
+import html
+import io
 import json
 import os
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.files import read_text
 from minitrain.learn.grader import Grade, grade
 from minitrain.learn.isolation import Isolation
 from minitrain.learn.result import CheckResult, one_line
 from minitrain.learn.sandbox import Limits, source_of
 from minitrain.learn.submissions import Submission, alike
 from minitrain.run.worker_processes import WorkerEndedError, WorkerProcesses, limit_bytes
+from minitrain.search.sweeps.sweep import read_rows
 
 MOST_MEMORY = 8 * 2**30
 """Address space of a process that judges submissions, bytes."""
@@ -208,3 +226,192 @@ def grade_one(submission: Submission, limits: Limits) -> Row:
             return Row(submission.name, reason=f"the grader lacks disk or memory: {error.strerror}; grade it again")
         return Row(submission.name, reason=f"the grader failed: {type(error).__name__}: {error}")
     return Row(submission.name, found)
+
+
+_NUMBER = re.compile(r"\d{4,}")
+
+
+def with_grades(path: str | os.PathLike[str], rows: Sequence[Row]) -> tuple[str, list[str]]:
+    """Return a table of students with a class's scores, and the submissions whose student is not in it, or not once.
+
+    Of several submissions of a student to an exercise, the best counts.
+
+    Args:
+        path: the table, a CSV file whose first line names the columns.
+        rows: the class.
+
+    Raises:
+        UsageError: there is no such table.
+    """
+    lines = _lines_of(path)
+    places: defaultdict[str, set[int]] = defaultdict(set)
+    for number, cells in enumerate(lines[1:], 1):
+        for key in _keys_of(cells):
+            places[key].add(number)
+    best: defaultdict[str, dict[int, int]] = defaultdict(dict)  # by exercise and line
+    lost = []
+    for row in filter(_is_graded, rows):
+        found = _found(row.student, places)
+        if len(found) == 1:
+            (line,) = found
+            best[row.exercise][line] = max(row.score, best[row.exercise].get(line, 0))
+        else:
+            lost.append(row.file)
+    for exercise, score_by_line in sorted(best.items()):
+        column = _column(lines, exercise)
+        for line, score in score_by_line.items():
+            lines[line][column] = str(score)
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(lines)
+    return written.getvalue().rstrip("\n"), lost
+
+
+def _is_graded(row: Row) -> bool:
+    return bool(row.exercise)
+
+
+def _lines_of(path: str | os.PathLike[str]) -> list[list[str]]:
+    """Return the lines of a table of students.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        lines = list(csv.reader(io.StringIO(read_text(path, "table of students").lstrip("\ufeff"))))
+    except (OSError, ValueError, csv.Error) as error:
+        raise UsageError(f"cannot read the table of students {path}: {error}; give a CSV file in UTF-8") from error
+    if len(lines) < 2:
+        raise UsageError(f"the table of students {path} has no students; its first line names the columns")
+    return lines
+
+
+def _keys_of(cells: Sequence[str]) -> Iterator[str]:
+    """Yield what a student may be called."""
+    for cell in cells:
+        yield from _spellings(cell)
+    for pair in pairwise(cells):
+        yield from _spellings(" ".join(pair))
+
+
+def _spellings(text: str) -> tuple[str, str]:
+    """Return letters and digits alone, and the words in the order of the alphabet."""
+    words = re.findall(r"[^\W_]+", text.casefold())
+    return "".join(words), " ".join(sorted(words))
+
+
+def _found(student: str, places: dict[str, set[int]]) -> set[int]:
+    """Return the lines that may be a student's."""
+    keys = (_spellings(student), _NUMBER.findall(student), _spellings(_NUMBER.sub(" ", student)))
+    found = ({line for key in some if key for line in places.get(key, ())} for some in keys)
+    return next(filter(None, found), set())
+
+
+def _column(lines: list[list[str]], exercise: str) -> int:
+    """Return the column of an exercise, which is made if there is none; all lines reach it then."""
+    heads = lines[0]
+    column = next((place for place, head in enumerate(heads) if head.startswith(exercise)), len(heads))
+    for cells in lines:
+        cells.extend([""] * (column + 1 - len(cells)))
+    heads[column] = heads[column] or exercise
+    return column
+
+
+_FIGURES = ("mfu", "step_time_s", "peak_memory_gib")
+
+Place = tuple[int, str, Mapping[str, float]]
+"""A place, whose it is, and the figures of the exercise's first size."""
+
+
+def places(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Place]]:
+    """Return the places of each exercise: the best MFU first, then the shortest step and the least memory.
+
+    Each student has one place, that of their best submission; equal figures share one.
+
+    Args:
+        rows: as `learn grade --results` keeps them, or `--format json` prints them.
+    """
+    best: dict[str, dict[str, Mapping[str, float]]] = {}
+    for row in rows:
+        figures = row.get("leaderboard") or {}
+        if row.get("passed") and set(_FIGURES) <= set(figures):
+            of_exercise = best.setdefault(str(row["exercise"]), {})
+            name = str(row.get("student") or row.get("file") or "?")
+            if name not in of_exercise or _order(figures) < _order(of_exercise[name]):
+                of_exercise[name] = figures
+    return {exercise: _placed(of_students) for exercise, of_students in sorted(best.items())}
+
+
+def _order(figures: Mapping[str, float]) -> tuple[float, float, float]:
+    """Return what orders figures, the best first."""
+    return -figures["mfu"], figures["step_time_s"], figures["peak_memory_gib"]
+
+
+def _placed(of_students: Mapping[str, Mapping[str, float]]) -> list[Place]:
+    """Return students with their places, in order."""
+    ordered = sorted(of_students.items(), key=lambda item: (_order(item[1]), item[0]))
+    found: list[Place] = []
+    for number, (name, figures) in enumerate(ordered, 1):
+        is_equal = found and _order(found[-1][2]) == _order(figures)
+        found.append((found[-1][0] if is_equal else number, name, figures))
+    return found
+
+
+def place_among(exercise: str, figures: Mapping[str, float], folder: Path) -> tuple[int, int]:
+    """Return the place of somebody's figures in an exercise, and how many are placed with them.
+
+    Args:
+        exercise: its name.
+        figures: as `Grade.leaderboard` has them.
+        folder: results of others, or one file of them.
+
+    Raises:
+        UsageError: there are none.
+    """
+    others = places(rows_of(folder)).get(exercise, [])
+    ahead = sum(_order(other) < _order(figures) for _, _, other in others)
+    return ahead + 1, len(others) + 1
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a results file, or of all `*.jsonl` in a folder.
+
+    Raises:
+        UsageError: there is none, or one cannot be read.
+    """
+    paths = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [folder]
+    if not paths or not all(path.is_file() for path in paths):
+        raise UsageError(
+            f"there are no results in {folder}; `minitrain learn grade ... --results FILE.jsonl` keeps them"
+        )
+    return [row for path in paths for row in read_rows(path).values()]
+
+
+def write_leaderboard(folder: Path, path: Path) -> Path:
+    """Write the page, and return its path.
+
+    Args:
+        folder: of results, or one file of them.
+        path: of the page.
+
+    Raises:
+        UsageError: there are no results, or nobody has passed.
+    """
+    from minitrain.view.page import html_table, write_words  # noqa: PLC0415  (only where a page is wanted)
+
+    found = places(rows_of(folder))
+    if not found:
+        raise UsageError(f"nobody in {folder} has passed every check of an exercise yet, so there are no places")
+    body = ""
+    for exercise, placed in found.items():
+        rows = [
+            {
+                "place": str(place),
+                "who": name,
+                "MFU, %": f"{figures['mfu'] * 100:.1f}",
+                "step, ms": f"{figures['step_time_s'] * 1e3:.3f}",
+                "peak, GiB": f"{figures['peak_memory_gib']:.3f}",
+            }
+            for place, name, figures in placed
+        ]
+        body += f'<h2>{html.escape(exercise)}</h2><div class="wide">{html_table(rows, {})}</div>'
+    return write_words(path, "Leaderboard", body)

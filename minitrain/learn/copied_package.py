@@ -26,7 +26,7 @@ _LEFT_OUT = (
     *("explorer", "machine/devices", "machine/solver", "machine/platform", "machine/heterogeneous"),
     *("search/planning", "search/sweeps", "search/tuning"),
 )
-_OF_GRADING = (*("recorder", "worker", "confinement", "wire", "error_reports"),)
+_OF_GRADING = ("recorder", "worker", "confinement", "wire")
 _EMPTY = ("__init__.py", b'"""Empty here."""\n\n__all__: list[str] = []\n', 0)
 _LOW_32_BITS = 2**32 - 1
 

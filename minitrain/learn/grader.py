@@ -235,7 +235,7 @@ class _Grading:
 
     def _up_to_error(self, case: Case, result: Mapping[str, Any]) -> Run | None:
         """Return the run that an error ended, as far as it came, in the time that is left."""
-        from minitrain.learn.unfinished import run_up_to_error  # noqa: PLC0415  (only where somebody looks)
+        from minitrain.learn.picture import run_up_to_error  # noqa: PLC0415  (only where somebody looks)
 
         return None if case.hidden else run_up_to_error(self.exercise, case, result, max(0.0, self._seconds_left))
 

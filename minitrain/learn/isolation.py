@@ -3,15 +3,35 @@
 `auto` uses all that the machine offers, `required` refuses to grade where the kernel does not hold a submission in
 every respect, and `none` leaves it at a process of its own with limits of time and memory. `python -m
 minitrain.learn` says what this machine offers. docs/teach.md says what each means protects.
+
+Which system calls a submission's process may make: a seccomp program, compiled by libseccomp.
+
+Python, numpy and an event loop need the calls of `ALLOWED`, and those of `_limited` with some arguments. Any other
+call fails: those of `_REFUSED` with "operation not permitted", which reads best, and the rest with "function not
+implemented", so that a C library that tries a newer call first goes on with the older one.
+
+Which files a submission's process may read: Python's own, the system's libraries, and the packages it needs.
+
+Landlock and bubblewrap allow whole folders. Where something that must not be read lies below a folder that may be
+(packages below the standard library, say), the folder is opened up: its entries are allowed one by one, and that one
+is left out.
 """
 
 from __future__ import annotations
 
+import errno
+import importlib
+import importlib.util
 import os
+import re
 import shutil
+import site
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,8 +42,6 @@ from minitrain.errors import UsageError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.confinement import PROPERTIES, not_held
 from minitrain.learn.copied_package import shared_copy
-from minitrain.learn.readable import mounts, python_folders, reachable, readable
-from minitrain.learn.syscalls import program
 
 MODES = ("auto", "required", "none")
 
@@ -225,3 +243,230 @@ def _mounts(secrets: tuple[Path, ...], interpreter: Path) -> tuple[list[str], li
 def _not_below(path: Path, folders: Sequence[str]) -> bool:
     """Return whether a path is neither one of some folders nor below one."""
     return not any(path.is_relative_to(folder) for folder in folders)
+
+
+ALLOWED = (
+    "access", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "close", "close_range", "dup", "dup2",
+    "dup3", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd2",
+    "exit", "exit_group", "faccessat", "faccessat2", "fstat", "futex", "getcpu", "getcwd", "getdents", "getdents64",
+    "getegid", "geteuid", "getgid", "getgroups", "getpeername", "getpgrp", "getpid", "getppid", "getrandom",
+    "getresgid", "getresuid", "getrlimit", "getrusage", "getsockname", "getsockopt", "gettid", "gettimeofday",
+    "getuid", "lseek", "lstat", "madvise", "membarrier", "mmap", "mprotect", "mremap", "munmap", "nanosleep",
+    "newfstatat", "pipe", "pipe2", "poll", "ppoll", "pread64", "preadv", "pselect6", "read", "readlink",
+    "readlinkat", "readv", "recvfrom", "restart_syscall", "rseq", "rt_sigaction", "rt_sigpending", "rt_sigprocmask",
+    "rt_sigreturn", "sched_getaffinity", "sched_yield", "select", "set_robust_list", "set_tid_address", "shutdown",
+    "sigaltstack", "stat", "statx", "sysinfo", "time", "times", "umask", "uname", "write", "writev",
+)  # fmt: skip
+"""Calls that read, compute, wait, or write to what is open already."""
+
+_REFUSED = (
+    "accept", "accept4", "bind", "chdir", "chmod", "chown", "clone", "connect", "execve", "execveat", "fchmod",
+    "fchmodat", "fchown", "fchownat", "fork", "ftruncate", "kill", "lchown", "link", "linkat", "listen", "mkdir",
+    "mkdirat", "mknod", "mknodat", "mq_open", "msgget", "pidfd_open", "pidfd_send_signal", "process_vm_readv",
+    "process_vm_writev", "ptrace", "rename", "renameat", "renameat2", "rmdir", "rt_sigqueueinfo",
+    "rt_tgsigqueueinfo", "semget", "sendmmsg", "sendmsg", "setpriority", "setrlimit", "setsid", "shmget", "socket",
+    "symlink", "symlinkat", "tgkill", "tkill", "truncate", "unlink", "unlinkat", "utimensat", "vfork",
+)  # fmt: skip
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | 0o20000000  # the last one makes files without a name
+_FCNTL = (0, 1, 2, 3, 4, 1030)  # duplicate; descriptor and file flags; neither owners of signals nor locks
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, how wide; bytes waiting; flags
+_AF_UNIX = 1
+
+
+def _limited(kit: Any) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the calls that are allowed with some arguments."""
+
+    def is_(place: int, value: int) -> Any:
+        return kit.Arg(place, kit.EQ, value)
+
+    return [
+        ("open", (kit.Arg(1, kit.MASKED_EQ, _WRITING, 0),)),
+        ("openat", (kit.Arg(2, kit.MASKED_EQ, _WRITING, 0),)),
+        ("socketpair", (is_(0, _AF_UNIX),)),  # an event loop wakes itself up through one
+        ("sendto", (is_(4, 0),)),  # to nobody by name
+        ("prlimit64", (is_(0, 0), is_(2, 0))),  # reads the process's own limits
+        *(("fcntl", (is_(1, command),)) for command in _FCNTL),
+        *(("ioctl", (is_(1, command),)) for command in _IOCTL),
+    ]
+
+
+def binding() -> Any | None:
+    """Return libseccomp's Python binding, or None where it or the library is not installed."""
+    for name in ("seccomp", "pyseccomp"):  # the library's own, and a package on PyPI with the same interface
+        try:
+            return importlib.import_module(name)
+        except (ImportError, RuntimeError, OSError):
+            continue
+    return None
+
+
+@lru_cache(maxsize=1)
+def program() -> str | None:
+    """Return the seccomp program in hexadecimal, or None where libseccomp is not installed."""
+    kit = binding()
+    if kit is None:
+        return None
+    rules = kit.SyscallFilter(kit.ERRNO(errno.ENOSYS))
+    for name in _REFUSED:
+        _add(rules, kit.ERRNO(errno.EPERM), name)
+    for name in ALLOWED:
+        _add(rules, kit.ALLOW, name)
+    for name, arguments in _limited(kit):
+        _add(rules, kit.ALLOW, name, *arguments)
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read().hex()
+
+
+def _add(rules: Any, action: Any, name: str, *arguments: Any) -> None:
+    """Add a rule, unless this architecture or libseccomp knows no such call."""
+    try:
+        rules.add_rule(action, name, *arguments)
+    except (OSError, ValueError, RuntimeError):
+        return
+
+
+PACKAGES = (
+    "numpy", "numpy.libs", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection",
+)  # fmt: skip
+"""What a submission may import beside the standard library and minitrain: numpy, and what minitrain's configs need."""
+
+_NO_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "idlelib", "turtledemo", "ensurepip"})
+_LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+
+
+@lru_cache(maxsize=1)
+def packages() -> dict[str, Path]:
+    """Return where the packages are that a submission may import, by name, as far as they are installed."""
+    found: dict[str, Path] = {}
+    for name in PACKAGES:
+        path = Path(found["numpy"].parent, name) if name == "numpy.libs" and "numpy" in found else _location(name)
+        if path is not None and path.exists():
+            found[name] = path.resolve()
+    return found
+
+
+def _location(name: str) -> Path | None:
+    """Return the folder or file of a package or module."""
+    spec = importlib.util.find_spec(name) if "." not in name else None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+
+
+def python_folders() -> list[Path]:
+    """Return the folders of the standard library."""
+    paths = [sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED") or ""]
+    return _unique(Path(path) for path in paths if path and Path(path).is_dir())
+
+
+def library_folders() -> list[Path]:
+    """Return the folders of the system's shared libraries, and of those that this process has loaded for Python."""
+    multiarch = sysconfig.get_config_var("MULTIARCH") or "no-such-folder"
+    own = {sysconfig.get_config_var("LIBDIR") or "", *_folders_of_loaded("libc.so", "libpython", "ld-")}
+    paths = [*(f"{folder}/{multiarch}" for folder in ("/lib", "/usr/lib")), *own, *_LIBRARIES]
+    return _unique(Path(path) for path in paths if path and Path(path).is_dir())
+
+
+def _folders_of_loaded(*names: str) -> set[str]:
+    """Return the folders of loaded libraries whose names begin like one of some."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return set()
+    return {
+        folder for folder, name in re.findall(r" (/[^\n]*)/([^/\n]+)$", maps, re.MULTILINE) if name.startswith(names)
+    }
+
+
+def _unique(paths: Iterable[Path]) -> list[Path]:
+    """Return paths as they really are, each once, in their order."""
+    return list(dict.fromkeys(path.resolve() for path in paths))
+
+
+def readable(secrets: Sequence[Path]) -> list[str]:
+    """Return the paths that a submission's process may read, beside its own folder.
+
+    Args:
+        secrets: what it may not read, even where it lies below one of them.
+    """
+    hidden = _unique([*secrets, *package_folders()])
+    found = [Path("/etc/ld.so.cache")]
+    for folder in python_folders():
+        found += _opened_up(folder, [*hidden, *(folder / name for name in _NO_LIBRARY)])
+    for folder in library_folders():
+        found += _shared_objects(folder) if _may_hold_packages(folder) else _opened_up(folder, hidden)
+    allowed = [path for path in found if not any(path.is_relative_to(secret) for secret in hidden)]
+    return sorted({str(path) for path in (*allowed, *packages().values())})
+
+
+def _may_hold_packages(folder: Path) -> bool:
+    """Return whether Python packages may lie below a folder of libraries, so that it is not allowed as a whole."""
+    return str(folder) in (*_LIBRARIES, sysconfig.get_config_var("LIBDIR")) or any(folder.glob("python*"))
+
+
+def _shared_objects(folder: Path) -> Iterator[Path]:
+    """Yield the shared libraries that lie directly in a folder."""
+    return (path.resolve() for path in folder.iterdir() if ".so" in path.suffixes and path.is_file())
+
+
+def _opened_up(path: Path, secrets: Sequence[Path]) -> Iterator[Path]:
+    """Yield a path, or what lies below it, so that none of it is or holds a secret."""
+    if path in secrets:
+        return
+    if not any(secret.is_relative_to(path) for secret in secrets):
+        yield path
+        return
+    for entry in path.iterdir():
+        if not entry.is_symlink():
+            yield from _opened_up(entry, secrets)
+
+
+def mounts(secrets: Sequence[Path], *own: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return what a mount namespace shows: folders as a whole, folders to be emptied below them, and what comes back.
+
+    Args:
+        secrets: what must not be read.
+        own: further paths to show.
+    """
+    system = (Path("/etc/ld.so.cache"), Path("/etc/alternatives"))  # the latter: links between libraries on Debian
+    whole = [path for path in (*python_folders(), *library_folders(), *system) if path.exists()]
+    outer = [path for path in whole if not any(path != other and path.is_relative_to(other) for other in whole)]
+    found = [*_unique([*secrets, *package_folders()]), *(path for folder in whole for path in _packages_below(folder))]
+    empty = {str(path) for path in found if path.is_dir() and any(path.is_relative_to(other) for other in outer)}
+    return [str(path) for path in outer], sorted(empty), [str(path) for path in (*packages().values(), *own)]
+
+
+def _packages_below(folder: Path) -> Iterator[Path]:
+    """Yield the folders of installed packages below a folder of libraries."""
+    for pattern in ("*-packages", "python*/*-packages"):
+        yield from (path for path in folder.glob(pattern) if path.name in _NO_LIBRARY)
+
+
+def package_folders() -> list[Path]:
+    """Return the folders of installed packages, which a submission sees only what it needs of."""
+    paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    paths += [path for path in sys.path if Path(path).name in _NO_LIBRARY]
+    return _unique(map(Path, paths))
+
+
+def reachable(paths: Iterable[str], *, alone: bool) -> bool:
+    """Return whether an unprivileged user can read some paths.
+
+    Args:
+        paths: what to read.
+        alone: whether only the paths count and not the folders above them, which a mount namespace replaces.
+    """
+    existing = [Path(path) for path in paths if Path(path).exists()]
+    above = set() if alone else {parent for path in existing for parent in path.parents}
+    return all(_open_to_others(path) for path in existing) and all(
+        parent.stat().st_mode & stat.S_IXOTH for parent in above
+    )
+
+
+def _open_to_others(path: Path) -> bool:
+    """Return whether others may read a file, or list and enter a folder."""
+    wanted = stat.S_IROTH | stat.S_IXOTH if path.is_dir() else stat.S_IROTH
+    return path.stat().st_mode & wanted == wanted

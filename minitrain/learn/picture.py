@@ -2,6 +2,8 @@
 
 Both runs are drawn to one scale, as far as they came: of the reference its timing alone, never its code. The first
 operation that differs is framed in both. Bars show what the step needed beside what it may.
+
+What the ranks of a submission did until an error ended their run, for a picture of it.
 """
 
 from __future__ import annotations
@@ -9,24 +11,29 @@ from __future__ import annotations
 import contextlib
 import html
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minitrain.errors import UsageError
+from minitrain.errors import MinitrainError, UsageError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import Budget, budget_for, run_reference
 from minitrain.learn.exercise import Case, Exercise, load_exercise
-from minitrain.learn.unfinished import UnfinishedRun
+from minitrain.learn.replay import replayed
 from minitrain.learn.usage import communication_by_kind, last_clock
 from minitrain.run.analysis.labels import duration
-from minitrain.run.result import load_run
+from minitrain.run.progress import RunProgress
+from minitrain.run.rank_tasks import prepare
+from minitrain.run.result import Run, load_run
+from minitrain.run.simulation import simulate
 
 if TYPE_CHECKING:
     from minitrain.learn.result import CheckResult
     from minitrain.operations import Event
     from minitrain.run.result import Run
+
 
 EXPECTED = "expected"
 """The folder of an exercise with its reference's runs of the public sizes, for where the reference is not there."""
@@ -248,3 +255,42 @@ def kept_runs(exercise: Exercise) -> Iterator[tuple[str, bytes]]:
             path = folder / f"{place}.jsonl"
             run_reference(exercise, case).save(path)
             yield f"{EXPECTED}/{path.name}", path.read_bytes()
+
+
+@dataclass(frozen=True, repr=False)
+class UnfinishedRun(Run):
+    """A run that an error ended: each log goes as far as its rank came.
+
+    What a rank still waited for has no duration.
+    """
+
+    loads_alike = True
+    """Whether clocks say what the step takes: an error may have ended it while ranks loaded."""
+
+    @cached_property
+    def last_clock(self) -> float:
+        """The latest end of an operation, s."""
+        return self.timeline.last_end
+
+
+def run_up_to_error(
+    exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: float = float("inf")
+) -> UnfinishedRun | None:
+    """Replay what a submission did until its error, and return the run; None if it did nothing, or nothing is known.
+
+    Args:
+        exercise: what was asked.
+        case: the sizes.
+        found: programs of the ranks, which may be anything.
+        seconds: real time that this may take, s.
+    """
+    programs = found.get("programs")
+    if not isinstance(programs, Sequence) or len(programs) != case.world_size:
+        return None
+    strategy = replayed(programs, exercise.function, seconds)
+    parameters: dict[str, Any] = {"hardware": exercise.hardware, **case.sizes}
+    seen: list[RunProgress] = []
+    with contextlib.suppress(MinitrainError):  # the same error, or another one that follows from the missing steps
+        simulate(strategy, watch=seen.append, **parameters)
+    run = prepare(strategy, parameters).result(UnfinishedRun, seen[0].models, ())
+    return run if run.last_clock > 0 else None

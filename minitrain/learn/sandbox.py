@@ -3,6 +3,14 @@
 The process gets a folder with the submission and a copy of minitrain that lacks the shipped strategies, the exercises
 and the grader. How it is kept apart is the subject of `isolation`; what it prints is captured; it ends, with whatever
 it started, when time is over.
+
+The names that learning platforms give to collected files: whose a file is, and what its author called it.
+
+| platform | what `helper.py` of Alice Smith is called |
+|---|---|
+| Canvas | `smithalice_4711_99012_helper.py`; late and once more, `smithalice_LATE_4711_99012_helper-1.py` |
+| Moodle | `Alice Smith_4711_assignsubmission_file_helper.py`, or `helper.py` in such a folder |
+| Blackboard | `Exercise 2_asmith_attempt_2026-11-26-10-00-00_helper.py` |
 """
 
 from __future__ import annotations
@@ -13,6 +21,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -26,14 +35,11 @@ from typing import Any
 from minitrain.errors import UsageError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.copied_package import PACKAGE, copy_minitrain, folder_of
-from minitrain.learn.error_reports import SUBMISSION
 from minitrain.learn.exercise import Case
-from minitrain.learn.isolation import HERE, Isolation, command_for, from_worker, plan_for, require_mode
+from minitrain.learn.isolation import HERE, Isolation, command_for, from_worker, packages, plan_for, require_mode
 from minitrain.learn.notebook import code_of
-from minitrain.learn.readable import packages
 from minitrain.learn.result import printable
-from minitrain.learn.uploads import own_name
-from minitrain.learn.wire import decoded
+from minitrain.learn.wire import SUBMISSION, decoded
 from minitrain.machine import load_config
 
 MOST_OUTPUT = 32 * 2**20
@@ -352,3 +358,44 @@ class _Reader:
         """Return what was read."""
         self.join(5)
         return bytes(self._kept)
+
+
+_FORMS = (
+    re.compile(r"(?P<student>[^_]+)_(?:LATE_)?(?P<number>\d+)_\d+_(?P<name>.+?)(?:-\d+)?(?P<ending>\.\w+)?"),
+    re.compile(r"(?P<student>.+?)_\d+_assignsubmission_(?:file|onlinetext)_*(?P<name>.*?)(?P<ending>\.\w+)?"),
+    re.compile(r".+?_(?P<student>[^_]+)_attempt_[\d-]+_(?P<name>.+?)(?P<ending>\.\w+)?"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file or folder as a platform has named it.
+
+    Args:
+        student: whose it is; on Canvas with the number that rosters have, as two students may have one name.
+        name: what its author called it; "" for a folder that the platform has made.
+    """
+
+    student: str
+    name: str
+
+
+def upload_of(name: str) -> Upload | None:
+    """Return what a platform's name of a file says, None if it is no such name.
+
+    >>> upload_of("smithalice_LATE_4711_99012_02_ddp-1.py")
+    Upload(student='smithalice_4711', name='02_ddp.py')
+    >>> upload_of("02_ddp.py") is None
+    True
+    """
+    match = next((match for form in _FORMS if (match := form.fullmatch(name))), None)
+    if match is None:
+        return None
+    number = match.groupdict().get("number")
+    return Upload(match["student"] + (f"_{number}" if number else ""), match["name"] + (match["ending"] or ""))
+
+
+def own_name(name: str) -> str:
+    """Return what the author of a file called it, whatever a platform has made of it."""
+    upload = upload_of(name)
+    return name if upload is None else upload.name or name

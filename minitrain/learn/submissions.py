@@ -17,8 +17,7 @@ from pathlib import Path
 
 from minitrain.errors import UsageError
 from minitrain.learn.exercise import Exercise
-from minitrain.learn.sandbox import NOTEBOOK, source_of
-from minitrain.learn.uploads import own_name, upload_of
+from minitrain.learn.sandbox import NOTEBOOK, own_name, source_of, upload_of
 
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:from[ \t]+\.*[ \t]*(\w+)|import[ \t]+([^\n;#]+))", re.MULTILINE)
 _PATTERN = frozenset("*?[")

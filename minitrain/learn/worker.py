@@ -94,8 +94,8 @@ MOST_STEPS_DRAWN = 20_000
 
 def run_case(function: Any, case: Mapping[str, Any]) -> dict[str, Any]:
     """Run the submission with some sizes, and return its programs, or what went wrong."""
-    from minitrain.learn.error_reports import describe, noting_what_is_never_awaited  # noqa: PLC0415
     from minitrain.learn.recorder import Recorder  # noqa: PLC0415
+    from minitrain.learn.wire import describe, noting_what_is_never_awaited  # noqa: PLC0415
     from minitrain.run.simulation import simulate  # noqa: PLC0415  (of the copy, once it is first on the path)
 
     recorder = Recorder()
@@ -186,7 +186,7 @@ class Deadline:
 
 def _error_reports() -> Any:  # pragma: no cover  (only in a submission's process)
     """Return the module of that name, which is not on the path before `main`."""
-    return importlib.import_module("minitrain.learn.error_reports")
+    return importlib.import_module("minitrain.learn.wire")
 
 
 def disarm() -> None:  # pragma: no cover  (only in a submission's process)

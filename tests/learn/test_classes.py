@@ -22,9 +22,8 @@ from minitrain.learn import Grade, load_exercise, shipped_exercises
 from minitrain.learn.classes import MOST_MEMORY, Row, grade_all, grade_one, key_of
 from minitrain.learn.isolation import Isolation
 from minitrain.learn.report import as_csv
-from minitrain.learn.sandbox import LONGEST_SOURCE, Limits
+from minitrain.learn.sandbox import LONGEST_SOURCE, Limits, own_name, upload_of
 from minitrain.learn.submissions import find_submissions, fingerprint, imported
-from minitrain.learn.uploads import own_name, upload_of
 from tests.learn.exercises.sources import DDP, changed
 
 OWN = "range(model.rank, model.global_batch_size, model.world_size)"

@@ -24,9 +24,7 @@ from minitrain.learn import Exercise, Grade, grade, load_exercise, recorder, rep
 from minitrain.learn.budgets import budget_for, budgets_json, run_reference
 from minitrain.learn.checks import LONGEST, judge, operations_fault
 from minitrain.learn.classes import Row
-from minitrain.learn.error_reports import describe
 from minitrain.learn.exercise import Case
-from minitrain.learn.package import write_package
 from minitrain.learn.recorder import Program, Recorder, name_of
 from minitrain.learn.replay import replayed
 from minitrain.learn.report import FORMATS, as_csv, as_gradescope, as_json, as_junit, as_table, as_text
@@ -35,7 +33,8 @@ from minitrain.learn.sandbox import Limits
 from minitrain.learn.submissions import exercise_of
 from minitrain.learn.testing import assert_strategy
 from minitrain.learn.verify import faults_of
-from minitrain.learn.wire import MOST_STEPS, decoded, encoded
+from minitrain.learn.wheel import write_package
+from minitrain.learn.wire import MOST_STEPS, decoded, describe, encoded
 from minitrain.learn.worker import Guard, RefusedError, readable_folders, run_case
 from minitrain.proof import arithmetic
 from minitrain.source_lines import Place, Places

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minitrain.errors import UsageError
-from minitrain.learn.leaderboard import places, write_leaderboard
+from minitrain.learn.classes import places, write_leaderboard
 from minitrain.search.sweeps.sweep import writing
 
 

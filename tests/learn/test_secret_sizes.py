@@ -9,7 +9,7 @@ import pytest
 
 from minitrain.errors import UsageError
 from minitrain.learn import load_exercise
-from minitrain.learn.secret_sizes import with_secret_sizes
+from minitrain.learn.budgets import with_secret_sizes
 
 
 def test_a_secret_always_gives_the_same_sizes() -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from minitrain.learn import load_exercise
-from minitrain.learn.package import write_package
-from minitrain.learn.secret_sizes import with_secret_sizes
-from minitrain.learn.wheel import students_wheel
+from minitrain.learn.budgets import with_secret_sizes
+from minitrain.learn.wheel import students_wheel, write_package
 from tests.learn.exercises.sources import DDP
 
 NOT_NEEDED = ("chex", "jax", "plotly", "scipy", "simpy", "torch")

@@ -16,8 +16,8 @@ import minitrain as mt
 from minitrain.evidence.rows import read_rows as read_table
 from minitrain.evidence.rows import require_known
 from minitrain.learn.budgets import budget_for
+from minitrain.learn.classes import with_grades
 from minitrain.learn.exercise import load_exercise
-from minitrain.learn.roster import with_grades
 from minitrain.learn.sandbox import source_of
 from minitrain.machine import load_config
 from minitrain.machine.calibrated import Calibration, Line

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from minitrain.learn import Exercise, grade, load_exercise, shipped_exercises
-from minitrain.learn.secret_sizes import with_secret_sizes
+from minitrain.learn.budgets import with_secret_sizes
 from minitrain.learn.verify import faults_of
 from minitrain.run.strategy_loading import load_strategy
 from tests.learn.exercises.sources import SUBMISSIONS
