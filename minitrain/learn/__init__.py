@@ -10,20 +10,21 @@ May import: the rooms up to `proof`, and `search`. Open `grader` first. The ship
 
 | module | what it does |
 |---|---|
-| `exercise`, `budgets` | an exercise's files, and the limits that follow from its reference |
+| `exercise`, `budgets` | an exercise's files, the limits that follow from its reference, and a teacher's secret sizes |
 | `sandbox` | runs a submission in a process of its own, with a `copied_package`; that process runs `worker` |
-| `isolation`, `readable`, `syscalls` | work out how that process is kept apart; `confinement` does it, in the process |
+| `isolation` | works out how that process is kept apart; `confinement` does it, in the process |
 | `recorder` | an observer that writes a program down |
-| `error_reports`, `wire`, `replay` | errors as plain data, what is sent to the grader, and running a program again |
-| `usage`, `memory` | measure a run beyond its peak memory, and say what a rank held |
+| `wire`, `replay` | what is sent to the grader, errors too, as plain data, and running a program again |
+| `usage` | measures a run beyond its peak memory |
 | `causes` | says where a deadlock, or a run beyond its budget, comes from |
-| `checks`, `hints`, `grader` | judge one run, say how to go on, and put all runs together; `result` is one check's |
+| `checks`, `hints`, `grader` | judge one run, say what a rank held and how to go on, and put all runs together |
+| `result` | one check's |
 | `gap` | the exercise that explains a gap, which asks for answers and for no strategy |
 | `predictions` | questions before a run, whose figures are the answers |
-| `submissions`, `uploads`, `classes` | find what was handed in, and grade it |
-| `report`, `roster`, `leaderboard` | write grades down |
-| `picture`, `unfinished` | are for learners: a run beside the reference's, drawn |
-| `verify`, `secret_sizes`, `package`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers |
+| `submissions`, `classes` | find what was handed in, grade it, and put grades into tables of students and places |
+| `report` | writes grades down |
+| `picture` | is for learners: a run beside the reference's, drawn, as far as it came |
+| `verify`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers, `wheel` for Gradescope, too |
 """
 
 from importlib import import_module

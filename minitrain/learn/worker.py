@@ -174,7 +174,7 @@ class Deadline:
             _send(
                 os.write,
                 self.result,
-                json.dumps({"error": self.error(_error_reports().line_of(frame))}).encode() + b"\n",
+                json.dumps({"error": self.error(_wire().line_of(frame))}).encode() + b"\n",
             )
             os._exit(0)
 
@@ -184,8 +184,8 @@ class Deadline:
         return {"kinds": ["TimeoutError", "MinitrainError"], "message": message, "line": line}
 
 
-def _error_reports() -> Any:  # pragma: no cover  (only in a submission's process)
-    """Return the module of that name, which is not on the path before `main`."""
+def _wire() -> Any:  # pragma: no cover  (only in a submission's process)
+    """Return the module `wire`, which is not on the path before `main`."""
     return importlib.import_module("minitrain.learn.wire")
 
 
@@ -215,7 +215,6 @@ def prepare(config: str) -> tuple[Callable[[str], Any], Any]:  # pragma: no cove
         "run.simulation",
         "run.accounting.strict.observer",
         "learn.recorder",
-        "learn.error_reports",
         "learn.wire",
     )
     for name in parts:
@@ -236,7 +235,7 @@ def run_all(
         function = load(f"{job['file']}:{job['function']}")
     except BaseException as error:  # also what its top level raises
         deadline.holds = False
-        yield {"error": _error_reports().describe(error)}
+        yield {"error": _wire().describe(error)}
         return
     for case in job["cases"]:
         deadline.holds = True
