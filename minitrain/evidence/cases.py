@@ -211,6 +211,8 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
     """Return the strategy of a layout, and its options."""
     common: dict[str, Any] = {"recompute": layout.recompute}
     offload = {name for column in columns() for name in _offloaded(row, column)}
+    if _blocks(framework, layout):
+        return "zero3", common
     if layout.zero >= 2 and layout.pp == layout.ep == 1:
         return "fsdp", common | {
             "replicas": layout.dp // layout.shard_size,
@@ -244,6 +246,11 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "imbalance": imbalance,
         "capacity_factor": row.number("capacity_factor"),
     }
+
+
+def _blocks(framework: Framework, layout: Layout) -> bool:
+    """Return whether computing waits for each gather of weights."""
+    return framework.blocking_zero and layout.zero == 3 and layout.num_replicas == layout.world_size
 
 
 _MOST_UNLIKE = 64
@@ -288,7 +295,9 @@ def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Plat
         found,
         attention=_generation(row) or found.attention,
         gradient_accesses=_gradient_accesses(framework, layout),
-        batches_messages=framework.batches_messages and layout.pp > 1,
+        batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
+        shares_by_rank=_blocks(framework, layout),
+        captures=bool(row.words("framework").facts.get("graphs")),
     )
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
@@ -520,7 +529,7 @@ def _is_slowed_down(case: Case) -> bool:
     """
     if case.strategy == "fsdp":
         return (case.platform or COMPONENTS).fitted_on == "nothing"
-    return case.layout.pp == 1 and bool(case.options["overlap_replicas"])
+    return case.layout.pp == 1 and bool(case.options.get("overlap_replicas"))
 
 
 def _predicted(run: Run) -> Prediction:

@@ -257,7 +257,6 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "p1",
                 "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge)",
-                "blind",
                 lacks="what backward computes again (none)",
             ),
             PublishedTable(

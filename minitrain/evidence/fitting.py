@@ -160,6 +160,8 @@ def _common(cases: Sequence[Case], name: str, start: str | Platform | None) -> P
             "fused_loss",
             "gradient_accesses",
             "batches_messages",
+            "is_eager",
+            "captures",
         )
         if len({getattr(platform, field) for platform in platforms}) == 1
     }

@@ -194,6 +194,9 @@ class Framework:
         selective: what it computes again where a row says "selective": with Megatron-Core the attention core, whatever
             kernel that is (`_checkpointed_attention_forward` of `core/transformer/attention.py`).
         balances: whether stages are cut by the parameters of layers and head, as nanotron does.
+        blocking_zero: whether ZeRO-3 beside it is DeepSpeed's of 2021: computing waits for each gather
+            (`torch.cuda.synchronize()` in `_allgather_param`), whose shares are copied one by one (DeepSpeed's issues
+            1069 and 1174).
         batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
         parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
             platform has it, or a way of `minitrain.machine.platforms.EXPOSED`.
@@ -216,6 +219,7 @@ class Framework:
     recompute: str | None = "none"
     selective: str = "selective"
     balances: bool = False
+    blocking_zero: bool = False
     batches_messages: bool = False
     parts_overlap: str = ""
     gradient_accesses: float = 0.0
@@ -241,6 +245,7 @@ _OLD_MEGATRON = Framework(
     dropout=0.1,
     attention="unfused",
     overlap="one stage",
+    blocking_zero=True,
     batches_messages=True,
     gradient_accesses=2,
     accesses_alone=2,
@@ -262,6 +267,9 @@ _NEMO = Framework(
     selective="core_attn+flash_attn",
     batches_messages=True,
 )
+
+_BRIDGE = replace(_NEMO, name="Megatron Bridge", words="nemo bridge", gradient_bytes=2)
+"""Its performance recipes sum gradients in 16 bits (`grad_reduce_in_fp32 = False` of `scripts/performance`)."""
 
 _MEGATRON_CORE = replace(
     _NEMO,
@@ -288,6 +296,7 @@ FRAMEWORKS = (
     ),
     _MEGATRON_DEEPSPEED,
     replace(_NEMO, name="NeMo Megatron of 2023", words="nemo-2023", platforms=(), attention="unfused"),
+    _BRIDGE,
     _NEMO,
     Framework(name="JAX", words="jax", platforms=((r".", "xla"),), overlap="always", recompute=None),
     _MEGATRON_CORE,

@@ -444,6 +444,10 @@ CHANNEL_GBPS = MappingProxyType({"v100": 26.5, "a100": 24.0, "h100": 38.7, "h200
 """What a channel carries at most within a node, 1e9 bytes/s: `perChMaxTreeBws` of NCCL's src/graph/tuning.cc, protocol
 Simple, which messages take."""
 
+SENDING_WARPS = 0.5
+"""The share of a channel's warps that send, while the others receive what comes in the same batch: NCCL keeps "a
+balanced number of reading and writing threads" (src/device/sendrecv.h)."""
+
 _ACCESSES: Mapping[str, int] = MappingProxyType(
     {"all_gather": 2, "reduce_scatter": 3, "all_reduce": 2 + 3, "all_to_all": 2}
 )

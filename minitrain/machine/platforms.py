@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -38,6 +38,12 @@ input runs beside the gradient of the input, and backward's sum beside that of t
 """
 
 
+_CHOICES: Mapping[str, Collection[str]] = MappingProxyType(
+    {
+        "parts_overlap": EXPOSED,
+        "batches_messages": ("no", "within nodes", "always"),
+    }
+)
 _RULES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed"), "a number > 0"),
@@ -66,6 +72,8 @@ class Platform:
         launch_s: time between two launches, s, where the host is slower than the device; the device's own if None.
         is_eager: whether PyTorch dispatches operations one by one from Python, at the pace of the device's host
             (`minitrain.machine.kernel_device.eager_launch_s`), where no `launch_s` is given.
+        captures: whether CUDA graphs have captured the passes of layers, each of which is then one launch but for
+            experts.
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
             that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
         parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
@@ -79,7 +87,11 @@ class Platform:
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
         batches_messages: whether stages exchange messages by NCCL's sends in a group of their own, which within a node
-            have few channels (`minitrain.machine.network.channels_of_message`); else at the rate of the links.
+            have few channels (`minitrain.machine.network.channels_of_message`); else at the rate of the links: "no";
+            "within nodes", so far as all ranks are of one node; "always", which is sure of a pipeline without rings.
+        shares_by_rank: whether shards that are gathered, or gradients that are scattered, lie in a list of one tensor a
+            rank, each of which the host copies by an operation of its own (`all_gather` of lists in PyTorch before
+            `_all_gather_base`, which DeepSpeed took until 0.5.9).
         fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
             the step time was missed by at most; None where nothing was fitted to one's own runs.
 
@@ -99,6 +111,7 @@ class Platform:
     eager: float = 1.0
     launch_s: float | None = None
     is_eager: bool = False
+    captures: bool = False
     parts_exposed: float = 1.0
     parts_overlap: str = "none"
     separate_gradients: bool = False
@@ -106,7 +119,8 @@ class Platform:
     attention: str | None = None
     fused_loss: bool = False
     gradient_accesses: float = 0.0
-    batches_messages: bool = False
+    batches_messages: str = "no"
+    shares_by_rank: bool = False
     fitted_error: float | None = None
 
     def __post_init__(self) -> None:
@@ -118,12 +132,12 @@ class Platform:
             may_be_zero = ">= 0" in rule
             if not is_number or not 0 <= value < math.inf or (value == 0 and not may_be_zero):
                 raise UsageError(f"{name} of platform {self.name} must be {rule}, got {value!r}", platform=self.name)
-        if self.parts_overlap not in EXPOSED:
-            raise UsageError(
-                f"parts_overlap of platform {self.name} must be {', '.join(EXPOSED)}, got {self.parts_overlap!r:.40}; "
-                "use one of them",
-                platform=self.name,
-            )
+        for name, known in _CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(
+                    f"{name} of platform {self.name} must be {', '.join(known)}, got {value!r:.40}; use one of them",
+                    platform=self.name,
+                )
 
     @property
     def title(self) -> str:

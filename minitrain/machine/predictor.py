@@ -55,7 +55,14 @@ from minitrain.machine.device import Device, RooflineDevice
 from minitrain.machine.kernel_device import CAPTURED, KernelDevice, eager_launch_s, gradients_beside, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
-from minitrain.machine.network import CHANNEL_GBPS, Network, channels_of_message, memory_bytes, select_tier
+from minitrain.machine.network import (
+    CHANNEL_GBPS,
+    SENDING_WARPS,
+    Network,
+    channels_of_message,
+    memory_bytes,
+    select_tier,
+)
 from minitrain.machine.platforms import EXPOSED
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
@@ -437,7 +444,8 @@ class KernelPredictor(DevicePredictor):
             separate_gradients=platform.separate_gradients,
             stops_early=platform.stops_early,
             gradient_accesses=platform.gradient_accesses,
-            captures=platform.is_eager and system.name.partition("_")[0] in CAPTURED,
+            captures=platform.captures or (platform.is_eager and system.name.partition("_")[0] in CAPTURED),
+            transposes=float(system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
         launch_s = eager_launch_s(system.name) if platform.is_eager and platform.launch_s is None else platform.launch_s
         launch_s = 0.0 if "launches" in terms else launch_s
@@ -495,6 +503,10 @@ class KernelPredictor(DevicePredictor):
     def _unhidden(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None) -> Price:
         """Return the price of a collective but for what tensor parallelism hides of it."""
         platform = self._platform
+        if platform.shares_by_rank and op in ("all_gather", "reduce_scatter"):
+            price = super()._collective(op, size_bytes, ranks, algorithm)
+            copies_s = _MATRICES_OF_UNIT * len(ranks) * eager_launch_s(self.system.name)
+            return replace(price, seconds=price.seconds + copies_s)
         exposed = EXPOSED[platform.parts_overlap].get(op, 1.0)
         if exposed * platform.parts_exposed == 1 or not self._are_neighbours(ranks):
             return super()._collective(op, size_bytes, ranks, algorithm)
@@ -528,18 +540,26 @@ class KernelPredictor(DevicePredictor):
         if not self._has_transfers:
             return Price(0.0, size_bytes)
         price = super()._p2p(op, size_bytes, source, dest)
-        if self._platform.batches_messages:
-            price = self._on_channels(price, abs(source - dest))
+        batches = self._platform.batches_messages
+        if batches == "always" or (batches == "within nodes" and self.num_nodes == 1):
+            price = self._batched(price, abs(source - dest))
         return self._beside_memory(price, memory_bytes(op, size_bytes, 2))
 
-    def _on_channels(self, price: Price, stride: int) -> Price:
-        """Return the price of a message between stages, which are so many ranks apart: NCCL's channels may be few."""
+    def _batched(self, price: Price, stride: int) -> Price:
+        """Return the price of a message between stages, which are so many ranks apart.
+
+        NCCL's channels may be few within a node. The host waits for the batch (`batch_p2p_sync` of Megatron-Core), and
+        launches the next kernel only then.
+        """
+        price = replace(price, seconds=price.seconds + cast(KernelDevice, self.device).launch_s)
         channel_GBps = CHANNEL_GBPS.get(self.system.name.partition("_")[0])  # noqa: N806 - a unit
         if channel_GBps is None or price.tier_size != self._inner.size:
             return price
-        number = channels_of_message(price.size_bytes, self.world_size // stride, self.num_nodes)
-        latency = super()._p2p("send", 0, 0, stride).seconds
-        return replace(price, seconds=larger(price.seconds, latency + price.size_bytes / (number * channel_GBps * 1e9)))
+        apart = min(stride, self.world_size - stride) or stride  # the last stage is beside the first of the next chunk
+        number = channels_of_message(price.size_bytes, self.world_size // apart, self.num_nodes)
+        latency = super()._p2p("send", 0, 0, stride).seconds + cast(KernelDevice, self.device).launch_s
+        reached = number * channel_GBps * SENDING_WARPS * 1e9
+        return replace(price, seconds=larger(price.seconds, latency + price.size_bytes / reached))
 
     def _price_of(self, work: KernelList) -> Price:
         device = cast(KernelDevice, self.device)
@@ -569,6 +589,10 @@ def _term_of(name: str) -> str:
     """Return which term of an ablation a pass over memory belongs to."""
     return {"loss": "loss", "adam": "update", "gradients": "update", "update": "update"}.get(name, "elementwise")
 
+
+_MATRICES_OF_UNIT = 2  # of an attention, or of an MLP that is not gated: each is a collective
+
+_EITHER_ORDER = 10.0  # the compute capability from which matrix units take eight-bit operands in either order
 
 _HALVES = ("backward_input", "backward_weight")
 

@@ -27,15 +27,17 @@ left is
 | input of experts' multiplications, gradient of their result | cast and transposed | cast and transposed |
 
 That is so where a tensor's scaling factor is that of steps before ("delayed"). A factor of the tensor itself
-("current") makes norms and activation functions write 16 bits, and every tensor is read once for its largest element
-and once to be cast. With factors of blocks ("blockwise", on Hopper) it is read once, and where Blackwell's matrix units
-scale ("mx") activation functions write eight bits again.
+("current") makes norms and activation functions write 16 bits and find the largest element, after which the tensor is
+read to be cast; others are read once more for it. With factors of blocks ("blockwise", on Hopper) a tensor is read
+once, and where Blackwell's matrix units scale ("mx") activation functions write eight bits again, in both orders.
+Blackwell's matrix units take either order, so that there nothing is transposed.
 
 Left out: scaling factors and their history; weights, whose copies are made once a step.
 
 Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
 `fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
-`csrc/extensions/normalization.cpp` (2.x); `GroupedLinear`, which casts all that it is given.
+`csrc/extensions/normalization.cpp` (2.x); `create_hp_tensor_with_amax` (2.7, pull requests 2004 and 2013);
+`non_tn_fp8_gemm_supported` of `csrc/extensions/util.cpp`; `GroupedLinear`, which casts all that it is given.
 
 The kernels of an operation that the engine prices: a pass through a unit, half of one, the loss, an update.
 
@@ -82,21 +84,27 @@ PERMUTATIONS = ("permutation", "unpermutation")
 written once, and each of its copies (`token_permutation` and `token_unpermutation` of Megatron-Core's
 `core/transformer/moe/token_dispatcher.py`). Backward does the inverse of each."""
 
-_SCALING_BYTES: Mapping[str, tuple[int, int, int]] = MappingProxyType(
-    {"delayed": (0, 0, 0), "current": (6, 6, 2), "blockwise": (4, 4, 0), "mx": (4, 0, 0)}
+_SCALING_BYTES: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
+    {
+        "delayed": (0, 0, 0, 0),
+        "current": (4, 6, 4, 2),
+        "current, in one order": (3, 5, 3, 2),
+        "blockwise": (4, 4, 4, 0),
+        "mx": (4, 4, 0, 0),
+    }
 )
-"""Bytes more of an element that a norm makes (or takes back), an activation function, and of one that is cast anyway,
-by where scaling factors come from."""
+"""Bytes more of an element that a norm makes, that a norm takes back, that an activation function makes or takes back,
+and that is cast anyway, by where scaling factors come from."""
 
 
 def eight_bit_passes(
-    gemm: Gemm, eager: float, scaling: str, share: float, *, is_backward: bool, is_attention: bool
+    gemm: Gemm, style: Style, scaling: str, share: float, *, is_backward: bool, is_attention: bool
 ) -> Iterator[MemoryPass]:
     """Yield the casts and transpositions of a multiplication in eight bits, forward or backward.
 
     Args:
         gemm: the multiplication, forward.
-        eager: factor on the traffic.
+        style: how a framework runs it, and whether the device needs transpositions.
         scaling: where scaling factors come from, a key of `_SCALING_BYTES`.
         share: of the tokens between layers that this rank has: below 1 where the sequence is divided there.
         is_backward: which pass.
@@ -104,23 +112,26 @@ def eight_bit_passes(
     """
     is_divided_by_rows = gemm.name == "output" or gemm.name.endswith("down")
     inputs, outputs = gemm.batch * gemm.m * gemm.k, gemm.batch * gemm.m * gemm.n
-    at_layer, within, cast = _SCALING_BYTES[scaling]
+    one_order = not style.transposes and scaling in ("delayed", "current")
+    *at_layer, within, cast = _SCALING_BYTES["current, in one order" if one_order and scaling == "current" else scaling]
+    eager, cast_bytes = style.eager, _CAST_BYTES - one_order
     is_between = is_divided_by_rows == is_backward  # its input, or the gradient of its result, lies between layers
-    more = share * at_layer if is_between else cast if is_attention else within
+    more = share * at_layer[is_backward] if is_between else cast if is_attention else within
     is_of_experts = gemm.name.startswith("experts.")
     if is_of_experts:
-        more = _CAST_BYTES + cast
+        more = cast_bytes + cast
     if more:
         yield MemoryPass("scaling", outputs if is_backward else inputs, more * eager)
     if is_of_experts:
         return
     if not is_backward:
         if is_attention and is_divided_by_rows:
-            yield MemoryPass("cast", inputs, _CAST_BYTES * eager)
+            yield MemoryPass("cast", inputs, cast_bytes * eager)
         return
-    yield MemoryPass("transposition", outputs if is_divided_by_rows else inputs, _TRANSPOSED_BYTES * eager)
+    if style.transposes and scaling != "mx":
+        yield MemoryPass("transposition", outputs if is_divided_by_rows else inputs, _TRANSPOSED_BYTES * eager)
     if is_attention and not is_divided_by_rows:
-        yield MemoryPass("cast", outputs, _CAST_BYTES * eager)
+        yield MemoryPass("cast", outputs, cast_bytes * eager)
 
 
 ADAM_BYTES = 46
@@ -175,6 +186,7 @@ class Style:
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
         captures: whether a pass is the replay of a CUDA graph, of one launch, but for experts.
+        transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
     """
 
     attention: str = "flash2"
@@ -185,6 +197,7 @@ class Style:
     stops_early: bool = False
     gradient_accesses: float = 0.0
     captures: bool = False
+    transposes: bool = True
 
     def captured(self, num_launches: int) -> int:
         """Return how many launches are left of some that a graph has."""
@@ -394,7 +407,7 @@ class _Lister:
             is_attention = self.unit.core is not None
             yield from eight_bit_passes(
                 gemm,
-                self.style.eager,
+                self.style,
                 precision.scaling,
                 self.work.num_tokens_between / self.work.num_tokens,
                 is_backward=is_backward,

@@ -157,6 +157,13 @@ def test_eight_bits_are_cast_and_transposed() -> None:
     assert not traffic(backward_kernels(LLAMA, mlp, work()), "transposition")
 
 
+def test_eight_bits_are_written_once_where_matrix_units_take_either_order() -> None:
+    attention = LLAMA.units()[1]
+    blackwell = Style(datatype="float8", transposes=False)
+    assert traffic(forward_kernels(LLAMA, attention, work(), blackwell), "cast") == 3 * 1024 * 1024
+    assert not traffic(backward_kernels(LLAMA, attention, work(), blackwell), "transposition")
+
+
 def test_separate_gradient_accumulation_moves_ten_bytes_a_weight() -> None:
     unit = GPT.units()[2]
     back = backward_kernels(GPT, unit, work(), Style(separate_gradients=True))
