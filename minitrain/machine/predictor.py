@@ -445,7 +445,7 @@ class KernelPredictor(DevicePredictor):
             stops_early=platform.stops_early,
             gradient_accesses=platform.gradient_accesses,
             captures=platform.captures or (platform.is_eager and system.name.partition("_")[0] in CAPTURED),
-            transposes=float(system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
+            transposes=cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
         launch_s = eager_launch_s(system.name) if platform.is_eager and platform.launch_s is None else platform.launch_s
         launch_s = 0.0 if "launches" in terms else launch_s
