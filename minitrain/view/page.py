@@ -61,8 +61,9 @@ p {{ margin: 6px 0; }}
 small {{ color: var(--soft); margin-left: .6em; }}
 .lacks {{ color: #b3261e; font-weight: 600; }}
 code {{ font-size: 13px; overflow-wrap: anywhere; }}
-.facts span {{ display: inline-block; }}
-.facts span:not(:last-child)::after {{ content: "·"; margin: 0 .1em 0 .4em; }}
+.facts {{ margin-left: -.85em; clip-path: inset(0 0 0 .85em); }}
+.facts span {{ display: inline-block; position: relative; padding-left: .85em; }}
+.facts span::before {{ content: "·"; position: absolute; left: .25em; color: var(--soft); font-weight: 400; }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: 3px 0 3px 14px; text-align: right; border-bottom: 1px solid var(--line); }}

@@ -490,8 +490,8 @@ export async function mountTimeline(element, data, options = {}) {
       clear(lineOf(bottom - GAP), tall);
       paintMemory(linesOf(high(mostMemory()) - 1, bottom + deep - high(mostMemory()) + 1), wide, dense, columns, high, dark);
     });
-    if (!on.pixels || !crowded.length) for (const [item, y] of seen) on.rect(left, y, span(), item.high, lane);
     on.clip(0, AXIS, width, bottom - AXIS - GAP);
+    if (!on.pixels || !crowded.length) for (const [item, y] of seen) on.rect(left, y, span(), item.high, lane);
     if (!on.pixels) for (const [item, y] of crowded) phases.set(item, drawShares(on, item.lane, y, item.high, looks));
     for (const [item, y] of seen) drawBars(on, item.lane, y, item.high, looks, phases.get(item));
     on.clip(left, AXIS, span(), height);

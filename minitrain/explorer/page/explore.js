@@ -217,11 +217,12 @@ function choice(name, choices, given, usual, isOption) {
   const select = make('select', {
     onchange: () => set(name, select.value === '' ? '' : plain(select.value), isOption),
   });
+  const isPhrase = String(usual).includes(' ');  // which says itself that it is usual
   if (usual !== undefined)
     select.append(
       make('option', {
         value: '',
-        textContent: usual === '' || String(usual).includes('--') ? 'as usual' : `as usual: ${usual}`,
+        textContent: usual === '' || String(usual).includes('--') ? 'as usual' : (isPhrase ? '' : 'as usual: ') + usual,
       }),
     );
   for (const value of choices) select.append(make('option', { value: String(value), textContent: String(value) }));
