@@ -578,7 +578,9 @@ def short(name: str, source: random.Random, _most_s: float) -> tuple[bool, str]:
         place.mkdir()
         least = status_bytes("VmSize")  # with less, Python itself does not live
         most = source.choice([least + more_bytes, max(least + more_bytes, hungriest_bytes)])
-        limit = source.randrange(least, most)
+        limit = source.randrange(
+            min(least, int(0.9 * hungriest_bytes) or least), most
+        )  # so that processes lack some too
 
         def prepare() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -69,8 +69,43 @@ def steps():
 """
 """Finds what the recorder has written down."""
 
+SENT = """
+import minitrain.learn.wire as wire
+true = wire.encoded
+def encoded(result):
+    for rank, steps in enumerate(result.get("programs", ())):
+        change(rank, steps, len(result["programs"]))
+        result["lines"][rank] += [None] * (len(steps) - len(result["lines"][rank]))
+    return true(result)
+wire.encoded = encoded
+"""
+
+
+def sending(*lines: str) -> str:
+    """Return data parallelism that changes the steps of each rank before they are sent to the grader."""
+    return "\n    ".join([f"{DDP}\ndef change(rank, steps, n):", *lines]) + SENT
+
+
+def summing(change: str) -> str:
+    """Return data parallelism whose sums are changed before they are sent."""
+    return sending(f"for s in steps: s[:] = {change} if s[0] == 'all_reduce' else s")
+
+
 FAILING: dict[str, dict[str, Wrong]] = {
     "a result before it is there": {
+        "a sum whose wait is cancelled": (
+            "02",
+            reducing(
+                "async def wait(): grads[k] = await model.all_reduce(grads[k], k)",
+                "task = asyncio.create_task(wait())",
+                "await asyncio.sleep(0)",
+                "task.cancel()",
+                "await model.barrier()",
+                before="import asyncio\n",
+            ),
+            "laws",
+            "was overwritten by all_reduce",
+        ),
         "another rank's result": (
             "02",
             reducing(
@@ -241,6 +276,29 @@ FAILING: dict[str, dict[str, Wrong]] = {
             changed(DDP, (FINAL, "        model.final_weights[k] = type(weights[k])(k, model.num_layers, 1)\n")),
             "laws",
             "was not handed in there",
+        ),
+        "a sum over half of the ranks": (
+            "02",
+            reducing(
+                "half = [rank for rank in range(model.world_size) if rank % 2 == model.rank % 2]",
+                "grads[k] = await model.all_reduce(grads[k], k, group=half)",
+            ),
+            "laws",
+            "must cover all 8 samples",
+        ),
+        "weights of before, from the host": (
+            "02",
+            changed(
+                DDP,
+                (
+                    UPDATE,
+                    "        model.host[k] = await model.offload(weights[k])\n"
+                    + UPDATE
+                    + "        weights[k] = await model.fetch(model.host[k])\n",
+                ),
+            ),
+            "laws",
+            "exactly one update|step 0",
         ),
         "half of a gradient reduced": (
             "02",
@@ -561,6 +619,16 @@ FAILING: dict[str, dict[str, Wrong]] = {
             "did not come out of an operation",
         ),
         "no samples at all": ("02", changed(DDP, (OWN, "[]")), "laws", "must cover all 8 samples"),
+        "experts with a share that is no number": (
+            "16",
+            changed(
+                EXPERTS,
+                ("model.route(", "functools.partial(model.route, imbalance=float('nan'))("),
+                before="import functools\n",
+            ),
+            "runs",
+            "imbalance must lie in 1..8",
+        ),
         "experts with less than their share": (
             "16",
             changed(
@@ -820,6 +888,18 @@ TAMPERING: dict[str, dict[str, tuple[str, str]]] = {
         "recorded groups of one": (
             ending("alone = lambda x: [*x[:3], [model.rank], *x[4:]] if x[0] == 'all_reduce' else x",
                    "for s in steps(): s[:] = map(alone, s)", before=RECORDED), "is not in the group"),
+        "sent sums by a free algorithm": (summing("[*s[:4], 'free', s[5]]"), "the algorithm of all_reduce must be one"),
+        "sent sums of no layer": (summing("[*s[:2], 1e300, *s[3:]]"), "must be for a layer of 0 to"),
+        "sent sums of the others alone": (
+            summing("[*s[:3], [other for other in s[3] if other != rank], *s[4:]]"), "is not in the group"),
+        "sent sums of ranks without end": (summing("[*s[:3], s[3] * 15000, *s[4:]]"), SAME),
+        "sent steps of private names": (sending("steps.append(['__setattr__', '_time', 0.0])"), "makes no sense"),
+        "sent steps of the log as a store": (sending("steps.append(['drop', '_log', 0])"), "there is no store '_log'"),
+        "sent results twice": (
+            sending("steps.append([s for s in steps if s[0] == 'await'][0])"), "makes no sense"),
+        "sent operations as tensors": (
+            sending("steps.append(['put', 'weights', 9, {'launched': [s[0] for s in steps].index('all_reduce')}])"),
+            "only tensors can be held in a store"),
         "another class of model": (ending("model.__class__ = type('Mine', (type(model),), {})"), SAME),
         "a log emptied": (ending("model._log._rows.clear()"), SAME),
     },
