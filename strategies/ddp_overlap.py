@@ -26,7 +26,7 @@ async def ddp_overlap(
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     layers = range(model.num_layers)
     batches = microbatches_of(model, model.world_size, model.rank, microbatch_size, "ddp_overlap")
-    bucket, launched = [], []
+    bucket, launched, tied = [], [], tied_layers(model)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer)
@@ -45,7 +45,10 @@ async def ddp_overlap(
             grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
 
             if samples == batches[-1]:
-                bucket.append(grad_weights[layer])
+                if layer not in tied:
+                    bucket.append(grad_weights[layer])
+                if layer == 0:  # the gradient of a table that embedding and head share is final now
+                    bucket += [grad_weights[one] for one in reversed(tied)]
                 if len(bucket) == bucket_size or layer == 0:
                     launched.append(model.launch(model.all_reduce(bucket, layer)))
                     bucket = []
@@ -59,9 +62,9 @@ async def ddp_overlap(
     for work in launched:
         for grad in await work:
             grad_weights[grad.layer] = grad
-            if grad.layer not in tied_layers(model):
+            if grad.layer not in tied:
                 update(grad.layer)
     await sum_tied(model, grad_weights)
-    for layer in tied_layers(model):
+    for layer in tied:
         update(layer)
     return model

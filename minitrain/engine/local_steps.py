@@ -181,7 +181,7 @@ def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: 
         raise broken(model, "update", f"a replica's own step needs its own state, got {describe(state)}", layer)
     laws.require_whole_matrices(model, layer, weight)
     shards = weight.shards, weight.num_shards
-    price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer)
+    price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer, *model._division(weight))
     model._record("update", layer, price, weight_grad.samples)
     seen = union(weight.samples, weight_grad.samples)
     fields = layer, model._num_layers, weight.step + 1, *shards, seen, model._global_batch_size
@@ -350,7 +350,8 @@ def _require_shards(model: RankState, op: str, layer: int, value: Any, weight: W
 
 def _record(model: RankState, typ: str, layer: int, weight: Weight, samples: Any) -> None:
     """Log a pass over some shards of a weight."""
-    mode = PassMode("none", num_parts=max(weight.num_shards // len(weight.shards), 1))
+    share = max(weight.num_shards // len(weight.shards), 1)
+    mode = PassMode("none", num_parts=share, pieces=model._division(weight))
     price = model._runtime_predictor.compute(typ, 1, layer, mode)
     model._record(typ, layer, price, samples)
 

@@ -34,6 +34,7 @@ from minitrain.engine.kept_for_backward import (
 from minitrain.engine.laws import broken
 from minitrain.errors import UsageError
 from minitrain.machine.price import Price
+from minitrain.operations import UNITS_PER_ELEMENT
 from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import SequencePart, ranges, singleton
@@ -65,8 +66,25 @@ def load_part(
     """Load one shard of a part of a layer's weight, and make its optimizer state."""
     fields = layer, model._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
     weight = WeightPart(*fields)
-    model._record_load(weight, num_parts)
+    _note_table(model, weight)
+    model._record_load(weight)
     return _sized(model, weight), _sized(model, OptStatePart(*fields))
+
+
+def _note_table(model: RankState, weight: Weight) -> None:
+    """Let a table count once from now on, where the rank loads embedding and head alike, whose table it is."""
+    layers: tuple[int, ...] = getattr(model._runtime_predictor.workload, "table_layers", ())
+    if weight.layer not in layers:
+        return
+    division = weight.shards, weight.num_shards, weight.parts, weight.num_parts
+    (other,) = {*layers} - {weight.layer}
+    if model._tables.get(other) == division:
+        model._sizes = model._runtime_predictor.workload.with_one_table(in_shards=weight.num_shards > 1)  # type: ignore[attr-defined]  # it has a table
+        model._account.measure = model._meter.measure = model._sizes.memory_elements
+        for tensor in (*model.weights.values(), *model.opt_states.values()):
+            if tensor.layer in layers:  # a head that was loaded first counted with its table
+                model._resize(tensor, int(model._sizes.memory_elements(tensor) * UNITS_PER_ELEMENT))
+    model._tables = {**model._tables, weight.layer: division}
 
 
 def input_shard(
@@ -284,7 +302,9 @@ def _has_common_adapters(model: RankState, weight_grad: WeightGradPart) -> bool:
 def update_part(model: RankState, weight: WeightPart, weight_grad: Any, state: OptState) -> tuple[Any, Any]:
     """Take an optimizer step on a part, or on the shards of it that this rank holds."""
     laws.require_whole_matrices(model, weight.layer, weight)
-    price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, weight.layer, weight.num_parts)
+    price = model._runtime_predictor.update(
+        len(weight.shards), weight.num_shards, weight.layer, *model._division(weight)
+    )
     model._record("update", weight.layer, price, weight_grad.samples)
     return stepped(model, weight), stepped(model, state)
 
@@ -341,6 +361,7 @@ def load(model: RankState, layer: int, shard: int, num_shards: int) -> tuple[Wei
     """Load one shard of a layer's weight, and make its optimizer state."""
     weight = Weight(layer, model._num_layers, 0, singleton(shard), num_shards)
     opt_state = OptState(layer, model._num_layers, 0, singleton(shard), num_shards)
+    _note_table(model, weight)
     price = model._record_load(weight)
     units = model._account.size(weight), model._account.size(opt_state)
     if model._remembered.may_be_shared and model._entry is None:
@@ -396,7 +417,7 @@ def price_of_update(model: RankState, layer: int, weight: Weight) -> Price:
     """Return the price of an optimizer step on the shards of a weight."""
     laws.require_whole_matrices(model, layer, weight)
     num_held, num_shards = len(weight.shards), weight.num_shards
-    price = model._runtime_predictor.update(num_held, num_shards, layer)
+    price = model._runtime_predictor.update(num_held, num_shards, layer, *model._division(weight))
     if model._remembered.may_be_shared:
         model._remembered.updates[num_held, num_shards] = price
     return price

@@ -14,9 +14,10 @@ import copy
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -155,6 +156,7 @@ class RankState:
     _met: frozenset[int] = frozenset()  # layers whose common weight replicas have taken on, where they go their own way
     _begun: Sequence[float] = ()  # when it began each step that its strategy takes in a loop, s
     _entry: Entry | None = None  # how it begins, in a run of several steps
+    _tables: Mapping[int, Any] = MappingProxyType({})  # of layers that share one: how the rank has loaded each
     _looked_at: Callable[[str], None] | None = None  # is told when the strategy reads a clock or a price
 
     rank: int = _for_reading("rank", "This rank.")
@@ -202,7 +204,8 @@ class RankState:
         self.final_experts: dict[int, Weight] = {}
         self.final_locals: dict[int, Weight] = {}
         tells_kinds = not (self._is_uniform or memory_by_kind)  # runs of layers that are alike report no kinds
-        self._account = (KindAccount if tells_kinds else Account)(self._runtime_predictor.workload.memory_elements)
+        self._sizes: Any = self._runtime_predictor.workload  # says how large tensors are on this rank
+        self._account = (KindAccount if tells_kinds else Account)(self._sizes.memory_elements)
         if memory_by_kind:
             self._account.journal = Journal(self._log)
         self._meter = self._account  # what counts as this rank's memory: the stores and operations in flight
@@ -392,9 +395,14 @@ class RankState:
             entry.loaded.append(note_of(weight))
             if entry.follows and not self._rows:
                 return FREE
-        price = self._runtime_predictor.load(1, weight.num_shards, weight.layer, *kind)
+        price = self._runtime_predictor.load(1, weight.num_shards, weight.layer, *(kind or self._division(weight)))
         self._record("load_weights", weight.layer, price, NO_SAMPLES)
         return price
+
+    def _division(self, weight: Weight) -> tuple[Any, ...]:
+        """Return how a weight is divided, as predictors take it; nothing where it is a whole layer."""
+        found = self._sizes.division(weight) if len(self._tables) > 1 else weight.num_parts
+        return () if found == 1 else (found,)
 
     def held_bytes(self, value: Any) -> int:
         """Return the bytes that a collective of a proper subgroup moves: of tensors in shards, those it works on."""
@@ -408,7 +416,7 @@ class RankState:
         By the specification a sharded tensor counts whole. That is right where all ranks work on all of it. Where some
         ranks exchange one shard among themselves (hybrid sharding, a ring of messages), each of them moves that alone.
         """
-        size_bytes = self._runtime_predictor.workload.message_bytes(tensor)
+        size_bytes = self._sizes.message_bytes(tensor)
         if getattr(tensor, "num_shards", 1) > 1 and isinstance(tensor, Weight | WeightGrad):
             return size_bytes * len(tensor.shards) // tensor.num_shards
         return size_bytes
@@ -419,7 +427,7 @@ class RankState:
             return 0
         if isinstance(value, list):
             return sum(self.wire_bytes(item) for item in value)
-        return self._runtime_predictor.workload.message_bytes(value)
+        return self._sizes.message_bytes(value)
 
 
 class Remembered:

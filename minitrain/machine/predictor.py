@@ -673,7 +673,11 @@ class LayerPredictor(DevicePredictor):
         share = num_shards_on_device / num_shards
         if unit is not None:
             share *= unit.num_held_parameters() / sum(each.num_held_parameters() for each in self._units_of(unit))
-        return Price(self.layers.any_seconds("update_s", row, num_parts) * share * self._slowdown)
+        return Price(
+            self.layers.any_seconds("update_s", row, getattr(num_parts, "num_parts", num_parts))
+            * share
+            * self._slowdown
+        )
 
     def accounts(self) -> dict[int, Callable[[], Account]]:
         """Return the same, with those of transfers."""

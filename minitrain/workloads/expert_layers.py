@@ -132,14 +132,15 @@ _ROUTING = frozenset(names_of("experts"))
 @final
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a rank holds of a layer with experts.
+    """What a rank holds of a layer, where that is less than all, or than a part of it.
 
     Args:
-        what: "router" (norm, router and shared experts) or "experts" (a part of them).
-        num_parts: parts that the experts are divided into; 1 for the router.
+        what: of a layer with experts "router" (norm, router and shared experts) or "experts" (a part of them); of
+            embedding and head "own": all but the table, which the other one of them has.
+        num_parts: parts that the experts, or the layer, are divided into; 1 for the router.
     """
 
-    what: Literal["router", "experts"]
+    what: Literal["router", "experts", "own"]
     num_parts: int = 1
 
 

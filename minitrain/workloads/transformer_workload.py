@@ -13,6 +13,7 @@ Time is that of a roofline over a whole unit (`unit_costs` says what it counts),
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -61,6 +62,7 @@ ADAFACTOR_FLOP = 14
 a column and its root, 1 for the quotient, 4 for both root mean squares, 2 for the update."""
 
 _MOMENT_BYTES = 4
+_WITHOUT_TABLE = Piece("own")
 AVERAGE_FLOP = 3
 """Operations of an average's step a parameter: a difference, times a factor, added."""
 
@@ -78,6 +80,7 @@ class TransformerWorkload:
 
     bytes_per_element = 1
     is_uniform = False
+    _gathers_table: bool | None = None  # of a rank with one table for embedding and head; None: with one for each
 
     def __init__(self, model: Transformer, seq_len: int | None = None) -> None:
         self.model = model
@@ -101,6 +104,8 @@ class TransformerWorkload:
         self.has_adapters = model.lora is not None
         self.is_packed = model.documents is not None
         self._optimizer = model.optimizer
+        is_shared = any(weight.is_shared for weight in self.units[-1].weights)
+        self.table_layers: tuple[int, ...] = (0, self.num_layers - 1) if is_shared else ()
         self._factors = [sum(map(num_factors, (weight.shape for weight in unit.weights))) for unit in self.units]
 
     def __repr__(self) -> str:
@@ -140,8 +145,33 @@ class TransformerWorkload:
     @property
     def tied_layers(self) -> tuple[int, ...]:
         """Embedding and head, where they share a table that is trained."""
-        shared = any(weight.is_shared and weight.is_trained for weight in self.units[-1].weights)
-        return (0, self.num_layers - 1) if shared else ()
+        is_trained = all(weight.is_trained for weight in self.units[-1].weights if weight.is_shared)
+        return self.table_layers if is_trained else ()
+
+    def with_one_table(self, *, in_shards: bool) -> TransformerWorkload:
+        """Return the sizes of a rank that holds embedding and head, whose table is one weight.
+
+        It counts with the embedding's weight and state, and with the head's gradient, which backward makes first. A
+        whole head that was gathered of shards has it too, since the embedding's was freed since.
+
+        Args:
+            in_shards: whether the rank has loaded shards of both.
+        """
+        found = copy(self)
+        found._gathers_table = in_shards
+        return found
+
+    def division(self, tensor: Any) -> int | Piece:
+        """Return how a weight, a gradient or a state is divided, and where its table counts with another layer's."""
+        found = division_of(tensor)
+        if self._gathers_table is None or not self._lacks_table(tensor.layer, isinstance(tensor, WeightGrad)):
+            return found
+        is_gathered = self._gathers_table and isinstance(tensor, Weight) and 1 < tensor.num_shards == len(tensor.shards)
+        return found if is_gathered else Piece("own", found)  # type: ignore[arg-type]  # neither has experts
+
+    def _lacks_table(self, layer: int, is_gradient: bool) -> bool:
+        """Return whether what a rank has of a layer lacks the table, which counts with another one's."""
+        return self._gathers_table is not None and layer == self.table_layers[0 if is_gradient else 1]
 
     def _table_size(self, num_parts: int) -> int:
         return prod(self.units[0].table(Degrees(tp=num_parts))[1])
@@ -230,9 +260,12 @@ class TransformerWorkload:
 
     def held_bytes(self, layer: int, num_parts: int | Piece = 1) -> tuple[int, int, int]:
         """Return the bytes of a layer's weight, of its gradient and of its optimizer state, or of those of a part."""
-        sizes, trained = self.model.precision, self._trained(layer, num_parts)
-        weight = sizes.parameter_bytes * self._parameters(layer, num_parts)
-        return weight, sizes.gradient_bytes * trained, self._state_bytes(layer, num_parts)
+        sizes, own = self.model.precision, Piece("own", num_parts)  # type: ignore[arg-type]  # where there are experts, it is of none
+        of_weight = own if self._lacks_table(layer, is_gradient=False) else num_parts
+        of_gradient = own if self._lacks_table(layer, is_gradient=True) else num_parts
+        weight = sizes.parameter_bytes * self._parameters(layer, of_weight)
+        gradient = sizes.gradient_bytes * self._trained(layer, of_gradient)
+        return weight, gradient, self._state_bytes(layer, of_weight)
 
     def trained_share(self, weight: Any) -> float:
         """Return which share of a weight's elements is trained."""
@@ -260,7 +293,7 @@ class TransformerWorkload:
             return self._sampled_bytes(tensor)
         if tensor.__class__ in COMPRESSED_KINDS:
             return compression.message_bytes(self, tensor)
-        sizes, num_parts = self.model.precision, division_of(tensor)
+        sizes, num_parts = self.model.precision, self.division(tensor)
         if isinstance(tensor, Weight):
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
         if isinstance(tensor, WeightGrad):
@@ -285,9 +318,9 @@ class TransformerWorkload:
         if tensor.__class__ is TableGrad:
             return 0.0  # a part of a gradient that counts
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
-        size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, division_of(tensor))
+        size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, self.division(tensor))
         if self._optimizer != "adam" and isinstance(tensor, OptState) and not isinstance(tensor, OuterState):
-            size_bytes = self._state_bytes(tensor.layer, division_of(tensor))
+            size_bytes = self._state_bytes(tensor.layer, self.division(tensor))
         num_held: int = len(tensor.shards)
         return size_bytes if num_held == tensor.num_shards else size_bytes * num_held / tensor.num_shards
 
@@ -391,6 +424,10 @@ class TransformerWorkload:
 
     def _counted(self, layer: int, num_parts: int | Piece, *, trained: bool) -> int:
         """Count parameters for the first time."""
+        if isinstance(num_parts, Piece) and num_parts.what == "own":
+            is_counted = bool(self.tied_layers) or not trained
+            whole = self._counted(layer, num_parts.num_parts, trained=trained)
+            return whole - self._table_size(num_parts.num_parts) * is_counted
         if isinstance(num_parts, Piece):
             return self.experts.num_parameters(layer, num_parts, trained=trained)
         unit, degrees = self.units[layer], Degrees(tp=num_parts)
@@ -403,11 +440,13 @@ class TransformerWorkload:
 
     def _state_bytes(self, layer: int, num_parts: int | Piece = 1) -> int:
         """Return the bytes of an optimizer state; of a matrix, Muon has one moment, Adam two, Adafactor factors."""
-        whole, matrices = self.model.state_bytes * self._trained(layer, num_parts), self.orthogonalised(layer)
-        if num_parts != 1:
+        trained, matrices = self._trained(layer, num_parts), self.orthogonalised(layer)
+        whole, has_table = self.model.state_bytes * trained, num_parts == 1
+        if not has_table and num_parts != _WITHOUT_TABLE:
             return whole  # of parts, other optimizers than Adam take no step
         if self._optimizer == "adafactor":
-            return whole - _MOMENT_BYTES * (2 * self._trained(layer) - self._factors[layer])
+            factors = self._factors[layer] - (0 if has_table else num_factors(self.units[layer].table()[1]))
+            return whole - _MOMENT_BYTES * (2 * trained - factors)
         return whole - _MOMENT_BYTES * sum(map(prod, matrices))
 
     def orthogonalised(self, layer: int) -> Shapes:

@@ -34,8 +34,8 @@ The first and the last unit of a transformer: embedding, and head.
 
 Tensor parallelism gives each rank some rows of the vocabulary, which is padded until it divides. The embedding saves
 the mask of its dropout; the head saves its norm's input and output and the logits in single precision, which the loss
-needs (Korthikanti et al. 2022, section 4.3). No way to recompute changes that. Where embeddings are tied, the head
-holds a copy of the table that the embedding counts.
+needs (Korthikanti et al. 2022, section 4.3). No way to recompute changes that. Where embeddings are tied, the head's
+table is the embedding's; on a rank without that, a copy of it.
 """
 
 from __future__ import annotations

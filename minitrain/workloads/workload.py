@@ -221,6 +221,7 @@ class PassMode:
         pairs: where sequences are packed, the pairs of a query and a key that their documents leave to an attention,
             over all samples; None for the causal mask alone.
         packing: what is compressed, or made of messages, where the pass is one of compression.
+        pieces: of a pass through a weight and no samples, which of its pieces it is, where not all.
     """
 
     recompute: Recompute = "none"
@@ -229,6 +230,7 @@ class PassMode:
     context: Context | None = None
     packing: Packing | None = None
     pairs: Pairs | None = None
+    pieces: tuple[Any, ...] = ()
 
 
 USUAL = PassMode()
@@ -250,7 +252,7 @@ def cost_of_weight_pass(workload: Any, typ: str, layer: int, mode: PassMode) -> 
         products = multiplications(workload, typ, layer, mode.packing)
         traffic = workload.gradient_bytes * sum((m * k + k * n + m * n) * batch for m, n, k, batch in products)
         return Cost(flop_of(typ, products), traffic + traffic_of(workload, typ, layer, mode.packing))
-    return Cost(0, _ARRAYS[typ] * workload.load_bytes(1, mode.num_parts, layer))
+    return Cost(0, _ARRAYS[typ] * workload.load_bytes(1, mode.num_parts, layer, *mode.pieces))
 
 
 class Workload(Protocol):

@@ -83,9 +83,75 @@ def test_the_first_and_the_last_stage_exchange_the_table_alone() -> None:
     assert [len(found) for found in exchanges] == [1, 0, 0, 1]
     (event,) = exchanges[0]
     assert (event.group, event.size_bytes) == ((0, 3), 4 * 50257 * 768)  # gradients in single precision
-    alone = mt.simulate("ddp", world_size=1, workload="gpt2", global_batch_size=8)
-    apart = replace(mt.models()["gpt2"], tied_embeddings=False)
-    assert alone.step_time == mt.simulate("ddp", world_size=1, workload=apart, global_batch_size=8).step_time
+
+
+GPT2, LLAMA = 124_439_808, 1_235_814_400  # parameters as published, where embedding and head are one Parameter
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workload", "parameters", "held"),
+    [
+        ("ddp", "gpt2", GPT2, (1, 1)),
+        ("ddp_overlap:bucket_size=3", "llama3.2-1b", LLAMA, (1, 1)),
+        ("zero1", "gpt2", GPT2, (1, 1 / 8)),
+        ("zero3", "llama3.2-1b", LLAMA, (1 / 8, 1 / 8)),
+        ("fsdp:sum_tied=true", "gpt2", GPT2, (1 / 8, 1 / 8)),
+    ],
+)
+def test_a_rank_with_both_layers_has_one_table(
+    strategy: str, workload: str, parameters: int, held: tuple[float, float]
+) -> None:
+    run = mt.simulate(strategy, world_size=8, workload=workload, global_batch_size=64)
+    stores = run.models[0].memory_by_store()
+    assert stores["weights"] == 2 * parameters * held[0]
+    assert stores["opt_states"] == 12 * parameters * held[1]
+    reduced = [event.size_bytes for event in run.logs[0] if event.typ in ("all_reduce", "reduce_scatter")]
+    assert sum(reduced) == 4 * parameters
+
+
+def test_a_step_accumulates_one_gradient_of_the_table() -> None:
+    """PyTorch's `.grad` of the one Parameter: at the peak, in the second microbatch, all gradients are there once."""
+    run = mt.simulate("ddp", world_size=2, workload="gpt2", global_batch_size=8, microbatch_size=1)
+    own_of_head = 4 * (2 * 768 + 50257 * 768)  # of the next microbatch, before it is added
+    assert run.models[0].peak_by_kind["gradients"] == 4 * GPT2 + own_of_head  # type: ignore[index]  # of a transformer
+
+
+def test_a_pipeline_keeps_two_tables() -> None:
+    run = mt.simulate("1f1b", world_size=2, workload="gpt2", global_batch_size=8)
+    weights = sum(model.memory_by_store()["weights"] for model in run.models)
+    assert weights == 2 * (GPT2 + 50257 * 768)
+
+
+def test_the_order_in_which_both_are_loaded_does_not_matter() -> None:
+    stores = [
+        mt.simulate(loaded, world_size=1, workload="gpt2", global_batch_size=2, options={"order": order})
+        for order in (1, -1)
+    ]
+    assert stores[0].models[0].memory_by_store() == stores[1].models[0].memory_by_store()
+    assert stores[0].peak_memory == stores[1].peak_memory
+
+
+async def loaded(model: Any, order: int) -> Any:
+    """Train on one device, and load the layers in an order."""
+    await gradients(model, order)
+    for layer in range(model.num_layers):
+        weight, state = model.weights[layer], model.opt_states[layer]
+        model.weights[layer], model.opt_states[layer] = model.update(layer, model.grad_weights[layer], weight, state)
+        model.set_final_weight(layer, model.weights[layer])
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon"])
+def test_other_optimizers_keep_one_state_of_the_table(optimizer: str) -> None:
+    model = replace(mt.models()["gpt2"], optimizer=optimizer)
+    runs = [
+        mt.simulate("ddp", world_size=2, workload=each, global_batch_size=8)
+        for each in (model, replace(model, tied_embeddings=False))
+    ]
+    states = [run.models[0].memory_by_store()["opt_states"] for run in runs]
+    rows, columns = 50257, 768
+    factors = 4 * (rows + columns) if optimizer == "adafactor" else 8 * rows * columns
+    assert states[1] - states[0] == 4 * rows * columns + factors  # a copy in single precision, and the moments
 
 
 def test_a_tied_pipeline_is_the_same_folded_strict_and_saved() -> None:
@@ -95,16 +161,16 @@ def test_a_tied_pipeline_is_the_same_folded_strict_and_saved() -> None:
     assert strict.logs == plain.logs
     assert strict.summary()["held_outside_bytes"] < 4 * 2**20  # messages between stages alone
     wide = {**sizes, "world_size": 16, "global_batch_size": 32}
-    for strategy in ("zero3", "megatron:tp=2,zero=1,sum_tied=true"):
+    for strategy in ("ddp", "zero3", "megatron:tp=2,zero=1,sum_tied=true"):
         folded, each = (mt.simulate(strategy, fold=fold, **wide) for fold in (True, False))
         assert folded.summary() == each.summary()
         assert folded.is_folded
 
 
-async def gradients(model: Any) -> None:
+async def gradients(model: Any, order: int = 1) -> None:
     """Compute the gradients of a rank's own samples."""
     acts, layers = model.activations, range(model.num_layers)
-    for layer in layers:
+    for layer in layers[::order]:
         model.weights[layer], model.opt_states[layer] = model.load_weights(layer)
     acts[0] = model.get_input_activation(range(model.rank, model.global_batch_size, model.world_size))
     for layer in layers:

@@ -119,9 +119,10 @@ class _Experts:
     """
 
     def __init__(self, options: Mapping[str, Any], machine: Machine, *, in_pairs: bool) -> None:
-        self._machine, self._workload, self._in_pairs = machine, machine.workload, in_pairs
+        self._machine, self._in_pairs = machine, in_pairs
         self._experts, self._price = machine.workload.experts, machine.predictor
         self._ep, self._pp, self._chunks = (options.get(name, 1) for name in ("ep", "pp", "num_chunks"))
+        self._workload = _with_table(machine, is_shared=self._pp == 1 or in_pairs)
         self._of_stage = machine.problem.world_size // self._pp
         self._share = machine.problem.global_batch_size // self._of_stage
         self._size = max(1, min(options.get("microbatch_size") or self._share, self._share))
@@ -219,6 +220,12 @@ class _Experts:
         return self._ep > 1 and layer in self._experts.layers
 
 
+def _with_table(machine: Machine, *, is_shared: bool) -> Any:
+    """Return the sizes of a rank that has one table for embedding and head, where they share it and are both there."""
+    workload: Any = machine.workload
+    return workload.with_one_table(in_shards=True) if is_shared and workload.table_layers else workload
+
+
 def _most_of_row(row: Sequence[Cell], kept: Sequence[float]) -> float:
     """Return the most that a place keeps of all microbatches together, by its order and what each stage keeps.
 
@@ -239,8 +246,8 @@ class _Fsdp:
     """
 
     def __init__(self, options: Mapping[str, Any], machine: Machine) -> None:
-        self._options, self._machine = options, machine
-        self._predictor, self._workload = machine.predictor, machine.workload
+        self._options, self._machine, self._predictor = options, machine, machine.predictor
+        self._workload = _with_table(machine, is_shared=True)
         self._tp: int = options.get("tp", 1)
         self._share = machine.problem.global_batch_size * self._tp // machine.problem.world_size  # samples of a rank
         self._shards = machine.problem.world_size // (self._tp * options.get("replicas", 1))

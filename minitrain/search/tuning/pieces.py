@@ -52,6 +52,7 @@ class PassKey:
     scatter_gather: bool = False
     overlap_parts: bool = False
     cp: int = 1
+    is_alone: bool = False  # whether a stage has all layers, so that embedding and head may share a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class EndKey:
     dp: int
     zero: int
     sequence_parallel: bool
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -640,13 +642,17 @@ class Pieces:
         """Return what a kind of layer takes beside its passes, in the order of `layouts.END_FIGURES`."""
         if (key, kind) not in self._figures:
             one = self.ends(key)[kind]
-            shard = self.workload.load_bytes(1, 1, kind, key.tp) / key.dp
+            workload = self._workload_at_ends(self.workload, key)
+            if key.is_alone and workload.table_layers:
+                workload = workload.with_one_table(in_shards=False)
+            shard = workload.held_bytes(kind, key.tp)[0] / key.dp
             times = one.load.seconds[0], one.cover, one.total, one.update, one.gather
             self._figures[key, kind] = (*times, one.load.net, one.load.peak, shard)
         return self._figures[key, kind]
 
     def _executed_ends(self, key: EndKey) -> dict[int, EndPiece]:
         """Execute a step of one stage, and keep what comes before and after its passes."""
+        workload = self._workload_at_ends(self._short, key)
         (noted,) = record(
             "megatron",
             {"pp": 1, "dp": key.dp, "tp": key.tp},
@@ -654,7 +660,7 @@ class Pieces:
             world_size=key.dp * key.tp,
             global_batch_size=key.dp,
             microbatch_size=1,
-            hardware=self._of_short,
+            hardware=self._of_short if workload is self._short else self.predictor.training(workload),
             tp=key.tp,
             pp=1,
             zero=key.zero,
@@ -666,6 +672,13 @@ class Pieces:
         for layer in range(num_layers):
             found[self._kind_of_short(layer)], place = end_piece(noted, place, layer, key)
         return found
+
+    @staticmethod
+    def _workload_at_ends(workload: Any, key: EndKey) -> Any:
+        """Return a workload whose embedding and head have a table each, unless one stage has both."""
+        if key.is_alone or not workload.table_layers:
+            return workload
+        return workload.resized(replace(workload.model, tied_embeddings=False), workload.seq_len)
 
 
 def _short_workload(workload: Any) -> Any:

@@ -502,8 +502,8 @@ def pipeline_of(machine: Machine, options: Mapping[str, Any], stages: tuple[rang
     messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
     named = {name: options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts")}
     return Pipeline(
-        PassKey(tp, options["microbatch_size"], **named, cp=cp),
-        EndKey(tp, dp, options["zero"], options["sequence_parallel"]),
+        PassKey(tp, options["microbatch_size"], **named, cp=cp, is_alone=pp == 1),
+        EndKey(tp, dp, options["zero"], options["sequence_parallel"], is_alone=pp == 1),
         pp,
         stages,
         machine.problem.global_batch_size // (dp // cp) // options["microbatch_size"],

@@ -123,7 +123,7 @@ def checkpoint_of(run: Run) -> Checkpoint:
     if not models:
         raise UsageError(f"the run of {run.strategy} does not keep what its ranks hold; simulate it, do not load it")
     workload = models[0].runtime_predictor.workload
-    elements_of = workload.memory_elements
+    elements_of = models[0]._account.measure
     held = [[tensor for name in KEPT for tensor in getattr(model, name).values()] for model in models]
     sizes = [sum(map(elements_of, tensors)) * run.bytes_per_element for tensors in held]
     different = {(type(tensor), tensor.layer): tensor for tensors in held for tensor in tensors}

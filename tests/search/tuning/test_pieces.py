@@ -126,6 +126,21 @@ def test_a_model_whose_layers_differ_is_executed_whole() -> None:
     assert not of.machine.pieces.is_short
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_table_counts_once_where_one_stage_has_embedding_and_head(pp: int) -> None:
+    tied = replace(SMALL, vocab_size=50_000, tied_embeddings=True)
+    of = TuningProblem(tied, "h100_80g_nvl8", 8, 16, {}).by("megatron")
+    space: dict[str, Any] = {"tp": [1], "pp": [pp], "num_chunks": [1], "microbatch_size": [1], "recompute": ["none"]}
+    layout = next(
+        one
+        for one in candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1)
+        if one.pipeline is not None and one.options["zero"] == 1 and not one.options["overlap_replicas"]
+    )
+    (figures,), run = price_pipelines(of, [layout.pipeline]), simulated(of, layout.options)
+    assert figures.step_time_s == pytest.approx(run.step_time, rel=1e-12)
+    assert figures.peak_memory_bytes == run.peak_memory_bytes
+
+
 def test_layers_that_a_division_does_not_fit_are_illegal_with_the_rule() -> None:
     odd = mt.Transformer(num_layers=8, hidden_size=96, num_heads=6, vocab_size=512, seq_len=64)
     of = TuningProblem(odd, "h100_80g_nvl8", 8, 8, {})
