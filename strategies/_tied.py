@@ -3,6 +3,7 @@
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
+from minitrain.engine.transport.protocol import Mesh
 from minitrain.lib import Model
 
 from ._batch import add
@@ -33,14 +34,24 @@ def tied_layers(model: Model) -> Sequence[int]:
     return getattr(model, "tied_layers", ())  # the specification knows none
 
 
-async def reduce_tied(model: Model, grads: MutableMapping[Any, Any], group: Any = None) -> None:
+async def reduce_tied(
+    model: Model, grads: MutableMapping[Any, Any], group: Any = None, ends: Iterable[int] | None = None
+) -> None:
     """Sum the gradient of a shared table, and make shards of those of embedding and head; nothing where none do.
 
     Args:
-        model: the rank, which holds both.
+        model: the rank.
         grads: its gradients by layer, of the rank's own samples.
         group: the ranks that share them; all if None.
+        ends: as for `sum_tied`.
     """
-    await sum_tied(model, grads)
+    await sum_tied(model, grads, ends)
     for layer in tied_layers(model):
-        grads[layer] = await model.reduce_scatter(grads[layer], layer, group=group)
+        if layer in grads:
+            grads[layer] = await model.reduce_scatter(grads[layer], layer, group=group)
+
+
+def ends_of(mesh: Mesh) -> Sequence[int]:
+    """Return the ranks of the first and of the last stage that hold the same share as a rank along the other axes."""
+    stage, last = mesh.coord("pp"), mesh.axes["pp"] - 1
+    return mesh.peer("pp", -stage), mesh.peer("pp", last - stage)

@@ -21,7 +21,6 @@ async def fsdp(
     reshard_after_forward: bool = True,
     recompute: str = "none",
     offload: str | None = None,
-    sum_tied: bool = False,
 ) -> Model:
     """Shard everything, a unit at a time; global_batch_size must be a multiple of replicas x shards.
 
@@ -40,7 +39,6 @@ async def fsdp(
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
         offload: what lies in the host's memory while it is not at work: "activations", "optimizer" (the state), or
             None. Each moves beside the unit before the one that needs it.
-        sum_tied: as for `megatron`.
     """
     model.recompute = recompute
     require_range("replicas", replicas, model.world_size, "fsdp")
@@ -54,7 +52,7 @@ async def fsdp(
     require_shares(model, "replicas x shards", num_shares, "fsdp")
     batches = microbatches_of(model, num_shares, model.rank // tp, microbatch_size, "fsdp", in_step=True)
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
-    units, num_layers, tied = model.blocks, model.num_layers, tied_layers(model) if sum_tied else ()
+    units, num_layers, tied = model.blocks, model.num_layers, tied_layers(model)
     kept = units[-1:] if reshard_after_forward else units  # whole between forward and backward
     to_gather = deque([*units, *(unit for unit in reversed(units) if unit not in kept)] * len(batches))
     gathers: deque[Awaitable[list[Weight]]] = deque()
@@ -172,8 +170,7 @@ async def fsdp(
             reduce(unit)
         if reductions:
             await finish_reduction(is_last)
-    if sum_tied:
-        await reduce_tied(model, grad_weights, shards)
+    await reduce_tied(model, grad_weights, shards)
     for layer in reversed(tied) if replicas > 1 else ():
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=copies)
 

@@ -107,8 +107,7 @@ async def megatron(
         overlap_experts: whether each of a pair of actions computes while the tokens of the other travel, in orders that
             have pairs ("dualpipe_v").
         sum_tied: whether the gradient of a table that embedding and head share is summed over both, also where they lie
-            on two ranks or others hold them too, as training needs. Each then has a copy that is reduced; published
-            runs, which have one table, are priced without.
+            on two ranks or others hold them too, as training needs; published runs are priced without.
     """
     model.recompute = recompute
     require_range("num_chunks", num_chunks, model.num_layers, "megatron")

@@ -7,6 +7,7 @@ from minitrain.lib import Model, WeightGrad
 from minitrain.search.schedules.pipeline import Messages, from_neighbours
 
 from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
+from ._tied import ends_of, tied_layers
 
 
 @mt.delayed_steps("num_steps", delay=1, alike=True)
@@ -60,6 +61,8 @@ async def pipedream_2bw(
         own = share(model.global_batch_size, num_steps * replicas.size, step * replicas.size + replicas.index)
         batches += microbatches(own, microbatch_size, "pipedream_2bw")
     reductions: dict[int, Awaitable[WeightGrad]] = {}
+    tied = [layer for layer in tied_layers(model) if layer in layers]
+    sums: list[Awaitable[WeightGrad]] = []
 
     def version(i: int) -> int:
         """Return which weights microbatch i goes through, forward and backward: those of the step before its own."""
@@ -92,15 +95,33 @@ async def pipedream_2bw(
             await messages.send(before, grad_activations[layers[0] - 1])
         del grad_activations[layers[0] - 1]
 
+    def take_step(layer: int, grad: WeightGrad, step: int) -> None:
+        weights[layer, step + 1], opt_states[layer] = model.update(layer, grad, weights[layer, step], opt_states[layer])
+        weights.pop((layer, step - 1), None)
+
     async def update(step: int) -> None:
         """Make the next version, once the step's last microbatch is back: nothing needs the last but one any more."""
+        await update_tied()
         for layer in layers:
             if layer in reductions:
                 grad_weights[layer] = await reductions.pop(layer)
-            weights[layer, step + 1], opt_states[layer] = model.update(
-                layer, grad_weights.pop(layer), weights[layer, step], opt_states[layer]
-            )
-            weights.pop((layer, step - 1), None)
+            if layer not in tied:
+                take_step(layer, grad_weights.pop(layer), step)
+        for layer in tied:  # beside the next step, which needs the version before
+            grad_weights["tied", layer] = grad_weights.pop(layer)
+            use = model.table_gradient(layer, grad_weights["tied", layer])
+            grad_weights["table"] = add(grad_weights.get("table"), use)
+        if len(tied) == 1:
+            sums.append(model.launch(model.all_reduce(grad_weights.pop("table"), tied[0], group=ends_of(mesh))))
+
+    async def update_tied() -> None:
+        """Make the next version of embedding or head, whose table's gradient is summed over both meanwhile."""
+        if sums:
+            grad_weights["table"] = await sums.pop()
+        for layer in tied if "table" in grad_weights else ():
+            grad = model.with_table(layer, grad_weights.pop(("tied", layer)), grad_weights["table"])
+            take_step(layer, grad, max(step for of, step in weights if of == layer))
+        grad_weights.pop("table", None)
 
     for layer in layers:
         weights[layer], opt_states[layer] = model.load_weights(layer)
@@ -113,11 +134,14 @@ async def pipedream_2bw(
         order += [("F", i), ("B", i - warmup)]
     order += [("B", i) for i in range(len(batches) - warmup, len(batches))]
     for kind, i in messages.ahead(order):
+        if any((layer, version(i)) not in weights for layer in tied):
+            await update_tied()
         await (forward if kind == "F" else backward)(i)
         if kind == "B" and (i + 1) % per_step == 0:
             await update(i // per_step)
     await messages.all_sent()
 
+    await update_tied()
     for layer in layers:
         weights.pop((layer, num_steps - 1))
         weights[layer] = weights.pop((layer, num_steps))

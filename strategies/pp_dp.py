@@ -6,6 +6,7 @@ from minitrain.lib import Model
 from minitrain.search.schedules.pipeline import Messages, from_neighbours
 
 from ._batch import add, microbatches_of, require_multiple, require_range, require_shares, stage_layers
+from ._tied import ends_of, sum_tied
 
 
 async def pp_dp(
@@ -79,6 +80,7 @@ async def pp_dp(
         await (forward if kind == "F" else backward)(i)
     await messages.all_sent()
 
+    await sum_tied(model, grad_weights, ends_of(mesh))
     for layer in layers:
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=replicas)
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])

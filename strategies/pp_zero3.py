@@ -6,6 +6,7 @@ from minitrain.lib import Model
 from minitrain.search.schedules.pipeline import Messages, from_neighbours
 
 from ._batch import add, microbatches_of, require_multiple, require_range, require_shares, stage_layers
+from ._tied import ends_of, reduce_tied, tied_layers
 
 
 async def pp_zero3(
@@ -61,12 +62,13 @@ async def pp_zero3(
             grad_activations[layers[-1]] = await messages.received(("B", i))
         for layer in reversed(layers):
             weights["full"] = await model.all_gather(weights[layer], layer, group=replicas)
-            grad_weights["full"], grad_activations[layer - 1] = model.backward(
+            grad_weights["new"], grad_activations[layer - 1] = model.backward(
                 layer, activations[layer, i], grad_activations[layer], weights["full"]
             )
             del activations[layer, i], grad_activations[layer], weights["full"]
-            grad_weights["shard"] = await model.reduce_scatter(grad_weights.pop("full"), layer, group=replicas)
-            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("shard"))
+            if layer not in tied_layers(model):
+                grad_weights["new"] = await model.reduce_scatter(grad_weights.pop("new"), layer, group=replicas)
+            grad_weights[layer] = add(grad_weights.get(layer), grad_weights.pop("new"))
         if before is not None:
             await messages.send(before, grad_activations[layers[0] - 1])
         del grad_activations[layers[0] - 1]
@@ -83,6 +85,7 @@ async def pp_zero3(
         await (forward if kind == "F" else backward)(i)
     await messages.all_sent()
 
+    await reduce_tied(model, grad_weights, replicas, ends_of(mesh))
     for layer in layers:
         weights[layer], opt_states[layer] = model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])
         del grad_weights[layer]

@@ -113,6 +113,6 @@ def require_tied(strategy: str, models: Sequence[Any]) -> None:
     if tied and not any(model.has_tied for model in models):
         raise LawError(
             f"tied_embeddings: {strategy} updates the copies of the table in layers {tied[0]} and {tied[1]} apart; sum "
-            "their gradients by model.table_gradient and model.with_table, as ddp and 1f1b do (fsdp and megatron with "
+            "their gradients by model.table_gradient and model.with_table, as ddp and 1f1b do (megatron with "
             "sum_tied=True), or use dataclasses.replace(model, tied_embeddings=False)"
         )

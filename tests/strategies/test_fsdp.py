@@ -11,7 +11,7 @@ import pytest
 import minitrain as mt
 
 H, V, L, S = 128, 256, 4, 96
-GPT = mt.Transformer(num_layers=L, hidden_size=H, num_heads=8, vocab_size=V, seq_len=S)
+GPT = mt.Transformer(num_layers=L, hidden_size=H, num_heads=8, vocab_size=V, seq_len=S, tied_embeddings=False)
 UNITS = (range(1), *(range(1 + 2 * layer, 3 + 2 * layer) for layer in range(L)), range(2 * L + 1, 2 * L + 2))
 LARGE: dict[str, Any] = {"workload": "llama3-8b", "seq_len": 8192, "world_size": 8, "global_batch_size": 8}
 

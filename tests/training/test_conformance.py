@@ -480,7 +480,7 @@ ODD = {
 
 TIED = (
     *("ddp", "zero3", "1f1b", "megatron:tp=2,sequence_parallel=true"),
-    *("megatron:zero=1,sum_tied=true", "megatron:pp=2,sum_tied=true", "fsdp:tp=2,sum_tied=true"),
+    *("megatron:zero=1,sum_tied=true", "megatron:pp=2,sum_tied=true", "fsdp:tp=2"),
 )
 
 

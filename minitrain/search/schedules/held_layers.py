@@ -119,15 +119,16 @@ class Division:
     def place(self) -> int:
         """The rank's place in its pipeline; the second half of one with copies begins at its end."""
         place = self.mesh.coord("pp")
-        return self.degrees.pp - 1 - place if self._has_copies and self.mesh.coord("copy") else place
+        return self.degrees.pp - 1 - place if self.has_copies and self.mesh.coord("copy") else place
 
     @property
-    def _has_copies(self) -> bool:
+    def has_copies(self) -> bool:
+        """Whether each stage lives on two ranks of a pipeline."""
         return self.degrees.copies > 1
 
     def peer(self, place: int) -> int:
         """Return the rank at another place of the pipeline."""
-        if not self._has_copies:
+        if not self.has_copies:
             return self.mesh.peer("pp", place - self.place, wrap=True)
         along = min(place, self.degrees.pp - 1 - place) - self.mesh.coord("pp")
         across = int(place >= self.degrees.pp // 2) - self.mesh.coord("copy")
@@ -152,7 +153,7 @@ class Division:
         of_stage = self._model.world_size // self.degrees.pp
         border = of_stage if self.degrees.shard_size is None else self.degrees.tp * self.degrees.shard_size
         border = max(border, first)
-        copies = ("copy",) if self._has_copies else ()
+        copies = ("copy",) if self.has_copies else ()
         return (
             self._group(first, border) if border > first else None,
             self._group(border, of_stage, *copies) if of_stage > border or copies else None,
@@ -259,6 +260,7 @@ class HeldLayers:
             that were updated in shards are gathered under the first forward.
         sum_tied: whether the gradient of a table that embedding and head share is summed over both also where they are
             on two ranks, or others hold them too.
+        ends: the places of the first and of the last stage; those of the pipeline if None.
     """
 
     def __init__(
@@ -271,6 +273,7 @@ class HeldLayers:
         *,
         overlap_replicas: bool = False,
         sum_tied: bool = False,
+        ends: tuple[int, int] | None = None,
     ) -> None:
         if isinstance(zero, bool) or zero not in ZERO_STAGES:
             raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {strategy}, got {zero!r}")
@@ -283,6 +286,7 @@ class HeldLayers:
         self._reductions: dict[Any, Launched[Any]] = {}
         self._reduction: tuple[Any, Launched[Any]] | None = None
         self._tied = model.tied_layers if sum_tied else ()
+        self._ends = ends or (0, division.degrees.pp - 1)
 
     def load(self, layers: Iterable[int]) -> None:
         """Load layers: of those whose experts are divided, what all ranks hold and this rank's experts."""
@@ -401,15 +405,18 @@ class HeldLayers:
         Args:
             tied: which of the two the rank holds.
         """
-        model, grads, last = self._model, self._model.grad_weights, self._division.degrees.pp - 1
+        model, grads = self._model, self._model.grad_weights
         is_sharded = any(self._zero_of(self._held[layer]) for layer in tied)
         for layer in () if is_sharded else tied:  # shards of the two layers lie otherwise
             yield from self._total(layer, self._held[layer])
+        for layer in tied if is_sharded and self._division.has_copies else ():  # the two uses are of other samples here
+            yield from self._cover(layer, self._held[layer])
+            grads[layer] = yield model.all_reduce(grads[layer], layer, group=self._held[layer].others)
         for layer in tied:
             use = model.table_gradient(layer, grads[layer])
             grads["table"] = grads.pop("table") + use if "table" in grads else use
         if len(tied) == 1:
-            ends = [self._division.peer(0), self._division.peer(last)]
+            ends = [*map(self._division.peer, self._ends)]
             grads["table"] = yield model.all_reduce(grads["table"], tied[0], group=ends)
         for layer in tied:
             grads[layer] = model.with_table(layer, grads[layer], grads["table"])
@@ -426,7 +433,7 @@ class HeldLayers:
             yield from self._cover(key, held)
             if held.sharing is not None:
                 grads[key] = yield self._sum_over_replicas(key, held)
-        if held.others is not None:
+        if held.others is not None and not (key in self._tied and self._zero_of(held) and self._division.has_copies):
             grads[key] = yield model.all_reduce(grads[key], held.layer, group=held.others)
 
     def _update(self, key: Any, held: _Held) -> Steps:

@@ -348,7 +348,8 @@ def from_schedule(schedule: Schedule) -> ShippedStrategy:
             require_multiple("num_layers", model.num_layers, "num_stages", schedule.num_stages, name)
         batches = _batches(model, name, schedule.num_microbatches, division, microbatch_size)
         stages = model.stages(schedule.num_stages, len(batches[0]), layers_per_stage=layers_per_stage)
-        held = HeldLayers(model, division, zero, len(batches), name)
+        ends = schedule.homes[0, 0], schedule.homes[schedule.num_stages - 1, 0]
+        held = HeldLayers(model, division, zero, len(batches), name, sum_tied=True, ends=ends)
         in_pairs = overlap_experts and ep > 1
         passes = LayerPasses(model, division, held, Routing(imbalance, capacity_factor), in_pairs=in_pairs)
         messages = HIDDEN if overlap_messages else PLAIN

@@ -285,7 +285,8 @@ class _Fsdp:
         seconds: float = 0.0
         for unit in self._workload.blocks:
             held = [self._workload.held_bytes(layer, self._tp) for layer in unit]
-            weight, grad = (sum(each[place] for each in held) for place in (0, 1))
+            weight = sum(each[0] for each in held)
+            grad = 0 if unit[0] in self._workload.tied_layers else sum(each[1] for each in held)  # once a step
             if self._options.get("reshard_after_forward", True):
                 seconds += price("all_gather", weight, ranks).seconds
             seconds += price("reduce_scatter", grad, ranks).seconds
