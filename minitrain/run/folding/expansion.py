@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from minitrain.engine.model import Model
 from minitrain.operations import COMM, LAYER, SAMPLES, STORES, STREAM, STRIDE, WAITED_FOR, EventLog, Stream
 from minitrain.run.folding.attempt import FoldAttempt
-from minitrain.run.folding.mesh import members_along
+from minitrain.run.folding.mesh import ENDS, members_along
 from minitrain.run.folding.model import FoldedModel
 from minitrain.run.folding.per_rank_values import PerRankInt, PerRankSet
 from minitrain.run.ranks_once import Partners, Repeated, repeated
@@ -183,10 +183,11 @@ class Expansion:
     def stream_along(self, rank: int, axes: frozenset[str]) -> Stream:
         """Return the stream of a rank's group along some axes, which its members share."""
         strides, sizes = self.attempt.strides, self.attempt.axes
-        lowest = rank - sum(rank // strides[axis] % sizes[axis] * strides[axis] for axis in axes)
+        lowest = rank - sum(rank // strides[axis] % sizes[axis] * strides[axis] for axis in axes - {ENDS})
         found = self._streams.get((lowest, axes))
         if found is None:
-            group = tuple(members_along(self.attempt, lowest, axes))
+            along = members_along(self.attempt, lowest, axes)
+            group = (along[0], along[-1]) if ENDS in axes else tuple(along)
             found = self._streams[lowest, axes] = Stream(COMM, group)
         return found
 

@@ -165,6 +165,11 @@ class FoldedGroup(Group):
         return self._lowest_rank == rank
 
     @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Distance and number of the classes that meet, along each axis."""
+        return tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(self.kept))
+
+    @property
     def rank(self) -> Any:  # type: ignore[override]
         """The rank whose group it is, a number for each rank of the class."""
         return per_rank(self.attempt, self._lowest_rank, self.attempt.strides)
@@ -194,6 +199,35 @@ class FoldedGroup(Group):
     def __repr__(self) -> str:
         self._require_same("the text of a group")
         return f"Group({self.size} ranks)"
+
+
+class GroupOfEnds(FoldedGroup):
+    """The first and the last rank along a kept axis, such as a pipeline's: one such group for each rank of a class."""
+
+    __slots__ = ()
+
+    def __init__(self, attempt: FoldAttempt, axis: str, rank: int, nodes: RankNodes | None = None) -> None:
+        self.attempt = attempt
+        self.axes = self.kept = frozenset([axis])
+        self._lowest_rank = rank
+        ends = ends_along(attempt, rank, axis)
+        across = _steps_across(attempt, self.axes).values()
+        shapes = [range(2)] if nodes is None else nodes.one_of_each_shape(ends, across)
+        self.communicator = FoldedCommunicator(shapes, is_world=False)
+        self._index = ends.index(rank)
+        self._stream = attempt.streams.setdefault((ends[0], frozenset([axis, ENDS])), Stream(COMM, ends))
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Distance of the classes that meet, and their number."""
+        first, last = ends_along(self.attempt, self._lowest_rank, *self.axes)
+        return ((last - first, 2),)
+
+    @property
+    def ranks(self) -> Any:
+        """The members, where they are the same for all ranks."""
+        self._require_same("the ranks of a group")
+        return ends_along(self.attempt, self._lowest_rank, *self.axes)
 
 
 def _stream(attempt: FoldAttempt, lowest_rank: int, axes: frozenset[str], *, is_world: bool) -> Stream:
@@ -257,9 +291,32 @@ def axes_along(attempt: FoldAttempt, rank: int, members: Sequence[Any]) -> froze
         for axis, size in attempt.axes.items()
         if len({const // attempt.strides[axis] % size for const in consts}) > 1
     )
-    slopes = {axis: attempt.strides[axis] for axis in attempt.folded_sizes if axis not in found}
-    moves_along = all((member.slopes if isinstance(member, PerRankInt) else {}) == slopes for member in members)
-    return found if moves_along and sorted(consts) == sorted(members_along(attempt, rank, found)) else None
+    is_found = sorted(consts) == sorted(members_along(attempt, rank, found))
+    return found if is_found and _move_with(attempt, members, found) else None
+
+
+def _move_with(attempt: FoldAttempt, members: Sequence[Any], axes: frozenset[str]) -> bool:
+    """Return whether the members of a group are equally far from each rank of a class, but along some axes."""
+    slopes = {axis: attempt.strides[axis] for axis in attempt.folded_sizes if axis not in axes}
+    return all((member.slopes if isinstance(member, PerRankInt) else {}) == slopes for member in members)
+
+
+ENDS = "first and last"
+"""Marks the axes of a stream that the two ends of a kept one share."""
+
+
+def axis_of_ends(attempt: FoldAttempt, rank: int, members: Sequence[Any]) -> str | None:
+    """Return the kept axis whose first and last rank a group has; None for another one. Args: as of `axes_along`."""
+    consts = tuple(member.const if isinstance(member, PerRankInt) else member for member in members)
+    axes = (axis for axis in sorted(attempt.kept) if consts == ends_along(attempt, rank, axis))
+    return next(axes, None) if _move_with(attempt, members, frozenset()) else None
+
+
+def ends_along(attempt: FoldAttempt, rank: int, axis: str) -> tuple[int, int]:
+    """Return the first and the last rank that differ from one along an axis alone."""
+    stride, size = attempt.strides[axis], attempt.axes[axis]
+    first = rank - rank // stride % size * stride
+    return first, first + stride * (size - 1)
 
 
 def members_along(attempt: FoldAttempt, rank: int, axes: frozenset[str]) -> list[int]:

@@ -39,7 +39,14 @@ from minitrain.machine.topology import RankNodes
 from minitrain.operations import LAYER, PRICE, SAMPLES, STRIDE, EventLog
 from minitrain.operations.collectives import COLLECTIVES, describe
 from minitrain.run.folding.attempt import FoldAttempt, Labels, labels_of, require_alike
-from minitrain.run.folding.mesh import FoldedGroup, FoldedMesh, axes_along, require_same_price
+from minitrain.run.folding.mesh import (
+    FoldedGroup,
+    FoldedMesh,
+    GroupOfEnds,
+    axes_along,
+    axis_of_ends,
+    require_same_price,
+)
 from minitrain.run.folding.per_rank_values import PerRankInt, PerRankRange, PerRankSet, of_lowest, per_rank
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.strategy_loading import is_shipped
@@ -59,7 +66,7 @@ from minitrain.tensors.placed import (
     RouterWeight,
 )
 
-_OF_CLASSES = (KeysValues, KeysValuesGrad)
+_OF_CLASSES = (KeysValues, KeysValuesGrad, TableGrad)
 
 
 @final
@@ -330,7 +337,7 @@ class FoldedModel(Model):
             require_alike(self.attempt, self._rank, self._labels)
         self._rank_of_each = per_rank(self.attempt, self._rank, self.attempt.strides)
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
-        self._meetings: dict[frozenset[str], Any] = {}  # of classes, by the axes of their group
+        self._meetings: dict[Any, Any] = {}  # of classes, by the axes and spans of their group
         self._peers_alike: set[int] = set()
         self._all_ranks: FoldedGroup | None = None  # made when asked for: a strategy with a mesh hardly needs it
 
@@ -370,10 +377,14 @@ class FoldedModel(Model):
     def group(self, ranks: Iterable[int]) -> Group:
         """Return the group of some ranks, if they are all ranks along some axes and each rank is in its own group."""
         self.attempt.is_observed = True
-        found = axes_along(self.attempt, self._rank, list[Any](ranks))
-        if found is None:
+        members = list[Any](ranks)
+        found = axes_along(self.attempt, self._rank, members)
+        if found is not None:
+            return self._group_along(found)
+        axis = axis_of_ends(self.attempt, self._rank, members)
+        if axis is None:
             self.attempt.diverge("a group by its ranks (use model.mesh)")
-        return self._group_along(found)
+        return GroupOfEnds(self.attempt, axis, self._rank, self._nodes)
 
     def _group_along(self, axes: Iterable[str]) -> FoldedGroup:
         """Return the group along some axes."""
@@ -451,10 +462,10 @@ class FoldedModel(Model):
 
     def _classes_of(self, member: FoldedGroup) -> Any:
         """Return where the classes meet that a group has members of."""
-        found = self._meetings.get(member.axes)
+        key = member.axes, member.spans
+        found = self._meetings.get(key)
         if found is None:
-            spans = tuple((self.attempt.strides[axis], self.attempt.axes[axis]) for axis in sorted(member.kept))
-            found = self._meetings[member.axes] = self._transport.communicator_along(member.lowest_class(), spans)
+            found = self._meetings[key] = self._transport.communicator_along(member.lowest_class(), member.spans)
         return found
 
     def require_same_price(self, operation: Operation) -> None:
