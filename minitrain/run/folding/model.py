@@ -65,6 +65,7 @@ from minitrain.tensors.placed import (
     RouterOptState,
     RouterWeight,
 )
+from minitrain.tensors.tied import TableGrad
 
 _OF_CLASSES = (KeysValues, KeysValuesGrad, TableGrad)
 
