@@ -1,14 +1,14 @@
 """The command line: it parses options and prints results; the other rooms do the work.
 
 May import: the rooms up to `explorer`, and `__init__`, whose public names it calls. Open `application` first: the table
-of all commands, each of which is imported when it is called.
+of all commands, each of which is imported when it is called, and who waits for one with little memory.
 
 | module | what it does |
 |---|---|
-| `commands` | `minitrain run` and `compare` |
-| `prove`, `sweep`, `tune`, `validate`, `solve` | the commands of these names |
+| `commands` | `minitrain run`, `compare`, `prove`, `explore` and `lab` |
+| `sweep`, `tune`, `validate`, `solve` | the commands of these names |
 | `models` | `minitrain models` and `strategies`: what is shipped |
-| `train`, `explore` | `minitrain train` and `diff`; `minitrain explore` and `lab` |
+| `train` | `minitrain train` and `diff` |
 | `trace` | `minitrain trace`: saved runs, drawn, exported and under noise |
 | `hw`, `platform` | `minitrain hw` and `minitrain platform` |
 | `learn` | `minitrain learn`, for learners and for teachers |
@@ -16,7 +16,6 @@ of all commands, each of which is imported when it is called.
 | `generation` | how a function becomes a command |
 | `options` | options that several commands share, and how they become arguments of `simulate` |
 | `output`, `failures` | what is printed; exit codes and messages of what goes wrong |
-| `limited` | who waits for a command with limited memory, which may crash |
 """
 
 from minitrain.cli.application import app, main

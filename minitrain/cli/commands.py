@@ -1,4 +1,4 @@
-"""The commands `minitrain compare` and `run`.
+"""The commands `minitrain compare` and `run`, `prove`, `explore` and `lab`.
 
 `minitrain compare --hw A,B,C`: the same model and batch on several machines, a row each, at equal tokens.
 """
@@ -23,6 +23,7 @@ from minitrain.cli.failures import FAILED, RunFailedError, print_error, report, 
 from minitrain.cli.generation import Given
 from minitrain.cli.options import Traces, machine, tokens_of, wanted_traces
 from minitrain.cli.output import (
+    Progress,
     RunsInProgress,
     print_json,
     print_lanes,
@@ -30,7 +31,8 @@ from minitrain.cli.output import (
     print_table,
     user_prints_to_stderr,
 )
-from minitrain.errors import UsageError, message_of
+from minitrain.errors import UsageError, message_of, text_of
+from minitrain.explorer.notebook import require_server
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.parameters import MODEL, OF_TRANSFORMER, OUTPUT
 from minitrain.run.result import Run
@@ -57,6 +59,7 @@ from minitrain.view.tables import (
     run_table,
 )
 from minitrain.workloads.exchange.reading import read_recipe
+from minitrain.workloads.models import find_model
 
 PER_BILLION = 1e9
 """Tokens that machines are compared by where nobody says how many."""
@@ -497,3 +500,122 @@ def _shows_some_ranks(result: Run) -> bool:
 def _why(folder: Path) -> str:
     """Return how one learns why ranks wait."""
     return f"why ranks wait, and what would help: minitrain trace explain {folder / RUN_FILE}"
+
+
+def explore(
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 0,
+    open_page: Annotated[bool, typer.Option("--open/--no-open")] = True,
+) -> None:
+    """Open a local page whose knobs simulate the step again while one drags them.
+
+    It is served on the loopback address alone, until Ctrl-C; the address that is printed holds a token.
+
+    Args:
+        port (N): Where; any that is free if 0.
+        open_page: Open it in a browser.
+    """
+    require_server()
+    from minitrain.explorer.server import serve  # noqa: PLC0415  (an extra)
+
+    serve(port, lambda address: print_lines([address]), opens=open_page)
+
+
+def lab(folder: Annotated[Path, typer.Argument(help="Where to write it.", file_okay=False)]) -> None:
+    """Write the explorer's page as files for any static host, with Python in the browser.
+
+    Building it takes npm and pip, which fetch Pyodide and a few wheels; the files ask nothing of another host.
+    """
+    from minitrain.explorer.lab import build_lab  # noqa: PLC0415  (what writes pages)
+
+    files = build_lab(folder)
+    size = sum(path.stat().st_size for path in files) / 2**20
+    address = "http://127.0.0.1:8000/"
+    print_lines(
+        [
+            f"wrote {len(files)} files, {size:.1f} MiB, into {folder}",
+            f"python -m http.server -d {folder}  # then {address}",
+        ]
+    )
+
+
+WORLD_SIZE, BATCH = 8, 16  # those of `mt.prove`; a test compares them
+LAYERS = 8  # where no model is given, as for `mt.prove`
+
+
+def prove(
+    strategy: list[str],
+    *,
+    given: Given,
+    workload: str | None = None,
+    num_layers: int | None = None,
+    global_batch_size: int = BATCH,
+    strict: Annotated[bool, typer.Option("--strict/--no-strict", rich_help_panel=MODEL)] = True,
+    backend: Annotated[list[str] | None, typer.Option(rich_help_panel=MODEL)] = None,
+) -> None:
+    """Run strategies on real arrays, and compare what they train with what a single device trains.
+
+    Exit code 1 if a strategy fails, or trains something else.
+
+    Args:
+        strategy (STRATEGY): Names, path.py or path.py:function; each may have options.
+        given: The shared options.
+        workload: A small transformer, such as tiny, or a Hugging Face config.json of one, instead of equal layers.
+        num_layers: Layers of the model; 8, or those of --model, by default.
+        global_batch_size: Samples of the step, over all ranks.
+        strict: Accept only what operations gave, or compare the numbers alone, which is faster.
+        backend (LIBRARY): What computes: numpy, jax or torch; of several, ranks take turns. NumPy directly by default.
+    """
+    given.workload, given.num_layers = workload, num_layers
+    as_json = given.as_json
+    with user_prints_to_stderr(as_json), Progress() as progress, saying_what_is_kept(lambda: "nothing is proven"):
+        common = options.strategy_options(given)
+        trained = options.trained(given, LAYERS)
+        world_size = WORLD_SIZE if given.world_size is None else given.world_size
+        sizes = {"world_size": world_size, "num_layers": _num_layers(trained), "global_batch_size": global_batch_size}
+        named = {} if workload is None else {"model": workload}
+        ranks: dict[str, Any] = {"world_size": world_size, "global_batch_size": global_batch_size, "strict": strict}
+        ranks |= {"backend": backend} if backend else {}
+        outcomes: list[dict[str, Any]] = []
+        for chosen in options.choose_strategies(strategy, common):
+            progress.say(f"proving {chosen.label}")
+            outcome = _outcome(chosen, {**ranks, **trained, **common})
+            outcomes.append({"strategy": chosen.label, **named, **sizes, **outcome})
+            if not as_json and outcome["proven"]:
+                print_lines([outcome["text"]])
+    if as_json:
+        print_json([{name: value for name, value in outcome.items() if name != "text"} for outcome in outcomes])
+    for outcome in outcomes:
+        if not outcome["proven"]:
+            print_error(f"{outcome['strategy']} is not proven: {outcome['text']}")
+    if not all(outcome["proven"] for outcome in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def _num_layers(trained: dict[str, Any]) -> int:
+    """Return the layers of what is trained."""
+    if "workload" in trained:
+        return len(find_model(trained["workload"]).units())
+    return int(trained["num_layers"])
+
+
+def _outcome(chosen: ChosenStrategy, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return whether a strategy is proven, the largest differences, and what to say."""
+    try:
+        proof = mt.prove(chosen, **parameters)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a strategy may raise anything, even SystemExit
+        words = f"{type(error).__name__}: {text_of(error)}"
+        return {**_differences(None), "error": words, "text": message_of(error)}
+    text = f"{chosen.label}{str(proof).removeprefix(chosen.name)}"
+    return {**_differences(proof), "error": None, "text": text}
+
+
+def _differences(proof: mt.Proof | None) -> dict[str, Any]:
+    """Return whether there is a proof, and what it has found."""
+    return {
+        "proven": proof is not None,
+        "largest_difference": None if proof is None else proof.largest,
+        "largest_relative_difference": None if proof is None else proof.largest_relative,
+    }

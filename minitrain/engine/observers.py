@@ -20,7 +20,7 @@ tensors that know layer, samples, shards and size. An `Executor` decides what ha
 | none | nothing: the run is symbolic, and its models have no hook that would cost time | `minitrain.engine.model` |
 | `Executor` | nothing; it is there to be extended, for example by one that prints what each rank does | here |
 | `ContentExecutor` | makes the content of its results from the content of its inputs | here |
-| `ArraysExecutor` | that, in NumPy: the proof | `minitrain.proof.executor` |
+| `ArraysExecutor` | that, in NumPy: the proof | `minitrain.proof.layers` |
 
 `simulate(..., execution=...)` takes one, and one serves all ranks of its run. Whoever only watches is an observer
 (`minitrain.engine.observers`), which is told before an executor begins and after it has ended.

@@ -14,8 +14,7 @@ and rounding that depends on the order of a reduction, which is always the order
 `minitrain.prove` compares what a strategy has trained with `reference`, a single-device step that shares nothing with
 it but the data.
 
-May import: the rooms up to `run`. Open `executor` first, which gives the operations of a rank their numbers. The other
-files:
+May import: the rooms up to `run`. Open `layers` first, which gives the operations of a rank their numbers. The files:
 
 | what | files |
 |---|---|
@@ -27,8 +26,7 @@ files:
 """
 
 from minitrain.proof.arithmetic import Adam, Momentum
-from minitrain.proof.executor import ArraysExecutor
-from minitrain.proof.layers import problem_of
+from minitrain.proof.layers import ArraysExecutor, problem_of
 from minitrain.proof.problem import Problem, TransformerProblem
 
 __all__ = ["Adam", "ArraysExecutor", "Momentum", "Problem", "TransformerProblem", "problem_of"]

@@ -10,9 +10,9 @@ from typer.testing import CliRunner, Result
 
 import minitrain as mt
 from minitrain.cli import app
+from minitrain.cli.commands import BATCH, LAYERS, WORLD_SIZE
 from minitrain.cli.generation import Given
 from minitrain.cli.options import parse_durations, strategy_options
-from minitrain.cli.prove import BATCH, LAYERS, WORLD_SIZE
 from minitrain.machine import shipped_configs
 from minitrain.machine.config import SPECIFIED
 from minitrain.run.simulation import DEFAULT_STRATEGIES

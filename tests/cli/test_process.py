@@ -98,7 +98,7 @@ ENDS = {
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space")
 @pytest.mark.parametrize("code", ENDS)
 def test_a_command_with_limited_memory_ends_as_ever_or_in_one_sentence(code: str) -> None:
-    watched = f"import os, sys, time; from minitrain.cli.limited import watch_limited; watch_limited(); {code}"
+    watched = f"import os, sys, time; from minitrain.cli.application import watch_limited; watch_limited(); {code}"
     command = [*LIMITED, sys.executable, "-c", watched]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         if code.startswith("print"):

@@ -5,6 +5,6 @@ groups and meshes. `calls` has one rank's part in an operation. `dist` implement
 process. There, collectives and messages meet in a `communicator`, which also has the specified barrier; what they come
 to is in the room `operations`.
 
-Tasks wait on futures (`waiting`) and belong to a run (`task_ownership`), which is also given the errors that nobody
+Tasks wait on futures (`calls`) and belong to a run (`task_ownership`), which is also given the errors that nobody
 retrieved. `deadlocks` reports when no rank can go on, as the `event_loop` tells it, and says where each of them waits.
 """

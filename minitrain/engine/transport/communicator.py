@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakSet, ref
 
-from minitrain.engine.transport.calls import Call, place_of_call
+from minitrain.engine.transport.calls import Call, place_of_call, wake_soon
 from minitrain.engine.transport.deadlocks import DeadlockDetector
-from minitrain.engine.transport.waiting import wake_soon
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError, UsageError
 from minitrain.operations import COMM, Stream
 from minitrain.operations.collectives import COLLECTIVES, describe, mismatch, perform

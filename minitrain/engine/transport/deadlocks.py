@@ -24,10 +24,9 @@ from contextvars import Context
 from typing import Protocol
 from weakref import WeakSet, ref
 
-from minitrain.engine.transport.calls import MOST_LINES, Call, lines_of_calls, other_places, shortened
+from minitrain.engine.transport.calls import MOST_LINES, Call, Waiter, lines_of_calls, other_places, shortened
 from minitrain.engine.transport.event_loop import RankLoop
 from minitrain.engine.transport.task_ownership import Owner, RankTask, renew_owner
-from minitrain.engine.transport.waiting import Waiter
 from minitrain.errors import DeadlockError
 from minitrain.operations import RECV, SEND
 

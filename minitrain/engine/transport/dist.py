@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from minitrain.engine.transport.calls import Call, RawCall
+from minitrain.engine.transport.calls import Call, RawCall, Waiter, wake_soon
 from minitrain.engine.transport.communicator import Barrier, Channel, Communicator
 from minitrain.engine.transport.deadlocks import DeadlockDetector
-from minitrain.engine.transport.waiting import Waiter, wake_soon
 from minitrain.errors import StrategyError, UsageError, require_count
 
 _MOST_REFUSALS = 16  # of one rank: a few tasks may clean up

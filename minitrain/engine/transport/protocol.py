@@ -17,8 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, overload
 
-from minitrain.engine.transport.calls import Call
-from minitrain.engine.transport.waiting import Waiter, Waiters
+from minitrain.engine.transport.calls import Call, Waiter, Waiters
 from minitrain.errors import UsageError
 from minitrain.operations import Stream
 

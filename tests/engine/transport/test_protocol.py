@@ -15,9 +15,8 @@ from typing import Any, cast
 import pytest
 
 import minitrain as mt
-from minitrain.engine.transport.calls import Call
+from minitrain.engine.transport.calls import Call, Waiter, Waiters
 from minitrain.engine.transport.protocol import ProcessGroup, Transport
-from minitrain.engine.transport.waiting import Waiter, Waiters
 from minitrain.lib import Activation, Dist, Model, WeightGrad
 from minitrain.machine.config import SPECIFIED
 from minitrain.machine.predictor import RuntimePredictor
