@@ -1,8 +1,9 @@
 """`python -m benchmarks.folding`: what a shipped strategy costs by default, where ranks fold by themselves.
 
 At 64 ranks it takes turns with the bare event loop (`benchmarks.floor`), which executes as many events, and with
-`fold=False`. Ratios are medians over the turns, of processor time. Large runs are measured with all their figures, and
-with their page. The floor keeps the collector's usual thresholds, and a simulation raises them while it runs.
+`fold=False`. Steps of many microbatches take turns with the same steps of which all are simulated. Ratios are medians
+over the turns, of processor time. Large runs are measured with all their figures, and with their page. The floor keeps
+the collector's usual thresholds, and a simulation raises them while it runs.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import minitrain as mt
 from benchmarks.cases import floor_layers
 from benchmarks.floor import floor
 from benchmarks.measure import timed
+from minitrain.run.folding.microbatches import Microbatches
 
 STAGES: Mapping[str, Any] = {"pp": 2, "microbatch_size": 1}
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
@@ -49,6 +52,12 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
 
 UNFOLDED: Mapping[str, Mapping[str, Any]] = {"gpipe": {}, "1f1b": {}, "zb_h1": {}}
 """Those whose ranks all differ, for the cost of an attempt that fails."""
+
+MICROBATCHES: Mapping[str, Mapping[str, Any]] = {
+    "tp 4 pp 2, batch 256": {"world_size": 64, "global_batch_size": 256, "tp": 4, "pp": 2},
+    "tp 8 pp 8, 4,096 ranks": {"world_size": 4096, "global_batch_size": 4096, "tp": 8, "pp": 8},
+}
+"""Runs of megatron that train llama3-8b."""
 
 _MOST_SHARDS = 4096  # a shard of a layer has a row at least
 _SHARDED_OVER_ALL = ("zero1", "zero2", "zero3", "zero3_prefetch")
@@ -91,6 +100,24 @@ def line_of(strategy: str, world_size: int, num_turns: int) -> str:
     return f"{strategy:<25}{turns[0][3]:>9}{default_ms:>12.2f}{to_floor:>14.2f}{to_full:>14.3f}"
 
 
+def by_few(name: str, num_turns: int) -> str:
+    """Return the row of a step of many microbatches: of few, and against all, each time of another length."""
+    given = {**MICROBATCHES[name], "workload": "llama3-8b", "hardware": "h100_80g_nvl8", "microbatch_size": 1}
+    lengths = iter(range(1024, 8192, 32))
+
+    def seconds() -> float:
+        return timed(lambda: mt.simulate("megatron", **given, seq_len=next(lengths)))[0]
+
+    def seconds_of_all() -> float:
+        with patch.object(Microbatches, "shortened", lambda _: None):
+            return seconds()
+
+    seconds(), seconds_of_all()  # imports and caches
+    found = [(seconds(), seconds_of_all()) for _ in range(num_turns)]
+    few_ms = 1e3 * median(few_s for few_s, _ in found)
+    return f"{name:<25}{few_ms:>12.1f}{median(few_s / all_s for few_s, all_s in found):>14.3f}"
+
+
 def large(strategy: str, world_size: int, folder: Path) -> str:
     """Return the row of a large run: its ranks, and the time of the run, of its figures and of its page, s."""
     parameters = parameters_of(strategy, world_size)
@@ -101,7 +128,7 @@ def large(strategy: str, world_size: int, folder: Path) -> str:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.folding", description=__doc__)
     parser.add_argument("--short", action="store_true", help="two strategies, few ranks, one turn: does it run at all?")
     asked = parser.parse_args()
@@ -109,6 +136,9 @@ def main() -> None:
     print(f"{'strategy, 64 ranks':<25}{'events':>9}{'default ms':>12}{'times floor':>14}{'of fold=False':>14}")
     for name in names if asked.short else [*names, *UNFOLDED]:
         print(line_of(name, _FEW_RANKS, 1 if asked.short else 7), flush=True)
+    print(f"{'megatron':<25}{'few ms':>12}{'of all':>14}")
+    for name in () if asked.short else MICROBATCHES:
+        print(by_few(name, 7), flush=True)
     print(f"{'strategy':<25}{'ranks':>7}{'events':>10}{'run s':>9}{'figures':>9}{'page':>9}")
     with tempfile.TemporaryDirectory() as folder:
         large(names[0], _FEW_RANKS, Path(folder))  # imports

@@ -103,8 +103,12 @@ class Symmetric:
     def is_one(self, name: str) -> bool:
         """Return whether all bring the same in a field."""
         field = attrgetter(name)(self.first)
-        fields = (field.shards, field.pieces) if isinstance(field, SequencePart) else (field,)
-        return not any(isinstance(each, PerRankSet) and self._group.axes & each.slopes.keys() for each in fields)
+        if isinstance(field, SequencePart):
+            return self._is_one(field.shards) and self._is_one(field.pieces)
+        return self._is_one(field)
+
+    def _is_one(self, value: Any) -> bool:
+        return value.__class__ is not PerRankSet or self._group.axes.isdisjoint(value.slopes)
 
     def union(self, name: str) -> Any:
         """Return the union of a set that each brings."""
