@@ -226,7 +226,7 @@ def page() -> str:
     lines = [
         "# What the specifications say",
         "",
-        "Statements of the five specifications about what the system does, and the test that shows it on programs, tasks or sizes that",
+        "Statements of the five specifications about what the system does, linked to the test that shows it on programs, tasks or sizes that",
         f"are not the specification's own: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}. Where it does not say otherwise, a",
         "statement is met. `python docs/specifications.py` writes this page; `tests/project/test_specifications.py` fails where a test is gone.",
     ]
@@ -234,9 +234,11 @@ def page() -> str:
         lines += ["", f"## {heading}", ""]
         for each in (each for each in listed if each.specification == heading):
             file, _, name = each.test.partition("::")
-            shown = f"[`{name}`](../tests/{file})" if name else ""
             verdict = f"*{each.verdict}*: {each.why}" if each.why else ""
-            lines.append(f"- {each.text}: {'; '.join(filter(None, (shown, verdict)))}")
+            said = f"[{each.text}](../tests/{file}#{name})" if name and "](" not in each.text else each.text
+            shown = f"[`{name}`](../tests/{file})" if name and said == each.text else ""
+            told = "; ".join(filter(None, (shown, verdict)))
+            lines.append(f"- {said}{': ' * bool(told)}{told}")
     return "\n".join(lines) + "\n"
 
 
