@@ -51,7 +51,7 @@ async def reduce_tied(
             grads[layer] = await model.reduce_scatter(grads[layer], layer, group=group)
 
 
-def ends_of(mesh: Mesh) -> Sequence[int]:
+def ends_of(mesh: Mesh) -> list[Any]:
     """Return the ranks of the first and of the last stage that hold the same share as a rank along the other axes."""
     stage, last = mesh.coord("pp"), mesh.axes["pp"] - 1
-    return mesh.peer("pp", -stage), mesh.peer("pp", last - stage)
+    return [mesh.peer("pp", -stage), mesh.peer("pp", last - stage)]

@@ -130,7 +130,7 @@ async def megatron(
     ]
     costs = None if pass_costs is None else tuple(pass_costs)
     order = schedule_of(schedule, pp, len(batches), num_chunks, costs)
-    overlaps = {"overlap_replicas": overlap_replicas, "sum_tied": sum_tied}
+    overlaps: dict[str, Any] = {"overlap_replicas": overlap_replicas, "sum_tied": sum_tied}
     held = HeldLayers(model, division, zero, len(batches), "megatron", **overlaps)
     in_pairs = overlap_experts and ep > 1
     routing = Routing(imbalance, capacity_factor)

@@ -81,7 +81,8 @@ def _note_table(model: RankState, weight: Weight) -> None:
     if model._tables.get(other) == division:
         model._sizes = model._runtime_predictor.workload.with_one_table(in_shards=weight.num_shards > 1)  # type: ignore[attr-defined]  # it has a table
         model._account.measure = model._meter.measure = model._sizes.memory_elements
-        for tensor in (*model.weights.values(), *model.opt_states.values()):
+        tensors: list[Any] = [*model.weights.values(), *model.opt_states.values()]
+        for tensor in tensors:
             if tensor.layer in layers:  # a head that was loaded first counted with its table
                 model._resize(tensor, int(model._sizes.memory_elements(tensor) * UNITS_PER_ELEMENT))
     model._tables = {**model._tables, weight.layer: division}

@@ -416,7 +416,7 @@ class RankState:
         By the specification a sharded tensor counts whole. That is right where all ranks work on all of it. Where some
         ranks exchange one shard among themselves (hybrid sharding, a ring of messages), each of them moves that alone.
         """
-        size_bytes = self._sizes.message_bytes(tensor)
+        size_bytes: int = self._sizes.message_bytes(tensor)
         if getattr(tensor, "num_shards", 1) > 1 and isinstance(tensor, Weight | WeightGrad):
             return size_bytes * len(tensor.shards) // tensor.num_shards
         return size_bytes
@@ -427,7 +427,8 @@ class RankState:
             return 0
         if isinstance(value, list):
             return sum(self.wire_bytes(item) for item in value)
-        return self._sizes.message_bytes(value)
+        size_bytes: int = self._sizes.message_bytes(value)
+        return size_bytes
 
 
 class Remembered:

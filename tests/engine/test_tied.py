@@ -163,7 +163,7 @@ def test_a_tied_pipeline_is_the_same_folded_strict_and_saved() -> None:
     strict = mt.simulate("1f1b", strict=True, **sizes)
     assert strict.logs == plain.logs
     assert strict.summary()["held_outside_bytes"] < 4 * 2**20  # messages between stages alone
-    wide = {"world_size": 16, "workload": GPT, "global_batch_size": 32}
+    wide: dict[str, Any] = {"world_size": 16, "workload": GPT, "global_batch_size": 32}
     for strategy in ("ddp", "zero3", "megatron:tp=2,zero=1,sum_tied=true", "pp_dp:pp=4", "pp_zero3:pp=2"):
         folded, each = (mt.simulate(strategy, fold=fold, **wide) for fold in (True, False))
         assert folded.summary() == each.summary()
