@@ -38,8 +38,8 @@ from minitrain.learn.result import CheckResult
 from minitrain.machine.config import shipped_configs
 from minitrain.machine.config_files import shipped_clusters
 from minitrain.machine.platforms import platforms
-from minitrain.machine.predictor import NETWORKS
 from minitrain.machine.price import FIDELITIES
+from minitrain.machine.topology import NETWORKS
 from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import duration
 from minitrain.run.event_loops import run_to_end

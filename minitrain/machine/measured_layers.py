@@ -18,6 +18,18 @@ guessed. Tensor-parallel degrees are never interpolated.
 Times are those of computing alone, and the run pays for communication beside them. A table of layers that ran with
 their tensor-parallel all_reduces says `includes_transfers=True`: these are then taken off at the price that the run
 pays.
+
+What a table counts as a layer of a transformer, embedding and head apart, is two of the engine's: attention and MLP.
+They share its forward and backward by their FLOPs, and its update by their parameters, so that together they take what
+was measured. Backward computes again by the same shares: all of forward with full recomputation, the attention core's
+FLOPs with selective one. The halves of a split backward are half of it each, as they have equal FLOPs. A shard of a
+weight is updated in its share of the time. The loss is in the head's times.
+
+Where the table's times contain tensor-parallel all_reduces, these are taken off: one of a layer's output for each unit
+and pass, among neighbouring ranks, which is what such a strategy pays. Attention and MLP have one forward and one
+backward, the embedding one forward, the head one backward (Shoeybi et al. 2019, section 3).
+
+Without a transformer, the table's layers are the engine's.
 """
 
 from __future__ import annotations

@@ -18,18 +18,6 @@ Prices from measured layers: `simulate(..., prices=mt.MeasuredLayers.read("layer
 Forward, backward and update of a layer take what the table says; transfers, loads and the device's limits are those of
 the hardware config, by the fidelity that is asked for.
 
-What a table counts as a layer of a transformer, embedding and head apart, is two of the engine's: attention and MLP.
-They share its forward and backward by their FLOPs, and its update by their parameters, so that together they take what
-was measured. Backward computes again by the same shares: all of forward with full recomputation, the attention core's
-FLOPs with selective one. The halves of a split backward are half of it each, as they have equal FLOPs. A shard of a
-weight is updated in its share of the time. The loss is in the head's times.
-
-Where the table's times contain tensor-parallel all_reduces, these are taken off: one of a layer's output for each unit
-and pass, among neighbouring ranks, which is what such a strategy pays. Attention and MLP have one forward and one
-backward, the embedding one forward, the head one backward (Shoeybi et al. 2019, section 3).
-
-Without a transformer, the table's layers are the engine's.
-
 The predictor that prices the operations of a run: which one `hardware` and `fidelity` mean together.
 
 `hardware` may be a predictor, which then has prices of its own; otherwise it names a hardware config, and the fidelity
@@ -58,14 +46,13 @@ from minitrain.machine.measured_topology import MeasuredTopology, places_of
 from minitrain.machine.network import (
     CHANNEL_GBPS,
     SENDING_WARPS,
-    Network,
     channels_of_message,
     memory_bytes,
     select_tier,
 )
 from minitrain.machine.platforms import EXPOSED
 from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
-from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
+from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer, make_topology
 from minitrain.operations import WRITE
 from minitrain.workloads.architecture import NARROW_BYTES
 from minitrain.workloads.matmul import MATMUL_LAYER
@@ -76,7 +63,6 @@ if TYPE_CHECKING:
     from minitrain.workloads.unit_kernels import ListsKernels
 
 
-NETWORKS = ("auto", "flat", "hierarchical")
 _SPECIFIED_FILE = "h100_80g_nvl8.json"  # the specification's name of what is `SPECIFIED` here
 
 
@@ -360,36 +346,6 @@ class RuntimePredictor(DevicePredictor):
 def network_of(predictor: Any) -> str | None:
     """Return "flat", "hierarchical" or another topology's kind; None where a predictor has none."""
     return getattr(getattr(predictor, "topology", None), "kind", None)
-
-
-def make_topology(
-    tiers: Sequence[Network], world_size: int, network: str = "flat", placement: Sequence[int] | None = None
-) -> Topology:
-    """Return what prices transfers between the ranks of a run.
-
-    Args:
-        tiers: those of a config, in any order.
-        world_size: number of ranks.
-        network: "flat" (one tier for the whole run), "hierarchical" (the tier that each group needs), or "auto": flat
-            where all ranks fit into the smallest tier and have no placement, else hierarchical. "auto" takes any number
-            of ranks; "hierarchical" takes those that fill each `must_be_filled` tier.
-        placement: node of each rank; rank order by default. The flat network has no nodes.
-
-    Raises:
-        UsageError: there is no such network, or it takes no placement, or no tier spans the ranks.
-    """
-    if network not in NETWORKS:
-        raise UsageError(f'network must be "auto", "flat" or "hierarchical", got {network!r}', network=network)
-    if network == "flat" or (network == "auto" and placement is None and _fits_one_tier(tiers, world_size)):
-        if placement is not None:
-            raise UsageError('placement needs network="auto" or "hierarchical"; the flat network has no nodes')
-        return FlatTopology(select_tier(tiers, world_size))
-    return HierarchicalTopology(tiers, world_size, placement, may_be_unfilled=network == "auto")
-
-
-def _fits_one_tier(tiers: Sequence[Network], world_size: int) -> bool:
-    """Return whether all ranks fit into the smallest tier."""
-    return world_size <= min((tier.size for tier in tiers), default=0)
 
 
 class KernelPredictor(DevicePredictor):

@@ -599,3 +599,36 @@ class HierarchicalTopology:
         if self.placement is not None or not self._in_order.are_equal:
             return self.world_size  # no two groups of the run are that far apart
         return min(lcm(*self._units), self.world_size)
+
+
+NETWORKS = ("auto", "flat", "hierarchical")
+
+
+def make_topology(
+    tiers: Sequence[Network], world_size: int, network: str = "flat", placement: Sequence[int] | None = None
+) -> Topology:
+    """Return what prices transfers between the ranks of a run.
+
+    Args:
+        tiers: those of a config, in any order.
+        world_size: number of ranks.
+        network: "flat" (one tier for the whole run), "hierarchical" (the tier that each group needs), or "auto": flat
+            where all ranks fit into the smallest tier and have no placement, else hierarchical. "auto" takes any number
+            of ranks; "hierarchical" takes those that fill each `must_be_filled` tier.
+        placement: node of each rank; rank order by default. The flat network has no nodes.
+
+    Raises:
+        UsageError: there is no such network, or it takes no placement, or no tier spans the ranks.
+    """
+    if network not in NETWORKS:
+        raise UsageError(f'network must be "auto", "flat" or "hierarchical", got {network!r}', network=network)
+    if network == "flat" or (network == "auto" and placement is None and _fits_one_tier(tiers, world_size)):
+        if placement is not None:
+            raise UsageError('placement needs network="auto" or "hierarchical"; the flat network has no nodes')
+        return FlatTopology(select_tier(tiers, world_size))
+    return HierarchicalTopology(tiers, world_size, placement, may_be_unfilled=network == "auto")
+
+
+def _fits_one_tier(tiers: Sequence[Network], world_size: int) -> bool:
+    """Return whether all ranks fit into the smallest tier."""
+    return world_size <= min((tier.size for tier in tiers), default=0)

@@ -12,7 +12,7 @@ from minitrain.machine import load_config, shipped_configs
 from minitrain.machine.config import SystemConfig
 from minitrain.machine.kernel_device import KernelDevice
 from minitrain.machine.measured_topology import MeasuredTopology
-from minitrain.machine.predictor import make_topology
+from minitrain.machine.topology import make_topology
 from minitrain.workloads.kernels import FlashAttention, Matmul, MemoryPass
 
 NVIDIA = ("v100_32g_nvl8", "a100_40g", "a100_80g", "h100_80g_nvl8", "h200_141g_nvl8", "b200_192g_nvl8", "gb200_nvl72")

@@ -12,8 +12,8 @@ import minitrain as mt
 from minitrain.cli import main
 from minitrain.machine import FlatTopology, HierarchicalTopology, load_config
 from minitrain.machine.config import SPECIFIED
-from minitrain.machine.predictor import NETWORKS, RuntimePredictor, make_topology
-from minitrain.machine.topology import nodes_in_rank_order
+from minitrain.machine.predictor import RuntimePredictor
+from minitrain.machine.topology import NETWORKS, make_topology, nodes_in_rank_order
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.simulation import FailedRun
 from minitrain.view.run_folder import conditions, title_of, view_of

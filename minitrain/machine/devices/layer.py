@@ -23,7 +23,8 @@ from minitrain.machine import Processor, SystemConfig, load_config
 from minitrain.machine.device import RooflineDevice
 from minitrain.machine.devices.operations import ELEMENT_BYTES, Program, known_datatype
 from minitrain.machine.devices.simulator import DeviceSimulator, make_simulator
-from minitrain.machine.predictor import DevicePredictor, make_topology
+from minitrain.machine.predictor import DevicePredictor
+from minitrain.machine.topology import make_topology
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.workloads import compression
