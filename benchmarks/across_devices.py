@@ -1,0 +1,60 @@
+"""A platform fitted on one device, judged by runs on another: the cross-device table of docs/accuracy.md.
+
+Run by `python -m benchmarks.across_devices`. No number of a platform was chosen by a run on the devices that it is
+judged by here; beside it stands the platform that was fitted on that device, where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import minitrain as mt
+from minitrain.evidence.errors_by_table import RowResult, summarize
+from minitrain.evidence.similar_runs import family_of
+
+JUDGED = (
+    ("eager-a100", "a1", ("h100",)),
+    ("eager-h100", "a1", ("a100",)),
+    ("eager-h100", "a2", ("a100",)),
+    ("torchtitan-h100", "d1", ("h200",)),
+    ("torchtitan-h100", "d1", ("a100",)),
+    ("nemo-h100", "p1", ("b200",)),
+    ("nemo-h100", "p1", ("gb200", "gb300")),
+)
+"""Platforms, tables of the same framework, and the families of devices that the platform was not fitted on."""
+
+EXPERTS = "mixture of experts"
+
+
+def judged() -> Iterator[tuple[str, str, str, list[RowResult], list[RowResult]]]:
+    """Yield platform, table and kind of device; the runs as that platform prices them; and as their own does."""
+    for platform, table, families in JUDGED:
+        own = mt.validate(table).results
+        other = mt.validate(table, platform=platform).results
+        for name, kept in ((", dense", False), (", experts", True)) if table.startswith("p") else (("", None),):
+            chosen = [
+                [
+                    each
+                    for each in results
+                    if family_of(each.device) in families and kept in (None, each.kind == EXPERTS)
+                ]
+                for results in (other, own)
+            ]
+            yield platform, table, " and ".join(families).upper() + name, *chosen
+
+
+def main() -> None:
+    """Print the table."""
+    print("| platform | judged by | runs | mean % | bias % | the device's own, mean % |\n|---|---|---|---|---|---|")
+    for platform, table, device, other, own in judged():
+        found = summarize([run.error for run in other if run.error is not None])
+        if found is None:
+            continue
+        by_own = summarize([run.error for run in own if run.error is not None and run.platform != platform])
+        beside = f"{100 * by_own.mean:.1f}" if by_own else ""
+        figures = f"{found.num_runs} | {100 * found.mean:.1f} | {100 * found.bias:+.1f}"
+        print(f"| {platform} | {table}, {device} | {figures} | {beside} |")
+
+
+if __name__ == "__main__":
+    main()
