@@ -260,6 +260,18 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 lacks="what backward computes again (none)",
             ),
             PublishedTable(
+                "p2",
+                "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge 26.02)",
+                "blind",
+                lacks="what backward computes again (none)",
+            ),
+            PublishedTable(
+                "r1",
+                "Llama 3.1 8B and 405B, GB200, GB300, MI355X (MLPerf 5.1)",
+                "blind",
+                lacks="what backward computes again (none)",
+            ),
+            PublishedTable(
                 "d1",
                 "Llama 8B to 405B, A100, H100, H200 (torchtitan)",
                 f"platform torchtitan-h100, {_ODD}",
