@@ -6,7 +6,7 @@ judged by here; beside it stands the platform that was fitted on that device, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import minitrain as mt
 from minitrain.evidence.errors_by_table import RowResult, summarize
@@ -28,34 +28,32 @@ JUDGED = (
 EXPERTS = "mixture of experts"
 
 
-def judged() -> Iterator[tuple[str, str, str, list[RowResult], list[RowResult]]]:
-    """Yield platform, table and kind of device; the runs as that platform prices them; and as their own does."""
+def judged() -> Iterator[tuple[str, str, list[RowResult], list[RowResult]]]:
+    """Yield platform; table and kind of device; the runs as that platform prices them; and as their own does."""
     for platform, table, families in JUDGED:
-        own = mt.validate(table).results
-        other = mt.validate(table, platform=platform).results
-        for name, kept in ((", dense", False), (", experts", True)) if table.startswith("p") else (("", None),):
-            chosen = [
-                [
-                    each
-                    for each in results
-                    if family_of(each.device) in families and kept in (None, each.kind == EXPERTS)
-                ]
-                for results in (other, own)
-            ]
-            yield platform, table, " and ".join(families).upper() + name, *chosen
+        own, other = mt.validate(table).results, mt.validate(table, platform=platform).results
+        kinds = ((", dense", False), (", experts", True)) if table.startswith("p") else (("", None),)
+        for name, has_experts in kinds:
+            asked = f"{table}, {' and '.join(families).upper()}{name}"
+            yield platform, asked, _of(other, families, has_experts), _of(own, families, has_experts)
+
+
+def _of(results: Sequence[RowResult], families: Sequence[str], has_experts: bool | None) -> list[RowResult]:
+    """Return the runs on some families of devices, with experts or without; with either if None."""
+    return [run for run in results if family_of(run.device) in families and has_experts in (None, run.kind == EXPERTS)]
 
 
 def main() -> None:
     """Print the table."""
     print("| platform | judged by | runs | mean % | bias % | the device's own, mean % |\n|---|---|---|---|---|---|")
-    for platform, table, device, other, own in judged():
+    for platform, asked, other, own in judged():
         found = summarize([run.error for run in other if run.error is not None])
         if found is None:
             continue
         by_own = summarize([run.error for run in own if run.error is not None and run.platform != platform])
         beside = f"{100 * by_own.mean:.1f}" if by_own else ""
         figures = f"{found.num_runs} | {100 * found.mean:.1f} | {100 * found.bias:+.1f}"
-        print(f"| {platform} | {table}, {device} | {figures} | {beside} |")
+        print(f"| {platform} | {asked} | {figures} | {beside} |")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def test_a_layout_has_the_same_figures_alone_and_among_others() -> None:
 
 def test_a_model_whose_layers_differ_is_executed_whole() -> None:
     short = mt.Transformer(num_layers=3, hidden_size=64, num_heads=4, vocab_size=256, seq_len=32)
-    of = TuningProblem(short, "a100_80g", 8, 16, {})
+    of = TuningProblem(short, "a100_80g", 8, 16, {}).by("megatron")
     found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {"tp": [2], "pp": [2]}), 1))
     layout = next(one for one in found if one.pipeline is not None and one.options["recompute"] == "full")
     assert layout.pipeline is not None
@@ -136,6 +136,7 @@ def test_a_table_counts_once_where_one_stage_has_embedding_and_head(pp: int) -> 
         for one in candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1)
         if one.pipeline is not None and one.options["zero"] == 1 and not one.options["overlap_replicas"]
     )
+    assert layout.pipeline is not None
     (figures,), run = price_pipelines(of, [layout.pipeline]), simulated(of, layout.options)
     assert figures.step_time_s == pytest.approx(run.step_time, rel=1e-12)
     assert figures.peak_memory_bytes == run.peak_memory_bytes
