@@ -15,7 +15,7 @@ SIZES: dict[str, Any] = {"world_size": 2, "num_layers": 4, "global_batch_size": 
 SOURCE = (
     Path(inspect.getfile(inspect.unwrap(mt.strategies()["pipedream_2bw"])))
     .read_text()
-    .replace("from ._batch", "from minitrain.strategies._batch")
+    .replace("from ._", "from minitrain.strategies._")
     .replace("async def pipedream_2bw", "async def mine")
 )
 
@@ -48,7 +48,7 @@ REFUSED: dict[str, Any] = {
     ),
     "a version too old": (
         ("return max(0, i // per_step - 1)", "return max(0, i // per_step - 2)"),
-        ("            weights.pop((layer, step - 1), None)\n", ""),
+        ("        weights.pop((layer, step - 1), None)\n", ""),
         "the gradient of step 2 must be of weights of step 1, as the strategy declares",
     ),
     "a microbatch of the next step": (

@@ -152,6 +152,8 @@ def test_a_case_is_the_same_whatever_was_measured() -> None:
 
 REFUSED = {
     "m4-0001": "5B on 8 A100s without recomputing, 4 % over: what unfused attention keeps may be less than is reckoned",
+    "p2-0005": "70B under FSDP, two samples of 8,192 tokens: Megatron Bridge keeps activations on the host there",
+    "t1-0001": "32B on 64 TPUs, 9 % over: XLA keeps less than every product of MaxText's policy",
     "j3-0173": "340B in 12 chunks, 9 % over: interleaving keeps more microbatches than NeMo's buffers may have",
 }
 """Published runs that ran, and are refused; docs/accuracy.md names them."""
