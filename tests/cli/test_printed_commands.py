@@ -52,10 +52,10 @@ def test_the_command_of_a_published_row_gives_its_figure_in_eight_bits_too() -> 
     found = {}
     for precision in ("bf16", "fp8"):
         options = {"tp": 2, "pp": 2, "zero": 1}
-        case = Published("gpt2", "h100_80g_nvl8", 8, 1024, 8, 1, 1.0, "none", "megatron", options, precision)
+        case = Published("llama2-7b", "h100_80g_nvl8", 8, 4096, 8, 1, 1.0, "none", "megatron", options, precision)
         found[precision] = step_time(case.command.removesuffix(" --no-trace"))
-        assert case.predict() == pytest.approx(8 * 1024 / found[precision] / 8, rel=1e-12)
-    assert found["fp8"] != found["bf16"]
+        assert case.predict() == pytest.approx(8 * 4096 / found[precision] / 8, rel=1e-12)
+    assert found["fp8"] < found["bf16"]
 
 
 def test_the_commands_of_a_search_s_page_give_the_steps_of_its_rows(tmp_path: Path) -> None:

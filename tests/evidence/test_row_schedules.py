@@ -15,7 +15,7 @@ from minitrain.evidence.rows import LackingError, Row
 from tests.evidence.test_rows import USUAL
 
 PP = 4
-BALANCED = {  # stages alike: a vocabulary of next to nothing, and no replicas
+BALANCED = {  # stages alike: a vocabulary of next to nothing, no replicas, and so many layers that messages are short
     **USUAL,
     "n_gpus": "4",
     "tp": "1",
@@ -23,7 +23,7 @@ BALANCED = {  # stages alike: a vocabulary of next to nothing, and no replicas
     "dp": "1",
     "vpp": "",
     "vocab": "128",
-    "n_layers": "16",
+    "n_layers": "64",
     "hidden": "2048",
     "mbs": "4",
     "n_micro": "16",

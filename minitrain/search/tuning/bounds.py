@@ -24,7 +24,7 @@ from minitrain.search.tuning.orders import BACKWARD, FORWARD
 from minitrain.search.tuning.problem import Candidate, Machine, cut_into_stages
 from minitrain.tensors import Activation
 from minitrain.workloads.expert_layers import ROUTER, ExpertPass, Piece
-from minitrain.workloads.workload import PassMode, as_recompute, takes_again
+from minitrain.workloads.workload import PassMode, Recompute, as_recompute, takes_again
 
 _ROUNDING = 1 - 1e-9
 """Sums in another order may be larger in their last digits."""
@@ -129,7 +129,7 @@ class _Experts:
         self._num_microbatches = self._share // self._size
         self._shards_states = bool(options.get("zero"))
         self._mode = PassMode(as_recompute(options.get("recompute", "none")))
-        self._of_experts = PassMode() if in_pairs and takes_again(self._mode.recompute, "moe") else self._mode
+        self._of_experts = PassMode(_without_travel(self._mode.recompute)) if in_pairs else self._mode
         self._is_whole = options.get("tp", 1) == 1
 
     def bound(self) -> Bound:
@@ -217,7 +217,14 @@ class _Experts:
         return states, gradients
 
     def _is_divided(self, layer: int) -> bool:
-        return self._ep > 1 and layer in self._experts.layers
+        """Whether a layer is passed in parts, around its experts: `deepseek_like` always does so."""
+        return (self._ep > 1 or self._in_pairs) and layer in self._experts.layers
+
+
+def _without_travel(recompute: Recompute) -> Recompute:
+    """Return what `deepseek_like` takes again of a layer with experts: no tokens travel again."""
+    kept = "+".join(module for module in recompute.split("+") if module not in ("full", "moe"))
+    return as_recompute(kept or "none")
 
 
 def _with_table(machine: Machine, *, is_shared: bool) -> Any:
