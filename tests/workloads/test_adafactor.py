@@ -30,11 +30,10 @@ def test_a_matrix_has_sums_of_rows_and_columns_beside_its_master_copy() -> None:
     kinds = mt.simulate("ddp", workload=model, world_size=2, global_batch_size=2).memory_by_kind
     layer = 4 * (2 * 768) + 2 * (768 + 3072)  # query, key, value, output; up, down
     vectors = 4 * 768 + 2 * 768 + 3072 + 768 + 2 * 768  # biases of six matrices, two norms
-    tables, head = (50257 + 768) + (1024 + 768), 50257 + 768 + 2 * 768
-    held = 12 * (layer + vectors) + tables + head
-    parameters = model.num_parameters + 50257 * 768  # the head's copy of the table
+    tables, norm = (50257 + 768) + (1024 + 768), 2 * 768  # the head has the embedding's table
+    held = 12 * (layer + vectors) + tables + norm
     assert kinds is not None
-    assert kinds["optimizer"] == 4 * parameters + 4 * held
+    assert kinds["optimizer"] == 4 * model.num_parameters + 4 * held
 
 
 def test_an_update_reads_the_gradient_three_times() -> None:

@@ -469,12 +469,13 @@ def has_room(candidate: Candidate, times: DeviceTimes) -> bool:
 
 def _replica_bytes(times: DeviceTimes, group: str, part: tuple[int, int], strategy: str, world_size: int) -> float:
     """Return what a replica holds: as much as one alone, less the states that the strategy divides among replicas."""
-    run, found = times.run(group, *part), times.held_bytes(group, *part)
-    if run is None or found is None:
+    run = times.run(group, *part)
+    if run is None:
         return inf  # more than was measured
-    weights, states, _ = map(sum, found)
-    divided = 0.0 if strategy in _WHOLE else states
-    divided += weights if strategy in _SHARDED else 0.0
+    stored = run.models[0].memory_by_store()  # a table that embedding and head share once
+    divided = 0.0 if strategy in _WHOLE else stored["opt_states"]
+    divided += 2 * stored["weights"] if strategy in _SHARDED else 0.0  # and as much of gradients
+    divided *= run.bytes_per_element
     return run.peak_memory_bytes - divided * (1 - part[1] / world_size)
 
 
