@@ -115,6 +115,7 @@ class DeviceTimes:
         precision: what devices must have natively; any that has a price if None.
         recompute: what backward computes again.
         recomputations: what it may compute again instead where memory is short, the least first.
+        framework: that of the strategies whose parts of a step these are.
     """
 
     cluster: Cluster
@@ -122,19 +123,20 @@ class DeviceTimes:
     precision: Precision | None = None
     recompute: Recompute = "none"
     recomputations: Sequence[Recompute] = ()
-    _runs: dict[tuple[str, int, int], Run | None] = field(default_factory=dict)
-    _layers: dict[tuple[str, int, int], list[float] | None] = field(default_factory=dict)
+    framework: str | None = "megatron"
+    _runs: dict[tuple[str | None, str, int, int], Run | None] = field(default_factory=dict)
+    _layers: dict[tuple[str | None, str, int, int], list[float] | None] = field(default_factory=dict)
     _lacking: dict[str, str] = field(default_factory=dict)
-    _others: dict[Recompute, DeviceTimes] = field(default_factory=dict)
+    _others: dict[tuple[str | None, Recompute], DeviceTimes] = field(default_factory=dict)
 
     def run(self, group: str, num_samples: int, tp: int = 1) -> Run | None:
         """Return a step of so many samples on one device of a group, or on one tensor-parallel group of them.
 
         None if the devices cannot run it, as where a precision is not theirs.
         """
-        key = group, num_samples, tp
+        key = self.framework, group, num_samples, tp
         if key not in self._runs:
-            self._runs[key] = self._simulated(*key)
+            self._runs[key] = self._simulated(group, num_samples, tp)
         return self._runs[key]
 
     def _simulated(self, group: str, num_samples: int, tp: int) -> Run | None:
@@ -145,7 +147,8 @@ class DeviceTimes:
         node = first_node(self.cluster, group)
         machine: dict[str, Any] = {"hardware": self.cluster, "placement": [node] * tp, "world_size": tp, "fold": False}
         workload = self.step.get("workload")
-        is_megatron = tp > 1 or not (workload is None or hasattr(workload, "compute_cost"))  # the quickest framework
+        is_transformer = not (workload is None or hasattr(workload, "compute_cost"))
+        is_megatron = tp > 1 or (is_transformer and self.framework != "torchtitan")
         how: dict[str, Any] = {"tp": tp, "microbatch_size": num_samples} if is_megatron else {}
         try:
             return simulate(
@@ -173,10 +176,11 @@ class DeviceTimes:
             kept = self._kept_elements(mode)
             if kept < least:
                 least = kept
-                if mode not in self._others:
+                key = self.framework, mode
+                if key not in self._others:
                     step = self.cluster, self.step, self.precision
-                    self._others[mode] = DeviceTimes(*step, recompute=mode)
-                found.append(self._others[mode])
+                    self._others[key] = DeviceTimes(*step, recompute=mode, framework=self.framework)
+                found.append(self._others[key])
         return found
 
     def _kept_elements(self, recompute: Recompute) -> float:
@@ -189,9 +193,9 @@ class DeviceTimes:
 
     def layers(self, group: str, num_samples: int, tp: int = 1) -> list[float] | None:
         """Return how long a group's device takes for a microbatch of each layer, forward and backward, s."""
-        key = group, num_samples, tp
+        key = self.framework, group, num_samples, tp
         if key not in self._layers:
-            self._layers[key] = self._read_layers(*key)
+            self._layers[key] = self._read_layers(group, num_samples, tp)
         return self._layers[key]
 
     def _read_layers(self, group: str, num_samples: int, tp: int) -> list[float] | None:

@@ -49,7 +49,7 @@ from minitrain.engine.shares import Shares
 from minitrain.machine.clusters.cluster import Cluster
 from minitrain.machine.clusters.device_groups import Devices
 from minitrain.run.analysis.timeline import Floats
-from minitrain.run.strategy_loading import choose_strategy, takes_option
+from minitrain.run.strategy_loading import choose_strategy, framework_of, takes_option
 from minitrain.search.planning.device_times import DeviceTimes
 from minitrain.workloads.architecture import Precision
 
@@ -524,8 +524,9 @@ def _on_all(cluster: Cluster, times: DeviceTimes, strategies: Sequence[str] | No
     """Yield the layouts on all devices of a cluster, in its order and in reverse."""
     wanted = strategies or (_OF_LAYERS if times.step.get("workload") is None else _OF_TRANSFORMERS)
     for strategy in wanted:
-        can_recompute = takes_option(choose_strategy(strategy).function, "recompute")
-        own = times if can_recompute else replace(times, recomputations=())
+        function = choose_strategy(strategy).function
+        own = replace(times, framework=framework_of(function))
+        own = own if takes_option(function, "recompute") else replace(own, recomputations=())
         degrees = _degrees(cluster) if strategy == "megatron" else [1]
         if strategy != "pp_dp":
             for tp in degrees:
