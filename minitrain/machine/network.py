@@ -457,9 +457,8 @@ def memory_bytes(op: str, size_bytes: float, num_ranks: int) -> float:
     """Return the bytes of its memory that a transfer reads and writes on each rank.
 
     Of what a ring moves, (n - 1)/n of the bytes, a gather writes what arrives and reads it to send it on; a sum reads
-    its own part too. An exchange reads all that it sends and writes all that comes, a message does one of both. That is
-    1.5 reads a byte on the wire of an all_reduce, as Rashidi et al. (2021, "Enabling compute-communication overlap in
-    distributed deep learning training platforms", section III) have it. Left out: NCCL's buffers, which caches hold.
+    its own part too. An exchange reads all that it sends and writes all that comes, a message does one of both. This
+    counts a ring's steps; nobody measured it. Left out: NCCL's buffers, which caches hold.
 
     >>> memory_bytes("all_reduce", 8e6, 8), memory_bytes("send", 8e6, 2)
     (35000000.0, 8000000.0)
