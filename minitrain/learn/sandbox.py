@@ -249,12 +249,9 @@ class _Process:
 
     def tell(self, job: Mapping[str, Any]) -> None:
         """Send the process its job, for which it waits."""
-        with contextlib.suppress(BrokenPipeError):
-            assert self.process.stdin is not None
-            self.process.stdin.write(
-                json.dumps({**job, "result": self._result, "until": self.began + self.limits.seconds}).encode()
-            )
-            self.process.stdin.close()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
+            pipe.write(json.dumps({**job, "result": self._result, "until": self.began + self.limits.seconds}).encode())
 
     def outcome(self) -> Outcome:
         """Wait for the process to end, or end it, and return what it brought.
