@@ -205,7 +205,7 @@ def _check(
     found = grade(path, exercise, hidden=False, keep_run=True)
     print_lines(str(found).splitlines())
     if exercise.slowed and found.results[0].passed:
-        from minitrain.learn.gap import answers_of, write_runs  # noqa: PLC0415
+        from minitrain.learn.predictions import answers_of, write_runs  # noqa: PLC0415
 
         both = write_runs(exercise, answers_of(path), path)
         print_lines([f"now compare them: minitrain diff {both[0]} {both[1]} --html {path.with_suffix('.html')}"])
@@ -456,8 +456,7 @@ def grade_files(
         results (FILE): Keep each grade in FILE as it is known, and do not grade again what is there unchanged.
         roster (FILE.csv): Print this table of students, as Canvas, Moodle or Gradescope export it, with the scores.
     """
-    from minitrain.learn.classes import grade_all  # noqa: PLC0415
-    from minitrain.learn.report import FORMATS  # noqa: PLC0415
+    from minitrain.learn.classes import FORMATS, grade_all  # noqa: PLC0415  (they take time to import)
     from minitrain.learn.sandbox import Limits  # noqa: PLC0415
     from minitrain.learn.submissions import find_submissions  # noqa: PLC0415
     from minitrain.search.sweeps.sweep import read_rows, writing  # noqa: PLC0415

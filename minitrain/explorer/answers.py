@@ -33,8 +33,7 @@ from minitrain.engine.observers import Observer
 from minitrain.errors import MinitrainError, UsageError, lacks_memory, message_of
 from minitrain.explorer import plain_numpy
 from minitrain.files import TemporaryFolder
-from minitrain.learn.exercise import Exercise, load_exercise, shipped_exercises
-from minitrain.learn.result import CheckResult
+from minitrain.learn.exercise import CheckResult, Exercise, load_exercise, shipped_exercises
 from minitrain.machine.config import shipped_configs
 from minitrain.machine.config_files import shipped_clusters
 from minitrain.machine.platforms import platforms

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minitrain.errors import UsageError
 from minitrain.files import TemporaryFolder, write_bytes, write_text
-from minitrain.learn.copied_package import PACKAGE, folder_of
+from minitrain.learn.isolation import PACKAGE, folder_of
 from minitrain.learn.wheel import files_below, write_zip
 
 ARCHIVE = "minitrain.zip"

@@ -10,19 +10,16 @@ May import: the rooms up to `proof`, and `search`. Open `grader` first. The ship
 
 | module | what it does |
 |---|---|
-| `exercise`, `budgets` | an exercise's files, the limits that follow from its reference, and a teacher's secret sizes |
-| `sandbox` | runs a submission in a process of its own, with a `copied_package`; that process runs `worker` |
-| `isolation` | works out how that process is kept apart; `confinement` does it, in the process |
+| `exercise` | an exercise's files; the result of a check |
+| `budgets` | the limits that follow from its reference, a teacher's secret sizes, and what a run beyond them needed |
+| `sandbox` | runs a submission in a process of its own, with a copy of the package; that process runs `worker` |
+| `isolation` | works out how that process is kept apart, and its copy; `confinement` keeps it so, in the process |
 | `recorder` | an observer that writes a program down |
-| `wire`, `replay` | what is sent to the grader, errors too, as plain data, and running a program again |
-| `usage` | measures a run beyond its peak memory |
-| `causes` | says where a deadlock, or a run beyond its budget, comes from |
+| `wire` | what is sent to the grader, errors too, as plain data |
+| `replay` | runs a program again, and measures a run beyond its peak memory |
 | `checks`, `hints`, `grader` | judge one run, say what a rank held and how to go on, and put all runs together |
-| `result` | one check's |
-| `gap` | the exercise that explains a gap, which asks for answers and for no strategy |
-| `predictions` | questions before a run, whose figures are the answers |
-| `submissions`, `classes` | find what was handed in, grade it, and put grades into tables of students and places |
-| `report` | writes grades down |
+| `predictions` | what is asked and not run: figures before a run, and what explains a gap |
+| `submissions`, `classes` | find what was handed in, grade it, and write grades down, one by one and in tables |
 | `picture` | is for learners: a run beside the reference's, drawn, as far as it came |
 | `verify`, `wheel`, `notebook`, `testing`, `pytest_plugin` | are for teachers, `wheel` for Gradescope, too |
 """
@@ -30,8 +27,7 @@ May import: the rooms up to `proof`, and `search`. Open `grader` first. The ship
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from minitrain.learn.exercise import Exercise, load_exercise, shipped_exercises
-from minitrain.learn.result import CheckResult
+from minitrain.learn.exercise import CheckResult, Exercise, load_exercise, shipped_exercises
 
 if TYPE_CHECKING:
     from minitrain.learn.grader import Grade, grade

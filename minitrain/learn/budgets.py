@@ -10,37 +10,53 @@ The hidden sizes of the shipped exercises can be read by everybody. A teacher's 
 the same secret: each figure between the smallest and the largest of the exercise's known sizes, until the reference
 trains with it and keeps its own budgets. Where all known sizes have at least as many microbatches as ranks, those that
 are drawn have too. At most one of them has a single rank, unless all known ones do.
+
+Why a run waits for ever, or needs more than its budget, said from what its ranks did and where.
+
+A deadlock is told by the messages and collectives that its ranks have begun: which one is missing, is one too many, or
+comes in an order that waits. A run that needs more than the reference is compared with it by what is on its longest
+chain of operations, and by how often it communicates for which layer.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.learn.causes import calls_by_layer, ordered, path_of
 from minitrain.learn.exercise import Amount, Case, Exercise, load_exercise, read_part
 from minitrain.learn.recorder import Recorder
-from minitrain.learn.replay import replayed
-from minitrain.learn.usage import (
+from minitrain.learn.replay import (
     Held,
     Meter,
     communication_by_kind,
     handed_in,
     kept_by_rank,
     last_clock,
+    named,
+    replayed,
     states_on_host,
 )
+from minitrain.operations import COMMUNICATIONS, FETCH, LOAD_WEIGHTS, OFFLOAD
+from minitrain.operations.collectives import COLLECTIVES
+from minitrain.run.analysis.labels import duration
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.tensors import Activation, OptState, Weight, WeightGrad
+from minitrain.tensors.index_sets import ranges
+
+if TYPE_CHECKING:
+    from minitrain.run.analysis.retiming import CriticalPath
+
 
 TIME_MARGIN = 1.02
 """Other orders of the same work may wait a little longer."""
@@ -292,3 +308,377 @@ def _is_legal(exercise: Exercise, case: Case, known: Sequence[Case]) -> bool:
 def _fills_ranks(sizes: Mapping[str, int], options: Mapping[str, Any]) -> bool:
     """Return whether there are at least as many microbatches as ranks."""
     return int(sizes["global_batch_size"]) >= int(sizes["world_size"]) * int(options.get("microbatch_size", 1))
+
+
+_MOST = 3
+"""Things that are named of many."""
+
+_NO_LAYER = -1
+
+_NEXT = {
+    "load_weights": "`weights[layer], opt_states[layer] = model.load_weights(layer)` for the layers of the rank",
+    "get_input_activation": "`activations[0] = model.get_input_activation(samples)`, for the samples of the rank",
+    "forward": "`activations[layer + 1] = model.forward(layer, activations[layer], weights[layer])`, layer after layer",
+    "loss": "`model.loss(activations.pop(model.num_layers))`, which gives the gradient that begins the way back",
+    "backward": "`model.backward(layer, activations[layer], grad, weights[layer])`, from the last layer to the first",
+    "update": "`model.update(layer, grad_weights[layer], weights[layer], opt_states[layer])`",
+}
+"""The operations of a step in their order, each as the next thing to write."""
+
+_LAUNCHED = frozenset({"send", "receive", OFFLOAD, FETCH, *COLLECTIVES})
+"""Communications, as steps have them."""
+
+_LIKE = {
+    "load_weights": ("load_weights", "load_router", "load_experts"),
+    "get_input_activation": ("get_input_activation", "get_input_shard"),
+    "backward": ("backward", "backward_input"),
+}
+"""Operations that stand for one of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A communication that a rank has begun.
+
+    Args:
+        rank: that began it.
+        kind: its name, as a strategy calls it.
+        ranks: of its group; of a message, the other rank alone.
+        about: the tag of a message, as text; the layer of a collective.
+        line: where it stands, if that is known.
+        is_done: whether the rank has its result.
+        launched: whether the rank went on at once.
+    """
+
+    rank: int
+    kind: str
+    ranks: tuple[int, ...]
+    about: str | int | None
+    line: str | None
+    is_done: bool
+    launched: bool
+
+    def __str__(self) -> str:
+        return f"{self._what}{f' ({self.line})' if self.line else ''}"
+
+    @property
+    def _what(self) -> str:
+        """The call in words."""
+        if self.kind in ("send", "receive"):
+            tag = "" if self.about is None else f" with tag {self.about}"
+            return f"{self.kind} {'to' if self.kind == 'send' else 'from'} rank {self.ranks[0]}{tag}"
+        return self.kind + ("" if self.about is None else f" of layer {self.about}")
+
+    @property
+    def signature(self) -> tuple[str, str | int | None]:
+        """What members of a group must agree in."""
+        return self.kind, self.about
+
+
+def calls_of(programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]) -> list[list[Call]]:
+    """Return the communications that each rank has begun, in their order."""
+    return [list(_calls(rank, steps, lines[rank])) for rank, steps in enumerate(programs)]
+
+
+def _calls(rank: int, steps: Sequence[Any], lines: Sequence[Any]) -> Iterator[Call]:
+    """Yield the communications of one rank."""
+    done = {step[1] for step in steps if step[0] == "await"}
+    for number, step in enumerate(steps):
+        kind, line = step[0], lines[number] if number < len(lines) else None
+        facts = (line if isinstance(line, str) else None, number in done, bool(step[-1]))
+        if kind in ("send", "receive"):
+            peer, tag = step[-3:-1]
+            yield Call(rank, kind, (peer,), tag, *facts)
+        elif kind in COLLECTIVES:
+            yield Call(rank, kind, tuple(step[3]), step[2], *facts)
+
+
+def why_all_wait(programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]) -> list[str]:
+    """Return why ranks wait for one another for ever, one line for each pair or group that says something."""
+    calls = calls_of(programs, lines)
+    found: dict[str, None] = {}
+    for own in calls:
+        waiting = _waits_in(own)
+        if waiting is None:
+            continue
+        tell = _why_message if waiting.kind in ("send", "receive") else _why_collective
+        found.update(dict.fromkeys(tell(waiting, calls)))
+    return [*found][:_MOST]
+
+
+def _waits_in(own: Sequence[Call]) -> Call | None:
+    """Return the call in which a rank waits: one that it did not launch, else the first that has no result."""
+    pending = [call for call in own if not call.is_done]
+    return next((call for call in pending if not call.launched), pending[0] if pending else None)
+
+
+def _state_of(rank: int, calls: Sequence[Sequence[Call]]) -> str:
+    """Return what a rank does meanwhile."""
+    waiting = _waits_in(calls[rank])
+    return f"rank {rank} has ended" if waiting is None else f"rank {rank} waits in {waiting}"
+
+
+def _why_message(waiting: Call, calls: Sequence[Sequence[Call]]) -> Iterator[str]:
+    """Yield why a message does not come, or is not taken."""
+    rank, other = waiting.rank, waiting.ranks[0]
+    own, theirs = ([call for call in calls[one] if call.ranks == (two,)] for one, two in ((rank, other), (other, rank)))
+    peers = _waits_in(calls[other])
+    if peers is not None and peers.ranks == (rank,):
+        if rank < other:
+            unasked = [*_unasked(own, theirs), *_unasked(theirs, own)]
+            tags = f"; nobody has asked yet for {', '.join(map(str, unasked[:_MOST]))}" if unasked else ""
+            yield (
+                f"rank {rank} and rank {other} wait for one another: in its order, rank {rank} does {_listed(own)}; "
+                f"rank {other} does {_listed(theirs)}{tags}; one of the two must do first what the other waits for"
+                f"{', or a message and its receive have different tags' if unasked else ''}"
+            )
+        return
+    kind, done = ("send", "sent") if waiting.kind == "receive" else ("receive", "received")
+    begun = [call for call in theirs if call.kind == kind]
+    alike = sum(call.about == waiting.about for call in begun)
+    wanted = sum(call.kind == waiting.kind and call.about == waiting.about for call in own)
+    if alike < wanted:
+        tags = "" if alike == len(begun) else f", and {len(begun) - alike} with other tags"
+        elsewhere = (call for call in calls[other] if call.kind == kind and call not in begun)
+        stray = next((call for call in elsewhere if call.about == waiting.about), None)
+        tags += "" if stray is None or alike else f", but did {stray}"
+        yield (
+            f"rank {rank} waits in {waiting}, and rank {other} has {done} {alike} of the {wanted} messages that this "
+            f"takes{tags}; {_state_of(other, calls)}"
+        )
+
+
+def _unasked(sending: Sequence[Call], receiving: Sequence[Call]) -> Iterator[Call]:
+    """Yield the messages of one rank that no receive of the other takes, though one waits: their tags are others."""
+    asked = Counter(call.about for call in receiving if call.kind == "receive")
+    for call in sending:
+        if call.kind == "send":
+            asked[call.about] -= 1
+            if asked[call.about] < 0:
+                yield call
+
+
+def _why_collective(waiting: Call, calls: Sequence[Sequence[Call]]) -> Iterator[str]:
+    """Yield which ranks of a group are not there, and which call of a rank the others do not make."""
+    of_group = {rank: [call for call in calls[rank] if call.ranks == waiting.ranks] for rank in waiting.ranks}
+    own = of_group[waiting.rank]
+    for rank, others in of_group.items():
+        if len(others) >= len(own):
+            continue
+        yield (
+            f"rank {waiting.rank} waits in {waiting}, its collective number {len(own)} of ranks "
+            f"{ranges(waiting.ranks)}: rank {rank} has called {len(others)}, and {_state_of(rank, calls)}"
+        )
+        theirs = _waits_in(calls[rank])
+        extra = _superfluous(own, others) if theirs is None or theirs.kind in COLLECTIVES else None
+        if extra is not None:
+            yield f"rank {waiting.rank} does one that rank {rank} does not: {extra}"
+        return
+
+
+def _superfluous(more: Sequence[Call], fewer: Sequence[Call]) -> Call | None:
+    """Return the first call that one rank makes and another does not, if they agree in all others."""
+    for place, call in enumerate(more):
+        if place >= len(fewer) or call.signature != fewer[place].signature:
+            rest = [other.signature for other in more[place + 1 :]]
+            return call if rest == [other.signature for other in fewer[place:]] else None
+    return None
+
+
+def _listed(calls: Sequence[Call]) -> str:
+    """Return the last calls of a rank in words."""
+    shown = [f"{call}{'' if call.is_done or call.launched else ', which waits'}" for call in calls[-_MOST:]]
+    return ("..., " if len(calls) > _MOST else "") + (", ".join(shown) or "nothing")
+
+
+def never_awaited(
+    programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]], layers: Collection[int] | None = None
+) -> list[str]:
+    """Return which operations were launched and never awaited, one for each line of the submission.
+
+    Args:
+        programs: the steps of the ranks.
+        lines: where they stand.
+        layers: of which layers; of all, and messages too, if None.
+    """
+    found: dict[Any, str] = {}
+    for rank, steps in enumerate(programs):
+        over = {step[1] for step in steps if step[0] == "await"}
+        over |= {step[1]["launched"] for step in steps if isinstance(step[1], Mapping) and "launched" in step[1]}
+        for number, step in enumerate(steps):
+            wanted = layers is None or (step[0] in COLLECTIVES and step[2] in layers)
+            if wanted and step[0] in _LAUNCHED and step[-1] is True and number not in over:
+                line = lines[rank][number]
+                where = f" at {line}" if isinstance(line, str) else ""
+                found.setdefault(line, f"rank {rank} has launched {_in_words(step)}{where}, and has not awaited it")
+    return [*found.values()][:_MOST]
+
+
+def without_second_half(programs: Sequence[Sequence[Any]], rank: int, layer: int) -> str:
+    """Return how often a rank has done less `backward_weight` of a layer than `backward_input`; "" if it has not."""
+    first, second = (
+        sum(step[:2] == [kind, layer] for step in programs[rank]) for kind in ("backward_input", "backward_weight")
+    )
+    if second >= first:
+        return ""
+    return (
+        f"rank {rank} has done backward_input of layer {layer} {first} times and backward_weight {second} times: the W "
+        "of these samples is missing before the update"
+    )
+
+
+def without_input(programs: Sequence[Sequence[Any]], message: str) -> str:
+    """Return which of the samples that a message lists as missing no rank has taken as inputs; "" if all were."""
+    listed = re.search(r"\[([\d, ]+)\]", message)
+    inputs = _LIKE["get_input_activation"]
+    taken = {sample for steps in programs for step in steps if step[0] in inputs for sample in step[1]}
+    never = {int(number) for number in listed.group(1).split(",")} - taken if listed else ()
+    return f"no rank has taken {named('sample', never)} as inputs yet" if never else ""
+
+
+def next_step(programs: Sequence[Sequence[Any]]) -> str:
+    """Return the first operation of a training step that no rank has done, as what to write next; "" if all were."""
+    done = {step[0] for steps in programs for step in steps}
+    for name, how in _NEXT.items():
+        if done.isdisjoint(_LIKE.get(name, (name,))):
+            return f"no rank has called {name} yet, which is the next thing to write: {how}"
+    return ""
+
+
+def ordered(steps: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Return those operations of a rank that have one of some names, in their order, each in words."""
+    return [words for _, words in ordered_places(steps, names)]
+
+
+def ordered_places(steps: Sequence[Any], names: Sequence[str]) -> list[tuple[int, str]]:
+    """Return the same, each with the number of its step."""
+    return [(number, _in_words(step)) for number, step in enumerate(steps) if step[0] in names]
+
+
+def _in_words(step: Sequence[Any]) -> str:
+    """Return an operation in words: its name, and the layer or the rank that it is for."""
+    kind = str(step[0])
+    if kind in ("send", "receive"):
+        return f"{kind} {'to' if kind == 'send' else 'from'} rank {step[-3]}"
+    layer = step[2] if kind in COLLECTIVES else step[1]
+    return f"{kind} of layer {layer}" if isinstance(layer, int) else kind
+
+
+def calls_by_layer(run: Run) -> dict[str, int]:
+    """Return how often all ranks together communicate, by operation and layer in words; a receive is its send's."""
+    counted = Counter(
+        event.typ if event.layer is None else f"{event.typ} of layer {event.layer}"
+        for log in run.logs
+        for event in log
+        if event.typ in COMMUNICATIONS and event.typ not in ("recv", "barrier")
+    )
+    return dict(sorted(counted.items()))
+
+
+def more_calls(run: Run, expected: Mapping[str, int], programs: Any, lines: Any) -> list[str]:
+    """Return which communications a run does more often than the reference, those alike in one line.
+
+    Args:
+        run: what the ranks did.
+        expected: of the reference, as `calls_by_layer` has it.
+        programs: the steps of the ranks.
+        lines: where they stand.
+    """
+    layers: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    done = calls_by_layer(run)
+    more = _by_kind(done) - _by_kind(expected)  # alike in number, they may be for layers that are counted otherwise
+    for what, number in done.items():
+        kind, _, layer = what.partition(" of layer ")
+        if kind in more and number > expected.get(what, 0):
+            layers[kind, number, expected.get(what, 0)].append(int(layer or _NO_LAYER))
+    found = []
+    for (kind, number, known), of_layers in layers.items():
+        asked = {layer for layer in of_layers if layer != _NO_LAYER}
+        calls = (call for own in calls_of(programs, lines) for call in own if _is(call, kind, asked))
+        places = [*dict.fromkeys(call.line for call in calls if call.line)][:_MOST]
+        where = f" of {named('layer', asked)}" if asked else ""
+        at = f", at {', '.join(places)}" if places else ""
+        found.append(f"{kind}{where}: {number} over all ranks, the reference does {known or 'none'}{at}")
+    return found[:_MOST]
+
+
+def _by_kind(calls: Mapping[str, int]) -> Counter[str]:
+    """Return how often ranks communicate, by operation."""
+    counted: Counter[str] = Counter()
+    for what, number in calls.items():
+        counted[what.partition(" of layer ")[0]] += number
+    return counted
+
+
+def _is(call: Call, kind: str, layers: set[int]) -> bool:
+    """Return whether a call is of a kind, and for one of some layers where that is known."""
+    return call.kind == kind and (kind == "send" or not layers or call.about in layers)
+
+
+def path_of(run: Run) -> dict[str, float]:
+    """Return what the longest chain of operations is made of, s by type; their sum is the latest clock."""
+    return _parts(run, _chain(run))
+
+
+def _chain(run: Run) -> CriticalPath:
+    """Return the longest chain of operations of a run."""
+    from minitrain.run.analysis.retiming import critical_path, make_graph  # noqa: PLC0415  (they need numpy)
+
+    return critical_path(make_graph(run.timeline))
+
+
+def _parts(run: Run, path: CriticalPath) -> dict[str, float]:
+    """Return the time of a chain by type of operation, with all loading."""
+    parts = path.by_typ()
+    before = run.last_clock - sum(parts.values())  # where ranks load at first
+    return {**parts, LOAD_WEIGHTS: parts.get(LOAD_WEIGHTS, 0.0) + max(0.0, before)}
+
+
+LineOf = Callable[[int, int], str | None]
+"""Where in the submission an event stands, by its rank and its index in the rank's log."""
+
+
+def longer_parts(run: Run, expected: Mapping[str, float], line_of: LineOf) -> list[str]:
+    """Return in which operations a run is longer than the reference, or else where it waits longest.
+
+    Args:
+        run: what the ranks did.
+        expected: of the reference, as `path_of` has it; empty where it is not known.
+        line_of: finds the lines of events.
+    """
+    path = _chain(run)
+    parts = _parts(run, path)
+    more = {typ: seconds - expected.get(typ, 0.0) for typ, seconds in parts.items()} if expected else {}
+    least = 0.1 * sum(part for part in more.values() if part > 0)
+    found = [
+        f"{typ}{_where(path, typ, line_of)} {duration(parts[typ])}, not {duration(expected.get(typ, 0.0))}"
+        for typ, part in sorted(more.items(), key=lambda item: -item[1])[:_MOST]
+        if part > least
+    ]
+    if found:
+        return [f"its longest chain of operations has more than the reference's of: {'; '.join(found)}"]
+    from minitrain.run.analysis.explanation import find_gaps  # noqa: PLC0415  (it needs numpy)
+
+    gaps = find_gaps(run.timeline, run.last_clock)
+    if not len(gaps):
+        return []
+    gap = int(gaps.duration.argmax())
+    return [f"its longest wait is {duration(gaps.duration[gap])}, of rank {gaps.rank[gap]} for {gaps.reason(gap)}"]
+
+
+def _where(path: CriticalPath, typ: str, line_of: LineOf) -> str:
+    """Return the layers and ranks of a chain's operations of a type, and the line with most of their time, in words."""
+    run = path.timeline
+    if typ not in run.typs:
+        return ""
+    events = path.event[run.typ[path.event] == run.typs.index(typ)]
+    layers = {int(layer) for layer in run.layer[events] if layer >= 0}  # others are of none
+    ranks = {int(rank) for rank in run.rank[events]}
+    named_of = [named(what, of) for what, of in (("layer", layers), ("rank", ranks)) if of]
+    spent: Counter[str] = Counter()
+    for event in events:
+        rank = int(run.rank[event])
+        spent[line_of(rank, int(event - run.starts[rank])) or ""] += run.duration[event]
+    line = next(iter(spent.most_common(1)), ("",))[0]
+    named_of += [f"{'most of it ' if len(spent) > 1 else ''}at {line}"] if line else []
+    return f" ({', '.join(named_of)})" if named_of else ""

@@ -19,8 +19,9 @@ from typing import Any
 
 from minitrain import errors
 from minitrain.errors import LawError, MinitrainError, ProofError
-from minitrain.learn.budgets import Budget, budget_for
-from minitrain.learn.causes import (
+from minitrain.learn.budgets import (
+    Budget,
+    budget_for,
     calls_by_layer,
     longer_parts,
     more_calls,
@@ -31,19 +32,19 @@ from minitrain.learn.causes import (
     without_input,
     without_second_half,
 )
-from minitrain.learn.exercise import Case, Exercise
+from minitrain.learn.exercise import Case, CheckResult, Exercise, one_line
 from minitrain.learn.hints import hint_for
-from minitrain.learn.replay import Player, replayed
-from minitrain.learn.result import CheckResult, one_line
-from minitrain.learn.usage import (
+from minitrain.learn.replay import (
     Held,
     Kept,
     Meter,
+    Player,
     communication_by_kind,
     handed_in,
     kept_by_rank,
     last_clock,
     named,
+    replayed,
     states_on_host,
 )
 from minitrain.learn.wire import MOST_STEPS

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
 from minitrain.learn.checks import Judged, failed, judge, prepare_judgement
-from minitrain.learn.exercise import Case, Exercise, load_exercise
+from minitrain.learn.exercise import CHECKS, GAP_POINTS, POINTS, Case, CheckResult, Exercise, load_exercise
 from minitrain.learn.hints import FILE
 from minitrain.learn.isolation import HERE, NOTHING_RUNS, Isolation
-from minitrain.learn.result import CHECKS, GAP_POINTS, POINTS, CheckResult
+from minitrain.learn.replay import last_clock
 from minitrain.learn.sandbox import Limits, Outcome, submitted
 from minitrain.learn.submissions import imported
-from minitrain.learn.usage import last_clock
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run
@@ -163,7 +162,7 @@ def _explained(answers: str | Path | Strategy | Mapping[str, Any], exercise: Exe
     Raises:
         UsageError: there are none.
     """
-    from minitrain.learn.gap import judged  # noqa: PLC0415  (numpy only where it is wanted)
+    from minitrain.learn.predictions import judged  # noqa: PLC0415  (numpy only where it is wanted)
 
     if callable(answers):
         raise UsageError(f"exercise {exercise.name} asks for answers; give them by name, or a file")

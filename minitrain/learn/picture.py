@@ -21,8 +21,7 @@ from minitrain.errors import MinitrainError, UsageError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import Budget, budget_for, run_reference
 from minitrain.learn.exercise import Case, Exercise, load_exercise
-from minitrain.learn.replay import replayed
-from minitrain.learn.usage import communication_by_kind, last_clock
+from minitrain.learn.replay import communication_by_kind, last_clock, replayed
 from minitrain.run.analysis.labels import duration
 from minitrain.run.progress import RunProgress
 from minitrain.run.rank_tasks import prepare
@@ -30,7 +29,7 @@ from minitrain.run.result import Run, load_run
 from minitrain.run.simulation import simulate
 
 if TYPE_CHECKING:
-    from minitrain.learn.result import CheckResult
+    from minitrain.learn.exercise import CheckResult
     from minitrain.operations import Event
     from minitrain.run.result import Run
 

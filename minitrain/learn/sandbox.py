@@ -34,11 +34,20 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.files import TemporaryFolder
-from minitrain.learn.copied_package import PACKAGE, copy_minitrain, folder_of
-from minitrain.learn.exercise import Case
-from minitrain.learn.isolation import HERE, Isolation, command_for, from_worker, packages, plan_for, require_mode
+from minitrain.learn.exercise import Case, printable
+from minitrain.learn.isolation import (
+    HERE,
+    PACKAGE,
+    Isolation,
+    command_for,
+    copy_minitrain,
+    folder_of,
+    from_worker,
+    packages,
+    plan_for,
+    require_mode,
+)
 from minitrain.learn.notebook import code_of
-from minitrain.learn.result import printable
 from minitrain.learn.wire import SUBMISSION, decoded
 from minitrain.machine import load_config
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from minitrain.errors import MinitrainError
 from minitrain.learn.budgets import budget_for, reference_budget, run_reference
 from minitrain.learn.checks import operations_fault
-from minitrain.learn.exercise import Exercise
+from minitrain.learn.exercise import CHECKS, Exercise
 from minitrain.learn.grader import grade
 from minitrain.learn.hints import NAMES
 from minitrain.learn.predictions import FIGURES
 from minitrain.learn.recorder import Recorder
-from minitrain.learn.result import CHECKS
-from minitrain.learn.usage import last_clock
+from minitrain.learn.replay import last_clock
 from minitrain.proof.problem import Problem
 from minitrain.proof.proof import compare_with_reference
 

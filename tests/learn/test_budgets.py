@@ -17,10 +17,9 @@ from minitrain.errors import UsageError
 from minitrain.learn import grade, load_exercise
 from minitrain.learn.budgets import budget_for, budgets_json, run_reference
 from minitrain.learn.checks import judge
-from minitrain.learn.exercise import Case
+from minitrain.learn.exercise import CHECKS, Case
 from minitrain.learn.recorder import Recorder
-from minitrain.learn.result import CHECKS
-from minitrain.learn.usage import Kept, kept_by_rank, last_clock
+from minitrain.learn.replay import Kept, kept_by_rank, last_clock
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import load_strategy
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from minitrain.learn.classes import Row, grade_all
+from minitrain.learn.classes import Row, as_gradebook, grade_all
 from minitrain.learn.exercise import shipped_exercises
-from minitrain.learn.report import as_gradebook
 from minitrain.learn.sandbox import Limits
 from minitrain.learn.submissions import find_submissions
 from tests.learn.class_of_sixty import Handed, in_time, late, write_class

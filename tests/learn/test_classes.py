@@ -19,9 +19,8 @@ from typer.testing import CliRunner, Result
 from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.learn import Grade, load_exercise, shipped_exercises
-from minitrain.learn.classes import MOST_MEMORY, Row, grade_all, grade_one, key_of
+from minitrain.learn.classes import MOST_MEMORY, Row, as_csv, grade_all, grade_one, key_of
 from minitrain.learn.isolation import Isolation
-from minitrain.learn.report import as_csv
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits, own_name, upload_of
 from minitrain.learn.submissions import find_submissions, fingerprint, imported
 from tests.learn.exercises.sources import DDP, changed

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from minitrain.learn.copied_package import copy_minitrain, shared_copy
+from minitrain.learn.isolation import copy_minitrain, shared_copy
 
 
 def test_nothing_is_left_to_compile(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_what_processes_share_lacks_what_is_secret() -> None:
 
 
 def test_what_processes_share_ends_with_their_grader() -> None:
-    code = "from minitrain.learn.copied_package import shared_copy; print(shared_copy())"
+    code = "from minitrain.learn.isolation import shared_copy; print(shared_copy())"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     folder = Path(found.stdout.strip())
     assert folder.parent.name.startswith("minitrain-library-")

@@ -15,8 +15,8 @@ from minitrain.errors import UsageError
 from minitrain.learn import Exercise, grade, load_exercise
 from minitrain.learn.classes import grade_all
 from minitrain.learn.exercise import all_exercises
-from minitrain.learn.gap import judged, runs_of, slowed_for
 from minitrain.learn.picture import kept_runs
+from minitrain.learn.predictions import judged, runs_of, slowed_for
 from minitrain.learn.submissions import find_submissions
 
 GAP = load_exercise("gap")

@@ -23,12 +23,10 @@ import minitrain as mt
 from minitrain.learn import Exercise, Grade, grade, load_exercise, recorder, replay, shipped_exercises
 from minitrain.learn.budgets import budget_for, budgets_json, run_reference
 from minitrain.learn.checks import LONGEST, judge, operations_fault
-from minitrain.learn.classes import Row
-from minitrain.learn.exercise import Case
+from minitrain.learn.classes import FORMATS, Row, as_csv, as_gradescope, as_json, as_junit, as_table, as_text
+from minitrain.learn.exercise import CHECKS, Case, CheckResult
 from minitrain.learn.recorder import Program, Recorder, name_of
 from minitrain.learn.replay import replayed
-from minitrain.learn.report import FORMATS, as_csv, as_gradescope, as_json, as_junit, as_table, as_text
-from minitrain.learn.result import CHECKS, CheckResult
 from minitrain.learn.sandbox import Limits
 from minitrain.learn.submissions import exercise_of
 from minitrain.learn.testing import assert_strategy

@@ -23,10 +23,9 @@ import pytest
 
 import minitrain as mt
 from minitrain.learn import Grade, grade, isolation, load_exercise, sandbox
-from minitrain.learn.classes import Row
+from minitrain.learn.classes import Row, as_gradescope, as_json, as_junit, as_text
 from minitrain.learn.confinement import PROPERTIES, not_held
 from minitrain.learn.isolation import Isolation, from_worker
-from minitrain.learn.report import as_gradescope, as_json, as_junit, as_text
 from minitrain.learn.sandbox import Limits
 from tests.learn.exercises.sources import DDP, RIGHT
 

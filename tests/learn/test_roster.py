@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.learn.classes import Row, with_grades
+from minitrain.learn.exercise import DESCRIPTIONS, CheckResult
 from minitrain.learn.grader import Grade
-from minitrain.learn.result import DESCRIPTIONS, CheckResult
 from tests.learn.exercises.sources import DDP
 
 CANVAS = """Student,ID,SIS Login ID,Section,02_ddp (4711)

@@ -14,7 +14,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.learn.result import CheckResult
+from minitrain.learn.exercise import CheckResult
 from minitrain.operations import Event
 from minitrain.run.analysis.labels import duration
 

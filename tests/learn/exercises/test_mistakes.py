@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minitrain.learn import Exercise, grade, load_exercise, shipped_exercises
-from minitrain.learn.causes import why_all_wait
+from minitrain.learn.budgets import why_all_wait
 from minitrain.run.strategy_loading import load_strategy
 from tests.learn.exercises.mistakes import MISTAKES
 from tests.learn.exercises.statements import (
