@@ -121,7 +121,7 @@ PUBLIC_PATHS = {
 """Packages that users import by shorter names than those of their rooms."""
 
 _ABOVE_RUNS = {
-    "chrome trace": "view.chrome",
+    "chrome trace": "view.exports",
     "excerpt": "view.run_folder",
     "faults": "whatif.faults.disturbed_run",
     "figure": "view.gantt",

@@ -66,7 +66,7 @@ def _write_pictures(
     platform: VirtualHardwarePlatform, title: str, end: float, html: Path | None, chrome: Path | None
 ) -> None:
     """Write what was asked for."""
-    from minitrain.view.chrome import write_chrome_trace  # noqa: PLC0415  (plotly only where somebody looks)
+    from minitrain.view.exports import write_chrome_trace  # noqa: PLC0415  (plotly only where somebody looks)
     from minitrain.view.layout import (  # noqa: PLC0415
         LaneUse,
         Links,

@@ -59,13 +59,13 @@ def _text(run: Run, path: Path) -> Sequence[Path]:
 
 
 def _hta(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.view.chrome import write_hta  # noqa: PLC0415
+    from minitrain.view.exports import write_hta  # noqa: PLC0415
 
     return write_hta(path, run.timeline)
 
 
 def _chakra(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.view.chakra import write_chakra  # noqa: PLC0415
+    from minitrain.view.exports import write_chakra  # noqa: PLC0415
 
     return write_chakra(path, run.timeline)
 

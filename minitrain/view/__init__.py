@@ -5,12 +5,12 @@ Plotly take longer to load than the rest of minitrain.
 
 | module | what it does |
 |---|---|
-| `gantt` | the figure of one run, or of several on one time axis, with `layout` |
-| `bars`, `memory_panel` | what a figure consists of |
-| `drawing`, `notebook_figure` | figures as plain dicts, and as a notebook keeps them |
+| `gantt` | the figure of one run with its memory, or of several on one time axis |
+| `bars`, `layout` | what a figure consists of, and how it is arranged: as plain dicts, which are validated last |
+| `notebook_figure` | a figure that an exported notebook keeps |
 | `timeline` | a large run as columns, and the script that draws them on a canvas |
 | `page`, `explanation_panel` | a figure as an HTML page that needs no internet, and the words above it |
 | `run_folder` | all files of a run or a comparison; some ranks of a large one |
 | `tables`, `lanes`, `svg` | what terminals print, also the order of passes, a Gantt chart as SVG |
-| `chrome`, `chakra` (in `protobuf`) | files for Perfetto and HolisticTraceAnalysis, and for ASTRA-sim |
+| `exports` | files for Perfetto, HolisticTraceAnalysis and ASTRA-sim |
 """

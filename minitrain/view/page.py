@@ -22,9 +22,8 @@ from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.memory_over_time import Journals
 from minitrain.run.analysis.timeline import Timeline, Trace, as_timeline
 from minitrain.view.bars import USES, make_bars
-from minitrain.view.drawing import Drawing, figure_json, page_json, plotly_script
 from minitrain.view.explanation_panel import Line, explanation_panel, lines_table, section
-from minitrain.view.layout import OUT_OF_MEMORY, View, link_panel
+from minitrain.view.layout import OUT_OF_MEMORY, Drawing, View, figure_json, link_panel, page_json, plotly_script
 from minitrain.view.timeline import timeline_data, timeline_script
 
 PAGE_SCRIPT = r"""

@@ -29,7 +29,7 @@ from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import save_run
 from minitrain.tensors.index_sets import ranges
-from minitrain.view.chrome import write_chrome_trace
+from minitrain.view.exports import write_chrome_trace
 from minitrain.view.layout import View
 from minitrain.view.page import write_html
 

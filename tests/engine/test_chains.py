@@ -20,8 +20,7 @@ from minitrain.errors import CollectiveMismatchError, DeadlockError, LawError, S
 from minitrain.lib import Model, Weight, WeightGrad
 from minitrain.run.analysis.retiming import critical_path, make_graph, retimed_events
 from minitrain.run.analysis.timeline import as_timeline, timeline_of_events
-from minitrain.view.chakra import _dependencies
-from minitrain.view.chrome import chrome_trace
+from minitrain.view.exports import _dependencies, chrome_trace
 from tests.folded_runs import require_identical
 
 Loops = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]

@@ -23,8 +23,7 @@ from minitrain.operations import ON_COMPUTE, STREAM, STRIDE
 from minitrain.run.analysis.retiming import critical_path, make_graph, retimed_events, what_ifs
 from minitrain.run.analysis.timeline import as_timeline, timeline_of_events
 from minitrain.tensors.fields import OnHost
-from minitrain.view.chakra import write_chakra
-from minitrain.view.chrome import write_hta
+from minitrain.view.exports import write_chakra, write_hta
 from minitrain.workloads.matmul import MATMUL_LAYER
 
 GPT = mt.Transformer(num_layers=4, hidden_size=128, num_heads=8, vocab_size=256, seq_len=96, dropout=0.1)

@@ -25,7 +25,7 @@ from minitrain.operations.computations import COMPUTATIONS
 from minitrain.proof.layers import DenseLayers, TransformerLayers
 from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.run import saved_runs
-from minitrain.view import bars, chakra, chrome
+from minitrain.view import bars, exports
 from minitrain.workloads.transformer_workload import find_workload
 from minitrain.workloads.unit_kernels import Style
 from minitrain.workloads.workload import Context, PassMode
@@ -67,9 +67,9 @@ def is_drawn(record: Any) -> None:
 def is_named_abroad(record: Any) -> None:
     """Require names for other tools, of all that does not compute."""
     if record.name not in COMPUTATIONS:
-        assert record.name in chrome._KERNELS
+        assert record.name in exports._KERNELS
         assert isinstance(record.chakra, int)
-        assert record.name in COLLECTIVES or record.name in chakra._NODE_TYPES
+        assert record.name in COLLECTIVES or record.name in exports._NODE_TYPES
 
 
 def has_arithmetic(record: Any) -> None:

@@ -16,7 +16,7 @@ import minitrain as mt
 from minitrain.files import write_text
 from minitrain.operations import COMM, RECV, SEND, Event
 from minitrain.run.analysis.memory_over_time import STORE_NAMES
-from minitrain.view.chrome import chrome_trace, write_chrome_trace
+from minitrain.view.exports import chrome_trace, write_chrome_trace
 from tests.sample_logs import data_parallel, one_f_one_b
 
 Json = dict[str, Any]

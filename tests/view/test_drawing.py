@@ -15,8 +15,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.view.bars import make_bars
-from minitrain.view.drawing import Drawing, as_figure, figure_json, page_json
 from minitrain.view.gantt import MAX_BARS, drawn_bars
+from minitrain.view.layout import Drawing, as_figure, figure_json, page_json
 from minitrain.view.page import write_page
 from minitrain.view.run_folder import view_of
 

@@ -13,9 +13,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.run.analysis.timeline import Timeline
-from minitrain.view import protobuf
-from minitrain.view.chakra import write_chakra
-from minitrain.view.chrome import write_hta
+from minitrain.view.exports import pb_number, pb_numbers, pb_present, pb_varint, write_chakra, write_hta
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 _NAMES = ["ddp", "zero3_prefetch", "1f1b", "pp_dp", "zbv"]
@@ -81,12 +79,12 @@ def _nodes(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("value", "written"), [(0, "00"), (127, "7f"), (300, "ac02"), (2**40, "808080808020")])
 def test_whole_numbers_are_written_seven_bits_a_byte(value: int, written: str) -> None:
-    assert protobuf.varint(value).hex() == written
-    assert _varint(protobuf.varint(value), 0) == (value, len(written) // 2)
+    assert pb_varint(value).hex() == written
+    assert _varint(pb_varint(value), 0) == (value, len(written) // 2)
 
 
 def test_a_number_that_is_0_is_left_out_unless_it_must_be_seen() -> None:
-    assert (protobuf.number(3, 0), protobuf.present(3, 0), protobuf.numbers(3, [])) == (b"", b"\x18\x00", b"")
+    assert (pb_number(3, 0), pb_present(3, 0), pb_numbers(3, [])) == (b"", b"\x18\x00", b"")
 
 
 @pytest.mark.parametrize("name", _NAMES)

@@ -12,9 +12,8 @@ import pytest
 from minitrain.errors import UsageError
 from minitrain.operations import Event
 from minitrain.run.analysis.timeline import Timeline, as_timeline
-from minitrain.view.drawing import Drawing
 from minitrain.view.gantt import figure, lane_geometry
-from minitrain.view.layout import View
+from minitrain.view.layout import Drawing, View
 from minitrain.view.page import write_html, write_page
 from tests.sample_logs import data_parallel, one_f_one_b
 

@@ -16,9 +16,8 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from minitrain.run.analysis.labels import duration, time_unit
-from minitrain.view.drawing import Drawing, Properties, as_figure, scatter
 from minitrain.view.explanation_panel import section
-from minitrain.view.layout import FIGURE_STYLE, GRID
+from minitrain.view.layout import FIGURE_STYLE, GRID, Drawing, Properties, as_figure, scatter
 from minitrain.view.notebook_figure import NotebookFigure
 from minitrain.view.page import html_table, run_picture, timeline_section, write_page
 from minitrain.view.run_folder import view_of
