@@ -5,14 +5,13 @@ of all commands, each of which is imported when it is called, and who waits for 
 
 | module | what it does |
 |---|---|
-| `commands` | `minitrain run`, `compare`, `prove`, `explore` and `lab` |
+| `commands` | `minitrain run`, `compare`, `prove`, `goodput`, `plan`, `explore` and `lab` |
 | `sweep`, `tune`, `validate`, `solve` | the commands of these names |
 | `models` | `minitrain models` and `strategies`: what is shipped |
 | `train` | `minitrain train` and `diff` |
 | `trace` | `minitrain trace`: saved runs, drawn, exported and under noise |
 | `hw`, `platform` | `minitrain hw` and `minitrain platform` |
 | `learn` | `minitrain learn`, for learners and for teachers |
-| `goodput` | `minitrain goodput` and `plan` |
 | `generation` | how a function becomes a command |
 | `options` | options that several commands share, and how they become arguments of `simulate` |
 | `output`, `failures` | what is printed; exit codes and messages of what goes wrong |

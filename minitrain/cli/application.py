@@ -47,9 +47,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Simulate every strategy with every combination of a grid, over all cores, and print the fastest.",
     ),
     "tune": ("tune:tune", "Search the layouts of a model on a machine, and print the best."),
-    "plan": ("goodput:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
+    "plan": ("commands:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
     "goodput": (
-        "goodput:goodput",
+        "commands:goodput",
         "Play days of a training run with failures, checkpoints and restarts, and print how much of them is training.",
     ),
     "learn": ("learn:learn", "Learn by writing strategies: graded exercises."),
