@@ -119,7 +119,7 @@ class HighWater:
         parts = sorted(self.held.items(), key=lambda item: -item[1])
         held = ", ".join(f"{name} {size * bytes_per_element / GIB:.3g} GiB" for name, size in parts if size > 0)
         after = f" after {_named(timeline, self.event)}" if self.event != NONE else ""
-        size = f"{self.elements * bytes_per_element / GIB:.4g} GiB"
+        size = f"{self.elements * bytes_per_element / GIB:.4g} GiB" + ("" if self.grew else " between operations")
         whose = timeline.rank_name(self.rank)
         return f"{size} on rank {whose} at {duration(self.time)}{after}" + (f" ({held})" if self.grew else "")
 
