@@ -32,7 +32,7 @@ from minitrain.engine.kept_for_backward import (
     with_documents,
 )
 from minitrain.engine.laws import broken
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, choice_fault
 from minitrain.machine.price import Price
 from minitrain.operations import UNITS_PER_ELEMENT
 from minitrain.operations.collectives import describe
@@ -50,7 +50,6 @@ from minitrain.tensors.placed import (
     in_context,
 )
 from minitrain.workloads.documents import CUTS, Documents, pairs_of
-from minitrain.workloads.field_faults import choice_fault
 from minitrain.workloads.workload import NONE, USUAL, Context, PassMode
 
 if TYPE_CHECKING:

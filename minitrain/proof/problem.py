@@ -19,10 +19,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, refuse
 from minitrain.proof.arithmetic import Adafactor, Adam, Array, Averaged, Momentum, Muon, Optimizer
 from minitrain.tensors.compressed import Shapes
-from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.shapes import WeightShape
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.unit import Unit

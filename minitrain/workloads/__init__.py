@@ -14,6 +14,4 @@ counts FLOPs and bytes, and `machine` makes seconds of them.
 | kernels of a pass | `unit_kernels` lists `kernels` |
 | context parallelism | `attention_steps` |
 | expert parallelism | `expert_layers` |
-
-`field_faults` words what is wrong with the fields of a description.
 """

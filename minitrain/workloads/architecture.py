@@ -28,8 +28,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, final
 
+from minitrain.errors import choice_fault, closest, count_fault, is_count, refuse, shown
 from minitrain.workloads.documents import Documents
-from minitrain.workloads.field_faults import choice_fault, closest, count_fault, is_count, refuse, shown
 
 
 @final

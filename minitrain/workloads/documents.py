@@ -24,8 +24,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.errors import UsageError
-from minitrain.workloads.field_faults import count_fault, is_count, refuse, shown
+from minitrain.errors import UsageError, count_fault, is_count, refuse, shown
 
 if TYPE_CHECKING:
     import numpy as np

@@ -36,10 +36,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, closest, is_count, refuse, shown
 from minitrain.files import read_json
 from minitrain.workloads.architecture import LatentAttention
-from minitrain.workloads.field_faults import closest, is_count, refuse, shown
 
 _ABSENT = object()
 

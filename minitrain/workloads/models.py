@@ -13,9 +13,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, closest, shown
 from minitrain.workloads.architecture import LatentAttention
-from minitrain.workloads.field_faults import closest, shown
 from minitrain.workloads.shapes import RECOMPUTE, Recompute, Work
 from minitrain.workloads.transformer import Transformer
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from minitrain.errors import closest, refuse, shown
 from minitrain.workloads.architecture import Lora
-from minitrain.workloads.field_faults import closest, refuse, shown
 from minitrain.workloads.hugging_face import ConfigReader, loaded
 
 TARGETS: Mapping[str, str] = MappingProxyType(

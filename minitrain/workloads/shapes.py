@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, final
 
-from minitrain.errors import UsageError
-from minitrain.workloads.field_faults import count_fault, refuse, shown
+from minitrain.errors import UsageError, count_fault, refuse, shown
 from minitrain.workloads.workload import RECOMPUTE, Recompute, modules_of
 
 

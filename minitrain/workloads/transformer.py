@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, final
 
+from minitrain.errors import count_fault, refuse
 from minitrain.workloads.architecture import Architecture, Lora
-from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.shapes import ADAPTER, Cut, Projection, Recompute, SavedTensor, WeightShape
 from minitrain.workloads.unit import Unit, attention_unit, embedding_unit, head_unit, mlp_unit, moe_unit
 

@@ -20,7 +20,7 @@ from itertools import groupby
 from math import prod
 from typing import Any, cast
 
-from minitrain.errors import TensorTypeError, UsageError
+from minitrain.errors import TensorTypeError, UsageError, count_fault, refuse
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.kinds import OUTER_MOMENTUM_BYTES, OuterState
@@ -32,7 +32,6 @@ from minitrain.workloads.attention_steps import step_kernels
 from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
-from minitrain.workloads.field_faults import count_fault, refuse
 from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER
 from minitrain.workloads.models import find_model

@@ -22,9 +22,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol, final
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, choice_fault
 from minitrain.workloads.compression import COMPRESSING, Packing, flop_of, multiplications, traffic_of
-from minitrain.workloads.field_faults import choice_fault
 
 NONE: frozenset[int] = frozenset()
 

@@ -43,7 +43,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from minitrain.errors import HardwareConfigError, MinitrainError, UsageError
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, closest
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.devices.calibration import find_backend
 from minitrain.machine.devices.operations import ELEMENT_BYTES, Operation, known_datatype
@@ -64,7 +64,6 @@ from minitrain.machine.heterogeneous.operations import (
     operation_named,
 )
 from minitrain.machine.heterogeneous.taxonomy import HardwareCapabilityProfile, HardwareClass, Key, shown_key
-from minitrain.workloads.field_faults import closest
 
 
 class NoBackendError(MinitrainError):

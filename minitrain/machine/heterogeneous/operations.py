@@ -24,9 +24,8 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, closest
 from minitrain.machine.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, known_datatype
-from minitrain.workloads.field_faults import closest
 
 Shape = tuple[int, ...]
 Options = Mapping[str, Any]

@@ -33,7 +33,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, closest
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.clusters.cluster import Cluster
 from minitrain.machine.clusters.cluster_network import system_of
@@ -42,7 +42,6 @@ from minitrain.machine.data_sheet import Cache
 from minitrain.machine.devices.calibration import NumpyBackend, cpu_name, measure_rates, num_cpus
 from minitrain.machine.devices.operations import ELEMENT_BYTES
 from minitrain.machine.devices.simulator import DeviceSimulator, make_simulator
-from minitrain.workloads.field_faults import closest
 
 _VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("asimd", 128), ("sse2", 128))
 _HOST = "host"

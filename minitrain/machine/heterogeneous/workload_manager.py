@@ -39,7 +39,7 @@ from functools import cache
 from heapq import heapify, heapreplace
 from typing import Any, final
 
-from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, require_count
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, closest, require_count
 from minitrain.machine import SystemConfig
 from minitrain.machine.devices.operations import Operation
 from minitrain.machine.heterogeneous.abstraction_layer import HardwareAbstractionLayer
@@ -65,7 +65,6 @@ from minitrain.machine.heterogeneous.workloads import (
     fusions,
     given_of,
 )
-from minitrain.workloads.field_faults import closest
 
 HOST = "host"
 NEVER = float("inf")

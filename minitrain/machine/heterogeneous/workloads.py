@@ -30,7 +30,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from minitrain.errors import HardwareConfigError, UsageError, require_count
+from minitrain.errors import HardwareConfigError, UsageError, closest, require_count
 from minitrain.machine.devices.operations import ELEMENT_BYTES, Operation, Program, known_datatype
 from minitrain.machine.heterogeneous.operations import (
     OPERATIONS,
@@ -44,7 +44,6 @@ from minitrain.machine.heterogeneous.operations import (
     operation_named,
 )
 from minitrain.machine.heterogeneous.taxonomy import HardwareCapabilityProfile, HardwareClass, PrecisionType
-from minitrain.workloads.field_faults import closest
 
 DeviceMapping = Mapping[str, HardwareCapabilityProfile]
 """The device of each operation, by the operation's name."""

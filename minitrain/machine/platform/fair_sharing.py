@@ -30,8 +30,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from minitrain.errors import UsageError
-from minitrain.workloads.field_faults import closest
+from minitrain.errors import UsageError, closest
 
 if TYPE_CHECKING:
     from simpy import Environment, Event

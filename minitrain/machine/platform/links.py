@@ -30,10 +30,9 @@ from types import MappingProxyType
 from typing import Any, final
 from zlib import crc32
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, closest, require_count
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.network import Network
-from minitrain.workloads.field_faults import closest
 
 BITS_PER_BYTE = 8
 GIGA = 1e9

@@ -10,7 +10,7 @@ from itertools import count
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from minitrain.errors import OutOfMemoryError, UsageError
+from minitrain.errors import OutOfMemoryError, UsageError, choice_fault, closest, refuse
 from minitrain.machine.platform.fair_sharing import Algorithm, FairSharing, Flow, Slowed, Transfers, op_of, steps_of
 from minitrain.machine.platform.links import Lane, Routes, require_known, share_used
 from minitrain.machine.platform.profile import (
@@ -27,7 +27,6 @@ from minitrain.machine.platform.profile import (
     read_models,
 )
 from minitrain.operations import COMM, COMPUTE, RECV, SEND, Event
-from minitrain.workloads.field_faults import choice_fault, closest, refuse
 
 if TYPE_CHECKING:
     import simpy

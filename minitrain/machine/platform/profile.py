@@ -19,13 +19,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast, final
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, choice_fault, closest, is_count, refuse, shown
 from minitrain.files import require_plain
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.config_files import parse, read_file
 from minitrain.machine.config_format import ReadOnly
 from minitrain.machine.platform.links import GIGA, ClusterLinks, VirtualNetworkLink, links_of, require_known
-from minitrain.workloads.field_faults import choice_fault, closest, is_count, refuse, shown
 
 KEY = "hardware_profile"
 TERA = 1e12

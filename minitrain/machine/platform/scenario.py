@@ -24,7 +24,16 @@ from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
+from minitrain.errors import (
+    MinitrainError,
+    OutOfMemoryError,
+    UsageError,
+    choice_fault,
+    closest,
+    is_count,
+    refuse,
+    shown,
+)
 from minitrain.machine.platform.links import require_known
 from minitrain.machine.platform.platform import Steps, VirtualHardwarePlatform
 from minitrain.machine.platform.profile import (
@@ -37,7 +46,6 @@ from minitrain.machine.platform.profile import (
     profile_of_config,
     wait_and_priority,
 )
-from minitrain.workloads.field_faults import choice_fault, closest, is_count, refuse, shown
 
 if TYPE_CHECKING:
     import simpy

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from minitrain.errors import refuse
 from minitrain.workloads.exchange.recipe import OF_DEEPSPEED, OF_ZERO, Recipe
-from minitrain.workloads.field_faults import refuse
 
 TOOL = "deepspeed"
 _STRATEGIES = {0: "megatron", 1: "megatron", 2: "zero2", 3: "fsdp"}

@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
+from minitrain.errors import refuse
 from minitrain.workloads.exchange import megatron_layout as layout
 from minitrain.workloads.exchange.megatron_lm import OPTIONS
 from minitrain.workloads.exchange.megatron_model import fields_of as model_fields
 from minitrain.workloads.exchange.megatron_model import model_of
 from minitrain.workloads.exchange.recipe import SECTIONS_OF_BRIDGE, Recipe
-from minitrain.workloads.field_faults import refuse
 
 TOOL = "megatron-bridge"
 

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, closest, refuse
 from minitrain.workloads.exchange import megatron_layout as layout
 from minitrain.workloads.exchange.megatron_model import evaluated, model_of
 from minitrain.workloads.exchange.megatron_model import fields_of as model_fields
 from minitrain.workloads.exchange.recipe import OF_LAUNCHERS, OF_MEGATRON_LM, Recipe
-from minitrain.workloads.field_faults import closest, refuse
 
 _ASSIGNMENT = re.compile(r"(\w+)\+?=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from minitrain.errors import refuse
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.exchange.recipe import OF_TORCHTITAN, SECTIONS_OF_TORCHTITAN, Recipe, same_model
-from minitrain.workloads.field_faults import refuse
 from minitrain.workloads.models import models
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.workload import RECOMPUTE
