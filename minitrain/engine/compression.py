@@ -18,8 +18,7 @@ from minitrain.operations import NO_SAMPLES
 from minitrain.operations.collectives import describe
 from minitrain.tensors import OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import ApproximateGrad, CompressedGrad, CompressionState, Compressor
-from minitrain.workloads.compression import Packing
-from minitrain.workloads.workload import PassMode
+from minitrain.workloads.workload import Packing, PassMode
 
 
 class Compression(RankState):

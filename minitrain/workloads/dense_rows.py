@@ -13,9 +13,16 @@ from minitrain.errors import TensorTypeError, UsageError
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.placed import PLACED_KINDS
-from minitrain.workloads import compression
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, cost_of_weight_pass
+from minitrain.workloads.workload import (
+    USUAL,
+    WEIGHT_PASSES,
+    Cost,
+    PassMode,
+    compressed_message_bytes,
+    cost_of_weight_pass,
+    held_compressed_bytes,
+)
 
 _MATMULS = {"forward": 1, "backward": 2, "backward_input": 1, "backward_weight": 1}
 _ROWS = "rows"
@@ -112,7 +119,7 @@ class DenseRows:
         if tensor.__class__ in (OptState, Activation, ActivationGrad):
             return self.bytes_per_element * int(self.memory_elements(tensor))
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compression.message_bytes(self, tensor)
+            return compressed_message_bytes(self, tensor)
         raise TensorTypeError(
             "dense rows are sent as a Weight, WeightGrad, OptState, Activation or ActivationGrad, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -133,7 +140,7 @@ class DenseRows:
         if tensor.__class__ in (Activation, ActivationGrad):
             return len(tensor.samples) * self.width
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compression.held_bytes(self, tensor) / self.bytes_per_element
+            return held_compressed_bytes(self, tensor) / self.bytes_per_element
         moments = _MOMENTS if tensor.__class__ is OptState else 1
         return moments * self.width * self.width * len(tensor.shards) / tensor.num_shards  # type: ignore[no-any-return]
 

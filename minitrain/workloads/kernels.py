@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from minitrain.workloads.compression import multiplications, traffic_of
 from minitrain.workloads.shapes import Gemm
-from minitrain.workloads.workload import PassMode, cost_of_weight_pass
+from minitrain.workloads.workload import PassMode, cost_of_weight_pass, multiplications, traffic_of
 
 Operand = Literal["forward", "input_gradient", "weight_gradient"]
 """What a matrix multiplication makes."""

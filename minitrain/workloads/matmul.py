@@ -30,13 +30,14 @@ from minitrain.tensors import (
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import PLACED_KINDS
-from minitrain.workloads import compression
 from minitrain.workloads.workload import (
     USUAL,
     WEIGHT_PASSES,
     Cost,
     PassMode,
+    compressed_message_bytes,
     cost_of_weight_pass,
+    held_compressed_bytes,
 )
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class MatmulLayer:
         if kind in PLACED_KINDS:
             return _parted_bytes(tensor)
         if kind in COMPRESSED_KINDS:
-            return compression.message_bytes(self, tensor)
+            return compressed_message_bytes(self, tensor)
         raise TensorTypeError(
             "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
             f"got {type(tensor).__name__} ({tensor!r:.80})",
@@ -166,7 +167,7 @@ class MatmulLayer:
     def memory_elements(self, tensor: Any) -> float:
         """Return the tensor's own `memory()`."""
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compression.held_bytes(self, tensor) / BYTES_PER_ELEMENT
+            return held_compressed_bytes(self, tensor) / BYTES_PER_ELEMENT
         return tensor.memory()  # type: ignore[no-any-return]  # anything with a memory() may be stored
 
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002

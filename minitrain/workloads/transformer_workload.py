@@ -26,7 +26,7 @@ from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.kinds import OUTER_MOMENTUM_BYTES, OuterState
 from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
 from minitrain.tensors.tied import TableGrad
-from minitrain.workloads import attention_steps, compression
+from minitrain.workloads import attention_steps
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.attention_steps import step_kernels
 from minitrain.workloads.dense_rows import DenseRows
@@ -48,7 +48,9 @@ from minitrain.workloads.workload import (
     Pairs,
     PassMode,
     Workload,
+    compressed_message_bytes,
     cost_of_weight_pass,
+    held_compressed_bytes,
 )
 
 _SAMPLED = (Activation, ActivationGrad)
@@ -291,7 +293,7 @@ class TransformerWorkload:
         if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compression.message_bytes(self, tensor)
+            return compressed_message_bytes(self, tensor)
         sizes, num_parts = self.model.precision, self.division(tensor)
         if isinstance(tensor, Weight):
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
@@ -313,7 +315,7 @@ class TransformerWorkload:
         if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compression.held_bytes(self, tensor)
+            return held_compressed_bytes(self, tensor)
         if tensor.__class__ is TableGrad:
             return 0.0  # a part of a gradient that counts
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters

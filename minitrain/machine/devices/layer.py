@@ -27,8 +27,15 @@ from minitrain.machine.predictor import DevicePredictor
 from minitrain.machine.topology import make_topology
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
-from minitrain.workloads import compression
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, Cost, PassMode, cost_of_weight_pass
+from minitrain.workloads.workload import (
+    USUAL,
+    WEIGHT_PASSES,
+    Cost,
+    PassMode,
+    compressed_message_bytes,
+    cost_of_weight_pass,
+    held_compressed_bytes,
+)
 
 _OPTIMIZER_ARRAYS = 3  # a step reads and writes as the specified layer's does
 _NOTHING = Program(())
@@ -140,7 +147,7 @@ class JaxLayer:
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compression.message_bytes(self, tensor)
+            return compressed_message_bytes(self, tensor)
         if isinstance(tensor, Activation | ActivationGrad):
             return self.bytes_per_element * self.sample_elements * len(tensor.samples)
         if isinstance(tensor, Weight | WeightGrad):
@@ -158,7 +165,7 @@ class JaxLayer:
         if isinstance(tensor, Activation | ActivationGrad):
             return self.sample_elements * len(tensor.samples)
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compression.held_bytes(self, tensor) / self.bytes_per_element
+            return held_compressed_bytes(self, tensor) / self.bytes_per_element
         if isinstance(tensor, Weight | WeightGrad | OptState):
             return len(tensor.shards) / tensor.num_shards * self.weight_elements
         return float(tensor.memory())
