@@ -23,7 +23,7 @@ from minitrain.evidence.real_runs import COLUMNS, write_rows
 from minitrain.machine.calibrated import LEVEL
 from minitrain.run.contributions import CALIBRATION_FILE, workload_text
 from minitrain.training.calibration import STEPS, Measured, calibration_of, measure, predicted_s
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 
 RANKS = 2
 DENSE: Sequence[dict[str, Any]] = (

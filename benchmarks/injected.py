@@ -36,7 +36,7 @@ from minitrain.run.analysis.timeline import Bools, Timeline
 from minitrain.training import wire
 from minitrain.training.calibration import asking, calibration_of, measured_by
 from minitrain.training.layers import Arithmetic
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 
 STRATEGY = f"{__file__}:slowed"
 NAMES = ("ddp", "zero3", "zero3_prefetch", "1f1b", "fsdp")

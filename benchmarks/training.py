@@ -37,7 +37,7 @@ from minitrain.training.layers import Arithmetic
 from minitrain.training.nets import DenseBytes, read_text
 from minitrain.training.program import record
 from minitrain.training.wire import ProcessExecutor, ProcessTransport
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 
 RANKS, LAYERS, BATCH, WARM_UP = 2, 8, 64, 3
 NARROW = 256  # layers of which torch's share of a step is small

@@ -59,7 +59,7 @@ from minitrain.view.tables import (
     run_table,
 )
 from minitrain.workloads.exchange.reading import read_recipe
-from minitrain.workloads.models import find_model
+from minitrain.workloads.transformer import find_model
 
 PER_BILLION = 1e9
 """Tokens that machines are compared by where nobody says how many."""

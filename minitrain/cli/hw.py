@@ -30,7 +30,7 @@ from minitrain.machine.measured_layers import write_layers
 from minitrain.machine.overview import Figure, OverviewLine, counted, figures, overview, sources_of, title
 from minitrain.plain_text import printable
 from minitrain.view.tables import filled_table
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 
 if TYPE_CHECKING:
     from minitrain.evidence.fitting import FittedPlatform

@@ -27,7 +27,7 @@ from minitrain.search.tuning.search import Row, distinct, options_of
 from minitrain.search.tuning.tune import HEAD_ROOM, Tuning
 from minitrain.search.tuning.words import require_tool
 from minitrain.view.tables import budget_cells, budget_columns, filled_table, frameless_table
-from minitrain.workloads.models import find_model
+from minitrain.workloads.transformer import find_model
 
 SHOWN = 8
 

@@ -44,8 +44,7 @@ from minitrain.machine import load_config
 from minitrain.machine.clusters.device_groups import clock_share
 from minitrain.machine.kernel_device import rates_of
 from minitrain.workloads.architecture import PRECISIONS, Precision
-from minitrain.workloads.models import models
-from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.transformer import Transformer, models
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig

@@ -62,7 +62,7 @@ from minitrain.view.run_folder import conditions, peak_text, view_of
 from minitrain.view.timeline import explained_prices, timeline_data
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.matmul import DENSE
-from minitrain.workloads.models import models
+from minitrain.workloads.transformer import models
 
 Message = dict[str, Any]
 Send = Callable[[Message], None]

@@ -22,9 +22,8 @@ from annotated_types import Ge, Gt
 
 from minitrain.errors import UsageError
 from minitrain.files import read_json, write_text
-from minitrain.workloads.dense_rows import DenseRows
-from minitrain.workloads.models import models
-from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.matmul import DenseRows
+from minitrain.workloads.transformer import Transformer, models
 
 Count = Annotated[int, Ge(1)]
 RUN_FILE, LOG_FILE, STRATEGY_FILE, CALIBRATION_FILE = "run.json", "log.jsonl.gz", "strategy.py", "calibration.json"

@@ -37,7 +37,7 @@ from minitrain.training.program import Program
 from minitrain.training.transformer import TransformerNet
 from minitrain.training.wire import is_known
 from minitrain.training.worker import Doing, Task, Times, train_rank
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 from minitrain.workloads.transformer_workload import TransformerWorkload
 
 TIMEOUT_S = 60.0

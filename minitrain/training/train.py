@@ -25,7 +25,7 @@ from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy
 from minitrain.training.measured import BACKENDS, MeasuredRun
 from minitrain.training.program import record
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 from minitrain.workloads.transformer import Transformer
 
 if TYPE_CHECKING:

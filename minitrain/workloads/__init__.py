@@ -8,7 +8,7 @@ counts FLOPs and bytes, and `machine` makes seconds of them.
 | of a transformer | files |
 |---|---|
 | its fields, and their rules | `architecture` |
-| where fields come from | `models` (shipped; `summary` for printing them), `hugging_face` |
+| where fields come from | `hugging_face`; `transformer` has those that are shipped, and `summary` for printing them |
 | its units | each `unit` is made of `shapes`, with the degrees that divide it |
 | FLOPs and bytes of a pass | `unit_costs` |
 | kernels of a pass | `unit_kernels` lists `kernels` |

@@ -29,14 +29,12 @@ from minitrain.tensors.tied import TableGrad
 from minitrain.workloads import attention_steps
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.attention_steps import step_kernels
-from minitrain.workloads.dense_rows import DenseRows
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass
-from minitrain.workloads.matmul import DENSE, DENSE_LAYER
-from minitrain.workloads.models import find_model
+from minitrain.workloads.matmul import DENSE, DENSE_LAYER, DenseRows
 from minitrain.workloads.shapes import Degrees, Work, num_factors
-from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.transformer import Transformer, find_model
 from minitrain.workloads.unit import Unit
 from minitrain.workloads.unit_costs import pass_cost
 from minitrain.workloads.unit_kernels import Style, loss_kernels, newton_schulz, pass_kernels, update_kernels

@@ -13,10 +13,11 @@ where they are the same, and none where they come later.
 A rank with one shard of n has little work near the beginning of the sequence, and much near its end. With the shards i
 and 2n - 1 - i of 2n, all ranks have the same (Llama 3, section 3.3.2; "zigzag" in implementations of ring attention).
 
-Compressed gradients: bytes on the wire and in memory, passes through memory, multiplications. Compressors say what they send and keep of weights of given shapes (`minitrain.tensors.compressed`); a workload says the
-shapes (`matrices`) and the bytes of a gradient's element. Quantising, selecting and adding errors are limited by
-memory. PowerSGD multiplies each matrix by a factor three times, and makes the first factor's columns orthonormal: 2 n
-r^2 FLOPs by the Gram-Schmidt procedure.
+Compressed gradients: bytes on the wire and in memory, passes through memory, multiplications. Compressors say what they
+send and keep of weights of given shapes (`minitrain.tensors.compressed`); a workload says the shapes (`matrices`) and
+the bytes of a gradient's element. Quantising, selecting and adding errors are limited by memory. PowerSGD multiplies
+each matrix by a factor three times, and makes the first factor's columns orthonormal: 2 n r^2 FLOPs by the Gram-Schmidt
+procedure.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 import minitrain as mt
 from minitrain.evidence.real_runs import COLUMNS, write_rows
 from minitrain.run.contributions import CALIBRATION_FILE, RUN_FILE, Contribution, strategy_text, workload_text
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 from minitrain.workloads.transformer_workload import TransformerWorkload
 from tests.training.test_calibration import PROGRAMS, TRUTH, as_if_measured
 

@@ -19,8 +19,8 @@ from minitrain.machine.price import Pricing
 from minitrain.view.run_folder import conditions
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.models import find_model
 from minitrain.workloads.shapes import Degrees, Work
+from minitrain.workloads.transformer import find_model
 from minitrain.workloads.unit_kernels import (
     DEFAULT_STYLE,
     backward_kernels,

@@ -26,7 +26,7 @@ from minitrain.training.calibration import (
     observed,
     predicted_s,
 )
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 
 TRUTH = Calibration(
     machine="a machine",

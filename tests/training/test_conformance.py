@@ -44,7 +44,7 @@ from minitrain.training.program import record  # noqa: E402
 from minitrain.training.ranks import Training  # noqa: E402
 from minitrain.training.wire import ProcessExecutor  # noqa: E402
 from minitrain.training.worker import Doing, Task, train_rank  # noqa: E402
-from minitrain.workloads.dense_rows import DenseRows  # noqa: E402
+from minitrain.workloads.matmul import DenseRows  # noqa: E402
 from tests.small_transformers import DEEPSEEK_LIKE, DEEPSEEK_V2_LITE_LIKE, GPT_LIKE, RELU_LIKE  # noqa: E402
 
 BATCH = 16

@@ -22,7 +22,7 @@ from minitrain.training.launcher import meeting_place  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
 from minitrain.training.ranks import Training  # noqa: E402
 from minitrain.training.worker import Doing, Times, train_rank  # noqa: E402
-from minitrain.workloads.dense_rows import DenseRows  # noqa: E402
+from minitrain.workloads.matmul import DenseRows  # noqa: E402
 
 OFFLOADING = "fsdp:offload=activations"
 SIZES: dict[str, Any] = {"world_size": 1, "num_layers": 2, "global_batch_size": 4, "workload": DenseRows(256)}

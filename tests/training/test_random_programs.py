@@ -27,7 +27,7 @@ from minitrain.training.launcher import meeting_place  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
 from minitrain.training.ranks import Training  # noqa: E402
 from minitrain.training.worker import Doing, train_rank  # noqa: E402
-from minitrain.workloads.dense_rows import DenseRows  # noqa: E402
+from minitrain.workloads.matmul import DenseRows  # noqa: E402
 
 LAYERS, BATCH, STEPS = 4, 16, 1
 PROGRAM = f"{Path(__file__).parent / 'random_program.py'}:drawn"

@@ -29,7 +29,7 @@ from minitrain.training.calibration import calibration_of
 from minitrain.training.layers import Kept
 from minitrain.training.program import record
 from minitrain.training.transformer import TransformerNet
-from minitrain.workloads.dense_rows import DenseRows
+from minitrain.workloads.matmul import DenseRows
 from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.workload import USUAL
 from tests.training.processes import left, marked, minitrain, wait_for

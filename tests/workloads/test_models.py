@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import minitrain as mt
-from minitrain.workloads.models import find_model, summary
+from minitrain.workloads.transformer import find_model, summary
 
 NAMED = ["gpt3-175b", "mistral-7b", "mixtral-8x7b", "qwen2.5-7b", "deepseek-v3", "tiny", "llama3-8b", "llama3.1-405b"]
 

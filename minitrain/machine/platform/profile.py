@@ -432,7 +432,7 @@ def read_models(source: Mapping[str, Any] | str | PathLike[str] | None) -> Mappi
         UsageError: a model lacks a figure, has an unknown one, or one that is no number above 0.
     """
     if source is None:  # two FLOPs a parameter that a token uses
-        from minitrain.workloads.models import models  # noqa: PLC0415  (made when somebody asks)
+        from minitrain.workloads.transformer import models  # noqa: PLC0415  (made when somebody asks)
 
         return {
             name: ModelCharacteristics(model.num_parameters, 2.0 * model.num_active_parameters, model.num_layers)

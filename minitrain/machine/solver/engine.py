@@ -29,8 +29,7 @@ from minitrain.machine.solver.constants import ureg
 from minitrain.machine.solver.formulas import calc_bottleneck
 from minitrain.machine.solver.models import MODELS, ModelSpec
 from minitrain.machine.solver.systems import SYSTEMS, Hardware, SystemArchetype, precision_named
-from minitrain.workloads.models import find_model, models
-from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.transformer import Transformer, find_model, models
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 """Precisions of weights that any system is asked for, the widest first; others where a system states their rate."""

@@ -27,7 +27,7 @@ from minitrain.run.device_memory import ONE_GROUP
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.workloads.architecture import PRECISIONS, Precision, precision_fault
-from minitrain.workloads.models import find_model
+from minitrain.workloads.transformer import find_model
 from minitrain.workloads.workload import PassMode, Recompute
 
 Step = Mapping[str, Any]

@@ -46,7 +46,7 @@ from minitrain.run.strategy_loading import choose_strategy
 from minitrain.search.planning.device_times import DeviceTimes, steps_by_precision
 from minitrain.search.planning.layouts import Candidate, in_precision, layouts, subsets
 from minitrain.workloads.architecture import Precision
-from minitrain.workloads.models import find_model
+from minitrain.workloads.transformer import find_model
 from minitrain.workloads.workload import Recompute, as_recompute
 
 SIMULATED, REFINED = "simulated", "refined"

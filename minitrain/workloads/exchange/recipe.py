@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from minitrain.errors import UsageError
-from minitrain.workloads.models import models
-from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.transformer import Transformer, models
 
 
 @final

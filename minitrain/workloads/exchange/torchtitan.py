@@ -17,8 +17,7 @@ from typing import Any
 from minitrain.errors import refuse
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.exchange.recipe import OF_TORCHTITAN, SECTIONS_OF_TORCHTITAN, Recipe, same_model
-from minitrain.workloads.models import models
-from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.transformer import Transformer, models
 from minitrain.workloads.workload import RECOMPUTE
 
 TOOL = "torchtitan"
