@@ -107,7 +107,7 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.workloads.exchange.reading import read_recipe as read_recipe
     from minitrain.workloads.exchange.reading import write_recipe as write_recipe
     from minitrain.workloads.exchange.recipe import Recipe as Recipe
-    from minitrain.workloads.peft import read_lora as read_lora
+    from minitrain.workloads.hugging_face import read_lora as read_lora
     from minitrain.workloads.transformer import Transformer as Transformer
     from minitrain.workloads.transformer import models as models
 

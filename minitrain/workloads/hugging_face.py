@@ -25,6 +25,9 @@ prediction module too, as published parameter counts do. Without a name there: t
 norms, whose weights are kept less 1, as Gemma's are.
 
 Source: `configuration_*.py` and `modeling_*.py` of transformers 4.57, whose parameter counts a test compares.
+
+Adapters as PEFT writes them: an adapter_config.json as a `Lora`, read as strictly. Source: `LoraConfig` of
+github.com/huggingface/peft (0.21.2).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from typing import Any, final
 
 from minitrain.errors import UsageError, closest, is_count, refuse, shown
 from minitrain.files import read_json
-from minitrain.workloads.architecture import LatentAttention
+from minitrain.workloads.architecture import LatentAttention, Lora
 
 _ABSENT = object()
 
@@ -693,3 +696,93 @@ def loaded(source: str | os.PathLike[str], name: str = "config.json") -> tuple[s
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold a JSON object, got {shown(data)}; is it a config?")
     return str(path), data
+
+
+TARGETS: Mapping[str, str] = MappingProxyType(
+    {
+        "q_proj": "query",
+        "k_proj": "key",
+        "v_proj": "value",
+        "o_proj": "output",
+        "out_proj": "output",
+        "q_b_proj": "query_up",
+        "kv_b_proj": "kv_up",
+        "gate_proj": "gate",
+        "up_proj": "up",
+        "down_proj": "down",
+        "fc1": "up",
+        "fc2": "down",
+    }
+)
+"""The matrices of PEFT's `target_modules`, by what they are called here."""
+
+_ALL = "all-linear"
+"""What PEFT calls all matrices but the head's."""
+
+_NO_BEARING_ON_LORA = (
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "peft_type", "revision"),
+    *("task_type", "lora_dropout", "fan_in_fan_out", "megatron_config", "megatron_core", "corda_config", "eva_config"),
+    *("loftq_config", "lora_ga_config", "runtime_config", "qalora_group_size", "peft_version"),
+)
+_NOT_SET = (
+    *("layers_to_transform", "layers_pattern", "layer_replication", "trainable_token_indices", "arrow_config"),
+    *("alora_invocation_tokens", "velora_config", "monteclora_config", "use_bdlora", "kasa_config"),
+)
+_NOTHING_ELSE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "bias": ("none",),
+        **dict.fromkeys(("use_dora", "use_qalora", "lora_bias", "ensure_weight_tying"), (False,)),
+        **dict.fromkeys(("modules_to_save", "exclude_modules", "target_parameters"), (None, [])),
+        **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
+        **dict.fromkeys(_NOT_SET, (None,)),
+    }
+)
+"""What may be there and must not say anything else: all else trains more, or other weights in other layers."""
+
+
+def read_lora(source: str | os.PathLike[str] | Mapping[str, Any]) -> Lora:
+    """Return the adapters that a config of PEFT describes.
+
+    Args:
+        source: the path of an adapter_config.json or of its folder, or the config itself.
+
+    Raises:
+        UsageError: the file cannot be read, or there are keys that cannot (fact: `keys`); all at once.
+    """
+    label, config = ("config", source) if isinstance(source, Mapping) else loaded(source, "adapter_config.json")
+    reader = ConfigReader(config)
+    if config.get("peft_type", "LORA") != "LORA":
+        fault = f'peft_type must be "LORA", since other adapters are not modelled, got {shown(config["peft_type"])}'
+        raise refuse(label, [fault], keys=("peft_type",))
+    for key, modelled in _NOTHING_ELSE.items():
+        reader.only(key, modelled[0], *modelled)
+    rank, alpha = reader.count("r", 8), reader.positive("lora_alpha", 8)
+    if reader.flag("use_rslora", default=False) and not reader.faults:
+        alpha *= rank**0.5  # alpha / root of the rank (Kalajdzievski 2023)
+    targets = _targets(reader, config.get("target_modules"))
+    reader.pass_over(*_NO_BEARING_ON_LORA)
+    reader.refuse_the_rest("PEFT's LoRA", ())
+    if reader.faults:
+        raise refuse(label, list(reader.faults.values()), keys=tuple(reader.faults))
+    return Lora(rank=rank, alpha=float(alpha), targets=targets)
+
+
+def _targets(reader: ConfigReader, given: Any) -> tuple[str, ...] | None:
+    """Return which matrices have adapters; None for all."""
+    reader.pass_over("target_modules")
+    if given == _ALL:
+        return None
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        reader.faults["target_modules"] = (
+            f'target_modules must be "{_ALL}" or a list of {", ".join(TARGETS)}, got {shown(given)}: patterns of names '
+            "are not read"
+        )
+        return None
+    unknown = [name for name in given if not isinstance(name, str) or name not in TARGETS]
+    for name in unknown[:1]:
+        hint = closest(name, TARGETS) or f"known are {', '.join(TARGETS)}"
+        reader.faults["target_modules"] = (
+            f"target_modules has {shown(name)}, and matrices of experts, of routers and fused ones have no adapters "
+            f"here; {hint}"
+        )
+    return None if unknown else tuple(dict.fromkeys(TARGETS[name] for name in sorted(given)))

@@ -1,5 +1,4 @@
-"""The trained model as a value: a transformer, with its parameters, its FLOPs and its units; and those that are
-shipped.
+"""The trained model as a value: a transformer, with its parameters, its FLOPs and its units; and the shipped ones.
 
     import minitrain as mt
 

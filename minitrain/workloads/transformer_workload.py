@@ -543,7 +543,7 @@ def find_workload(
         UsageError: there is no such model or precision, or the length is not one for it.
     """
     if isinstance(lora, str):
-        from minitrain.workloads.peft import read_lora  # noqa: PLC0415 - only where a config is read
+        from minitrain.workloads.hugging_face import read_lora  # noqa: PLC0415 - only where a config is read
 
         lora = int(lora) if lora.strip().isdecimal() else read_lora(lora)
     documents = None if documents is None else Documents.read(documents)

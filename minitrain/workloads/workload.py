@@ -248,6 +248,9 @@ _ARRAYS: Mapping[str, int] = MappingProxyType({"local_copy": 2, "outer_gradient"
 and writes one, a difference and a mixture read two, and Nesterov's step reads weight, momentum and gradient and writes
 two."""
 
+COMPRESSING = ("compress", "second_factor", "decompress")
+"""The computations of compression."""
+
 WEIGHT_PASSES = frozenset((*_ARRAYS, *COMPRESSING))
 """The passes through a weight or its gradient, and no samples."""
 
@@ -336,10 +339,6 @@ def fills_devices(workload: object) -> bool:
     Other workloads, the specified one among them, count tensors alone.
     """
     return hasattr(workload, "units")
-
-
-COMPRESSING = ("compress", "second_factor", "decompress")
-"""The computations of compression."""
 
 
 @final

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import UsageError
-from minitrain.workloads.peft import TARGETS
+from minitrain.workloads.hugging_face import TARGETS
 
 WRITTEN: dict[str, Any] = {  # the fields of peft 0.21.2, with LoraConfig(r=16, lora_alpha=32, ...)
     "alora_invocation_tokens": None,
