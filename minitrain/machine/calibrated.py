@@ -27,9 +27,8 @@ from annotated_types import Ge, Gt
 
 from minitrain.errors import UsageError
 from minitrain.files import read_json, read_text, write_text
-from minitrain.machine.accounts import Account, Part
 from minitrain.machine.predictor import DevicePredictor
-from minitrain.machine.price import Price
+from minitrain.machine.price import Account, Part, Price
 from minitrain.operations import HOST_MOVES, RECV, SEND
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, Workload

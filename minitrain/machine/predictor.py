@@ -34,7 +34,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
-from minitrain.machine.accounts import Account, Part, account_of_transfer, account_of_work
 from minitrain.machine.columns import larger
 from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
 from minitrain.machine.data_sheet import STORAGE
@@ -51,7 +50,17 @@ from minitrain.machine.network import (
     select_tier,
 )
 from minitrain.machine.platforms import EXPOSED
-from minitrain.machine.price import FREE, ROOFLINE, Predictor, Price, Pricing
+from minitrain.machine.price import (
+    FREE,
+    ROOFLINE,
+    Account,
+    Part,
+    Predictor,
+    Price,
+    Pricing,
+    account_of_transfer,
+    account_of_work,
+)
 from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer, make_topology
 from minitrain.operations import WRITE
 from minitrain.workloads.architecture import NARROW_BYTES

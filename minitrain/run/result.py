@@ -32,8 +32,8 @@ from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
     from minitrain.engine.model import Model
-    from minitrain.machine.accounts import Account
     from minitrain.machine.data_sheet import DataSheet
+    from minitrain.machine.price import Account
     from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTime, TypeTotal
     from minitrain.run.analysis.explanation import Explanation
     from minitrain.run.analysis.timeline import Timeline, Trace
@@ -448,7 +448,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         return TokenBudget.of(tokens, self.num_tokens, self.step_time, self.dollars, self.energy_joules)
 
     def accounts_of_prices(self) -> Mapping[int, Callable[[], Account]]:
-        """Return what explains the prices of the timeline, by the price's id; see `minitrain.machine.accounts`."""
+        """Return what explains the prices of the timeline, by the price's id; see `minitrain.machine.price`."""
         predictors = {id(model._runtime_predictor): model._runtime_predictor for model in self.class_models}
         return {key: account for each in predictors.values() for key, account in accounts_of(each).items()}
 

@@ -22,8 +22,7 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.files import write_bytes
-from minitrain.machine.accounts import Account
-from minitrain.machine.price import Price
+from minitrain.machine.price import Account, Price
 from minitrain.operations import (
     COLLECTIVES,
     LAUNCHED,

@@ -6,7 +6,7 @@ is as short for a thousand ranks as for eight.
 What an operation of a picture does, and what its price is made of, in the words of the panel that a click opens.
 
 What it does is the law of the operation's record, or its method's docstring; what its price is made of says the
-predictor (`minitrain.machine.accounts`).
+predictor (`minitrain.machine.price`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from minitrain.engine.strategy_model import StrategyModel
-from minitrain.machine.accounts import Account, Part
+from minitrain.machine.price import Account, Part
 from minitrain.operations import RECV
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.run.analysis.explanation import GAP_KINDS, Explanation, Gaps

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.machine.accounts import Account
+from minitrain.machine.price import Account
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.timeline import Floats, Timeline
 from minitrain.tensors.index_sets import ranges
@@ -182,7 +182,7 @@ class View:
         panel: HTML of a panel of its own, above the picture of a page.
         meshes: size by axis of each mesh that the ranks were laid out on, last axis fastest.
         ranks_of_rows: the ranks that each row of the picture stands for; empty where a row is the rank of its number.
-        accounts: what explains each price of the timeline, by the price's id; see `minitrain.machine.accounts`.
+        accounts: what explains each price of the timeline, by the price's id; see `minitrain.machine.price`.
         unexplained: why prices that `accounts` has not cannot be explained.
         steps: where each step but the first begins on the axis, s, of a run that shows several.
     """

@@ -8,9 +8,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.machine import load_config
-from minitrain.machine.accounts import Account
 from minitrain.machine.predictor import make_predictor
-from minitrain.machine.price import Price, Pricing, accounts_of
+from minitrain.machine.price import Account, Price, Pricing, accounts_of
 from minitrain.workloads.transformer_workload import find_workload
 
 _CONFIG = load_config("h100_80g_nvl8")

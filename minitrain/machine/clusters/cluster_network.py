@@ -29,13 +29,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
-from minitrain.machine.accounts import Account
 from minitrain.machine.clusters.cluster import Places
 from minitrain.machine.data_sheet import Power
 from minitrain.machine.device import Processor, Rate
 from minitrain.machine.network import Network, Split, two_level_seconds
 from minitrain.machine.predictor import make_predictor
-from minitrain.machine.price import ROOFLINE, Predictor, Price, Pricing, RankPredictors, accounts_of
+from minitrain.machine.price import ROOFLINE, Account, Predictor, Price, Pricing, RankPredictors, accounts_of
 from minitrain.machine.topology import RING_OPS, TWO_LEVEL_OPS, seconds_by
 from minitrain.operations.collectives import COLLECTIVES, RING_ROWS
 

@@ -52,8 +52,7 @@ import numpy as np
 
 from minitrain.engine.shares import Shares
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.machine.accounts import Account
-from minitrain.machine.price import RankPredictors, predictor_of
+from minitrain.machine.price import Account, RankPredictors, predictor_of
 from minitrain.operations import Event, Outage
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.retiming import collectives, make_graph, messages, retimed_events
