@@ -25,7 +25,7 @@ from minitrain.files import write_text
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.clusters.cluster import Cluster
 from minitrain.machine.clusters.cluster_files import names_cluster
-from minitrain.machine.config_files import every_fault, is_shipped, parse, read_file, shipped_clusters, shipped_text
+from minitrain.machine.config import every_fault, is_shipped, parse, read_file, shipped_clusters, shipped_text
 from minitrain.machine.measured_layers import write_layers
 from minitrain.machine.overview import Figure, OverviewLine, counted, figures, overview, sources_of, title
 from minitrain.plain_text import printable

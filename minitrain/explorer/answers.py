@@ -34,8 +34,7 @@ from minitrain.errors import MinitrainError, UsageError, lacks_memory, message_o
 from minitrain.explorer import plain_numpy
 from minitrain.files import TemporaryFolder
 from minitrain.learn.exercise import CheckResult, Exercise, load_exercise, shipped_exercises
-from minitrain.machine.config import shipped_configs
-from minitrain.machine.config_files import shipped_clusters
+from minitrain.machine.config import shipped_clusters, shipped_configs
 from minitrain.machine.platforms import platforms
 from minitrain.machine.price import FIDELITIES
 from minitrain.machine.topology import NETWORKS

@@ -15,8 +15,8 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | times from a profiler | `profiler_traces` |
 | what a framework adds | `platforms` |
 | many machines at once | the same formulas, with `columns` in the place of numbers |
-| the description of a machine | `config`, which also changes figures, with its `data_sheet` |
-| its file | `config_files` reads it; `config_format` has the rules of its keys, which are fields with one |
+| the description of a machine | `config`, which reads and changes it, with its `data_sheet` |
+| the rules of its keys | `config_format`: keys are fields with a rule |
 | what `minitrain hw` shows of it | `overview` |
 
 `clusters` has clusters of unlike devices. `devices` prices programs on single devices, `solver` inferences of models on

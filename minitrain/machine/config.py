@@ -13,29 +13,434 @@ Many configs from one: a figure by its key path, with a value for each.
 A path is what messages about configs name, `networks[0].bandwidth`, `mem1.GBps`, `matrix.float16.tflops`,
 `kernels.attention.flash2.forward.efficiency`; `networks.0.bandwidth` means the same. Values are validated as those of a
 config file are. Left out are keys of the data sheet.
+
+Faults are reported where they are: by key path, with what was expected and found. A file is read only if it is a
+regular file of at most 1 MB; keys that come twice in one object are found (JSON readers silently keep the last) and
+reported with their paths.
+
+In YAML stand the same data as in JSON, and the `hardware_profile:` files of the virtual platform. PyYAML follows YAML
+1.1, where `1e3` is text and `on` is true. Here numbers are those of YAML 1.2, and true and false are spelled so.
+Anchors are refused: nobody needs them in a config, and a few lines of them can describe gigabytes.
+
+A `hardware_profile:` describes devices by peak rates, memory and units, and links by bits per second. A config
+describes one machine, so the devices of a profile must be alike; what a profile does not say is assumed as follows, and
+can be written in a config instead: efficiencies are 1, the host's memory is as large as the device's and is reached
+over the slowest link, and all devices are connected by that link. Left out: who is connected with whom, beyond `links`.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, NamedTuple, final
 
 from minitrain.errors import HardwareConfigError, UsageError
-from minitrain.files import key_path, shown
-from minitrain.machine import config_files as files
+from minitrain.files import JsonObject, json_object, key_path, parse_json, read_text, shown, whole_number
 from minitrain.machine import config_format
-from minitrain.machine.config_files import KEY as PROFILE_KEY
-from minitrain.machine.config_files import config_of_profile, label_of, refuse
-from minitrain.machine.config_format import Leaf, ListOf, Record, UnexpectedError, kind_at, leaves, one_of, some
+from minitrain.machine.config_format import (
+    FLAG,
+    POSITIVE,
+    SECONDS,
+    TEXT,
+    WHOLE,
+    Entries,
+    Key,
+    Leaf,
+    ListOf,
+    Record,
+    UnexpectedError,
+    kind_at,
+    leaves,
+    one_of,
+    some,
+)
 from minitrain.machine.data_sheet import NO_DATA_SHEET, DataSheet, Storage
 from minitrain.machine.device import KernelRates, Memory, Processor, Rate
 from minitrain.machine.network import Network, select_tier
+from minitrain.operations.collectives import RING_ROWS
+
+TOO_DEEP = "expected at most a few levels of nesting, found too many; is it a config?"
+
+MOST_SHOWN = 8  # faults of one file: more than anybody mends at once
+
+
+def refuse(label: str, faults: list[str]) -> HardwareConfigError:
+    """Return the one error of a config that names its first faults (facts: `path`, and `faults`, which has all)."""
+    title, *lines = every_fault(label, faults)
+    return HardwareConfigError("\n".join(first_faults(title, lines, len(lines))), path=label, faults=tuple(faults))
+
+
+def every_fault(label: str, faults: Sequence[str]) -> list[str]:
+    """Return the lines that name all faults of a config, below a title if there are several."""
+    lines = [f"{label}: {fault}" for fault in faults]
+    return lines if len(lines) == 1 else [f"{label}: {len(lines)} faults", *lines]
+
+
+def first_faults(title: str, faults: Sequence[str], number: int) -> list[str]:
+    """Return the lines that name several faults: what has them, the first ones, and how many more there are.
+
+    >>> first_faults("x.json: 3 faults", ["a", "b"], 3)
+    ['x.json: 3 faults', 'a', 'b', '... and 1 more']
+    """
+    shown_faults = faults[:MOST_SHOWN]
+    more = number - len(shown_faults)
+    return [title, *shown_faults, *([f"... and {more} more"] if more else [])]
+
+
+def label_of(path: str) -> str:
+    """Return a path as messages may print it, whatever bytes it is made of."""
+    return path if path.isprintable() else ascii(path)
+
+
+_FLOAT = re.compile(r"^[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?$")
+_INT = re.compile(r"^[-+]?[0-9][0-9_]*$")
+_BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
+_NULL = re.compile(r"^(~|null|Null|NULL|)$")
+_SHAPES = (("bool", _BOOL), ("null", _NULL), ("float", _FLOAT))
+
+
+def is_yaml(label: str) -> bool:
+    """Whether a file's name says that it is YAML."""
+    return label.lower().endswith((".yaml", ".yml"))
+
+
+def parse_yaml(text: str, label: str) -> Any:
+    """Return the data of a YAML text.
+
+    Args:
+        text: the content of a file.
+        label: what messages call the config.
+
+    Returns:
+        Whatever the text holds.
+
+    Raises:
+        HardwareConfigError: it is not YAML, has anchors, or is nested too deeply to be read.
+    """
+    import yaml  # noqa: PLC0415 - only where a file is YAML
+
+    try:
+        return _loader()(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise refuse(label, [f"expected YAML, found a mistake{where}: {error.problem}"]) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise refuse(label, [f"expected YAML, found a mistake: {str(error).splitlines()[0]}"]) from None
+    except RecursionError:
+        raise refuse(label, [TOO_DEEP]) from None
+
+
+def _number(text: str) -> float:
+    """Read a number; an integer with more digits than a float can hold becomes infinite, and so a fault."""
+    plain = text.replace("_", "")
+    return whole_number(plain) if _INT.match(text) else float(plain)
+
+
+@cache
+def _loader() -> Any:
+    """Return the class that reads YAML as JSON would."""
+    import yaml  # noqa: PLC0415
+
+    class Loader(yaml.SafeLoader):
+        """YAML with the scalars of JSON, without anchors."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                event = self.peek_event()  # type: ignore[no-untyped-call]
+                problem = "anchors are not allowed; write it out"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            return super().compose_node(parent, index)
+
+    def mapping(loader: Any, node: Any) -> Any:
+        read = [[loader.construct_object(item, deep=True) for item in pair] for pair in node.value]
+        return json_object([(key if isinstance(key, str) else str(key), value) for key, value in read])
+
+    def number(loader: Any, node: Any) -> float:
+        return _number(loader.construct_scalar(node))
+
+    Loader.yaml_implicit_resolvers = {None: [(f"tag:yaml.org,2002:{kind}", shape) for kind, shape in _SHAPES]}
+    Loader.add_constructor("tag:yaml.org,2002:float", number)
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    return Loader
+
+
+MAX_BYTES = 1_000_000
+CLUSTERS = "clusters"  # the folder of clusters, beside the configs
+
+
+@lru_cache(maxsize=1)
+def shipped_names() -> tuple[str, ...]:
+    """Return the names of the configs that come with minitrain, sorted, without `.json`."""
+    names = (entry.name for entry in shipped_folder().iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+def shipped_clusters() -> tuple[str, ...]:
+    """Return the names of the clusters that come with minitrain, sorted, without `.yaml`."""
+    folder = shipped_folder().joinpath(CLUSTERS)
+    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()  # learners' packages have none
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def shipped_text(name: str) -> str:
+    """Return the text of a shipped config."""
+    return str(shipped_folder().joinpath(f"{name}.json").read_text("utf-8"))
+
+
+def shipped_folder() -> Any:
+    """Return the installed package that holds the configs; never a folder of the working directory."""
+    from importlib.resources import files  # noqa: PLC0415 - a good part of the package's import time
+
+    return files("minitrain.hw_configs")
+
+
+def is_bare(name: str) -> bool:
+    """Whether a string has no path separator, and so may name a shipped config."""
+    return not any(separator in name for separator in (os.sep, os.altsep or os.sep))
+
+
+def is_shipped(source: object) -> bool:
+    """Whether what a config is asked for by is the name of a shipped one."""
+    return isinstance(source, str) and is_bare(source) and source.removesuffix(".json") in shipped_names()
+
+
+def unknown_name(name: str) -> HardwareConfigError:
+    """Return the error for a name that is neither shipped nor a file."""
+    known = shipped_names()
+    stem = name.removesuffix(".json")
+    if stem in shipped_clusters():
+        fault = f"expected the config of one kind of device, found a cluster of several; use one of {', '.join(known)}"
+        return refuse(shown(name), [fault])
+    close = _like(stem, (*known, *shipped_clusters()))
+    hint = f"did you mean {' or '.join(map(json.dumps, close))}? " if close else ""
+    fault = (
+        f"expected the name of a shipped config or of a file, found no such thing; {hint}"
+        f"shipped are {', '.join(known)}; give a file of your own by its path, such as ./my_config.json"
+    )
+    return refuse(shown(name), [fault])
+
+
+def _like(stem: str, names: Sequence[str]) -> list[str]:
+    """Return the names that somebody may mean: those that begin so, else of the same family, else the closest."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only for this message
+
+    asked = _letters(stem)
+    beginning = [name for name in names if asked and _letters(name).startswith(asked)]
+    families = [family for name in names if (family := name.partition("_")[0]) in asked]
+    of_family = [name for name in names if families and name.partition("_")[0] == max(families, key=len)]
+    within = [name for name in names if asked and asked in _letters(name)]
+    cutoff = 0 if of_family else 0.55
+    return beginning or get_close_matches(stem.lower(), of_family or within or names, n=1, cutoff=cutoff)
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of a name, small."""
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+def read_file(path: str) -> str:
+    """Return the text of a config file.
+
+    Args:
+        path: any path that the operating system knows.
+
+    Returns:
+        The text, without a byte order mark.
+
+    Raises:
+        HardwareConfigError: there is no such file, it is a directory or no regular file, it is larger than
+            `MAX_BYTES` (it is not read then), or it is not UTF-8.
+    """
+    label = label_of(path)
+    try:
+        return read_text(path, "config file", MAX_BYTES)
+    except FileNotFoundError:
+        fault = "expected a config file, found no such file; check the path"
+    except OSError as error:
+        fault = f"expected a readable config file, found: {error.strerror or error}"
+    except ValueError as error:
+        fault = str(error)
+    raise refuse(label, [fault])
+
+
+def parse(text: str, label: str) -> Any:
+    """Return the data of a text, its objects remembering keys that came twice; YAML if the label says so, else JSON.
+
+    Args:
+        text: the content of a file.
+        label: what messages call the config.
+
+    Returns:
+        Whatever the text holds.
+
+    Raises:
+        HardwareConfigError: it is neither, or nested too deeply to be read.
+    """
+    if is_yaml(label):
+        return parse_yaml(text, label)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise refuse(label, [str(error)]) from None
+
+
+LIKE = "like"
+_PATH = re.compile(r"[^.\[\]]+")
+
+
+def like_another(data: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return the data of a config that names a shipped one and, by key path, what differs from it.
+
+    Args:
+        data: the shipped config's name under "like", and figures by key path.
+        label: what messages call the config.
+
+    Raises:
+        HardwareConfigError: there is no such config, or it has nothing into which a path leads.
+    """
+    name = data[LIKE]
+    if not is_shipped(name):
+        raise unknown_name(str(name))
+    found: dict[str, Any] = parse(shipped_text(str(name).removesuffix(".json")), f"{name}.json")
+    if LIKE in found:
+        found = like_another(found, label)
+    for path, value in data.items():
+        if path in (LIKE, "name"):
+            continue
+        try:
+            *keys, last = (int(key) if key.isdecimal() else key for key in _PATH.findall(path))
+            into: Any = found
+            for key in keys:
+                into = into[key]
+            if isinstance(into, list) and not 0 <= last < len(into):
+                raise IndexError
+            into[last] = value
+        except (LookupError, TypeError, ValueError):
+            raise refuse(label, [f"{path}: expected a key path of {name}, such as mem1.GBps, found none"]) from None
+    return found
+
+
+def plain(data: Any, label: str) -> tuple[Any, list[str]]:
+    """Copy data into plain dicts and lists.
+
+    Args:
+        data: parsed JSON, or mappings and sequences of the user's.
+        label: what messages call the config.
+
+    Returns:
+        The copy, and a fault for each key that came twice in an object.
+
+    Raises:
+        HardwareConfigError: the data is nested too deeply, or contains itself.
+    """
+    faults: list[str] = []
+    try:
+        return _copied(data, (), faults), faults
+    except RecursionError:
+        raise refuse(label, [TOO_DEEP]) from None
+
+
+def _copied(value: Any, location: tuple[int | str, ...], faults: list[str]) -> Any:
+    """Copy one value, collecting the keys that came twice below it."""
+    if isinstance(value, Mapping):
+        for key in value.repeated if isinstance(value, JsonObject) else ():
+            where = key_path((*location, key))
+            faults.append(f"{where}: expected each key once, found it more than once; remove one")
+        return {key: _copied(item, (*location, key), faults) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item, (*location, place), faults) for place, item in enumerate(value)]
+    return value
+
+
+_PROFILE = "hardware_profile"
+
+_DATATYPES = {"fp16": "float16", "fp32": "float32", "fp8": "float8", "int8": "int8", "bf16": "bfloat16"}
+_DEVICES = "a list of at least one device"
+_CLASSES = {"GPU": "gpu", "TPU": "tpu", "CPU": "cpu", "ASIC": "asic"}
+_ALL = [[0, 1.0]]
+_MOST_RANKS = 2**20
+
+
+class _Device(NamedTuple):
+    """What a profile says of a device."""
+
+    device_id: Annotated[str, TEXT]
+    device_type: Annotated[str, TEXT]
+    peak_tflops: Annotated[Mapping[str, float], Entries(POSITIVE, "an object of datatypes")]
+    memory_capacity_bytes: Annotated[float, POSITIVE]
+    memory_gbps: Annotated[float, POSITIVE]
+    processing_units: Annotated[int, WHOLE]
+
+
+class _Link(NamedTuple):
+    """A link of a profile, as that of a config."""
+
+    link_id: Annotated[str, TEXT]
+    source_id: Annotated[str, TEXT]
+    dest_id: Annotated[str, TEXT]
+    bytes_per_s: Annotated[float, POSITIVE, Key("bandwidth_bps", 1 / 8)]
+    latency_s: Annotated[float, SECONDS]
+    bidirectional: Annotated[bool, FLAG] = True
+
+
+class _Profile(NamedTuple):
+    """What is read of a profile."""
+
+    compute_devices: Annotated[Sequence[_Device], ListOf(Record(_Device), _DEVICES, some(_DEVICES))]
+    network_links: Annotated[Sequence[_Link] | None, ListOf(Record(_Link), "a list of links")] = None
+
+
+def config_of_profile(data: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return the config of a profile, not validated yet.
+
+    Args:
+        data: a file's content, with the key `hardware_profile`.
+        label: what messages call the config.
+
+    Raises:
+        HardwareConfigError: devices or links lack a key, or the devices are not alike; all faults are listed.
+    """
+    faults: list[str] = []
+    profile = Record(_Profile).read(data[_PROFILE], (_PROFILE,), faults)
+    num_kinds = 0 if faults else len({repr(each._replace(device_id="")) for each in profile.compute_devices})
+    if num_kinds > 1:
+        fault = f"{_PROFILE}.compute_devices: expected devices that are alike, found {num_kinds} kinds"
+        faults.append(f"{fault}; write one file a kind")
+    if faults:
+        raise refuse(label, faults)
+    return _config(profile.compute_devices[0], profile.network_links or ())
+
+
+def _config(device: _Device, links: Sequence[_Link]) -> dict[str, Any]:
+    """Write one device and the links as a config."""
+    rates = {
+        _DATATYPES.get(name, name): {"tflops": peak, "gflops_efficiency": _ALL}
+        for name, peak in device.peak_tflops.items()
+    }
+    memory = {"GiB": device.memory_capacity_bytes / 2**30, "GBps": device.memory_gbps, "MB_efficiency": _ALL}
+    slowest = min((link.bytes_per_s / 1e9 for link in links), default=device.memory_gbps)
+    latency = max((link.latency_s for link in links), default=0.0)
+    tier = {"bandwidth": slowest, "efficiency": 1.0, "size": _MOST_RANKS, "latency": latency, "ops": dict(RING_ROWS)}
+    kind = _CLASSES.get(device.device_type.upper())
+    return {
+        "matrix": rates,
+        "vector": rates,
+        "mem1": memory,
+        "mem2": memory | {"GBps": slowest},
+        "processing_mode": "roofline",
+        "networks": [tier | {"must_be_filled": False, "processor_usage": 0.0}],
+        "units": device.processing_units,
+        "links": [link._asdict() for link in links],
+        **({} if kind is None else {"class": kind}),
+    }
+
 
 _SOME_TIERS = "a list of at least one tier"
 
@@ -104,7 +509,7 @@ def shipped_configs() -> list[str]:
     >>> shipped_configs()[:2]
     ['a100_40g', 'a100_80g']
     """
-    return list(files.shipped_names())
+    return list(shipped_names())
 
 
 def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | SystemConfig) -> SystemConfig:
@@ -146,12 +551,12 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | SystemConfi
 
 def _load_named(name: str) -> SystemConfig:
     """Load a shipped config or a file; a shipped name without a separator always wins."""
-    if files.is_bare(name):
+    if is_bare(name):
         shipped = name.removesuffix(".json")
-        if shipped in files.shipped_names():
+        if shipped in shipped_names():
             return _load_shipped(shipped)
         if not os.path.lexists(name):
-            raise files.unknown_name(name)
+            raise unknown_name(name)
     return _load_file(name)
 
 
@@ -159,23 +564,23 @@ def _load_named(name: str) -> SystemConfig:
 def _load_shipped(name: str) -> SystemConfig:
     """Load a config that comes with minitrain, once."""
     label = f"{name}.json"
-    return _validated(files.parse(files.shipped_text(name), label), label, name)
+    return _validated(parse(shipped_text(name), label), label, name)
 
 
 def _load_file(path: str) -> SystemConfig:
     """Load a config from a file of the user's."""
     label = label_of(path)
-    return _validated(files.parse(files.read_file(path), label), label, Path(path).stem)
+    return _validated(parse(read_file(path), label), label, Path(path).stem)
 
 
 def _validated(data: Any, label: str, name: str) -> SystemConfig:
     """Turn raw data into a config, or raise one error with all its faults."""
     if not isinstance(data, Mapping):
         raise refuse(label, [f"expected a JSON object, found {shown(data)}"])
-    copy, faults = files.plain(data, label)
-    if files.LIKE in copy:
-        copy = files.like_another(copy, label)
-    if PROFILE_KEY in copy:
+    copy, faults = plain(data, label)
+    if LIKE in copy:
+        copy = like_another(copy, label)
+    if _PROFILE in copy:
         copy = config_of_profile(copy, label)
     needed = [key for key in _FORMAT.needed if key != "name"]
     if copy and not any(key in copy for key in needed):

@@ -17,8 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.files import key_path
-from minitrain.machine.config import SystemConfig, unit_of
-from minitrain.machine.config_files import LIKE
+from minitrain.machine.config import LIKE, SystemConfig, unit_of
 
 if TYPE_CHECKING:
     from minitrain.machine.data_sheet import DataSheet

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from minitrain.errors import UsageError
 from minitrain.files import JsonObject, key_path, shown
-from minitrain.machine.config_files import first_faults
+from minitrain.machine.config import first_faults
 from minitrain.operations import Event, Outage
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
 from minitrain.run.steps import Steps

@@ -38,7 +38,7 @@ from typing import Any, TextIO
 
 from minitrain.errors import UsageError
 from minitrain.files import json_object, shown, size_of, write_text
-from minitrain.machine.config_files import label_of
+from minitrain.machine.config import label_of
 from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange, Outage
 from minitrain.operations.collectives import TRANSFERS
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory, kinds_of_journals

@@ -8,7 +8,7 @@ import pytest
 
 from minitrain.errors import HardwareConfigError
 from minitrain.machine import load_config, shipped_configs
-from minitrain.machine.config_files import parse, shipped_text
+from minitrain.machine.config import parse, shipped_text
 from minitrain.machine.data_sheet import NO_DATA_SHEET, Cache, DataSheet, Power, SheetLink, UnitLimits
 from minitrain.machine.overview import figures, sources_of
 

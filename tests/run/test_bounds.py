@@ -9,7 +9,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.machine import load_config
-from minitrain.machine.config_files import shipped_names
+from minitrain.machine.config import shipped_names
 from minitrain.operations import Event
 from minitrain.run.trained_model import MOST_MFU, remark_on
 from minitrain.view.tables import comparison_notes

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from minitrain.machine.config_files import is_shipped
+from minitrain.machine.config import is_shipped
 
 
 def is_cluster(hardware: object) -> bool:

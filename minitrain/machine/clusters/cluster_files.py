@@ -21,9 +21,19 @@ from typing import Any
 
 from minitrain.errors import MinitrainError
 from minitrain.files import is_file, key_path, shown
-from minitrain.machine import config_files as files
 from minitrain.machine.clusters.device_groups import Devices, Link, Thermal
-from minitrain.machine.config_files import label_of, refuse
+from minitrain.machine.config import (
+    CLUSTERS,
+    is_bare,
+    is_shipped,
+    label_of,
+    parse,
+    plain,
+    read_file,
+    refuse,
+    shipped_clusters,
+    shipped_folder,
+)
 from minitrain.machine.measured_layers import MeasuredLayers
 
 Location = tuple[int | str, ...]
@@ -42,14 +52,14 @@ def names_cluster(source: object) -> bool:
     if not isinstance(source, str | os.PathLike):
         return isinstance(source, Mapping) and "groups" in source
     path = os.fspath(source)
-    if not isinstance(path, str) or files.is_shipped(path):
+    if not isinstance(path, str) or is_shipped(path):
         return False
-    if files.is_bare(path) and path in files.shipped_clusters():
+    if is_bare(path) and path in shipped_clusters():
         return True
     if not path.lower().endswith(SUFFIXES) or not is_file(path):
         return False
     label = label_of(path)
-    data = files.parse(files.read_file(path), label)
+    data = parse(read_file(path), label)
     return isinstance(data, Mapping) and "groups" in data
 
 
@@ -62,11 +72,11 @@ def read_cluster(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str
     if isinstance(source, Mapping):
         return _Reader("cluster", Path()).read(source)
     path = os.fspath(source)
-    if files.is_bare(path) and path in files.shipped_clusters():
-        text = str(files.shipped_folder().joinpath(files.CLUSTERS, f"{path}.yaml").read_text("utf-8"))
-        return _Reader(f"{path}.yaml", Path()).read(files.parse(text, f"{path}.yaml"))
+    if is_bare(path) and path in shipped_clusters():
+        text = str(shipped_folder().joinpath(CLUSTERS, f"{path}.yaml").read_text("utf-8"))
+        return _Reader(f"{path}.yaml", Path()).read(parse(text, f"{path}.yaml"))
     label = label_of(path)
-    return _Reader(label, Path(path).parent).read(files.parse(files.read_file(path), label))
+    return _Reader(label, Path(path).parent).read(parse(read_file(path), label))
 
 
 class _Reader:
@@ -86,7 +96,7 @@ class _Reader:
         """Return the arguments of `Cluster`."""
         if not isinstance(data, Mapping):
             raise refuse(self.label, [f"expected an object with groups and links, found {shown(data)}"])
-        data, self.faults = files.plain(data, self.label)
+        data, self.faults = plain(data, self.label)
         self._require_known(data, _CLUSTER, ())
         groups = self._list(data, "groups", self._group)
         links = dict(found for found in self._list(data, "links", self._link) if found)
@@ -118,7 +128,7 @@ class _Reader:
         values["thermal"] = self._made(Thermal, values.get("thermal"), _THERMAL, (*where, "thermal"))
         values["prices"] = self._made(self._prices, values.get("prices"), _PRICES, (*where, "prices"))
         kind = values.get("kind")
-        if isinstance(kind, str) and not files.is_bare(kind):
+        if isinstance(kind, str) and not is_bare(kind):
             values["kind"] = str(self.folder / kind)
         found: Devices | None = self._made(Devices, values, _GROUP, where, ("kind", "count"))
         return found

@@ -39,7 +39,7 @@ from typing import Any, Literal, final
 
 from minitrain.errors import UsageError, require_count, require_installed
 from minitrain.files import read_json, write_text
-from minitrain.machine import config_files as files
+from minitrain.machine.config import is_shipped, parse, read_file
 from minitrain.machine.devices.operations import is_number
 from minitrain.operations.collectives import RING_ROWS
 
@@ -640,9 +640,9 @@ def measured_of(config: Any) -> Mapping[str, Any]:
     Raises:
         HardwareConfigError: the file cannot be read.
     """
-    if isinstance(config, str | os.PathLike) and not files.is_shipped(config):
+    if isinstance(config, str | os.PathLike) and not is_shipped(config):
         path = os.fspath(config)
-        config = files.parse(files.read_file(str(path)), str(path))
+        config = parse(read_file(str(path)), str(path))
     found = config.get("measured") if isinstance(config, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 

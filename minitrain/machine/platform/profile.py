@@ -21,8 +21,7 @@ from typing import Any, Literal, cast, final
 
 from minitrain.errors import UsageError, choice_fault, closest, is_count, refuse, shown
 from minitrain.files import require_plain
-from minitrain.machine.config import SystemConfig, load_config
-from minitrain.machine.config_files import parse, read_file
+from minitrain.machine.config import SystemConfig, load_config, parse, read_file
 from minitrain.machine.config_format import ReadOnly
 from minitrain.machine.platform.links import GIGA, ClusterLinks, VirtualNetworkLink, links_of, require_known
 
@@ -224,7 +223,7 @@ class HardwareResourceProfile:
             raise refuse("the hardware profile", faults)
 
     def system_config(self) -> SystemConfig:
-        """Return a hardware config that prices a run on these devices: see `minitrain.machine.config_files`.
+        """Return a hardware config that prices a run on these devices: see `minitrain.machine.config`.
 
         Raises:
             HardwareConfigError: the devices are not alike, or a figure is not one that a config may have.
