@@ -45,10 +45,10 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.learn.grader import Grade as Grade
     from minitrain.learn.grader import grade as grade
     from minitrain.machine.calibrated import Calibration as Calibration
-    from minitrain.machine.clusters.cluster import Cluster as Cluster
-    from minitrain.machine.clusters.device_groups import Devices as Devices
-    from minitrain.machine.clusters.device_groups import Link as Link
-    from minitrain.machine.clusters.device_groups import Thermal as Thermal
+    from minitrain.machine.cluster import Cluster as Cluster
+    from minitrain.machine.device_groups import Devices as Devices
+    from minitrain.machine.device_groups import Link as Link
+    from minitrain.machine.device_groups import Thermal as Thermal
     from minitrain.machine.fixed_durations import FixedPredictor as FixedPredictor
     from minitrain.machine.measured_layers import MeasuredLayers as MeasuredLayers
     from minitrain.machine.platforms import Platform as Platform

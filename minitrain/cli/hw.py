@@ -23,8 +23,7 @@ from minitrain.cli.output import Progress, print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.files import write_text
 from minitrain.machine import SystemConfig, load_config, shipped_configs
-from minitrain.machine.clusters.cluster import Cluster
-from minitrain.machine.clusters.cluster_files import names_cluster
+from minitrain.machine.cluster import Cluster, names_cluster
 from minitrain.machine.config import every_fault, is_shipped, parse, read_file, shipped_clusters, shipped_text
 from minitrain.machine.measured_layers import write_layers
 from minitrain.machine.overview import Figure, OverviewLine, counted, figures, overview, sources_of, title

@@ -23,7 +23,6 @@ import minitrain as mt
 from minitrain.cli.failures import print_error
 from minitrain.cli.generation import Given, Group
 from minitrain.errors import StrategyError, UsageError
-from minitrain.machine.clusters.chosen_cluster import cluster_or_other, is_cluster
 from minitrain.machine.config import load_config
 from minitrain.machine.fixed_durations import FixedPredictor
 from minitrain.machine.measured_layers import MeasuredLayers
@@ -39,8 +38,10 @@ from minitrain.run.parameters import (
     OUTPUT,
     WORKERS,
     RunParameters,
+    cluster_or_other,
     count,
     documented,
+    is_cluster,
     parameter,
     split_keywords,
 )

@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.evidence.errors_by_table import RowResult, tables_folder
 from minitrain.evidence.rows import LackingError, Row, device_of, machine_of
-from minitrain.machine.clusters.cluster import Cluster
-from minitrain.machine.clusters.device_groups import Devices, Link
+from minitrain.machine.cluster import Cluster
+from minitrain.machine.device_groups import Devices, Link
 from minitrain.machine.measured_layers import LayerTime, MeasuredLayers
 from minitrain.machine.platforms import Platform, find_platform
 from minitrain.run.parameters import RunParameters

@@ -41,7 +41,7 @@ from minitrain.evidence.columns import (
 )
 from minitrain.files import read_cells
 from minitrain.machine import load_config
-from minitrain.machine.clusters.device_groups import clock_share
+from minitrain.machine.device_groups import clock_share
 from minitrain.machine.kernel_device import rates_of
 from minitrain.workloads.architecture import PRECISIONS, Precision
 from minitrain.workloads.transformer import Transformer, models

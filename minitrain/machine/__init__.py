@@ -10,6 +10,7 @@ a price is, and what every predictor answers. The other files, by what a reader 
 |---|---|
 | the predictor of a run | `predictor`: by the roofline, by kernels, or by measured layers |
 | a device | `device` (roofline, and rates of kernels); `kernel_device` (single kernels) |
+| clusters of unlike devices | `cluster`, made of `device_groups`; `cluster_network` prices what they do together |
 | a network | `network` (one tier), `topology` (which carries what), `measured_topology` |
 | times that are given | `fixed_durations`; `measured_layers`; those of real steps: `calibrated` |
 | times from a profiler | `profiler_traces` |
@@ -19,9 +20,9 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | the rules of its keys | `config_format`: keys are fields with a rule |
 | what `minitrain hw` shows of it | `overview` |
 
-`clusters` has clusters of unlike devices. `devices` prices programs on single devices, `solver` inferences of models on
-systems, with units. `platform` simulates tasks that share devices and links, `heterogeneous` computes on devices of
-many kinds. Users import these four as `minitrain.devices`, and so on.
+`devices` prices programs on single devices, `solver` inferences of models on systems, with units. `platform` simulates
+tasks that share devices and links, `heterogeneous` computes on devices of many kinds. Users import these four as
+`minitrain.devices`, and so on.
 """
 
 from minitrain.machine.config import SystemConfig, load_config, shipped_configs

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from minitrain.engine.observers import Executor, Observer
 from minitrain.engine.shares import Shares
 from minitrain.errors import UsageError, require_count
-from minitrain.machine.clusters.chosen_cluster import cluster_or_other, is_cluster
+from minitrain.machine.config import is_shipped
 from minitrain.machine.predictor import make_predictor, require_default
 from minitrain.machine.price import USUAL, Predictor, Pricing, RankPredictors
 from minitrain.plain_text import meanings_of
@@ -36,7 +36,7 @@ from minitrain.run.strategy_loading import split_options
 
 if TYPE_CHECKING:
     from minitrain.machine.calibrated import Calibration
-    from minitrain.machine.clusters.cluster import Cluster
+    from minitrain.machine.cluster import Cluster
     from minitrain.machine.config import SystemConfig
     from minitrain.machine.measured_layers import MeasuredLayers
 
@@ -419,7 +419,7 @@ class RunParameters:
             return self.hardware if self.workload is None else self.hardware.training(self.workload)
         hardware: Any = self.hardware
         if is_cluster(hardware):
-            from minitrain.machine.clusters.cluster_network import predictors_of  # noqa: PLC0415  (few runs have one)
+            from minitrain.machine.cluster_network import predictors_of  # noqa: PLC0415  (few runs have one)
 
             machine = self.world_size, self.network, self.placement
             return predictors_of(hardware, *machine, self.workload, pricing)
@@ -490,6 +490,29 @@ def split_keywords(keywords: Mapping[str, Any]) -> tuple[RunParameters, dict[str
     if "num_layers" in given and hasattr(parameters.workload, "num_layers"):
         raise _layers_and_workload(given["num_layers"], parameters.workload)
     return parameters, {name: value for name, value in keywords.items() if name not in DEFAULTS}
+
+
+def is_cluster(hardware: object) -> bool:
+    """Return whether some hardware is a `Cluster`."""
+    return getattr(hardware, "is_cluster", False) is True
+
+
+def cluster_or_other(hardware: Any) -> Any:
+    """Return the cluster or the calibration that some hardware is, or names by a file; any other hardware as it is.
+
+    Raises:
+        HardwareConfigError: it names a file that is no cluster, though it has groups of devices.
+    """
+    if isinstance(hardware, str) and is_shipped(hardware):
+        return hardware
+    if not isinstance(hardware, str | PathLike | Mapping):
+        return hardware
+    from minitrain.machine.calibrated import Calibration, names_calibration  # noqa: PLC0415  (as the next)
+    from minitrain.machine.cluster import Cluster, names_cluster  # noqa: PLC0415  (few runs name a file)
+
+    if names_calibration(hardware):
+        return Calibration.read(hardware)  # type: ignore[arg-type]  # a path
+    return Cluster.load(hardware) if names_cluster(hardware) else hardware
 
 
 def _workload_of(workload: Any, of_transformer: Mapping[str, Any], hardware: Any) -> Any:

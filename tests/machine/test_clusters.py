@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.machine import load_config
-from minitrain.machine.clusters.cluster import Places
-from minitrain.machine.clusters.cluster_network import predictors_of, system_of
-from minitrain.machine.clusters.device_groups import clock_share
+from minitrain.machine.cluster import Places
+from minitrain.machine.cluster_network import predictors_of, system_of
 from minitrain.machine.config import shipped_clusters
 from minitrain.machine.data_sheet import Power
+from minitrain.machine.device_groups import clock_share
 from minitrain.machine.network import Network
 from minitrain.machine.price import Price
 from minitrain.operations.collectives import RING_ROWS

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import OutOfMemoryError, StrategyError, UsageError
-from minitrain.machine.clusters.device_groups import clock_share
+from minitrain.machine.device_groups import clock_share
 from tests.folded_runs import require_every_rank
 
 LINK = mt.Link(20e9, 1e-5)

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, final
 
 from minitrain.errors import UsageError
-from minitrain.machine.clusters.device_groups import Thermal
+from minitrain.machine.device_groups import Thermal
 from minitrain.machine.heterogeneous.taxonomy import HardwareCapabilityProfile
 from minitrain.machine.heterogeneous.workload_manager import HOST
 from minitrain.machine.platform.fair_sharing import FairSharing, Flow

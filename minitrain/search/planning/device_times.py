@@ -20,7 +20,7 @@ from math import inf
 from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.machine.clusters.cluster import Cluster
+from minitrain.machine.cluster import Cluster
 from minitrain.machine.config import SystemConfig
 from minitrain.operations import PASSES
 from minitrain.run.device_memory import ONE_GROUP

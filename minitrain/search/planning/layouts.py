@@ -17,7 +17,7 @@ Layouts that are pipelines beside one another, whose stages are groups of device
 
 Dividing a power budget between groups of devices, by what a watt buys.
 
-Under a cap a device's clock grows with the cube root of its dynamic power (see `minitrain.machine.clusters`). The
+Under a cap a device's clock grows with the cube root of its dynamic power (see `minitrain.machine.device_groups`). The
 time of a step that is divided by speed is inverse to the sum of rate x clock over all devices, so this sum is
 maximised. With d the dynamic power of a device at its full clock and x its share of it, it is the sum of
 rate x^(1/3), subject to a given sum of d x. By Lagrange, x grows with (rate / d)^(3/2), and is 1 at most.
@@ -46,8 +46,8 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.engine.shares import Shares
-from minitrain.machine.clusters.cluster import Cluster
-from minitrain.machine.clusters.device_groups import Devices
+from minitrain.machine.cluster import Cluster
+from minitrain.machine.device_groups import Devices
 from minitrain.run.analysis.timeline import Floats
 from minitrain.run.strategy_loading import choose_strategy, framework_of, takes_option
 from minitrain.search.planning.device_times import DeviceTimes

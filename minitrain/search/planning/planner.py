@@ -36,10 +36,10 @@ from minitrain.engine.shares import Shares
 from minitrain.errors import MinitrainError, UsageError, require_count
 from minitrain.files import read_json, write_text
 from minitrain.machine import load_config
-from minitrain.machine.clusters.chosen_cluster import cluster_or_other
-from minitrain.machine.clusters.cluster import Cluster
-from minitrain.machine.clusters.device_groups import require_positive
+from minitrain.machine.cluster import Cluster
+from minitrain.machine.device_groups import require_positive
 from minitrain.run.analysis.labels import GIB, duration
+from minitrain.run.parameters import cluster_or_other
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import choose_strategy

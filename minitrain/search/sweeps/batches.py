@@ -23,7 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
-from minitrain.machine.clusters.cluster_files import names_cluster
+from minitrain.machine.cluster import names_cluster
 from minitrain.machine.predictor import make_predictor
 from minitrain.machine.price import PRICING_PARAMETERS, Predictor, Pricing
 from minitrain.run.event_loops import run_to_end

@@ -21,8 +21,7 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.errors import UsageError
-from minitrain.machine.clusters.chosen_cluster import cluster_or_other
-from minitrain.machine.clusters.cluster import Cluster
+from minitrain.machine.cluster import Cluster
 from minitrain.machine.config import SystemConfig, load_config, validated, with_value
 from minitrain.machine.price import PRICING_PARAMETERS, Pricing, RankPredictors
 from minitrain.run.analysis.labels import GIB, duration
@@ -30,7 +29,7 @@ from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.run.device_memory import OutOfMemory
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.figures import FIGURES, data_frame
-from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters, is_given
+from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters, cluster_or_other, is_given
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
 from minitrain.run.signatures import PriceKeywords, on_machines

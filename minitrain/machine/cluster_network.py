@@ -29,7 +29,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
-from minitrain.machine.clusters.cluster import Places
+from minitrain.machine.cluster import Places
 from minitrain.machine.data_sheet import Power
 from minitrain.machine.device import Processor, Rate
 from minitrain.machine.network import Network, Split, two_level_seconds
@@ -39,9 +39,9 @@ from minitrain.machine.topology import RING_OPS, TWO_LEVEL_OPS, seconds_by
 from minitrain.operations.collectives import COLLECTIVES, RING_ROWS
 
 if TYPE_CHECKING:
-    from minitrain.machine.clusters.cluster import Cluster
-    from minitrain.machine.clusters.device_groups import Devices, Link
+    from minitrain.machine.cluster import Cluster
     from minitrain.machine.config import SystemConfig
+    from minitrain.machine.device_groups import Devices, Link
     from minitrain.machine.topology import Step
     from minitrain.workloads.workload import Workload
 
