@@ -21,8 +21,7 @@ the hardware config, by the fidelity that is asked for.
 The predictor that prices the operations of a run: which one `hardware` and `fidelity` mean together.
 
 `hardware` may be a predictor, which then has prices of its own; otherwise it names a hardware config, and the fidelity
-says how operations are priced on it. `RuntimePredictor` is the specified one; `KernelPredictor` is imported where it
-is needed, which is for transformers.
+says how operations are priced on it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ from minitrain.machine.price import (
     account_of_transfer,
     account_of_work,
 )
-from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer, make_topology
+from minitrain.machine.topology import FlatTopology, Topology, Transfer, make_topology
 from minitrain.operations import WRITE
 from minitrain.workloads.architecture import NARROW_BYTES
 from minitrain.workloads.matmul import MATMUL_LAYER
@@ -267,7 +266,22 @@ def _price_of_transfer(found: Transfer, size_bytes: float) -> Price:
     return Price(found.seconds, size_bytes, found.algorithm, found.tier.processor_usage, found.tier.size)
 
 
-class RuntimePredictor(DevicePredictor):
+class _ConfigPredictor(DevicePredictor):
+    """Price operations on a machine that a hardware config describes."""
+
+    system: SystemConfig
+    world_size: int
+
+    @property
+    def num_nodes(self) -> int:
+        """How many units of the smallest tier the ranks sit in."""
+        places = places_of(self.topology)
+        if places is not None:
+            return int(places.num_nodes)
+        return -(-self.world_size // min(tier.size for tier in self.system.networks))
+
+
+class RuntimePredictor(_ConfigPredictor):
     """Price operations on a machine that a hardware config describes.
 
     Args:
@@ -301,13 +315,6 @@ class RuntimePredictor(DevicePredictor):
         self.network = select_tier(system.networks, world_size)
         self._roofline = RooflineDevice(self.processor, self.mem_hbm, self.mem_pcie)
         super().__init__(workload, self._roofline, make_topology(system.networks, world_size, network, placement))
-
-    @property
-    def num_nodes(self) -> int:
-        """How many units of the smallest tier the ranks sit in."""
-        if isinstance(self.topology, HierarchicalTopology):
-            return self.topology.num_nodes
-        return -(-self.world_size // min(tier.size for tier in self.system.networks))
 
     def compute_flops_time(self, flops: float) -> float:
         """Return the time of pure computation, s."""
@@ -357,7 +364,7 @@ def network_of(predictor: Any) -> str | None:
     return getattr(getattr(predictor, "topology", None), "kind", None)
 
 
-class KernelPredictor(DevicePredictor):
+class KernelPredictor(_ConfigPredictor):
     """Price operations by their kernels, on a machine that a hardware config describes.
 
     Args:
@@ -428,14 +435,6 @@ class KernelPredictor(DevicePredictor):
             )
         self._lists = cast("ListsKernels", self.workload)
         super()._remember_prices()
-
-    @property
-    def num_nodes(self) -> int:
-        """How many units of the smallest tier the ranks sit in."""
-        places = places_of(self.topology)
-        if places is not None:
-            return int(places.num_nodes)
-        return -(-self.world_size // min(tier.size for tier in self.system.networks))
 
     def _first_like(self, layer: int) -> int:
         return self._lists.first_like(layer)
@@ -751,29 +750,16 @@ def make_predictor(
         hardware = hardware.profile.system_config()
     workload = workload or MATMUL_LAYER
     system = load_config(hardware)
-    if getattr(workload, "model", None) is None and pricing.is_default:
-        return RuntimePredictor(world_size, system, network=network, placement=placement, workload=workload)
-    return _priced_otherwise(world_size, system, network, placement, workload, pricing.on(system, workload))
-
-
-def _priced_otherwise(
-    world_size: int,
-    hardware: Any,
-    network: str,
-    placement: Sequence[int] | None,
-    workload: Workload,
-    pricing: Pricing,
-) -> Predictor:
-    """Return a predictor for a pricing that was decided upon."""
-    from minitrain.machine.predictor import KernelPredictor  # noqa: PLC0415  (only where it is asked for)
-
     machine: Any = {"network": network, "placement": placement, "workload": workload}
+    if getattr(workload, "model", None) is None and pricing.is_default:
+        return RuntimePredictor(world_size, system, **machine)
+    pricing = pricing.on(system, workload)
     base: RuntimePredictor | KernelPredictor
     if pricing.fidelity == "roofline":
-        base = RuntimePredictor(world_size, hardware, **machine)
+        base = RuntimePredictor(world_size, system, **machine)
         base.pricing = pricing  # so that a headline says it, and why
     else:
-        base = KernelPredictor(world_size, hardware, pricing, **machine)
+        base = KernelPredictor(world_size, system, pricing, **machine)
     return base if pricing.prices is None else LayerPredictor(pricing.prices, base)
 
 
