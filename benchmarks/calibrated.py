@@ -20,7 +20,7 @@ from typing import Any
 
 import minitrain as mt
 from minitrain.evidence.real_runs import COLUMNS, write_rows
-from minitrain.machine.calibrated import LEVEL
+from minitrain.machine.given_durations import LEVEL
 from minitrain.run.contributions import CALIBRATION_FILE, workload_text
 from minitrain.training.calibration import STEPS, Measured, calibration_of, measure, predicted_s
 from minitrain.workloads.matmul import DenseRows

@@ -44,12 +44,12 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.explorer.notebook import explore as explore
     from minitrain.learn.grader import Grade as Grade
     from minitrain.learn.grader import grade as grade
-    from minitrain.machine.calibrated import Calibration as Calibration
     from minitrain.machine.cluster import Cluster as Cluster
     from minitrain.machine.device_groups import Devices as Devices
     from minitrain.machine.device_groups import Link as Link
     from minitrain.machine.device_groups import Thermal as Thermal
-    from minitrain.machine.fixed_durations import FixedPredictor as FixedPredictor
+    from minitrain.machine.given_durations import Calibration as Calibration
+    from minitrain.machine.given_durations import FixedPredictor as FixedPredictor
     from minitrain.machine.measured_layers import MeasuredLayers as MeasuredLayers
     from minitrain.machine.platforms import Platform as Platform
     from minitrain.machine.platforms import platforms as platforms

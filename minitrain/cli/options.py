@@ -24,7 +24,7 @@ from minitrain.cli.failures import print_error
 from minitrain.cli.generation import Given, Group
 from minitrain.errors import StrategyError, UsageError
 from minitrain.machine.config import load_config
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.run.parameters import (
     AUTO,

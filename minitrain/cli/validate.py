@@ -15,7 +15,7 @@ from minitrain.errors import UsageError
 from minitrain.evidence import columns
 from minitrain.evidence.errors_by_table import TableErrors
 from minitrain.files import write_text
-from minitrain.machine.calibrated import LEVEL
+from minitrain.machine.given_durations import LEVEL
 from minitrain.plain_text import printable
 from minitrain.view.tables import filled_table, frameless_table
 

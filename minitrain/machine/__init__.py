@@ -12,7 +12,7 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | a device | `device` (roofline, and rates of kernels); `kernel_device` (single kernels) |
 | clusters of unlike devices | `cluster`, made of `device_groups`; `cluster_network` prices what they do together |
 | a network | `network` (one tier), `topology` (which carries what), `measured_topology` |
-| times that are given | `fixed_durations`; `measured_layers`; those of real steps: `calibrated` |
+| times that are given | `given_durations`: by hand, or of real steps; `measured_layers` |
 | times from a profiler | `profiler_traces` |
 | what a framework adds | `platforms` |
 | many machines at once | the same formulas, with `columns` in the place of numbers |

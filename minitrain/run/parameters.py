@@ -35,9 +35,9 @@ from minitrain.run.faults import require_faults
 from minitrain.run.strategy_loading import split_options
 
 if TYPE_CHECKING:
-    from minitrain.machine.calibrated import Calibration
     from minitrain.machine.cluster import Cluster
     from minitrain.machine.config import SystemConfig
+    from minitrain.machine.given_durations import Calibration
     from minitrain.machine.measured_layers import MeasuredLayers
 
     class SharedPlatform(Protocol):
@@ -507,8 +507,8 @@ def cluster_or_other(hardware: Any) -> Any:
         return hardware
     if not isinstance(hardware, str | PathLike | Mapping):
         return hardware
-    from minitrain.machine.calibrated import Calibration, names_calibration  # noqa: PLC0415  (as the next)
     from minitrain.machine.cluster import Cluster, names_cluster  # noqa: PLC0415  (few runs name a file)
+    from minitrain.machine.given_durations import Calibration, names_calibration  # noqa: PLC0415  (as the next)
 
     if names_calibration(hardware):
         return Calibration.read(hardware)  # type: ignore[arg-type]  # a path

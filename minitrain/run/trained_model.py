@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
-from minitrain.machine.calibrated import CALIBRATED
+from minitrain.machine.given_durations import CALIBRATED
 from minitrain.operations import PRICE, STRIDE
 from minitrain.run.above import above
 from minitrain.workloads.matmul import NOTES, SPECIFIED
@@ -180,7 +180,7 @@ class SurenessFigures:
 
     @property
     def interval(self: Any) -> tuple[float, float] | None:
-        """Where a measured step would lie, s, with the chance `minitrain.machine.calibrated.LEVEL`.
+        """Where a measured step would lie, s, with the chance `minitrain.machine.given_durations.LEVEL`.
 
         None where no calibration priced the run, or one of too few measurements, and in a run that was read.
         """

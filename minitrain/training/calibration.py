@@ -3,7 +3,7 @@
 Each program is trained for some steps. Every operation is one measurement, its median over them, taken as it happens in
 a step: with all ranks at work, with what it finds in caches, and with other transfers beside it. So nothing is measured
 alone that never is alone. A transfer lasts from when the one before it on its stream has ended, as in a simulation.
-Lines are fitted to means (`minitrain.machine.calibrated.Line`), since a step is a sum.
+Lines are fitted to means (`minitrain.machine.given_durations.Line`), since a step is a sum.
 
 How sure it is comes from the same programs: each is predicted by lines that were fitted to the others.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from minitrain.errors import UsageError, require_count
-from minitrain.machine.calibrated import MESSAGES, Asked, CalibratedPredictor, Calibration, Line
+from minitrain.machine.given_durations import MESSAGES, Asked, CalibratedPredictor, Calibration, Line
 from minitrain.operations import PRICE, STRIDE
 from minitrain.run.analysis.moments import Moments
 from minitrain.run.analysis.retiming import make_graph

@@ -9,7 +9,7 @@ import pytest
 import minitrain as mt
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.operations.collectives import COLLECTIVES
 
 simulate: Any = mt.simulate

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import minitrain.lib as lib
 from minitrain.engine.memory_by_kind import KindStore
 from minitrain.errors import TensorTypeError
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.workloads.matmul import MatmulLayer
 
 KEYS = st.sampled_from(["a", "b", 0, (1, 2)])

@@ -18,7 +18,7 @@ import minitrain as mt
 from minitrain.cli.trace import _WRITERS
 from minitrain.engine.model import Model
 from minitrain.engine.watched import watched
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.operations import EVENT_TYPES
 from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS

@@ -20,8 +20,8 @@ from minitrain.learn.classes import with_grades
 from minitrain.learn.exercise import load_exercise
 from minitrain.learn.sandbox import source_of
 from minitrain.machine import load_config
-from minitrain.machine.calibrated import Calibration, Line
 from minitrain.machine.devices.calibration import Notebook
+from minitrain.machine.given_durations import Calibration, Line
 from minitrain.machine.platform.profile import read_models
 from minitrain.machine.platform.scenario import Scenario
 from minitrain.machine.platforms import Platform

@@ -6,7 +6,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.machine.calibrated import Calibration, Line
+from minitrain.machine.given_durations import Calibration, Line
 from minitrain.machine.price import Price
 from minitrain.operations import Event
 from minitrain.run.contention import _Lane, with_contention

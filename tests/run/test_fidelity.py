@@ -12,7 +12,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.machine import load_config
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.machine.kernel_device import KernelDevice
 from minitrain.machine.measured_topology import MeasuredTopology
 from minitrain.machine.price import Pricing

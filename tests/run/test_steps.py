@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.run.steps import Steps
 from minitrain.run.strategy_loading import choose_strategy
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.machine.calibrated import Calibration, Line
+from minitrain.machine.given_durations import Calibration, Line
 from minitrain.operations import PRICE, STRIDE
 from minitrain.training.calibration import (
     Measured,

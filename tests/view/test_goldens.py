@@ -11,7 +11,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.files import write_text
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.view.exports import write_chakra, write_hta
 from minitrain.view.lanes import schedule_text
 from minitrain.view.run_folder import view_of

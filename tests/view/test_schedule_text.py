@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.operations import Event
 from minitrain.search.schedules import gpipe, one_f_one_b
 from minitrain.view.lanes import schedule_text

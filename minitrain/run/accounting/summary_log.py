@@ -275,7 +275,7 @@ class SummaryRun(Run):
     @cached_property
     def _without_loading(self) -> Run:
         """The same run with loads that take no time; itself where ranks load alike."""
-        from minitrain.machine.fixed_durations import with_free_loading  # noqa: PLC0415  (few runs need it)
+        from minitrain.machine.given_durations import with_free_loading  # noqa: PLC0415  (few runs need it)
         from minitrain.run.event_loops import run_to_end  # noqa: PLC0415
 
         simulate = self.prepared.simulate

@@ -47,7 +47,7 @@ from minitrain.engine.transport.dist import Dist
 from minitrain.engine.transport.task_ownership import collecting_unretrieved_errors, task_of_rank
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.machine import FlatTopology, HierarchicalTopology
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.machine.measured_topology import MeasuredTopology
 from minitrain.machine.predictor import KernelPredictor, LayerPredictor, RuntimePredictor
 from minitrain.machine.price import Predictor, RankPredictors

@@ -36,7 +36,7 @@ import numpy as np
 
 from minitrain.errors import UsageError, require_count
 from minitrain.machine.config import numbers_of, varied_configs
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.machine.platforms import Platform
 from minitrain.machine.price import ROOFLINE, Pricing
 from minitrain.operations import PRICE, STRIDE, EventLog

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.operations import COMM, Event
 from minitrain.run.analysis.retiming import critical_path, make_graph, retimed_events, what_if, what_ifs
 from minitrain.run.analysis.timeline import as_timeline

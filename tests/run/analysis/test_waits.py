@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.machine.fixed_durations import FixedPredictor
+from minitrain.machine.given_durations import FixedPredictor
 from minitrain.operations import Event
 from minitrain.run.analysis.explanation import (
     COMMUNICATION,
