@@ -38,6 +38,7 @@ from minitrain.tensors.placed import PLACED_KINDS
 from minitrain.workloads.workload import (
     USUAL,
     WEIGHT_PASSES,
+    AlikeLayers,
     Cost,
     PassMode,
     compressed_message_bytes,
@@ -57,7 +58,7 @@ NOTES: Mapping[str, str] = MappingProxyType(
 """What a reader of figures should know of a workload, by its name."""
 
 
-class MatmulLayer:
+class MatmulLayer(AlikeLayers):
     """Layers that each multiply by one `HIDDEN_SIZE` x `HIDDEN_SIZE` matrix.
 
     Attributes:
@@ -75,7 +76,6 @@ class MatmulLayer:
     flop_per_weight = 4
     datatype = DATATYPE
     bytes_per_element = gradient_bytes = BYTES_PER_ELEMENT
-    is_uniform = True
     tokens_per_sample = BLOCK_SIZE
 
     def max_shards(self, layer: int) -> int:  # noqa: ARG002  (all layers are alike)
@@ -109,10 +109,6 @@ class MatmulLayer:
         rows = HIDDEN_SIZE // num_parts * num_shards_on_device // num_shards
         return Cost(HIDDEN_SIZE * rows, BYTES_PER_ELEMENT * 3 * HIDDEN_SIZE * rows)
 
-    def first_like(self, layer: int) -> int:  # noqa: ARG002
-        """Return 0: all layers are alike."""
-        return 0
-
     def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
         """Return the matrix multiplications of a pass; half of one makes half of the columns. The loss is free."""
         from minitrain.workloads.kernels import KernelList, Matmul, kernels_of_weight_pass  # noqa: PLC0415  (only where it is priced)
@@ -144,10 +140,6 @@ class MatmulLayer:
         """Return the bytes of some shards of a weight."""
         return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_parts * num_shards_on_device // num_shards)
 
-    def common_bytes(self, weight_grad: Any) -> int:  # noqa: ARG002  (a Workload's parameter)
-        """Return 0: parts have no row of the matrix in common."""
-        return 0
-
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
         kind = tensor.__class__  # isinstance is slow for classes that derive from a Protocol
@@ -178,10 +170,6 @@ class MatmulLayer:
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002
         """Return the size of a layer's input, which is all that its backward needs."""
         return num_samples * HIDDEN_SIZE * BLOCK_SIZE
-
-    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:  # noqa: ARG002
-        """Return 0: a layer keeps its input, and computes nothing again."""
-        return 0
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return 4 H^2 flop a token and layer, 2 H^2 forward and 2 H^2 backward; of the dense layer 6 H^2."""
@@ -222,7 +210,7 @@ _UPDATE_PASSES = 7  # weight and two moments, there and back, and the gradient
 
 @final
 @dataclass(frozen=True, slots=True)
-class DenseRows:
+class DenseRows(AlikeLayers):
     """Dense layers.
 
     Args:
@@ -234,7 +222,6 @@ class DenseRows:
     bytes_per_element: int = _BYTES
 
     datatype = MATMUL_LAYER.datatype  # whose rates every hardware config has
-    is_uniform = True
     tokens_per_sample = 1
 
     @classmethod
@@ -274,10 +261,6 @@ class DenseRows:
         """Return False: rows do not depend on one another."""
         return False
 
-    def first_like(self, layer: int) -> int:  # noqa: ARG002
-        """Return 0: all layers are alike."""
-        return 0
-
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = USUAL) -> Cost:
         """Return the cost of a pass: 2 W^2 flop a row and multiplication. The loss is free."""
         if typ == "loss":
@@ -296,10 +279,6 @@ class DenseRows:
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = 1) -> int:  # noqa: ARG002
         """Return the bytes of some shards of a weight."""
         return self.bytes_per_element * (self.width * self.width * num_shards_on_device // num_shards)
-
-    def common_bytes(self, weight_grad: Any) -> int:  # noqa: ARG002
-        """Return 0: layers are not divided into parts."""
-        return 0
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
@@ -336,10 +315,6 @@ class DenseRows:
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002
         """Return the size of a layer's input."""
         return num_samples * self.width
-
-    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:  # noqa: ARG002
-        """Return 0: nothing is computed again."""
-        return 0
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return 6 W^2 flop a row and layer."""

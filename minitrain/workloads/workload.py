@@ -333,6 +333,26 @@ class Workload(Protocol):
         ...
 
 
+class AlikeLayers:
+    """What is true of layers that are alike and whole, and whose backward needs their input and nothing else."""
+
+    __slots__ = ()
+
+    is_uniform = True
+
+    def first_like(self, layer: int) -> int:  # noqa: ARG002
+        """Return 0: all layers are alike."""
+        return 0
+
+    def common_bytes(self, weight_grad: Any) -> int:  # noqa: ARG002
+        """Return 0: parts have nothing in common."""
+        return 0
+
+    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:  # noqa: ARG002
+        """Return 0: nothing is computed again."""
+        return 0
+
+
 def fills_devices(workload: object) -> bool:
     """Return whether a run says all that a device must hold: of a transformer, whose units are known.
 

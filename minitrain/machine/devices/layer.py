@@ -30,6 +30,7 @@ from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.workloads.workload import (
     USUAL,
     WEIGHT_PASSES,
+    AlikeLayers,
     Cost,
     PassMode,
     compressed_message_bytes,
@@ -55,7 +56,7 @@ class ProgramCost(Cost):
 
 
 @final
-class JaxLayer:
+class JaxLayer(AlikeLayers):
     """A layer that a JAX function computes.
 
     Args:
@@ -68,8 +69,6 @@ class JaxLayer:
     Raises:
         UsageError: the function cannot be traced, or returns another shape than it takes.
     """
-
-    is_uniform = True
 
     def __init__(
         self, function: Callable[[Any, Any], Any], weights: Any, sample: tuple[int, ...], dtype: str = "float16"
@@ -140,10 +139,6 @@ class JaxLayer:
         _require_whole(num_parts)
         return self.bytes_per_element * (self.weight_elements * num_shards_on_device // num_shards)
 
-    def common_bytes(self, weight_grad: Any) -> int:  # noqa: ARG002
-        """Return 0: the layer has no parts."""
-        return 0
-
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
         if tensor.__class__ in COMPRESSED_KINDS:
@@ -173,10 +168,6 @@ class JaxLayer:
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002
         """Return the elements of a layer's input, from which backward computes the rest."""
         return self.sample_elements * num_samples
-
-    def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:  # noqa: ARG002
-        """Return 0: what backward does is its own work."""
-        return 0
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return the FLOPs of forward and backward passes, without what backward does again of forward."""
