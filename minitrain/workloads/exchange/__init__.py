@@ -7,7 +7,7 @@ Open `recipe` first: the value that every format is read into and written from. 
 |---|---|
 | Megatron-LM's command line | `megatron_lm`, also in scripts of a shell |
 | Megatron Bridge's YAML and overrides | `megatron_bridge` |
-| both: fields of Megatron Core | `megatron_model` (the model) and `megatron_layout` (the layout) |
+| both: fields of Megatron Core | `megatron_core` |
 | torchtitan's TOML | `torchtitan`, with the models that it has |
 | DeepSpeed's JSON | `deepspeed` |
 

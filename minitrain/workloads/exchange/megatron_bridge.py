@@ -14,10 +14,8 @@ from typing import Any
 import yaml
 
 from minitrain.errors import refuse
-from minitrain.workloads.exchange import megatron_layout as layout
+from minitrain.workloads.exchange.megatron_core import layout_fields, layout_of, model_fields, model_of, notes_on
 from minitrain.workloads.exchange.megatron_lm import OPTIONS
-from minitrain.workloads.exchange.megatron_model import fields_of as model_fields
-from minitrain.workloads.exchange.megatron_model import model_of
 from minitrain.workloads.exchange.recipe import SECTIONS_OF_BRIDGE, Recipe
 
 TOOL = "megatron-bridge"
@@ -63,7 +61,7 @@ _WITHOUT_BEARING = frozenset(
 
 def write(recipe: Recipe) -> str:
     """Return the YAML of a recipe that Megatron Bridge can have."""
-    fields = layout.fields_of(recipe)
+    fields = layout_fields(recipe)
     precision = "bf16_mixed"
     if recipe.model is not None:
         fields |= model_fields(recipe.model)
@@ -88,11 +86,11 @@ def read(config: Mapping[str, Any], name: str) -> Recipe:
     """
     faults: list[str] = []
     given = {**_precision(config.get("mixed_precision"), faults), **dict(_fields(config, faults))}
-    strategy, options = layout.layout_of(given, faults)
+    strategy, options = layout_of(given, faults)
     model = model_of(given, name, faults)
     if faults:
         raise refuse(f"the configuration of {TOOL}", faults)
-    return Recipe(strategy, options, model, None, given.get("global_batch_size"), layout.notes_on(given), TOOL)
+    return Recipe(strategy, options, model, None, given.get("global_batch_size"), notes_on(given), TOOL)
 
 
 def overrides(text: str) -> dict[str, Any]:

@@ -20,9 +20,14 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from minitrain.errors import UsageError, closest, refuse
-from minitrain.workloads.exchange import megatron_layout as layout
-from minitrain.workloads.exchange.megatron_model import evaluated, model_of
-from minitrain.workloads.exchange.megatron_model import fields_of as model_fields
+from minitrain.workloads.exchange.megatron_core import (
+    evaluated,
+    layout_fields,
+    layout_of,
+    model_fields,
+    model_of,
+    notes_on,
+)
 from minitrain.workloads.exchange.recipe import OF_LAUNCHERS, OF_MEGATRON_LM, Recipe
 
 _ASSIGNMENT = re.compile(r"(\w+)\+?=(.*)", re.DOTALL)
@@ -262,7 +267,7 @@ _OTHER_NAMES = {
 
 def write(recipe: Recipe) -> str:
     """Return the options of a recipe that Megatron-LM can have, several a line."""
-    fields = layout.fields_of(recipe)
+    fields = layout_fields(recipe)
     if (model := recipe.model) is not None:
         fields |= model_fields(model) | {"tokenizer_type": _NULL, "vocab_size": model.vocab_size - 1}
         fields["group_query_attention"] = model.latent is None and model.num_kv_heads != model.num_heads
@@ -294,7 +299,7 @@ def read(words: Words, name: str) -> Recipe:
         given.pop("num_query_groups", None)
     if given.pop("tokenizer_type", None) == _NULL and "vocab_size" in given:
         given["vocab_size"] += 1
-    strategy, options = layout.layout_of(given, faults)
+    strategy, options = layout_of(given, faults)
     model = model_of(given, name, faults)
     if faults:
         raise refuse(f"the arguments of {TOOL}", faults)
@@ -304,7 +309,7 @@ def read(words: Words, name: str) -> Recipe:
         model,
         words.world_size,
         given.get("global_batch_size"),
-        (*layout.notes_on(given), *_notes_on(words)),
+        (*notes_on(given), *_notes_on(words)),
         TOOL,
     )
 

@@ -19,9 +19,8 @@ from minitrain.files import parse_json, read_text
 from minitrain.workloads.exchange import (
     deepspeed,
     megatron_bridge,
-    megatron_layout,
+    megatron_core,
     megatron_lm,
-    megatron_model,
     torchtitan,
 )
 from minitrain.workloads.exchange.megatron_lm import words_of
@@ -134,8 +133,8 @@ class _Format:
 
 
 _FORMATS: Mapping[str, _Format] = {
-    "megatron-lm": _Format(megatron_lm.write, megatron_model.faults_of, megatron_layout.layout_faults),
-    "megatron-bridge": _Format(megatron_bridge.write, megatron_model.faults_of, megatron_layout.layout_faults),
+    "megatron-lm": _Format(megatron_lm.write, megatron_core.model_faults, megatron_core.layout_faults),
+    "megatron-bridge": _Format(megatron_bridge.write, megatron_core.model_faults, megatron_core.layout_faults),
     "torchtitan": _Format(torchtitan.write, torchtitan.model_faults, torchtitan.layout_faults),
     "deepspeed": _Format(deepspeed.write, lambda _: [], deepspeed.layout_faults),
 }

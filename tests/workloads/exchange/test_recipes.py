@@ -11,8 +11,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.workloads.architecture import Precision
+from minitrain.workloads.exchange.megatron_core import evaluated
 from minitrain.workloads.exchange.megatron_lm import OPTIONS, words_of
-from minitrain.workloads.exchange.megatron_model import evaluated
 from minitrain.workloads.exchange.reading import TOOLS, require_words
 from minitrain.workloads.exchange.recipe import OF_MEGATRON_LM
 
