@@ -8,6 +8,7 @@ at every step as the strategy had, wherever the strategy kept them.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -52,7 +53,8 @@ class Program:
     @property
     def lines(self) -> list[str | None]:
         """Where in the strategy each step stands, as "file.py:12"; None where nothing is known."""
-        return [None if place is None or place.code is None else str(place) for place in self._lines]
+        said = cache(str)  # many steps stand at few places
+        return [None if place is None or place.code is None else said(place) for place in self._lines]
 
     def add(self, *step: Any) -> int:
         """Add a step and return its number."""

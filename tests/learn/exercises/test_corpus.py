@@ -11,7 +11,7 @@ import minitrain as mt
 from minitrain.learn import grade
 from minitrain.learn.sandbox import Limits
 from tests.learn.exercises.sources import DDP, SUBMISSIONS, changed, shipped_source
-from tests.learn.exercises.verdicts import Wrong, require_own_reason
+from tests.learn.exercises.verdicts import Wrong, names_of, require_own_reason
 
 HANDWRITTEN = {
     "ddp_as_it_goes": "02",
@@ -78,7 +78,7 @@ def doing(what: str, before: str = "") -> str:
     return changed(DDP, (BEGIN, f"{BEGIN}    {what}\n"), before=before)
 
 
-WRONG: dict[str, Wrong] = {
+MISTAKEN: dict[str, Wrong] = {
     # mistakes
     "no_reduction": ("02", changed(DDP, (REDUCE, "")), "laws", "must cover all 8 samples"),
     "whole_batch_everywhere": (
@@ -104,9 +104,6 @@ WRONG: dict[str, Wrong] = {
                             "        if k:\n            model.set_final_weight(k, weights[k])\n")),
         "laws", "layer 0 has no final weight"),
     "no_model_returned": ("02", changed(DDP, ("    return model\n", "")), "runs", "must return the model"),
-    "not_a_coroutine": ("02", "def ddp(model):\n    return model\n", "runs", "must be an async function"),
-    "wrong_name": ("02", changed(DDP, ("def ddp", "def my_ddp")), "runs", "has no function 'ddp'"),
-    "syntax_error": ("02", "async def ddp(model)\n    return model\n", "runs", "cannot be loaded: SyntaxError"),
     "exception": ("02", doing("1 / 0"), "runs", "ZeroDivisionError: division by zero"),
     "wrong_layer": (
         "02", changed(DDP, ("model.forward(k, activations[k], weights[k])",
@@ -189,6 +186,14 @@ WRONG: dict[str, Wrong] = {
     "another_ranks_tensor": (
         "02", changed(DDP, (REDUCE, "        shared.setdefault(k, grads[k])\n        grads[k] = shared[k]\n" + REDUCE),
                       before="shared = {}\n"), "laws", "belongs to rank 0"),
+}  # fmt: skip
+"""What an honest author gets wrong, and tensors made by hand: graded in this process."""
+
+OF_A_PROCESS: dict[str, Wrong] = {
+    # cannot be loaded
+    "not_a_coroutine": ("02", "def ddp(model):\n    return model\n", "runs", "must be an async function"),
+    "wrong_name": ("02", changed(DDP, ("def ddp", "def my_ddp")), "runs", "has no function 'ddp'"),
+    "syntax_error": ("02", "async def ddp(model)\n    return model\n", "runs", "cannot be loaded: SyntaxError"),
     # patched: the submission's process believes everything, the grader does not
     "patched_laws": (
         "02", changed(DDP, (REDUCE, ""), before="import minitrain.engine.computation as c\n"
@@ -276,6 +281,9 @@ WRONG: dict[str, Wrong] = {
                     "        try: os.write(d, b'{\"ranks\": [1, 0]}\\n[null, \"praise\", 1]\\n')\n"
                     "        except OSError: pass\n    os._exit(0)"), "runs", "makes no sense"),
 }  # fmt: skip
+"""What needs a process of its own to be graded."""
+
+WRONG = {**MISTAKEN, **OF_A_PROCESS}
 
 
 def test_the_corpus_is_large_enough() -> None:
@@ -301,7 +309,12 @@ def test_what_a_submission_does_to_its_own_engine_changes_no_grade(what: str, tm
     assert (second.score, second.leaderboard) == (first.max_score, first.leaderboard), str(second)
 
 
-@pytest.mark.parametrize("name", WRONG)
-@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", names_of(MISTAKEN))
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
-    require_own_reason(WRONG[name], tmp_path, Limits(seconds=1 if name.startswith("endless") else 20))
+    require_own_reason(MISTAKEN[name], tmp_path, in_process=True)
+
+
+@pytest.mark.parametrize("name", OF_A_PROCESS)
+@pytest.mark.one_in(3)
+def test_what_tampers_with_its_process_fails_for_its_own_reason(name: str, tmp_path: Path) -> None:
+    require_own_reason(OF_A_PROCESS[name], tmp_path, Limits(seconds=1 if name.startswith("endless") else 20))

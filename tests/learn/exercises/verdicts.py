@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from minitrain.learn import grade, load_exercise
 from minitrain.learn.sandbox import Limits
@@ -13,6 +17,16 @@ Wrong = tuple[str, str, str, str]
 """A wrong submission: exercise, source, and patterns of the check that it fails and of the reason."""
 
 _LIMITS = Limits(seconds=60)
+
+
+def names_of(wrong: Mapping[str, Sequence[str]]) -> list[Any]:
+    """Return the names of wrong submissions, to try each; of those that only a budget refuses two in three are slow.
+
+    Such a one runs to its end in every size, and is proven; then so does the reference.
+    """
+    budgeted = [name for name, (*_, check, _reason) in wrong.items() if check in ("communication", "memory", "time")]
+    left_out = {name for place, name in enumerate(budgeted) if place % 3}
+    return [pytest.param(name, marks=pytest.mark.slow) if name in left_out else name for name in wrong]
 
 
 def require_own_reason(wrong: Wrong, folder: Path, limits: Limits = _LIMITS, *, in_process: bool = False) -> None:
