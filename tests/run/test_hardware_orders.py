@@ -49,8 +49,15 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
-@pytest.mark.parametrize("world_size", [8, 16])
+@pytest.mark.parametrize(
+    ("world_size", "fidelity"),
+    [
+        (8, "roofline"),
+        (16, "kernels"),
+        pytest.param(8, "kernels", marks=pytest.mark.slow),
+        pytest.param(16, "roofline", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     ("strategy", "options"), LAYOUTS, ids=[" ".join((name, *options)) for name, options in LAYOUTS]
 )

@@ -77,13 +77,13 @@ def throughput(name: str, world_size: int, hardware: str, fidelity: str) -> floa
 @pytest.mark.parametrize("name", ["fsdp", "zero3", "ddp"])
 @pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
 def test_ranks_of_racks_go_on_at_their_pace_around_full_racks(name: str, fidelity: str) -> None:
-    sizes = [288, *range(500, 581, 5), 503, 504, 512, 575, 576, 577]
+    sizes = [288, *range(500, 581, 20), 503, 504, 512, 575, 576, 577]
     found = [throughput(name, size, "gb200_nvl72", fidelity) for size in sizes]
     assert min(found[1:]) > 0.95 * max(found[1:])
     assert min(found) > 0.85 * max(found)  # a ring of twice as many ranks has twice as many steps
-    in_a_rack = [throughput(name, size, "gb200_nvl72", fidelity) for size in range(64, 73)]
+    in_a_rack = [throughput(name, size, "gb200_nvl72", fidelity) for size in (64, 65, 68, 71, 72)]
     assert min(in_a_rack) > 0.99 * max(in_a_rack)
-    beyond = [throughput(name, size, "gb200_nvl72", fidelity) for size in range(73, 81)]
+    beyond = [throughput(name, size, "gb200_nvl72", fidelity) for size in (73, 74, 77, 80)]
     assert min(beyond) > 0.95 * max(found[1:])
 
 
