@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, Future
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +69,34 @@ def _only_threads_that_a_test_starts_count() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading, "enumerate", lambda: [thread for thread in every() if thread not in others])
         yield
+
+
+class _InThisProcess(Executor):
+    """Workers that simulate at once, where they are asked to.
+
+    Args:
+        num_processes: of a sweep that has its own.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        self.num_at_once = num_processes
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """End nothing."""
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sweeps and searches that are given no workers simulate here: a process takes half a second to start."""
+    monkeypatch.setattr("minitrain.search.sweeps.executors.choice.OwnProcesses", _InThisProcess)
 
 
 @pytest.fixture(scope="session")

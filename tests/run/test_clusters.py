@@ -222,6 +222,7 @@ def test_strategies_of_equal_shares_run_unchanged_on_clusters(equal: mt.Run) -> 
         mt.simulate("ddp", hardware=cluster(), global_batch_size=60)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_file_may_stand_for_a_cluster(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("groups: [{kind: t4, count: 2}, {kind: a100_80g, count: 2}]\nbetween_groups: {bytes_per_s: 1e9}\n")

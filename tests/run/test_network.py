@@ -168,6 +168,7 @@ def test_a_failed_run_names_the_network_that_it_was_to_have() -> None:
         assert failed.summary()["network"] == network
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_rows_of_a_sweep_name_their_network_and_are_not_those_of_another_default(tmp_path: Path) -> None:
     results, grid = tmp_path / "rows.jsonl", {"world_size": [8, 16]}
     sizes: dict[str, Any] = {"num_layers": 2, "global_batch_size": 16, "fold": True}

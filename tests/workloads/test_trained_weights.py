@@ -178,6 +178,7 @@ def test_folded_ranks_do_what_all_do(options: dict[str, Any]) -> None:
     assert (folded.step_time, folded.peak_memory_bytes) == (each.step_time, each.peak_memory_bytes)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_search_keeps_layouts_that_fit_because_little_is_trained() -> None:
     sizes: dict[str, Any] = {"world_size": 1, "global_batch_size": 1, "seq_len": 1024, "jobs": 1}
     whole, part = (mt.tune("llama3-8b", strategies=["fsdp"], **sizes, **what) for what in _WHOLE_AND_ADAPTERS)

@@ -166,6 +166,7 @@ def test_a_broken_law_names_the_unit() -> None:
         simulate(forgets_a_sample, 1)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_comparison_and_a_sweep_share_the_model() -> None:
     comparison = mt.compare(["ddp", "gpipe", "hsdp"], workload="tiny", world_size=4, shard_size=3, global_batch_size=8)
     for row in comparison.summary():

@@ -266,6 +266,7 @@ def test_an_unknown_log_is_refused() -> None:
         mt.simulate("ddp", log="none", **SIZES)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_comparisons_and_sweeps_take_totals() -> None:
     assert (
         mt.compare(["ddp", "1f1b"], log="summary", **SIZES).summary() == mt.compare(["ddp", "1f1b"], **SIZES).summary()
