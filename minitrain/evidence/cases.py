@@ -179,7 +179,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         model=model,
         system=system,
         layout=layout,
-        platform=_platform(row, framework, layout, platform),
+        platform=_platform(row, framework, layout, model, platform),
         strategy=strategy,
         options=options,
         assumed=assumptions(row, framework, layout, model, system),
@@ -285,7 +285,9 @@ def _overlaps_messages(row: Row, layout: Layout) -> bool:
     return bool(row.words("overlap").facts.get("p2p")) and layout.pp > 1
 
 
-def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Platform | None) -> Platform | None:
+def _platform(
+    row: Row, framework: Framework, layout: Layout, model: Transformer, wanted: str | Platform | None
+) -> Platform | None:
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
     if wanted is not None:
         found = find_platform(wanted)
@@ -298,12 +300,22 @@ def _platform(row: Row, framework: Framework, layout: Layout, wanted: str | Plat
         batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
         shares_by_rank=_blocks(framework, layout),
         captures=bool(row.words("framework").facts.get("graphs")),
+        memory=_memory_of(found.memory, layout, model),
     )
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
     if _hides_in_gradients(row, framework):
         return replace(found, parts_exposed=1.0, parts_overlap="gradients")
     return found
+
+
+def _memory_of(memory: str, layout: Layout, model: Transformer) -> str:
+    """Return how a framework allocates, which has optimizers of its own for each way to shard."""
+    if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:
+        return "deepspeed bf16"
+    if memory == "deepspeed zero" and layout.zero == 0:
+        return "deepspeed"
+    return "internevo fsdp" if memory == "internevo zero" and layout.zero >= 2 else memory
 
 
 def _gradient_accesses(framework: Framework, layout: Layout) -> float:
@@ -426,7 +438,9 @@ def _few(case: Case) -> tuple[int, int]:
 def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Prediction:
     """Simulate a step of a case with some microbatches; rows that differ in their number alone share steps."""
     if not _is_automatic(case):
-        return _composed(case, num_microbatches, without) or _predicted(_run(case, num_microbatches, without))
+        return _composed(case, num_microbatches, without) or _predicted(
+            _run(case, num_microbatches, without), case.system
+        )
     costs = _pass_costs(case, without)
     timed, held = (_made_for(case, each, num_microbatches, without) for each in (costs, (*costs[:4], 1.0)))
     return replace(timed, memory=held.memory)
@@ -439,7 +453,7 @@ def _made_for(case: Case, costs: tuple[float, ...], num_microbatches: int, witho
     where the order was made so too.
     """
     options = {**case.options, "pass_costs": costs}
-    return _predicted(_run(replace(case, options=options), num_microbatches, without))
+    return _predicted(_run(replace(case, options=options), num_microbatches, without), case.system)
 
 
 def _is_automatic(case: Case) -> bool:
@@ -491,7 +505,11 @@ def _composed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Pr
     columns = Columns(machine.pieces, [replace(pipeline, num_microbatches=num_microbatches)])
     spent = spending_of(columns)
     times = spent.forward_s, spent.backward_s, spent.update_s, spent.exposed_s, spent.waiting_s
-    return Prediction(spent.step_time, dict(zip(TERMS, times, strict=True)), _kinds(fullest_of(columns)))
+    return Prediction(
+        spent.step_time,
+        dict(zip(TERMS, times, strict=True)),
+        _kinds(fullest_of(columns, case.platform or COMPONENTS), case.system),
+    )
 
 
 @lru_cache(maxsize=8)
@@ -532,19 +550,25 @@ def _is_slowed_down(case: Case) -> bool:
     return case.layout.pp == 1 and bool(case.options.get("overlap_replicas"))
 
 
-def _predicted(run: Run) -> Prediction:
-    """Return the figures of a run."""
+def _predicted(run: Run, system: SystemConfig) -> Prediction:
+    """Return the figures of a run on a system."""
     memory = run.device_memory
     assert memory is not None  # a run that was just made has one
-    return Prediction(run.step_time, _terms(run), _kinds(memory))
+    return Prediction(run.step_time, _terms(run), _kinds(memory, system))
 
 
-def _kinds(memory: DeviceMemory) -> dict[str, float]:
-    """Return the bytes of a device by what they count."""
+def _kinds(memory: DeviceMemory, system: SystemConfig) -> dict[str, float]:
+    """Return the bytes of a device by what they count.
+
+    An allocator reserves no more than the driver has: it gives cached blocks back then.
+    """
+    beside = memory.total_bytes - memory.reserved_bytes
+    most = max(system.mem_hbm.usable_bytes - beside, memory.allocated_bytes)
+    reserved = min(memory.reserved_bytes, most)
     return {
         "allocated": memory.allocated_bytes,
-        "reserved": memory.reserved_bytes,
-        "device": memory.total_bytes,
+        "reserved": reserved,
+        "device": reserved + beside,
         "needed": memory.needed_bytes,
     }
 

@@ -25,6 +25,7 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.files import read_json, write_text
+from minitrain.machine.framework_memory import HABITS
 
 EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {"none": {}, "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2}}
@@ -42,6 +43,7 @@ _CHOICES: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "parts_overlap": EXPOSED,
         "batches_messages": ("no", "within nodes", "always"),
+        "memory": HABITS,
     }
 )
 _RULES: Mapping[str, str] = MappingProxyType(
@@ -89,6 +91,7 @@ class Platform:
         batches_messages: whether stages exchange messages by NCCL's sends in a group of their own, which within a node
             have few channels (`minitrain.machine.network.channels_of_message`); else at the rate of the links: "no";
             "within nodes", so far as all ranks are of one node; "always", which is sure of a pipeline without rings.
+        memory: how it allocates: a key of `minitrain.machine.framework_memory.HABITS`.
         shares_by_rank: whether shards that are gathered, or gradients that are scattered, lie in a list of one tensor a
             rank, each of which the host copies by an operation of its own (`all_gather` of lists in PyTorch before
             `_all_gather_base`, which DeepSpeed took until 0.5.9).
@@ -121,6 +124,7 @@ class Platform:
     gradient_accesses: float = 0.0
     batches_messages: str = "no"
     shares_by_rank: bool = False
+    memory: str = ""
     fitted_error: float | None = None
 
     def __post_init__(self) -> None:
@@ -134,8 +138,9 @@ class Platform:
                 raise UsageError(f"{name} of platform {self.name} must be {rule}, got {value!r}", platform=self.name)
         for name, known in _CHOICES.items():
             if (value := getattr(self, name)) not in known:
+                choices = ", ".join(map(repr, known))
                 raise UsageError(
-                    f"{name} of platform {self.name} must be {', '.join(known)}, got {value!r:.40}; use one of them",
+                    f"{name} of platform {self.name} must be {choices}, got {value!r:.40}; use one of them",
                     platform=self.name,
                 )
 

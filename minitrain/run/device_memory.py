@@ -6,10 +6,11 @@ unsharded or in flight. On a device there is more:
 | account | what | bytes |
 |---|---|---|
 | temporaries | at the loss: copies of the logits in 16 bits, exponentials, gradients | 8 a logit, and 4 that are held |
+| framework | what a framework keeps, and other temporaries | `minitrain.machine.framework_memory` |
 | workspace | what matrix multiplications use for partial sums | 8.125 MiB |
 | rounding | every array takes a multiple of 512 bytes | 256 an array of a weight |
 | **allocated** | the sum so far | |
-| **reserved** | what the allocator holds beside, in blocks that fit nothing | replayed, or 15 % more |
+| **reserved** | what the allocator holds beside, in blocks that fit nothing | replayed, or 15 % more and the update |
 | communication | what its library keeps for each group of ranks | 0.2 GiB a group |
 | context | the driver's own, and the code of kernels | 0.5 GiB |
 | **total** | what nvidia-smi shows | |
@@ -42,7 +43,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, final
@@ -51,6 +52,8 @@ from minitrain.engine.memory_by_kind import MEMORY_KINDS
 from minitrain.engine.model import Model
 from minitrain.engine.transport.task_ownership import running_rank
 from minitrain.errors import OutOfMemoryError
+from minitrain.machine.framework_memory import HeldWeight, Place, fullest_moments
+from minitrain.machine.platforms import COMPONENTS, Platform
 from minitrain.operations import (
     COMM,
     LAUNCHED,
@@ -87,35 +90,42 @@ class DeviceMemory:
         rank: whose device it is.
         peak_bytes: what the run's tensors take at most.
         held_bytes: what they take when the device is fullest.
-        temporary_bytes: what the loss takes beside them.
+        temporary_bytes: what the loss, a backward or the update takes beside them.
+        kept_bytes: what the framework keeps beside them (`minitrain.machine.framework_memory`).
         workspace_bytes: what matrix multiplications use.
         rounding_bytes: what arrays take for being multiples of a block.
         num_groups: groups of ranks that the rank communicates in.
         fullest_s: when the event began at which tensors took most, s.
         replayed_bytes: what the allocator has from the driver, if it was replayed (`allocator_replay`); else None.
+        update_bytes: what the update alone takes from the driver, in arrays that fit into no block that was left.
+        before_bytes: what is allocated before that at most; None where it is what is allocated.
     """
 
     rank: int
     peak_bytes: float
     held_bytes: float
     temporary_bytes: float = 0.0
+    kept_bytes: float = 0.0
     workspace_bytes: float = WORKSPACE_BYTES
     rounding_bytes: float = 0.0
     num_groups: int = 0
     fullest_s: Any = 0.0
     replayed_bytes: float | None = None
+    update_bytes: float = 0.0
+    before_bytes: float | None = None
 
     @property
     def allocated_bytes(self) -> float:
         """Return what a framework's allocator has given out."""
-        return self.held_bytes + self.temporary_bytes + self.workspace_bytes + self.rounding_bytes
+        return self.held_bytes + self.temporary_bytes + self.kept_bytes + self.workspace_bytes + self.rounding_bytes
 
     @property
     def reserved_bytes(self) -> float:
         """Return what the allocator has from the driver: replayed, or estimated."""
         if self.replayed_bytes is not None:
             return max(self.replayed_bytes, self.allocated_bytes)
-        wanted = self.allocated_bytes * (1 + RESERVE_SHARE)
+        before = self.allocated_bytes if self.before_bytes is None else self.before_bytes
+        wanted = max(before * (1 + RESERVE_SHARE) + self.update_bytes, self.allocated_bytes)
         return -(-wanted // SEGMENT_BYTES) * SEGMENT_BYTES
 
     @property
@@ -155,8 +165,24 @@ class DeviceMemory:
     def by_kind(self) -> dict[str, float]:
         """Return the accounts that add up to the total, bytes."""
         reserve_bytes = self.reserved_bytes - self.allocated_bytes
-        held = {"held": self.held_bytes, "temporaries": self.temporary_bytes}
+        held = {"held": self.held_bytes, "temporaries": self.temporary_bytes, "framework": self.kept_bytes}
         return {**held, **self.beside_tensors(), "reserve": reserve_bytes}
+
+    def filled(self, place: Place, platform: Platform) -> DeviceMemory:
+        """Return the same device with what a framework makes of its tensors."""
+        found = fullest_moments(place, platform.memory, fused_loss=platform.fused_loss)
+        before = replace(
+            self,
+            held_bytes=found.held_bytes,
+            temporary_bytes=found.temporary_bytes,
+            kept_bytes=found.kept_bytes,
+        )
+        if not found.update_bytes:
+            return before
+        kept = replace(before, update_bytes=found.update_reserved_bytes, before_bytes=before.allocated_bytes)
+        if place.at_update_bytes + found.update_bytes <= found.held_bytes + found.temporary_bytes:
+            return kept
+        return replace(kept, held_bytes=place.at_update_bytes, temporary_bytes=found.update_bytes)
 
 
 ONE_GROUP = DeviceMemory(rank=0, peak_bytes=0.0, held_bytes=0.0, num_groups=1)
@@ -165,31 +191,72 @@ ONE_GROUP = DeviceMemory(rank=0, peak_bytes=0.0, held_bytes=0.0, num_groups=1)
 
 def device_memory_of(model: Any) -> DeviceMemory:
     """Return the memory of one rank's device."""
-    workload, rows = model._runtime_predictor.workload, model._log.rows_of_memory
-    element_bytes, noted = workload.bytes_per_element, rows[MEMORY::STRIDE]
-    peak_bytes = model.peak_memory * element_bytes
-    held_bytes, temporary_bytes = peak_bytes, 0.0
-    for place in [place for place, typ in enumerate(rows[TYP::STRIDE]) if typ == "loss"]:
-        logits_bytes = bytes_at_loss(workload, len(rows[place * STRIDE + SAMPLES]), model.parts_of_loss)
-        held_at_loss = noted[place] / UNITS_PER_ELEMENT * element_bytes
-        if held_at_loss + logits_bytes > held_bytes + temporary_bytes:
-            held_bytes, temporary_bytes = held_at_loss, logits_bytes
-    return DeviceMemory(
+    predictor, rows = model._runtime_predictor, model._log.rows_of_memory
+    workload = predictor.workload
+    peak_bytes = model.peak_memory * workload.bytes_per_element
+    bare = DeviceMemory(
         rank=model._rank,
         peak_bytes=peak_bytes,
-        held_bytes=held_bytes,
-        temporary_bytes=temporary_bytes,
+        held_bytes=peak_bytes,
         rounding_bytes=bytes_of_rounding(workload, _loaded(rows)),
         num_groups=_num_groups(rows) if model.world_size > 1 else 0,
         fullest_s=rows[fullest_row(rows) * STRIDE + LAUNCHED] if rows else 0.0,
     )
+    if not hasattr(workload, "units"):
+        return bare
+    return bare.filled(_place_of(model, rows, peak_bytes), known_platform(predictor))
+
+
+def known_platform(predictor: Any) -> Platform:
+    """Return the platform that prices are of; components alone where a predictor has none."""
+    return getattr(getattr(predictor, "pricing", None), "known_platform", COMPONENTS)
+
+
+def _place_of(model: Any, rows: Sequence[Any], peak_bytes: float) -> Place:
+    """Return what a rank's log and stores tell of it."""
+    workload = model._runtime_predictor.workload
+    held, kinds = list(model.weights.values()), [unit.kind for unit in workload.units]
+    types, sizes = rows[TYP::STRIDE], list(map(len, rows[SAMPLES::STRIDE]))
+    element_bytes = workload.bytes_per_element / UNITS_PER_ELEMENT
+
+    def at(typ: str) -> tuple[int, float]:
+        found = [place for place, each in enumerate(types) if each == typ]
+        noted = max((rows[place * STRIDE + MEMORY] for place in found), default=0)
+        return max((sizes[place] for place in found), default=0), noted * element_bytes
+
+    num_samples, at_loss = at("loss")
+    return Place(
+        workload=workload,
+        weights=_weights_of(model, workload),
+        num_parts=max((getattr(each, "num_parts", 1) for each in held if kinds[each.layer] != "moe"), default=1),
+        num_samples=at("forward")[0],
+        num_logits=num_logits(workload, num_samples) / model.parts_of_loss,
+        peak_bytes=peak_bytes,
+        at_loss_bytes=at_loss,
+        at_update_bytes=at("update")[1],
+        is_single=types.count("loss") == 1,
+    )
+
+
+def _weights_of(model: Any, workload: Any) -> list[HeldWeight]:
+    """Return the weights of a rank, whole where they lie in shards, and the states that it has."""
+    sizes, states, found = workload.model.precision, dict(model.opt_states), []
+    for key, weight in model.weights.items():
+        whole = workload.memory_elements(weight) * weight.num_shards / len(weight.shards)
+        state = workload.memory_elements(states[key]) if key in states else 0.0
+        found.append(HeldWeight(weight.layer, whole, whole * sizes.gradient_bytes / sizes.parameter_bytes, state))
+    return found
+
+
+def num_logits(workload: Any, num_samples: int) -> float:
+    """Return the logits of some samples; 0 where the workload has no vocabulary."""
+    vocab_size: int = getattr(getattr(workload, "model", None), "vocab_size", 0)
+    return num_samples * workload.tokens_of_sample * vocab_size if vocab_size else 0.0
 
 
 def bytes_at_loss(workload: Any, num_samples: int, num_parts: int) -> float:
     """Return what a loss takes beside tensors; nothing where the workload has no vocabulary."""
-    vocab_size: int = getattr(getattr(workload, "model", None), "vocab_size", 0)
-    num_logits = num_samples * workload.tokens_of_sample * vocab_size / num_parts if vocab_size else 0.0
-    return TEMPORARY_BYTES_A_LOGIT * num_logits
+    return TEMPORARY_BYTES_A_LOGIT * num_logits(workload, num_samples) / num_parts
 
 
 def _loaded(rows: Sequence[Any]) -> set[int]:

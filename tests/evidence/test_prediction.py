@@ -46,7 +46,7 @@ def test_a_step_of_many_microbatches_takes_what_one_of_few_says(changes: dict[st
 )
 def test_steps_of_pieces_are_those_of_simulations(changes: dict[str, str]) -> None:
     found = case(**changes).bare()
-    composed, whole = _composed(found, 4, ()), _predicted(_run(found, 4, ()))
+    composed, whole = _composed(found, 4, ()), _predicted(_run(found, 4, ()), found.system)
     assert composed is not None
     assert composed.seconds == whole.seconds
     assert composed.memory == pytest.approx(whole.memory, rel=1e-12)

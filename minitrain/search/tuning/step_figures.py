@@ -17,9 +17,11 @@ from typing import Any, final
 
 import numpy as np
 
+from minitrain.machine.framework_memory import HeldWeight, Place
+from minitrain.machine.platforms import Platform
 from minitrain.run.analysis.breakdown import BusyTimeSum
 from minitrain.run.analysis.timeline import Floats
-from minitrain.run.device_memory import DeviceMemory, bytes_at_loss, bytes_of_rounding
+from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding, num_logits
 from minitrain.search.tuning.layouts import END_FIGURES, Columns
 from minitrain.search.tuning.orders import BACKWARD, FORWARD, LAUNCHED, RECEIVE, SEND, WAIT, Order, order_of
 
@@ -371,24 +373,34 @@ def _device(columns: Columns, place: int, column: int) -> DeviceMemory:
     )
 
 
-def fullest_of(columns: Columns) -> DeviceMemory:
-    """Return what the fullest device of the first layout holds."""
+def fullest_of(columns: Columns, platform: Platform) -> DeviceMemory:
+    """Return what the fullest device of the first layout holds, as a framework allocates."""
     order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
-    devices = [_filled(columns, order, place) for place in range(columns.pp)]
+    devices = [_filled(columns, order, place, platform) for place in range(columns.pp)]
     return max(devices, key=lambda device: device.needed_bytes)
 
 
-def _filled(columns: Columns, order: Order, place: int) -> DeviceMemory:
+def _filled(columns: Columns, order: Order, place: int, platform: Platform) -> DeviceMemory:
     """Return what the devices of a place hold in the first layout."""
     passes, workload = columns.layouts[0].passes, columns.pieces.workload
     tensors, at_loss = (float(part[0]) * workload.bytes_per_element for part in _tensors(columns, order, place))
-    held_bytes, temporary_bytes = tensors, 0.0
-    if at_loss:
-        logits_bytes = bytes_at_loss(workload, passes.microbatch_size, passes.tp * passes.cp)
-        if at_loss + logits_bytes > tensors:
-            held_bytes, temporary_bytes = at_loss, logits_bytes
-    device = _device(columns, place, 0)
-    return replace(device, peak_bytes=tensors, held_bytes=held_bytes, temporary_bytes=temporary_bytes)
+    ends, layout = columns.layouts[0].ends, columns.layouts[0]
+    layers = [layer for stage in columns.stages_of(place) for layer in layout.stages[stage]]
+    share = ends.dp if ends.zero else 1
+    sizes = [(layer, workload.held_bytes(layer, ends.tp)) for layer in layers]
+    logits = num_logits(workload, passes.microbatch_size) / (passes.tp * passes.cp)
+    known = Place(
+        workload=workload,
+        weights=[HeldWeight(layer, weight, gradient, state / share) for layer, (weight, gradient, state) in sizes],
+        num_parts=passes.tp,
+        num_samples=passes.microbatch_size,
+        num_logits=logits if at_loss else 0.0,
+        peak_bytes=tensors,
+        at_loss_bytes=at_loss,
+        at_update_bytes=sum(weight + gradient + state / share for _, (weight, gradient, state) in sizes),
+        is_single=columns.num_microbatches * columns.num_chunks == 1,
+    )
+    return replace(_device(columns, place, 0), peak_bytes=tensors).filled(known, platform)
 
 
 def _loaded(columns: Columns, place: int) -> tuple[Floats, Floats]:

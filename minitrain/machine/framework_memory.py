@@ -1,0 +1,304 @@
+"""What a framework allocates that no tensor of a strategy stands for, and what it does without: `HABITS`.
+
+A run counts each unit's new gradient in the precision of its total, logits in single precision, and no temporaries of
+the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` names the habits of its own (`memory`):
+
+| habits | a new gradient | bytes of a logit at the loss | beside tensors, and in the update |
+|---|---|---|---|
+| "" | a unit's, as the run counts it | 12 | nothing |
+| "megatron" | a weight's in 16 bits | 6 | nothing |
+| "fused" | is added to its total by the multiplication | 6 | nothing |
+| "transformer engine" | likewise | 6 | an array of each shape of weight, in 16 bits |
+| "deepspeed" | a weight's in 16 bits | 6 | gradients in single precision, by themselves and in one array |
+| "deepspeed zero" | a weight's in 16 bits | 6 | a bucket, and two arrays of the rank's share of gradients |
+| "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
+| "internevo zero" | a unit's | 12 | buckets, four copies of the rank's gradients, AdamW's temporaries |
+| "internevo fsdp" | a unit's | 12 | two copies of the rank's gradients, AdamW's temporaries |
+
+With a loss in one kernel (`fused_loss`) gradients are put over logits, which stay in 16 bits; but for habits "", since
+the runs of torchtitan that are known (d1) have reserved as much as its eager ones.
+
+Sources:
+- **fused**: `gradient_accumulation_fusion` of Megatron-Core's `tensor_parallel/layers.py`, where the head's backward
+  returns an empty array in 16 bits instead of its gradient;
+- **loss**: `calculate_logits_max` of its `tensor_parallel/cross_entropy.py` casts logits to single precision, and takes
+  maximum, exponentials and gradients in place;
+- **shapes**: `get_dummy_wgrad` of Transformer Engine's `pytorch/module/base.py` (from 2.3) gives autograd an array for
+  each gradient that was fused, and keeps one of each shape;
+- **deepspeed**: `reduce_gradients` of DeepSpeed's `runtime/zero/stage_1_and_2.py` makes a bucket of 5e8 elements, and
+  `step` flattens the gradients of the rank's share and casts them; without ZeRO `step` of
+  `runtime/fp16/fused_optimizer.py` casts each gradient, and flattens these; pipelines leave gradients in 16 bits to
+  `clear_lp_grads` of the next backward (`runtime/bf16_optimizer.py`), and sum totals through `allreduce_bucket`;
+- **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
+  elements, of which two are in flight, `compute_norm` takes single-precision copies of all gradients, `_step` flattens
+  and casts; `FSDPadaptOptimizer` copies and casts without flattening. PyTorch's AdamW makes the root of the second
+  moment and the denominator.
+
+Arrays as large as all gradients fit into no block that activations have left, nor into one another. So what the update
+takes from the driver is replayed with the caching allocator's rules, and comes on top of what forward and backward
+have.
+
+Left out: what of a row's release had other habits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal, final
+
+from minitrain.machine.caching_allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator
+from minitrain.workloads.workload import PassMode
+
+LOGIT_BYTES = 4
+"""Bytes that a run counts for a logit: the head keeps it in single precision."""
+
+_HALF = 2
+_SINGLE = 4
+_DEEPSPEED_BUCKET = 500_000_000
+"""Elements of DeepSpeed's `reduce_bucket_size`, and of `MEMORY_OPT_ALLREDUCE_SIZE`."""
+_INTERNEVO_BUCKET = 2**29
+"""Elements of InternEvo's `reduce_bucket_size`, 512 * 1024 * 1024 in its shipped configs."""
+
+
+class _Update:
+    """The arrays of an update in an allocator that has the rank's gradients."""
+
+    def __init__(self, sizes: Sequence[int], gradient_bytes: int) -> None:
+        self.sizes = sizes
+        self._allocator = CachingAllocator(UNLIMITED, AllocatorSettings())
+        self.gradients = self.take(gradient_bytes * size for size in sizes)
+        self._before = self._allocator.peak_allocated_bytes, self._allocator.peak_reserved_bytes
+
+    def take(self, sizes: Iterable[int]) -> list[Block]:
+        """Allocate arrays of so many bytes."""
+        return [self._allocator.allocate(size) for size in sizes if size]
+
+    def free(self, arrays: Iterable[Block]) -> None:
+        """Free arrays."""
+        for block in arrays:
+            self._allocator.free(block)
+
+    @property
+    def taken(self) -> tuple[int, int]:
+        """Return what was allocated and what was reserved at most beyond the gradients, bytes."""
+        after = self._allocator.peak_allocated_bytes, self._allocator.peak_reserved_bytes
+        return after[0] - self._before[0], after[1] - self._before[1]
+
+
+def _cast_and_flatten(update: _Update) -> None:
+    """Cast each gradient to single precision, and flatten these."""
+    update.take(_SINGLE * size for size in update.sizes)
+    update.take([_SINGLE * sum(update.sizes)])
+
+
+def _flatten_and_cast(update: _Update) -> None:
+    """Sum gradients through a bucket, flatten those of the rank's share, and cast them to single precision."""
+    update.take([_HALF * _DEEPSPEED_BUCKET])
+    update.take([_HALF * sum(update.sizes)])
+    update.take([_SINGLE * sum(update.sizes)])
+
+
+def _sum_in_single(update: _Update) -> None:
+    """Sum gradients, which are in single precision, through a bucket."""
+    update.take([_SINGLE * _DEEPSPEED_BUCKET])
+
+
+def _flatten_and_step(update: _Update) -> None:
+    """Sum gradients in buckets, take their norm, flatten and cast them, and take AdamW's step."""
+    total = sum(update.sizes)
+    update.free(update.take([_HALF * min(_INTERNEVO_BUCKET, total)] * 2))
+    update.free(update.take(_SINGLE * size for size in update.sizes))
+    flat = update.take([_HALF * total])
+    update.free(update.gradients)
+    update.take([_SINGLE * total])
+    update.free(flat)
+    update.take([_SINGLE * total] * 2)
+
+
+def _step_by_units(update: _Update) -> None:
+    """Take the norm of gradients, cast them, and take AdamW's step, array by array."""
+    update.free(update.take(_SINGLE * size for size in update.sizes))
+    for _ in range(3):
+        update.take(_SINGLE * size for size in update.sizes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a framework allocates.
+
+    Args:
+        new_gradient: what there is of a gradient before it is in its total: a "unit"'s, a "weight"'s in 16 bits, or
+            "none".
+        logit_bytes: the most bytes of a logit at the loss.
+        keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
+        keeps_gradients: whether there are all gradients of a microbatch in 16 bits beside their totals.
+        update: what the update allocates; None for nothing.
+    """
+
+    new_gradient: Literal["unit", "weight", "none"] = "unit"
+    logit_bytes: int = 12
+    keeps_shapes: bool = False
+    keeps_gradients: bool = False
+    update: Callable[[_Update], None] | None = None
+
+
+HABITS: Mapping[str, Habits] = MappingProxyType(
+    {
+        "": Habits(),
+        "megatron": Habits("weight", 6),
+        "fused": Habits("none", 6),
+        "transformer engine": Habits("none", 6, keeps_shapes=True),
+        "deepspeed": Habits("weight", 6, update=_cast_and_flatten),
+        "deepspeed zero": Habits("weight", 6, update=_flatten_and_cast),
+        "deepspeed bf16": Habits("none", 6, keeps_gradients=True, update=_sum_in_single),
+        "internevo zero": Habits(update=_flatten_and_step),
+        "internevo fsdp": Habits(update=_step_by_units),
+    }
+)
+"""The habits by the name that a platform has for them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HeldWeight:
+    """A weight of a rank, or a layer's experts, in bytes: whole, its whole gradient, and the state that is held."""
+
+    layer: int
+    weight_bytes: float
+    gradient_bytes: float
+    state_bytes: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is known of a rank of a run of a transformer.
+
+    Args:
+        workload: what is trained.
+        weights: what the rank computes with of it.
+        num_parts: parts of a layer.
+        num_samples: samples of a microbatch.
+        num_logits: logits of a microbatch on this rank; 0 where it has no head.
+        peak_bytes: the most that its tensors take.
+        at_loss_bytes: the most that they take when a loss begins; 0 where there is none.
+        at_update_bytes: what they take when the update begins.
+        is_single: whether a step has one microbatch, whose backward makes the totals that frameworks allocate at first.
+    """
+
+    workload: Any
+    weights: Sequence[HeldWeight]
+    num_parts: int
+    num_samples: int
+    num_logits: float
+    peak_bytes: float
+    at_loss_bytes: float
+    at_update_bytes: float
+    is_single: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fullest:
+    """A device at its fullest, in bytes.
+
+    Args:
+        held_bytes: tensors.
+        temporary_bytes: what the loss or a backward takes beside them.
+        kept_bytes: what the framework keeps beside tensors.
+        update_bytes: what the update allocates at most.
+        update_reserved_bytes: what it takes from the driver.
+    """
+
+    held_bytes: float
+    temporary_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    update_bytes: float = 0.0
+    update_reserved_bytes: float = 0.0
+
+
+def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> Fullest:
+    """Return what a rank's device holds when it is fullest, as a framework allocates.
+
+    Args:
+        place: the rank.
+        memory: the name of the framework's habits.
+        fused_loss: whether the loss is one kernel.
+    """
+    habits = HABITS[memory]
+    moments = _as_counted(place) if habits.new_gradient == "unit" else list(_as_allocated(place, habits, fused_loss))
+    held, temporary = max(moments, key=sum)
+    kept = float(_HALF * sum(_matrices(place))) if habits.keeps_shapes else 0.0
+    if habits.keeps_gradients:
+        kept = _HALF * sum(each.gradient_bytes for each in place.weights) / place.workload.gradient_bytes
+    found = Fullest(held, temporary, kept)
+    if habits.update is None or not place.weights:
+        return found
+    allocated, reserved = _taken_by_update(place, habits)
+    return replace(found, update_bytes=allocated, update_reserved_bytes=reserved)
+
+
+def _as_counted(place: Place) -> list[tuple[float, float]]:
+    """Return moments in which units' gradients are there at once: tensors, and what is beside them."""
+    at_loss = (place.at_loss_bytes, (HABITS[""].logit_bytes - LOGIT_BYTES) * place.num_logits)
+    return [(place.peak_bytes, 0.0), *([at_loss] if place.num_logits else [])]
+
+
+def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tuple[float, float]]:
+    """Yield moments in which gradients are added to their totals as multiplications make them.
+
+    The peak of a run has the gradient of a unit, of the largest one but the embedding, whose backward comes last. Where
+    there is a head it may have logits too.
+    """
+    units, logits = place.workload.units, place.num_logits
+    largest = max((each.gradient_bytes for each in place.weights if units[each.layer].kind != "embedding"), default=0.0)
+    new = _HALF * max(_matrices(place), default=0) if habits.new_gradient == "weight" else 0.0
+    in_backward = new + max((_inner_gradients(place, each.layer) for each in place.weights), default=0.0)
+    yield place.peak_bytes - largest - LOGIT_BYTES * logits, in_backward
+    if logits:
+        at_most = _HALF if fused_loss else habits.logit_bytes
+        head = max(each.weight_bytes for each in place.weights if units[each.layer].kind == "head")
+        totals = sum(each.gradient_bytes for each in place.weights) if place.is_single else 0.0
+        before = place.at_loss_bytes + totals - LOGIT_BYTES * logits
+        yield before + min(at_most, LOGIT_BYTES) * logits, max(at_most - LOGIT_BYTES, 0) * logits
+        yield before, _HALF * (logits + head / place.workload.model.precision.parameter_bytes)
+        yield before, in_backward
+
+
+def _inner_gradients(place: Place, layer: int) -> float:
+    """Return the bytes of the gradient of an activation function's inputs, which lie beside all that forward kept."""
+    work = place.workload.work(place.num_samples, PassMode(num_parts=place.num_parts))
+    saved = place.workload.units[layer].saved
+    named = "activation input", "activation factor"
+    return float(sum(each.num_bytes(work) for each in saved if each.name.endswith(named)))
+
+
+def _matrices(place: Place) -> Iterator[int]:
+    """Yield the elements of each shape of matrix between embedding and head; of one expert where there are several."""
+    yield from (k * n for k, n in _shapes(place))
+
+
+def _shapes(place: Place) -> set[tuple[int, int]]:
+    """Return the shapes of the matrices of these layers, but for routers."""
+    found = set()
+    for each in place.weights:
+        for projection in place.workload.units[each.layer].projections:
+            sizes = {"k": projection.k, "n": projection.n}
+            if projection.cut is not None:
+                sizes[projection.cut_dim] = projection.cut.part(sizes[projection.cut_dim], place.num_parts)
+            if projection.name not in ("router", "logits"):
+                found.add((sizes["k"], sizes["n"]))
+    return found
+
+
+def _taken_by_update(place: Place, habits: Habits) -> tuple[int, int]:
+    """Return what an update allocates and what it takes from the driver beside what there is, bytes."""
+    model = place.workload.model
+    sizes = [round(each.state_bytes / model.state_bytes) for each in place.weights]
+    update = _Update(sizes, model.precision.gradient_bytes)
+    assert habits.update is not None  # who asks has looked
+    habits.update(update)
+    return update.taken

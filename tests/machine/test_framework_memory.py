@@ -1,0 +1,86 @@
+"""What frameworks allocate beside the tensors of a strategy: `minitrain.machine.framework_memory`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.errors import UsageError
+from minitrain.machine.framework_memory import HABITS, _Update
+from minitrain.machine.platforms import Platform, find_platform
+from minitrain.run.device_memory import WORKSPACE_BYTES, DeviceMemory
+
+HIDDEN, FFN, LAYERS, VOCABULARY, TOKENS = 1024, 4096, 2, 32000, 1024
+MODEL = mt.Transformer(
+    num_layers=LAYERS,
+    hidden_size=HIDDEN,
+    num_heads=8,
+    ffn_hidden_size=FFN,
+    vocab_size=VOCABULARY,
+    seq_len=TOKENS,
+    mlp="swiglu",
+    norm="rmsnorm",
+)
+ELEMENTS = 10**11
+
+
+def memory_of(platform: str | Platform, **changes: Any) -> DeviceMemory:
+    """Return the memory of a run of Megatron on one device."""
+    sizes = {"world_size": 1, "workload": MODEL, "global_batch_size": 2, "microbatch_size": 1, "fold": False}
+    found = mt.simulate("megatron", platform=platform, **{**sizes, **changes}).device_memory
+    assert found is not None
+    return found
+
+
+def test_megatron_core_holds_weights_totals_states_and_what_layers_keep() -> None:
+    matrices = {"qkv": 3 * HIDDEN**2, "output": HIDDEN**2, "gate_up": 2 * FFN * HIDDEN, "down": FFN * HIDDEN}
+    norms, table = HIDDEN * (2 * LAYERS + 1), VOCABULARY * HIDDEN
+    parameters = LAYERS * sum(matrices.values()) + norms + 2 * table
+    layer = 4 * 2 * HIDDEN + 4 * 2 * HIDDEN + 4 * 8 + 3 * 2 * FFN  # norms' inputs and outputs; q, k, v, out; lse; MLP
+    head, logits = 2 * 2 * HIDDEN, 6 * VOCABULARY  # in single precision beside those in 16 bits
+    fullest = 18 * parameters + TOKENS * (LAYERS * layer + head + logits)
+    memory = memory_of("nemo-h100")
+    assert memory.kept_bytes == 2 * sum(matrices.values())  # an array of each shape, kept by Transformer Engine
+    found = memory.allocated_bytes - memory.kept_bytes - memory.rounding_bytes - WORKSPACE_BYTES
+    assert found == pytest.approx(fullest, rel=1e-6)
+
+
+def test_a_loss_in_one_kernel_keeps_logits_in_16_bits() -> None:
+    plain, fused = (memory_of(replace(find_platform("nemo-h100"), fused_loss=flag)) for flag in (False, True))
+    head_backward = 2 * (VOCABULARY * HIDDEN + HIDDEN)  # an empty gradient in 16 bits
+    assert plain.allocated_bytes - fused.allocated_bytes == 4 * VOCABULARY * TOKENS - head_backward
+
+
+def test_one_microbatch_fills_the_totals_of_several() -> None:
+    alone, several = (memory_of("nemo-h100", global_batch_size=size) for size in (1, 4))
+    assert alone.allocated_bytes == several.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("habits", "allocated", "reserved"),
+    [
+        ("deepspeed", 8, 8),  # casts, and all in one array
+        ("deepspeed zero", 6, 6),  # flattened in 16 bits, and cast
+        ("internevo zero", 10, 18),  # 4 for the norm, 2 + 4 flattened and cast, 8 of AdamW, without the gradients
+        ("internevo fsdp", 12, 12),  # casts take what the norm's have left
+    ],
+)
+def test_an_update_takes_its_arrays_from_the_driver(habits: str, allocated: float, reserved: float) -> None:
+    update, step = _Update([ELEMENTS // 100] * 100, 2), HABITS[habits].update
+    assert step is not None
+    step(update)
+    assert update.taken == pytest.approx((allocated * ELEMENTS, reserved * ELEMENTS), rel=0.01)  # buckets are small
+
+
+def test_what_an_update_takes_comes_on_top_of_the_reserve() -> None:
+    plain, flat = (memory_of(replace(find_platform("bloom"), memory=name)) for name in ("megatron", "deepspeed zero"))
+    assert math.isclose(flat.reserved_bytes - plain.reserved_bytes, flat.update_bytes, rel_tol=0.01)
+
+
+def test_only_known_habits_are_taken() -> None:
+    with pytest.raises(UsageError, match="memory of platform mine must be '', 'megatron'"):
+        Platform(name="mine", memory="megatorn")
