@@ -4,7 +4,7 @@
 |---|---|
 | `exercise.json` | title, function, public sizes, three hints, hints by check, workload, operations |
 | `hidden.json` | further sizes; learners of a teacher's own exercises do not get it |
-| `statement.md`, `starter.py` | what the learner reads, and begins with |
+| `statement.md` | what the learner reads, and in a last block of Python what the learner begins with |
 | `reference.py` | the solution, which sets the budgets |
 | `budgets.json` | the budgets, where the reference is not there |
 | `wrong/*.py` | wrong solutions; the first line of each says which check must fail: `# fails: numerics` |
@@ -173,9 +173,22 @@ class Exercise:
         return self.name.partition("_")[0]
 
     @cached_property
+    def _written(self) -> tuple[str, str]:
+        """What the learner reads, and what the learner begins with.
+
+        Raises:
+            UsageError: the latter is not there.
+        """
+        path = self.folder / "statement.md"
+        statement, _, starter = path.read_text(encoding="utf-8").rstrip().rpartition("\n```python\n")
+        if not starter.endswith("\n```") or not statement:
+            raise UsageError(f"{path} must end with a block ```python: what the learner begins with")
+        return statement, starter.removesuffix("```")
+
+    @property
     def statement(self) -> str:
         """What the learner reads."""
-        return (self.folder / "statement.md").read_text(encoding="utf-8")
+        return self._written[0]
 
     @property
     def page(self) -> str:
@@ -185,10 +198,10 @@ class Exercise:
         card = (SHIPPED / "operations.md").read_text(encoding="utf-8")
         return f"{self.statement.strip()}\n\n{card}"
 
-    @cached_property
+    @property
     def starter(self) -> str:
         """What the learner begins with."""
-        return (self.folder / "starter.py").read_text(encoding="utf-8")
+        return self._written[1]
 
     @property
     def reference(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from minitrain.errors import MinitrainError
+from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import budget_for, reference_budget, run_reference
 from minitrain.learn.checks import operations_fault
 from minitrain.learn.exercise import CHECKS, Exercise
@@ -42,7 +43,10 @@ def faults_of(exercise: Exercise) -> list[str]:
     faults += [*_faults_of_reference(exercise), *_faults_of_questions(exercise)]
     if faults:
         return faults
-    starter = grade(exercise.folder / "starter.py", exercise)
+    with TemporaryFolder("minitrain-starter-") as folder:
+        begun = folder / "starter.py"
+        begun.write_text(exercise.starter, encoding="utf-8")
+        starter = grade(begun, exercise)
     if starter.score:
         faults.append(f"the starter has {starter.score} points; it must have none")
     told: list[str] = []

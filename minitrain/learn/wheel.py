@@ -33,7 +33,7 @@ _NOT_FOR_STUDENTS = re.compile(r"(?m)^Requires-Dist: (plotly|scipy|simpy)[^;\n]*
 _NO_STRATEGIES = (
     '"""The shipped strategies, which solve the exercises, are not in this wheel."""\n\n__all__: list[str] = []\n'
 )
-_FOR_LEARNERS = ("exercise.json", "statement.md", "starter.py")
+_FOR_LEARNERS = ("exercise.json", "statement.md")
 _LIKE_SOURCES = (".css", ".csv", ".html", ".js", ".json", ".md", ".py", ".pyi", ".typed", ".yaml")
 _BEGINNING = (2020, 1, 1, 0, 0, 0)  # the same files give the same wheel
 
@@ -219,7 +219,7 @@ def write_package(
     files = {name: text.encode() for name, text in scripts.items()} | files
     for exercise in exercises:
         folder_there = f"exercises/{exercise.name}"
-        for name in ("exercise.json", "statement.md", "starter.py"):
+        for name in _FOR_LEARNERS:
             source = exercise.folder / name
             if source.is_file():
                 files[f"{folder_there}/{name}"] = source.read_bytes()

@@ -190,7 +190,7 @@ def test_grade_says_how_submissions_are_kept_apart(learn: Learn) -> None:
 def test_verify_names_the_faults_of_an_exercise(learn: Learn, tmp_path: Path) -> None:
     shutil.copytree(load_exercise("2").folder, tmp_path / "own" / "01_mine")
     assert learn("verify", "own").stdout == "01_mine: ok\n"
-    (tmp_path / "own" / "01_mine" / "starter.py").write_text(RIGHT)
+    (tmp_path / "own" / "01_mine" / "statement.md").write_text(f"# Mine\n\n```python\n{RIGHT}```\n")
     result = learn("verify", "own/01_mine")
     assert result.exit_code == 1
     assert result.stdout == "01_mine: the starter has 100 points; it must have none\n"

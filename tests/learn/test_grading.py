@@ -546,7 +546,7 @@ def test_a_sound_exercise_has_no_faults(own: Path) -> None:
 
 
 def test_every_fault_of_an_exercise_is_named(own: Path) -> None:
-    (own / "starter.py").write_text(RIGHT.read_text())
+    (own / "statement.md").write_text(f"# Again\n\n```python\n{RIGHT.read_text()}```\n")
     (own / "wrong" / "local.py").write_text("# fails: memory\n" + RIGHT.read_text().replace(WITHOUT_REDUCTION, ""))
     (own / "wrong" / "unnamed.py").write_text(RIGHT.read_text())
     starter, local, unnamed = faults_of(load_exercise(own))

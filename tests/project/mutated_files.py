@@ -101,7 +101,7 @@ def _of_exercise(name: str) -> Callable[[Path], Any]:
         folder = path.parent / Path(name).stem / "01_ddp"
         folder.mkdir(exist_ok=True, parents=True)
         (folder / name).unlink(missing_ok=True)
-        for known in {"exercise.json", "reference.py", "starter.py", "statement.md"} - {name}:
+        for known in {"exercise.json", "reference.py", "statement.md"} - {name}:
             (folder / known).write_text((SHIPPED / known).read_text())
         (folder / name).symlink_to(path.absolute())
         exercise = load_exercise(folder)

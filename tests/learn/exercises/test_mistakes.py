@@ -58,8 +58,10 @@ def test_a_step_that_takes_too_long_names_the_line_where_its_time_goes(tmp_path:
 
 
 @pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)
-def test_the_first_message_of_a_starter_leads_to_the_first_step(exercise: Exercise) -> None:
-    function = function_of(exercise, exercise.folder / "starter.py")
+def test_the_first_message_of_a_starter_leads_to_the_first_step(exercise: Exercise, tmp_path: Path) -> None:
+    begun = tmp_path / "starter.py"
+    begun.write_text(exercise.starter)
+    function = function_of(exercise, begun)
     (failure,) = grade(function, exercise, hidden=False).failures  # type: ignore[arg-type]
     loads = "load_weights" in exercise.starter
     wanted = "get_input_activation" if loads else "load_weights"
