@@ -11,7 +11,7 @@ other files:
 | what | files |
 |---|---|
 | what each rank must do, from a simulation | `program` |
-| what a rank does: its transport and executor | `wire`; what its tensors carry: `contents` |
+| what a rank does: its transport and executor | `wire`; what its tensors carry, also compressed: `contents` |
 | its arithmetic | `layers`; what is divided among ranks: `divided`; on a CPU or a GPU, what it holds: `devices` |
 | what is trained | `nets`, `transformer` |
 | processes | `ranks` tells each what to do, `launcher` starts and watches them, `worker` is what they run |

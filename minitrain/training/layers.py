@@ -26,8 +26,7 @@ from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart
 from minitrain.tensors.kinds import LocalWeight
-from minitrain.training.compression import Compressing
-from minitrain.training.contents import Flat, Interval, Positions, Rows, key_of, part_of, pieces_of
+from minitrain.training.contents import Compressing, Flat, Interval, Positions, Rows, key_of, part_of, pieces_of
 
 Carried = Mapping[int | str, tuple[Flat, Flat]]
 """Weight and optimizer state by layer, or by the name of a part: what a rank hands on from one step to the next."""

@@ -29,12 +29,12 @@ from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightG
 from minitrain.tensors.compressed import CompressedGrad
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE
 from minitrain.tensors.placed import COPIES
-from minitrain.training.compression import Messages
 from minitrain.training.contents import (
     Copies,
     Flat,
     KeysValues,
     Logits,
+    Messages,
     Rows,
     merge_statistics,
     part_of,

@@ -30,14 +30,13 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import save_run
 from minitrain.tensors.index_sets import ranges
 from minitrain.view.exports import write_chrome_trace
-from minitrain.view.layout import View
-from minitrain.view.page import write_html
+from minitrain.view.layout import OUT_OF_MEMORY, Delay, LaneUse, Links, View
+from minitrain.view.page import run_picture, write_compare_html, write_html
 
 if TYPE_CHECKING:
     from minitrain.operations import Event
     from minitrain.run.ranks_once import Repeated
     from minitrain.run.simulation import Comparison
-    from minitrain.view.layout import Links
 
 
 PAGE, CHROME_TRACE, RUN_FILE = "index.html", "trace.json", "run.jsonl"
@@ -50,8 +49,6 @@ _LONGEST_NAME = 60  # characters; a file system takes 255 bytes
 
 def view_of(run: Run) -> View:
     """Return the words and units for a picture of a run."""
-    from minitrain.view.layout import View  # noqa: PLC0415  (numpy only when somebody draws)
-
     size = run.num_ranks_a_class if run.draws_classes else 1
     step, *figures = _figures(run)
     facts = [
@@ -81,8 +78,6 @@ def view_of(run: Run) -> View:
 
 def picture_of(run: Run) -> dict[str, Any]:
     """Return a run as other pages than its own show it, a row for each class of ranks: for `page.timeline_section`."""
-    from minitrain.view.page import run_picture  # noqa: PLC0415  (numpy only when somebody draws)
-
     return run_picture("", run.step_timeline_of_classes, replace(view_of(run), ranks_of_rows=run.ranks_of_rows))
 
 
@@ -99,8 +94,6 @@ def _figures(run: Run) -> list[str]:
 
 def _links_of(run: Run) -> Links | None:
     """Return what is shown of the links of a run whose transfers shared them."""
-    from minitrain.view.layout import Delay, LaneUse, Links  # noqa: PLC0415
-
     if run.links is None:
         return None
     lanes = [LaneUse(lane.name, lane.bytes_per_s, lane.steps) for lane in run.links.lanes]
@@ -184,8 +177,6 @@ def network_and_prices(run: Run) -> str:
 
 def _memory(run: Run) -> str:
     """Return a run's peak memory, and whether it is more than the device has."""
-    from minitrain.view.layout import OUT_OF_MEMORY  # noqa: PLC0415
-
     return peak_text(run) if run.oom is None else f"{peak_text(run)} {OUT_OF_MEMORY}"
 
 
@@ -264,8 +255,6 @@ def write_comparison_page(
     include_plotlyjs: bool | str = True,
 ) -> Path:
     """Write a page of all runs; names with a link lead to the run's own page."""
-    from minitrain.view.page import write_compare_html  # noqa: PLC0415
-
     runs = comparison.succeeded
     return write_compare_html(
         Path(path),

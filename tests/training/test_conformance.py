@@ -37,7 +37,7 @@ from minitrain.proof.problem import Problem  # noqa: E402
 from minitrain.proof.units import Part, taken  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402
 from minitrain.tensors.compressed import PowerSGD, compressor_of  # noqa: E402
-from minitrain.training import compression  # noqa: E402
+from minitrain.training import contents  # noqa: E402
 from minitrain.training.checkpoints import read_checkpoint  # noqa: E402
 from minitrain.training.launcher import meeting_place  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
@@ -249,11 +249,11 @@ def test_messages_are_the_bytes_that_prices_count_and_say_what_proofs_say(how: s
     values = np.random.default_rng(5).normal(size=(7, 11)).ravel()
     if isinstance(compressor, PowerSGD):
         columns = np.random.default_rng(6).normal(size=(2, 7, 3))
-        np.testing.assert_allclose(compression.orthonormal(torch.tensor(columns)), orthonormal(columns), atol=1e-12)
+        np.testing.assert_allclose(contents.orthonormal(torch.tensor(columns)), orthonormal(columns), atol=1e-12)
         return
-    message = compression.encoded(compressor, torch.tensor(values))
+    message = contents.encoded(compressor, torch.tensor(values))
     assert message.numel() == compressor.message_bytes(((7, 11),), 1.0, 8)
-    found = compression.decoded(compressor, message, torch.tensor(values)).numpy()
+    found = contents.decoded(compressor, message, torch.tensor(values)).numpy()
     wanted = decoded(compressor, encoded(compressor, values), values.size)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)  # scales are in single precision
 
