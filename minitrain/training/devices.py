@@ -25,7 +25,7 @@ from concurrent.futures import Executor
 from functools import cache, partial
 from tempfile import TemporaryFile
 from time import perf_counter
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 import torch
 
@@ -106,39 +106,9 @@ Moment = Any
 """A time, s; on a GPU an event whose time is known at the end of the step."""
 
 
-class Place(Protocol):
-    """Where a rank computes."""
-
-    device: torch.device
-
-    def begin(self) -> float:
-        """Begin a step, and return when that was, s."""
-        ...
-
-    def end(self) -> None:
-        """Wait until all is done that was begun."""
-        ...
-
-    def now(self) -> Moment:
-        """Return the time at this place of what was begun."""
-        ...
-
-    def seconds(self, moment: Moment) -> float:
-        """Return a moment of the step that has ended, s on the clock of `begin`."""
-        ...
-
-    def copied(self, content: Any, *, to_host: bool) -> tuple[Any, Sequence[Any], Moment]:
-        """Return a copy of a content on the host or back, what must be waited for before it is used, and its end."""
-        ...
-
-    def counting(self) -> Callable[[], int]:
-        """Return what says how many bytes are held; see `minitrain.training.devices`."""
-        ...
-
-
 @final
 class Cpu:
-    """A rank that computes on the CPU."""
+    """A rank that computes on the CPU: its methods do what those of `Gpu` say."""
 
     device = CPU
     begin = now = staticmethod(perf_counter)
@@ -265,7 +235,10 @@ class Gpu:
         return self._zero_s + float(self._zero.elapsed_time(moment)) * 1e-3
 
     def copied(self, content: Any, *, to_host: bool) -> tuple[Any, Sequence[Any], Any]:
-        """Return a copy on the host, in pinned memory, or back; it passes beside what computes."""
+        """Return a copy on the host, in pinned memory, or back, what must be waited for before it is used, and its end.
+
+        It passes beside what computes.
+        """
         computing = torch.cuda.current_stream()
         self._copies.wait_stream(computing)
         with torch.cuda.stream(self._copies):
@@ -282,6 +255,10 @@ class Gpu:
     def counting(self) -> Callable[[], int]:
         """Return what says the most bytes that were held since now."""
         return gpu_bytes(self.device)
+
+
+Place = Cpu | Gpu
+"""Where a rank computes."""
 
 
 def partial_to(device: torch.device, used_by: Any) -> Callable[[torch.Tensor], torch.Tensor]:

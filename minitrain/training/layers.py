@@ -58,27 +58,19 @@ class Datatypes(NamedTuple):
 
 
 class Net(Protocol):
-    """What is trained: layers, data and a loss; samples are numbers of the step's batch, in ascending order."""
+    """What is trained: layers, data and a loss; samples are numbers of the step's batch, in ascending order.
 
-    @property
-    def layers(self) -> Sequence[Layer]:
-        """The layers."""
-        ...
+    Attributes:
+        layers: in their order.
+        optimizer: takes the step.
+        dtypes: of what is held and sent.
+        device: where the rank computes.
+    """
 
-    @property
-    def optimizer(self) -> Optimizer | Averaged:
-        """What takes the step."""
-        ...
-
-    @property
-    def dtypes(self) -> Datatypes:
-        """The datatypes of what is held and sent."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the rank computes."""
-        ...
+    layers: Sequence[Layer]
+    optimizer: Optimizer | Averaged
+    dtypes: Datatypes
+    device: torch.device
 
     def optimizer_of(self, layer: int) -> Any:
         """Return what takes the step of a layer, which knows its matrices."""

@@ -153,8 +153,8 @@ def require_same(found: dict[str, dict[int | str, Any]], wanted: Mapping[Any, tu
     """Require that weights and moments are the same: the first step of Adam alone hides a wrong scale."""
     for name, layers in found.items():
         assert layers.keys() == wanted.keys(), name
-        for layer, contents in layers.items():
-            for what, one, other in zip(("weight", "state"), contents, wanted[layer], strict=True):
+        for layer, both in layers.items():
+            for what, one, other in zip(("weight", "state"), both, wanted[layer], strict=True):
                 np.testing.assert_allclose(one.numpy(), other, rtol=0, atol=1e-10, err_msg=f"{name}, {layer}, {what}")
 
 
@@ -465,8 +465,8 @@ def test_what_is_divided_is_trained_as_on_a_single_device(world_size: int, workl
         assert {int(re.match(r"\d+", key)[0]) for key in names} == wanted.keys(), name  # type: ignore[index]
         assert set().union(*map(parts_of, names)) == names, name
         require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
-        for key, contents in layers.items():  # assert_allclose would let one element stand for all
-            assert [one.shape for one in contents] == [one.shape for one in divided(wanted, str(key), model)]
+        for key, held in layers.items():  # assert_allclose would let one element stand for all
+            assert [one.shape for one in held] == [one.shape for one in divided(wanted, str(key), model)]
 
 
 ODD = {
