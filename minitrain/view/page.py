@@ -4,13 +4,14 @@ A page has its title and facts, then an explanation (`minitrain.view.explanation
 (`minitrain.view.timeline`). All but the picture is plain HTML, which wraps in a narrow window and is there even if no
 script runs. A page of curves has a Plotly figure, and its JavaScript, in the place of the timeline.
 
-The style of a page is that of light and dark mode and of narrow windows.
+`page.css` is its style in light and dark mode and in narrow windows, `page.js` draws the figure.
 """
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -26,98 +27,18 @@ from minitrain.view.explanation_panel import Line, explanation_panel, lines_tabl
 from minitrain.view.layout import OUT_OF_MEMORY, Drawing, View, figure_json, link_panel, page_json, plotly_script
 from minitrain.view.timeline import timeline_data, timeline_script
 
-PAGE_SCRIPT = r"""
-const figure = JSON.parse(document.getElementById('data').textContent), gd = document.getElementById('figure');
-const dark = window.matchMedia && matchMedia('(prefers-color-scheme: dark)').matches;
-async function draw() {
-  const layout = figure.layout;
-  layout.font.color = dark ? '#c9d1d9' : '#3d444d';
-  layout.modebar = { ...layout.modebar, bgcolor: 'rgba(0,0,0,0)', color: dark ? '#8b949e' : '#8c959f',
-    activecolor: dark ? '#fff' : '#24292f' };
-  await Plotly.newPlot(gd, figure.data, layout, CONFIG);
-  document.body.dataset.ready = 'yes';
-}
 
-if (window.Plotly) draw();
-else {
-  document.getElementById('missing').hidden = false;
-  document.body.dataset.ready = 'missing';
-}
-"""
+def _beside(name: str) -> str:
+    """Return the text of a file of this room."""
+    return files(__package__).joinpath(name).read_text("utf-8")
 
 
-_VARIABLES = ("computing", "exposed", "idle")
-_LIGHT = "".join(f"--{name}: {use.color}; " for name, use in zip(_VARIABLES, USES, strict=True))
-_DARK = "".join(f"--{name}: {use.dark}; " for name, use in zip(_VARIABLES, USES, strict=True))
-STYLE = f"""
-:root {{ color-scheme: light dark; {_LIGHT}--line: rgba(128,128,128,.25); --soft: #57606a; }}
-html {{ overflow-y: scroll; }}
-body {{ margin: 0 auto; max-width: 1800px; padding: 8px 12px; background: #fff; color: #24292f;
-  font: 14px/1.45 system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif; }}
-h1 {{ font-size: 19px; line-height: 1.3; margin: 6px 0 2px; overflow-wrap: anywhere; }}
-h2 {{ font-size: 14px; margin: 10px 0 4px; }}
-p {{ margin: 6px 0; }}
-small {{ color: var(--soft); margin-left: .6em; }}
-.lacks {{ color: #b3261e; font-weight: 600; }}
-code {{ font-size: 13px; overflow-wrap: anywhere; }}
-.facts {{ margin-left: -.85em; clip-path: inset(0 0 0 .85em); }}
-.facts span {{ display: inline-block; position: relative; padding-left: .85em; }}
-.facts span::before {{ content: "·"; position: absolute; left: .25em; color: var(--soft); font-weight: 400; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; margin: 8px 0 4px; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: 3px 0 3px 14px; text-align: right; border-bottom: 1px solid var(--line); }}
-th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
-td:nth-child(2) {{ white-space: nowrap; }}
-td.rest {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
-.more td {{ border-bottom: 0; padding-bottom: 0; }}
-td.beneath {{ color: var(--soft); font-size: 12px; padding-top: 0; }}
-.beneath div {{ position: sticky; left: 0; width: fit-content; max-width: calc(100vw - 40px); }}
-.answer:has(> div + div) {{ columns: 360px 3; column-gap: 32px; }}
-.answer {{ margin: 4px 0 10px; padding-bottom: 6px; border-bottom: 1px solid var(--line); font-size: 13px; }}
-.answer > div {{ max-width: 680px; break-inside: avoid; padding-top: 8px; }}
-.answer > div > h2:first-child {{ margin-top: 0; }}
-@media (min-width: 700px) {{ body > .wide > table td:nth-child(3) {{ min-width: 11em; }} }}
-.answer table {{ width: 100%; }}
-.answer th {{ font-weight: 400; color: var(--soft); white-space: nowrap; }}
-.answer th, .answer td {{ padding-top: 2px; padding-bottom: 2px; line-height: 1.35; }}
-.answer td {{ vertical-align: top; }}
-.waits th:last-child, .waits td:last-child, .parts :nth-child(3), .kernels :nth-child(n+3) {{ text-align: left; }}
-.answer p {{ color: var(--soft); margin: 4px 0; }}
-.lines td {{ border: 0; padding: 0 0 0 8px; line-height: 1.35; width: 2.6em; vertical-align: middle !important; }}
-.lines td:first-child {{ width: 1%; max-width: 170px; padding-left: 0; white-space: nowrap; overflow: hidden;
-  text-overflow: ellipsis; }}
-.lines td.bar {{ width: auto; min-width: 80px; }}
-.bar b {{ display: flex; height: 11px; }}
-.bar i, .legend i {{ display: block; height: 100%; }}
-.legend span {{ display: inline-block; margin-right: 12px; }}
-.legend i {{ display: inline-block; width: 11px; height: 11px; margin-right: 5px; }}
-i.computing {{ background: var(--computing); }}
-i.exposed {{ background: var(--exposed); }}
-i.idle {{ background: var(--idle); }}
-.links {{ border-top: 1px solid var(--line); margin-top: 8px; font-size: 13px; }}
-.strips {{ width: 100%; }}
-.strips td {{ border: 0; padding-top: 1px; padding-bottom: 1px; white-space: nowrap; width: 1%; }}
-.strips td.strip {{ width: auto; min-width: 120px; }}
-.strip svg {{ display: block; width: 100%; height: 13px; background: var(--line); }}
-.strip rect {{ fill: var(--exposed); }}
-@media (max-width: 600px) {{ .strips td:first-child {{ max-width: 9em; overflow: hidden; text-overflow: ellipsis; }} }}
-#missing, noscript p {{ border: 1px solid #D55E00; padding: 8px 12px; }}
-@media (max-width: 600px) {{ th, td {{ padding-left: 8px; }} table {{ font-size: 13px; }} }}
-@media (max-width: 800px) {{
-  .runs thead {{ display: none; }}
-  .runs :is(tr, td, tbody) {{ display: block; border: 0; text-align: left; padding: 0; }}
-  .runs tr:not(.more) {{ border-bottom: 1px solid var(--line); padding-bottom: 6px; }}
-  .runs td[data-name] {{ display: inline-block; margin-right: 14px; }}
-  .runs td[data-name]:first-child {{ display: block; font-weight: 600; padding-top: 6px; }}
-  .runs td[data-name]:not(:first-child)::before {{ content: attr(data-name) " "; color: var(--soft); }}
-}}
-@media (prefers-color-scheme: dark) {{
-  :root {{ {_DARK}--soft: #9aa4af; }}
-  body {{ background: #0d1117; color: #c9d1d9; }}
-  a {{ color: #79b8ff; }}
-  .lacks {{ color: #ff8a80; }}
-}}
-"""
+PAGE_SCRIPT = _beside("page.js")
+_LIGHT, _DARK = (
+    "".join(f"--{name}: {color}; " for name, color in zip(("computing", "exposed", "idle"), colors, strict=True))
+    for colors in ([use.color for use in USES], [use.dark for use in USES])
+)
+STYLE = f":root {{ {_LIGHT}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {_DARK}}} }}\n{_beside('page.css')}"
 
 
 PLOTLY_FILE = "plotly.min.js"
