@@ -9,6 +9,6 @@ uvicorn are the extra `explore`; only `server` imports them, and `notebook` star
 | `workers` | processes that answer, one question at a time, and can be stopped |
 | `server` | who may ask, and what is sent; the page is the folder `page` |
 | `lab`, `in_browser` | the page as files for a static host, and what answers it there |
-| `plain_numpy`, `plain_arrays` | what NumPy does for answers, where there is none |
+| `plain_numpy` | what NumPy does for answers, where there is none |
 | `notebook` | `mt.explore()` |
 """

@@ -87,7 +87,7 @@ def timeline_data(
     for row, ranks in enumerate(alike):
         shown[ranks] = row
     lowest = np.array([ranks[0] for ranks in alike], np.int64)
-    order = np.flatnonzero(np.isin(bars.rank, lowest))
+    order = np.flatnonzero(lowest[shown[bars.rank]] == bars.rank)
     order = order[np.lexsort((bars.start[order], lane[order], shown[bars.rank[order]]))]
     columns = {"row": shown[bars.rank], "lane": lane, **columns, **_causes(bars, explained.binding)}
     columns = {name: column[order] for name, column in columns.items()}
@@ -303,7 +303,7 @@ _COMPARED = ("kind", "layer", "number", "gap_kind", "wait_typ", "bytes")
 def _peak(memory: Curves) -> float:
     """Return the most that is held at a moment, elements."""
     total = sum((level for _, level in memory[1]), np.zeros(len(memory[0])))
-    return float(np.max(total, initial=0.0))
+    return float(total.max(initial=0.0))
 
 
 def _memory_columns(shown: Sequence[Curves], view: View, unit: float) -> dict[str, Ints]:
@@ -372,7 +372,8 @@ def _packed(columns: dict[str, Ints]) -> tuple[list[tuple[str, int, int, bool]],
         sums = name in _SUMS
         values = _smallest(np.diff(column, prepend=0) if sums else column)
         head.append((name, values.itemsize, len(values), sums))
-        parts.append(np.frombuffer(values.tobytes(), np.uint8).reshape(-1, values.itemsize).T.tobytes())
+        data = values.tobytes()
+        parts += [data[place :: values.itemsize] for place in range(values.itemsize)]
     return head, b64encode(compress(b"".join(parts))).decode()
 
 
