@@ -167,7 +167,7 @@ def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -
     """
     if mode == "none" or sys.platform != "linux":
         return {"wrapped": False, "uid": None, "readable": None, "covered": [], "filter": None}
-    reads = _readable(tuple(secrets))
+    reads = readable(tuple(secrets))
     uid = None
     if os.geteuid() == 0 and reachable([str(home.parent)], alone=wrapped) and _open_to_all(tuple(reads), wrapped):
         with suppress(OSError):  # a user namespace may know no such uid
@@ -185,14 +185,8 @@ def _is_within(path: str, folder: Path) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _readable(secrets: tuple[Path, ...]) -> list[str]:
-    """Return the readable paths, which stay the same while a process grades."""
-    return readable(secrets)
-
-
-@lru_cache(maxsize=64)
 def _open_to_all(paths: tuple[str, ...], alone: bool) -> bool:
-    """Return whether an unprivileged user can read some paths and Python's own, which stays the same likewise."""
+    """Return whether an unprivileged user can read some paths and Python's own, which stays the same."""
     return reachable([*paths, *map(str, python_folders())], alone=alone)
 
 
@@ -224,7 +218,7 @@ def wrapped(home: Path, secrets: Sequence[Path], library: Path | None = None) ->
     path = bubblewrap()
     assert path is not None
     interpreter = Path(sys.executable).resolve()
-    whole, empty, back = _mounts(tuple(secrets), interpreter)
+    whole, empty, back = mounts(tuple(secrets), interpreter)
     back = [*back, str(home)]
     command = [path, *_UNSHARED]
     for link in (Path("/lib"), Path("/lib64")):
@@ -242,12 +236,6 @@ def wrapped(home: Path, secrets: Sequence[Path], library: Path | None = None) ->
     if library is not None:
         command += ["--ro-bind", str(library), str(home / "minitrain")]
     return [*command, "--chdir", str(home), "--"]
-
-
-@lru_cache(maxsize=64)
-def _mounts(secrets: tuple[Path, ...], interpreter: Path) -> tuple[list[str], list[str], list[str]]:
-    """Return what bubblewrap shows to every submission, which stays the same while a process grades."""
-    return mounts(secrets, interpreter)
 
 
 def _not_below(path: Path, folders: Sequence[str]) -> bool:
@@ -396,8 +384,9 @@ def _unique(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(path.resolve() for path in paths))
 
 
-def readable(secrets: Sequence[Path]) -> list[str]:
-    """Return the paths that a submission's process may read, beside its own folder.
+@lru_cache(maxsize=64)
+def readable(secrets: tuple[Path, ...]) -> list[str]:
+    """Return the paths that a submission's process may read, beside its own folder: the same while a process grades.
 
     Args:
         secrets: what it may not read, even where it lies below one of them.
@@ -434,7 +423,8 @@ def _opened_up(path: Path, secrets: Sequence[Path]) -> Iterator[Path]:
             yield from _opened_up(entry, secrets)
 
 
-def mounts(secrets: Sequence[Path], *own: Path) -> tuple[list[str], list[str], list[str]]:
+@lru_cache(maxsize=64)
+def mounts(secrets: tuple[Path, ...], *own: Path) -> tuple[list[str], list[str], list[str]]:
     """Return what a mount namespace shows: folders as a whole, folders to be emptied below them, and what comes back.
 
     Args:
