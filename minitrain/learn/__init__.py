@@ -17,7 +17,7 @@ May import: the rooms up to `proof`, and `search`. Open `grader` first. The ship
 | `recorder` | an observer that writes a program down |
 | `wire` | what is sent to the grader, errors too, as plain data |
 | `replay` | runs a program again, and measures a run beyond its peak memory |
-| `checks`, `hints`, `grader` | judge one run, say what a rank held and how to go on, and put all runs together |
+| `checks`, `grader` | judge one run, say what a rank held and how to go on, and put all runs together |
 | `predictions` | what is asked and not run: figures before a run, and what explains a gap |
 | `submissions`, `classes` | find what was handed in, grade it, and write grades down, one by one and in tables |
 | `picture` | is for learners: a run beside the reference's, drawn, as far as it came |

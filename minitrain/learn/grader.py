@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
-from minitrain.learn.checks import Judged, failed, judge, prepare_judgement
+from minitrain.learn.checks import FILE, Judged, failed, judge, prepare_judgement
 from minitrain.learn.exercise import CHECKS, GAP_POINTS, POINTS, Case, CheckResult, Exercise, load_exercise
-from minitrain.learn.hints import FILE
 from minitrain.learn.isolation import HERE, NOTHING_RUNS, Isolation
 from minitrain.learn.replay import last_clock
 from minitrain.learn.sandbox import Limits, Outcome, submitted

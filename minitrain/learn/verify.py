@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from minitrain.errors import MinitrainError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import budget_for, reference_budget, run_reference
-from minitrain.learn.checks import operations_fault
+from minitrain.learn.checks import NAMES, operations_fault
 from minitrain.learn.exercise import CHECKS, Exercise
 from minitrain.learn.grader import grade
-from minitrain.learn.hints import NAMES
 from minitrain.learn.predictions import FIGURES
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import last_clock

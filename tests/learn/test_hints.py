@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from minitrain.learn import grade, load_exercise, shipped_exercises
+from minitrain.learn.checks import HINTS, NAMES, hint_for
 from minitrain.learn.exercise import CHECKS
-from minitrain.learn.hints import HINTS, NAMES, hint_for
 from minitrain.learn.sandbox import Limits
 from tests.learn.exercises.sources import DDP, changed
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from minitrain.cli import app
 from minitrain.learn import Exercise, shipped_exercises
-from minitrain.learn.hints import FILE, command_for
+from minitrain.learn.checks import FILE, command_for
 from minitrain.learn.verify import faults_of
 
 EXERCISES = shipped_exercises()
