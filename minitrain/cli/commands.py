@@ -40,6 +40,7 @@ from minitrain.run.simulation import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.strategy_loading import ChosenStrategy, file_in, split_options, strategies_of_folder
 from minitrain.search.tuning.findings import described
 from minitrain.view.run_folder import (
+    MOST_WRITTEN,
     PAGE,
     RUN_FILE,
     conditions,
@@ -492,8 +493,6 @@ def _print_run(
 
 def _shows_some_ranks(result: Run) -> bool:
     """Return whether pictures of a run show some ranks by default."""
-    from minitrain.view.run_folder import MOST_WRITTEN  # noqa: PLC0415  (numpy only when somebody draws)
-
     return result.num_events > MOST_WRITTEN
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -17,13 +17,13 @@ import minitrain as mt
 from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
+from minitrain.files import write_text
+from minitrain.run.analysis.explanation import GAP_KINDS, Explanation
+from minitrain.run.analysis.labels import BUBBLE, MAKESPAN_BUBBLE, duration
 from minitrain.run.result import Run
+from minitrain.view.exports import write_chakra, write_hta
 from minitrain.view.run_folder import conditions, view_of
 from minitrain.view.tables import facts_table, plain_table
-
-if TYPE_CHECKING:
-    from minitrain.run.analysis.explanation import Explanation
-
 
 trace = group("Show, explain and export saved runs.", no_args_is_help=True)
 
@@ -37,46 +37,25 @@ def _run_file(given: str) -> str:
 RunFile = Annotated[str, typer.Argument(callback=_run_file)]
 
 
-def _page(run: Run, path: Path) -> Sequence[Path]:
-    return [run.write_html(path)]
+def _svg(run: Run, path: Path) -> Path:
+    from minitrain.view.svg import write_svg  # noqa: PLC0415  (what draws only when somebody does)
+
+    return write_svg(path, run.step_timeline, view_of(run))
 
 
-def _chrome(run: Run, path: Path) -> Sequence[Path]:
-    return [run.write_chrome_trace(path)]
+def _text(run: Run, path: Path) -> Path:
+    from minitrain.view.lanes import schedule_text  # noqa: PLC0415  (as above)
+
+    return write_text(path, [schedule_text(run.timeline)])
 
 
-def _svg(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.view.svg import write_svg  # noqa: PLC0415  (numpy only when somebody draws)
-
-    return [write_svg(path, run.step_timeline, view_of(run))]
-
-
-def _text(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.files import write_text  # noqa: PLC0415
-    from minitrain.view.lanes import schedule_text  # noqa: PLC0415
-
-    return [write_text(path, [schedule_text(run.timeline)])]
-
-
-def _hta(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.view.exports import write_hta  # noqa: PLC0415
-
-    return write_hta(path, run.timeline)
-
-
-def _chakra(run: Run, path: Path) -> Sequence[Path]:
-    from minitrain.view.exports import write_chakra  # noqa: PLC0415
-
-    return write_chakra(path, run.timeline)
-
-
-_WRITERS: Mapping[str, Callable[[Run, Path], Sequence[Path]]] = {
-    "html": _page,
-    "chrome": _chrome,
+_WRITERS: Mapping[str, Callable[[Run, Path], Path | Sequence[Path]]] = {
+    "html": lambda run, path: run.write_html(path),
+    "chrome": lambda run, path: run.write_chrome_trace(path),
     "svg": _svg,
     "text": _text,
-    "hta": _hta,
-    "chakra": _chakra,
+    "hta": lambda run, path: write_hta(path, run.timeline),
+    "chakra": lambda run, path: write_chakra(path, run.timeline),
 }
 _ENDINGS = {".html": "html", ".json": "chrome", ".json.gz": "chrome", ".svg": "svg", ".txt": "text"}
 
@@ -111,7 +90,8 @@ def export(run: RunFile, out: Path, *, form: Annotated[str | None, typer.Option(
     """
     writer = _WRITERS[_format(out, form)]
     written = writer(mt.load_run(run), out)
-    print_lines([f"wrote {written[0]}" if len(written) == 1 else f"wrote {len(written)} files into {out}"])
+    paths = [written] if isinstance(written, Path) else written
+    print_lines([f"wrote {paths[0]}" if len(paths) == 1 else f"wrote {len(paths)} files into {out}"])
 
 
 def _format(out: Path, form: str | None) -> str:
@@ -168,9 +148,6 @@ def explain(run: RunFile, *, as_json: bool = False) -> None:
 
 def _waits(run: Run) -> Table:
     """Return the table of each rank's waiting by kind; of many ranks, the first and the last ones."""
-    from minitrain.run.analysis.explanation import GAP_KINDS  # noqa: PLC0415
-    from minitrain.run.analysis.labels import duration  # noqa: PLC0415
-
     seconds = run.explain().gaps.seconds()
     shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
     table = plain_table()
@@ -185,9 +162,6 @@ def _waits(run: Run) -> Table:
 
 def _facts(run: Run) -> dict[str, str]:
     """Return the longest waits, the critical path and the other explanations of a run, a line each."""
-    from minitrain.run.analysis.explanation import GAP_KINDS  # noqa: PLC0415
-    from minitrain.run.analysis.labels import duration  # noqa: PLC0415
-
     explained = run.explain()
     gaps, step = explained.gaps, explained.breakdown.step_time_s
     facts: dict[str, str] = {}
@@ -209,8 +183,6 @@ def _facts(run: Run) -> dict[str, str]:
 
 def _bubbles(explained: Explanation) -> dict[str, str]:
     """Return the bubble and, for a pipeline, the figure that textbooks and papers compare, each with what it is."""
-    from minitrain.run.analysis.labels import BUBBLE, MAKESPAN_BUBBLE  # noqa: PLC0415
-
     facts = {"bubble": f"{explained.breakdown.bubble_fraction:.1%}: {BUBBLE}"} if len(explained.gaps) else {}
     form = explained.closed_form
     if form is not None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import Budget, budget_for, run_reference
-from minitrain.learn.exercise import Case, Exercise, load_exercise
+from minitrain.learn.exercise import Case, CheckResult, Exercise, load_exercise
 from minitrain.learn.replay import communication_by_kind, last_clock, replayed
 from minitrain.run.analysis.labels import duration
 from minitrain.run.progress import RunProgress
@@ -29,9 +29,7 @@ from minitrain.run.result import Run, load_run
 from minitrain.run.simulation import simulate
 
 if TYPE_CHECKING:
-    from minitrain.learn.exercise import CheckResult
     from minitrain.operations import Event
-    from minitrain.run.result import Run
 
 
 EXPECTED = "expected"

@@ -136,8 +136,6 @@ def answered(exercise: Exercise, answers: Mapping[str, str]) -> Iterator[tuple[s
     Raises:
         UsageError: an answer is to nothing that is asked, or has no unit.
     """
-    from minitrain.learn.picture import expected_run  # noqa: PLC0415
-
     asked = exercise.predict
     because = asked.because if asked is not None else {}
     for name in answers:
