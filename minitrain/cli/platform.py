@@ -14,6 +14,9 @@ from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.machine.platform import ComputeResult, TransferResult, VirtualHardwarePlatform
 from minitrain.machine.platform.scenario import Scenario, TaskFailure
 from minitrain.run.analysis.labels import duration
+from minitrain.view.exports import write_chrome_trace
+from minitrain.view.layout import LaneUse, Links, View
+from minitrain.view.page import write_html
 from minitrain.view.tables import filled_table
 
 platform = group("Simulate tasks that share devices, memories and links.", no_args_is_help=True)
@@ -66,14 +69,6 @@ def _write_pictures(
     platform: VirtualHardwarePlatform, title: str, end: float, html: Path | None, chrome: Path | None
 ) -> None:
     """Write what was asked for."""
-    from minitrain.view.exports import write_chrome_trace  # noqa: PLC0415  (plotly only where somebody looks)
-    from minitrain.view.layout import (  # noqa: PLC0415
-        LaneUse,
-        Links,
-        View,
-    )
-    from minitrain.view.page import write_html  # noqa: PLC0415
-
     logs = {name: log for name, log in platform.logs().items() if log}
     names = ", ".join(f"{number} is {name}" for number, name in enumerate(list(logs)[:16]))
     if html is not None:

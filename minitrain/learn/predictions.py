@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minitrain.errors import UsageError
-from minitrain.learn.exercise import CheckResult, Exercise, load_exercise, printable
-from minitrain.learn.picture import expected_run
-from minitrain.learn.sandbox import source_of
+from minitrain.learn.exercise import Case, CheckResult, Exercise, load_exercise, printable
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run
@@ -95,6 +93,13 @@ FIGURES: Mapping[str, _Figure] = {
 """What may be asked, by name. Closed forms leave out latency and temporaries, so that answers need only be near."""
 
 
+def _expected(exercise: Exercise, case: Case | None = None) -> Any:
+    """Return the run of an exercise's reference, with some of its sizes."""
+    from minitrain.learn.picture import expected_run  # noqa: PLC0415  (which simulates)
+
+    return expected_run(exercise, case)
+
+
 def questions(exercise: Exercise) -> list[str]:
     """Return an exercise's questions in words, the sizes first; none where it asks nothing."""
     asked = exercise.predict
@@ -142,7 +147,7 @@ def answered(exercise: Exercise, answers: Mapping[str, str]) -> Iterator[tuple[s
         if name not in because:
             raise UsageError(f"exercise {exercise.name} asks for {', '.join(because) or 'nothing'}, got {name!r}")
     values = {name: _parsed(name, text) for name, text in answers.items()}
-    run: Any = expected_run(exercise, asked.case) if asked is not None and answers else None
+    run: Any = _expected(exercise, asked.case) if asked is not None and answers else None
     for name, answer in values.items():
         figure = FIGURES[name]
         right = figure.value(run)
@@ -240,7 +245,7 @@ def runs_of(exercise: Exercise, name: str) -> tuple[Run, Run]:
     """Return what is predicted, and what was measured under a name."""
     from minitrain.run.analysis.retiming import make_graph, retimed_events  # noqa: PLC0415  (only where it is asked for)
 
-    predicted = expected_run(exercise)
+    predicted = _expected(exercise)
     line, slow = predicted.timeline, slowed_for(exercise, name)
     duration = line.duration.copy()
     at = 0
@@ -274,6 +279,8 @@ def answers_of(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is too long, or no Python.
     """
+    from minitrain.learn.sandbox import source_of  # noqa: PLC0415  (as above)
+
     text = source_of(file).decode(errors="replace")
     if len(text) > _LONGEST:
         raise ValueError(f"answers are five constants, got a file of more than {_LONGEST} characters")
@@ -328,7 +335,7 @@ def _prediction_fault(exercise: Exercise, answers: Mapping[str, Any]) -> str:
         return f"name must be yours, as text, got {_quoted(name)}; it chooses what is slow in your run"
     if isinstance(step, bool) or not isinstance(step, int | float):
         return f"step_time_ms must be a number, got {_quoted(step)}"
-    right = expected_run(exercise).step_time * 1e3
+    right = _expected(exercise).step_time * 1e3
     if not abs(step - right) <= NEAR * right:
         return f"the simulated step does not take {step:g} ms, to {NEAR:.0%}"
     return ""
