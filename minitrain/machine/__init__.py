@@ -9,14 +9,14 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | what | files |
 |---|---|
 | the predictor of a run | `predictor`: by the roofline, by kernels, or by measured layers |
-| a device | `device` (roofline, and rates of kernels); `kernel_device` (single kernels) |
+| a device | `device` (roofline, rates of kernels, data sheet); `kernel_device` (single kernels) |
 | clusters of unlike devices | `cluster`, made of `device_groups`; `cluster_network` prices what they do together |
 | a network | `network` (one tier), `topology` (which carries what), `measured_topology` |
 | times that are given | `given_durations`: by hand, or of real steps; `measured_layers` |
 | times from a profiler | `profiler_traces` |
 | what a framework adds | `platforms` |
 | many machines at once | the same formulas, with `columns` in the place of numbers |
-| the description of a machine | `config`, which reads and changes it, with its `data_sheet` |
+| the description of a machine | `config`, which reads and changes it |
 | the rules of its keys | `config_format`: keys are fields with a rule |
 | what `minitrain hw` shows of it | `overview` |
 

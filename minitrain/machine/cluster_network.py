@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from minitrain.errors import UsageError
 from minitrain.machine.cluster import Places
-from minitrain.machine.data_sheet import Power
-from minitrain.machine.device import Processor, Rate
+from minitrain.machine.device import Power, Processor, Rate
 from minitrain.machine.network import Network, Split, two_level_seconds
 from minitrain.machine.predictor import make_predictor
 from minitrain.machine.price import ROOFLINE, Account, Predictor, Price, Pricing, RankPredictors, accounts_of

@@ -60,8 +60,7 @@ from minitrain.machine.config_format import (
     one_of,
     some,
 )
-from minitrain.machine.data_sheet import NO_DATA_SHEET, DataSheet, Storage
-from minitrain.machine.device import KernelRates, Memory, Processor, Rate
+from minitrain.machine.device import NO_DATA_SHEET, DataSheet, KernelRates, Memory, Processor, Rate, Storage
 from minitrain.machine.network import Network, select_tier
 from minitrain.operations.collectives import RING_ROWS
 

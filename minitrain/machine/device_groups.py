@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.machine.config import SystemConfig, load_config
-from minitrain.machine.data_sheet import Power
+from minitrain.machine.device import Power
 
 if TYPE_CHECKING:
     from minitrain.machine.measured_layers import MeasuredLayers

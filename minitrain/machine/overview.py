@@ -20,8 +20,7 @@ from minitrain.files import key_path
 from minitrain.machine.config import LIKE, SystemConfig, unit_of
 
 if TYPE_CHECKING:
-    from minitrain.machine.data_sheet import DataSheet
-    from minitrain.machine.device import Memory, Rate
+    from minitrain.machine.device import DataSheet, Memory, Rate
     from minitrain.machine.network import Network
 
 

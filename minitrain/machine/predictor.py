@@ -35,9 +35,8 @@ from typing import TYPE_CHECKING, Any, Self, cast, final
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.machine.columns import larger
 from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
-from minitrain.machine.data_sheet import STORAGE
+from minitrain.machine.device import STORAGE, Device, RooflineDevice
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
-from minitrain.machine.device import Device, RooflineDevice
 from minitrain.machine.kernel_device import CAPTURED, KernelDevice, eager_launch_s, gradients_beside, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 if TYPE_CHECKING:
-    from minitrain.machine.data_sheet import DataSheet
+    from minitrain.machine.device import DataSheet
     from minitrain.run.analysis.breakdown import Breakdown
     from minitrain.run.analysis.timeline import Floats, Timeline
 

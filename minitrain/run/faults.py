@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, final
 
 from minitrain.errors import UsageError, require_count
-from minitrain.machine.data_sheet import mtbf_hours_of, require_mtbf
+from minitrain.machine.device import mtbf_hours_of, require_mtbf
 
 _SECONDS_AN_HOUR = 3600
 
@@ -47,7 +47,7 @@ class FaultRate:
 
     Args:
         mtbf_hours: mean time between failures of a device, hours, for all or by hardware config, group of a cluster, or
-            family; the published one of its family if None (see `minitrain.machine.data_sheet`).
+            family; the published one of its family if None (see `minitrain.machine.device`).
         seed: the same seed draws the same faults.
 
     Raises:

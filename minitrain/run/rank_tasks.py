@@ -28,7 +28,7 @@ from minitrain.engine.transport.task_ownership import (
     task_of_rank,
 )
 from minitrain.errors import StrategyError, UsageError
-from minitrain.machine.data_sheet import DataSheet
+from minitrain.machine.device import DataSheet
 from minitrain.machine.predictor import network_of
 from minitrain.machine.price import PENDING, Predictor, RankPredictors, predictor_of
 from minitrain.operations import PRICE, STRIDE

@@ -32,7 +32,7 @@ from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
     from minitrain.engine.model import Model
-    from minitrain.machine.data_sheet import DataSheet
+    from minitrain.machine.device import DataSheet
     from minitrain.machine.price import Account
     from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTime, TypeTotal
     from minitrain.run.analysis.explanation import Explanation

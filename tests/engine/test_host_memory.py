@@ -17,7 +17,7 @@ import minitrain as mt
 from minitrain.errors import HardwareConfigError, OutOfMemoryError, TensorTypeError
 from minitrain.lib import Model
 from minitrain.machine import load_config
-from minitrain.machine.data_sheet import Storage
+from minitrain.machine.device import Storage
 from minitrain.machine.price import Price
 from minitrain.operations import ON_COMPUTE, STREAM, STRIDE
 from minitrain.run.analysis.retiming import critical_path, make_graph, retimed_events, what_ifs

@@ -17,7 +17,7 @@ from minitrain.machine import load_config
 from minitrain.machine.cluster import Places
 from minitrain.machine.cluster_network import predictors_of, system_of
 from minitrain.machine.config import shipped_clusters
-from minitrain.machine.data_sheet import Power
+from minitrain.machine.device import Power
 from minitrain.machine.device_groups import clock_share
 from minitrain.machine.network import Network
 from minitrain.machine.price import Price

@@ -9,7 +9,7 @@ import pytest
 from minitrain.errors import HardwareConfigError
 from minitrain.machine import load_config, shipped_configs
 from minitrain.machine.config import parse, shipped_text
-from minitrain.machine.data_sheet import NO_DATA_SHEET, Cache, DataSheet, Power, SheetLink, UnitLimits
+from minitrain.machine.device import NO_DATA_SHEET, Cache, DataSheet, Power, SheetLink, UnitLimits
 from minitrain.machine.overview import figures, sources_of
 
 BARE = {key: value for key, value in parse(shipped_text("tpu_v5p"), "x").items() if key in (

@@ -9,7 +9,7 @@ import yaml
 from minitrain.errors import HardwareConfigError
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.config import parse, shipped_text
-from minitrain.machine.data_sheet import SheetLink
+from minitrain.machine.device import SheetLink
 
 PROFILE = """
 hardware_profile:

@@ -7,7 +7,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.machine import load_config
-from minitrain.machine.data_sheet import DataSheet, Power
+from minitrain.machine.device import DataSheet, Power
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.machine.price import RankPredictors
 from minitrain.run.analysis.breakdown import Breakdown, Split

@@ -14,8 +14,7 @@ from typing import final
 
 from minitrain.errors import UsageError
 from minitrain.machine import Processor, Rate, SystemConfig, load_config
-from minitrain.machine.data_sheet import Cache
-from minitrain.machine.device import Rows
+from minitrain.machine.device import Cache, Rows
 from minitrain.machine.devices.operations import ELEMENT_BYTES, is_number
 
 _LEVELS = ("l1_size", "l2_size", "l3_size")

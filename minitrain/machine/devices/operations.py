@@ -19,7 +19,7 @@ from numbers import Real
 from typing import Any, Literal, final, get_args
 
 from minitrain.errors import UsageError, require_count
-from minitrain.machine.data_sheet import UnitLimits
+from minitrain.machine.device import UnitLimits
 
 ELEMENT_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1,

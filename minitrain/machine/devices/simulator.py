@@ -44,8 +44,7 @@ from typing import Any, Literal, final
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.machine import Rate, SystemConfig
-from minitrain.machine.data_sheet import NO_DATA_SHEET, UnitLimits
-from minitrain.machine.device import KernelRates, Rows, efficiency_at
+from minitrain.machine.device import NO_DATA_SHEET, KernelRates, Rows, UnitLimits, efficiency_at
 from minitrain.machine.devices.device_spec import A100_SPEC, SPECS, DeviceSpec
 from minitrain.machine.devices.operations import (
     RESERVED_SMEM_BYTES,

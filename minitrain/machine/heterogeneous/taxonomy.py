@@ -37,7 +37,7 @@ from minitrain.errors import UsageError, closest
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.cluster_network import system_of
-from minitrain.machine.data_sheet import Cache
+from minitrain.machine.device import Cache
 from minitrain.machine.device_groups import Devices, Thermal
 from minitrain.machine.devices.calibration import NumpyBackend, cpu_name, measure_rates, num_cpus
 from minitrain.machine.devices.operations import ELEMENT_BYTES

@@ -30,7 +30,7 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.errors import UsageError, require_count
-from minitrain.machine.data_sheet import mtbf_hours_of, require_devices, require_mtbf
+from minitrain.machine.device import mtbf_hours_of, require_devices, require_mtbf
 from minitrain.operations import OFFLOAD, WRITE
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.timeline import as_timeline
@@ -396,7 +396,7 @@ def goodput(
             Both runs are simulated: what saving adds to the step time is how long a checkpoint stops the training, and
             it is whole as long after its first copy as there. Formulas say both if None.
         mtbf_hours: mean time between failures of a device, hours, for all or by hardware config, group of a cluster, or
-            family; the published one of its family if None (see `minitrain.machine.data_sheet`).
+            family; the published one of its family if None (see `minitrain.machine.device`).
         samples: how many runs to play.
         seed: the same seed gives the same samples.
         parameters: those of `simulate`, and the strategy's own options; `recovery` says what happens after a failure.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.machine import Processor, load_config, shipped_configs
-from minitrain.machine.data_sheet import UnitLimits
+from minitrain.machine.device import UnitLimits
 from minitrain.machine.devices import (
     A100_SPEC,
     Analysis,
