@@ -15,7 +15,7 @@ Backward, in reverse:
 The strategy communicates in between, by `all_gather` and `reduce_scatter`, or by `send` and `receive`. `keys_values`
 makes the queries too, which stay with the layer's input. The strategy stores the rank's own keys and values until
 backward. Each step checks its laws, logs one event, and is priced by the workload
-(`minitrain.workloads.attention_steps`).
+(`minitrain.workloads.pass_costs`).
 
 What a step requires is in the functions called `_law_of_...`, see `minitrain.engine.laws`. It follows from the mask:
 queries must have seen all keys up to the last query, and the gradient of keys must cover all queries from the first key

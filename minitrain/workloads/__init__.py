@@ -10,8 +10,7 @@ counts FLOPs and bytes, and `machine` makes seconds of them.
 | its fields, and their rules | `architecture` |
 | where fields come from | `hugging_face`; `transformer` has those that are shipped, and `summary` for printing them |
 | its units | each `unit` is made of `shapes`, with the degrees that divide it |
-| FLOPs and bytes of a pass | `unit_costs` |
+| FLOPs and bytes of a pass; the steps of context parallelism | `pass_costs` |
 | kernels of a pass | `unit_kernels` lists `kernels` |
-| context parallelism | `attention_steps` |
 | expert parallelism | `expert_layers` |
 """

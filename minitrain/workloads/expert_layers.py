@@ -32,9 +32,9 @@ from minitrain.operations.computations import names_of
 from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES
 from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
+from minitrain.workloads.pass_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, SavedTensor, Work
 from minitrain.workloads.unit import Unit, has_second_norm
-from minitrain.workloads.unit_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.unit_kernels import PERMUTATIONS, Style, pass_kernels, repeated_kernels
 from minitrain.workloads.workload import Cost, PassMode, Recompute, takes_again
 

@@ -6,7 +6,7 @@ Memory is counted in bytes, so that an element of this workload is a byte: param
 have sizes of their own (see `precision`). A layer's input is what the layer before passes on; token ids and the loss
 take nothing. Gradients of activations are as large as these.
 
-Time is that of a roofline over a whole unit (`unit_costs` says what it counts), or the sum of its kernels
+Time is that of a roofline over a whole unit (`pass_costs` says what it counts), or the sum of its kernels
 (`pass_kernels`).
 """
 
@@ -26,17 +26,25 @@ from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.kinds import OUTER_MOMENTUM_BYTES, OuterState
 from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
 from minitrain.tensors.tied import TableGrad
-from minitrain.workloads import attention_steps
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
-from minitrain.workloads.attention_steps import step_kernels
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER, DenseRows
+from minitrain.workloads.pass_costs import (
+    STEPS,
+    attended_bytes,
+    kept_bytes,
+    keys_values_bytes,
+    log_sum_exp_bytes,
+    pass_cost,
+    queries_bytes,
+    step_cost,
+    step_kernels,
+)
 from minitrain.workloads.shapes import Degrees, Work, num_factors
 from minitrain.workloads.transformer import Transformer, find_model
 from minitrain.workloads.unit import Unit
-from minitrain.workloads.unit_costs import pass_cost
 from minitrain.workloads.unit_kernels import Style, loss_kernels, newton_schulz, pass_kernels, update_kernels
 from minitrain.workloads.workload import (
     USUAL,
@@ -197,8 +205,8 @@ class TransformerWorkload:
         work = self.work(num_samples, mode)
         if typ == "loss":
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
-        if typ in attention_steps.STEPS:
-            return attention_steps.step_cost(self.model, self.units[layer], work, typ, mode)
+        if typ in STEPS:
+            return step_cost(self.model, self.units[layer], work, typ, mode)
         return pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> Cost:
@@ -233,7 +241,7 @@ class TransformerWorkload:
         work = self.work(num_samples, mode)
         if typ == "loss":
             return loss_kernels(self.model, self.units[-1], work, style)
-        if typ in attention_steps.STEPS:
+        if typ in STEPS:
             return step_kernels(self.model, self.units[layer], work, typ, mode, style)
         return pass_kernels(self.model, self.units[layer], work, typ, mode.recompute, style)
 
@@ -329,7 +337,7 @@ class TransformerWorkload:
         if found is None:
             unit, work = self.units[layer], self.work(1, mode)
             in_steps = unit.core is not None and mode.context is not None
-            found = attention_steps.kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
+            found = kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
             self._kept[layer, mode] = found
         return found * num_samples
 
@@ -493,11 +501,11 @@ class TransformerWorkload:
         """Return the bytes of such a tensor for one whole sample."""
         unit, work = self.units[layer], Work(1, self.seq_len, Degrees(tp=num_parts))
         if issubclass(kind, KeysValues | KeysValuesGrad):
-            return attention_steps.keys_values_bytes(unit, work)
+            return keys_values_bytes(unit, work)
         if kind is QueriesGrad:
-            return attention_steps.queries_bytes(unit, work)
-        size_bytes = attention_steps.attended_bytes(self.model, unit, work)
-        return size_bytes + (attention_steps.log_sum_exp_bytes(unit, work) if kind is Attended else 0)
+            return queries_bytes(unit, work)
+        size_bytes = attended_bytes(self.model, unit, work)
+        return size_bytes + (log_sum_exp_bytes(unit, work) if kind is Attended else 0)
 
 
 def _require_length(model: Transformer, seq_len: int) -> None:

@@ -15,7 +15,7 @@ from minitrain.tensors import Activation, ActivationGrad, clone
 from minitrain.tensors.index_sets import SequencePart
 from minitrain.tensors.kinds import altered
 from minitrain.tensors.placed import PLACED_KINDS, ActivationShard, Attended, KeysValues, KeysValuesGrad, WeightGradPart
-from minitrain.workloads.attention_steps import STEPS
+from minitrain.workloads.pass_costs import STEPS
 
 Program = Callable[[Model], Any]
 SAMPLES = frozenset([0])

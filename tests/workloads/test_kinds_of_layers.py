@@ -12,8 +12,8 @@ import pytest
 import minitrain as mt
 from minitrain.view.run_folder import conditions
 from minitrain.workloads.kernels import FlashAttention, KernelList, MemoryPass
+from minitrain.workloads.pass_costs import pass_cost
 from minitrain.workloads.shapes import Work
-from minitrain.workloads.unit_costs import pass_cost
 from minitrain.workloads.unit_kernels import forward_kernels
 
 CONFIGS = {

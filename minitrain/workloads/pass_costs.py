@@ -1,18 +1,28 @@
-"""Costs and sizes of an attention that is computed in steps, since keys and values come from several ranks.
+"""The demand of a pass through a unit, whole or in steps: floating-point operations, bytes read and written, kernels.
 
-Forward has three: `keys_values` (norm, and the multiplications that make queries, keys and values), `attend` (the core,
-of the rank's queries and some keys) and `project` (output projection and residual connection). Backward has their
-mirrors: `backward_project`, `backward_attend` and `backward_keys_values`. Over all ranks and all keys they have the
-operations of an undivided attention. The bytes are more, since queries are read again for every block of keys.
+A matrix multiplication reads both operands and writes its result. Its backward is two of the same work: one for the
+gradient of its input, one for that of its weight, which is written in the precision of gradients. Flash attention reads
+queries, keys and values and writes its output. It computes only pairs that the causal mask leaves, and in backward the
+scores again, which makes five multiplications of forward's two (Dao 2023, "FlashAttention-2", section 3.1.2). Unfused
+attention computes all pairs, and its softmax reads scores and writes probabilities. Norm and residual connection read
+and write the hidden state five times: the norm once each, the sum two times in and one out.
 
-The core is counted by area (see `context`): a block whose keys all come later than the queries costs nothing. Flash
+Left out: activation functions and dropout, which are fused with their neighbours, what a kernel costs to launch,
+experts that get more tokens than others, and soft caps of the logits or within flash attention. Keys and values that
+several heads of queries share count for each of them.
+
+**Context parallelism**: an attention is computed in steps, since keys and values come from several ranks. Forward has
+three: `keys_values` (norm, and the multiplications that make queries, keys and values), `attend` (the core, of the
+rank's queries and some keys) and `project` (output projection and residual connection). Backward has their mirrors:
+`backward_project`, `backward_attend` and `backward_keys_values`. Over all ranks and all keys they have the operations
+of an undivided attention. The bytes are more, since queries are read again for every block of keys.
+
+The core is counted by area (see `workload`): a block whose keys all come later than the queries costs nothing. Flash
 attention computes the pairs that the causal mask leaves; unfused attention computes all pairs of two shards if it
 computes any. Adding the results of two blocks costs nothing here: it is fused with the core, as in published kernels.
 
 Keys and values are tensors of their own: what is on the wire is as large as what is kept, which is less than the
 queries where heads are grouped. A layer's input stands for all else that is kept.
-
-The kernels of an attention that is computed in steps; `attention_steps` describes the steps.
 
 The steps around the core run the kernels that an undivided attention runs there. Of the multiplications, all but the
 output projection belong to `keys_values`. Of the passes over memory, the residual connection and the gradients of
@@ -22,8 +32,9 @@ Otherwise it is the products and the softmax of each shard of queries with each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
 
 from minitrain.operations.computations import names_of
 from minitrain.workloads.architecture import STATISTIC_BYTES, Architecture
@@ -38,17 +49,7 @@ from minitrain.workloads.kernels import (
     forward_matmul,
 )
 from minitrain.workloads.shapes import AttentionCore, Cut, Gemm, SavedTensor, Work
-from minitrain.workloads.unit import Unit
-from minitrain.workloads.unit_costs import (
-    MOVES_OF_NORM,
-    MOVES_OF_NORM_AND_RESIDUAL,
-    MOVES_OF_RESIDUAL,
-    Demand,
-    gemm_demand,
-    hidden_state_demand,
-    norm_demand,
-    weight_gemms,
-)
+from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.unit_kernels import (
     FLASH_LAUNCHES,
     UNFUSED_LAUNCHES,
@@ -58,6 +59,149 @@ from minitrain.workloads.unit_kernels import (
     repeated_kernels,
 )
 from minitrain.workloads.workload import Context, Cost, PassMode
+
+MOVES_OF_NORM, MOVES_OF_RESIDUAL = 2, 3
+"""How often a norm and a residual connection read or write the hidden state, forward."""
+MOVES_OF_NORM_AND_RESIDUAL = MOVES_OF_NORM + MOVES_OF_RESIDUAL
+_MOVES_OF_LOOKUP = 2  # a lookup reads and writes rows
+_MOVES_OF_HIDDEN_STATE = {"embedding": _MOVES_OF_LOOKUP, "head": MOVES_OF_NORM}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Operations and bytes, which add up.
+
+    Args:
+        flop: floating-point operations.
+        num_bytes: bytes read and written.
+    """
+
+    flop: float = 0
+    num_bytes: float = 0
+
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.flop + other.flop, self.num_bytes + other.num_bytes)
+
+    def times(self, factor: float) -> Demand:
+        """Return a multiple."""
+        return Demand(self.flop * factor, self.num_bytes * factor)
+
+
+def pass_cost(model: Architecture, unit: Unit, work: Work, typ: str, recompute: str) -> Cost:
+    """Return the cost of a pass through a unit.
+
+    The two halves of a split backward have the cost of a whole one together. What is computed again is part of the
+    first.
+
+    Args:
+        model: whose unit it is.
+        unit: the unit.
+        work: the rank's samples, their length, and how ranks divide the unit.
+        typ: "forward", "backward", "backward_input" or "backward_weight".
+        recompute: what backward computes again.
+
+    Raises:
+        UsageError: heads, columns, experts or the sequence do not divide by their degree.
+    """
+    parts: Iterable[Demand]
+    if typ != "forward" and not unit.has_backward:
+        parts = ()
+    elif typ == "forward":
+        parts = _forward(model, unit, work)
+    elif typ == "backward_weight":
+        parts = _backward_weight(model, unit, work)
+    else:
+        parts = [*_backward_input(model, unit, work), *_again(model, unit, work, recompute)]
+        if typ == "backward":
+            parts += _backward_weight(model, unit, work)
+    total = sum(parts, Demand())
+    return Cost(total.flop, total.num_bytes)
+
+
+def _forward(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
+    for gemm in weight_gemms(unit, work):
+        yield gemm_demand(model, gemm, model.precision.parameter_bytes)
+    if unit.core is not None:
+        yield _core(model, unit.core, work)
+    yield hidden_state_demand(model, unit, work)
+
+
+def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
+    for gemm in weight_gemms(unit, work):
+        yield gemm_demand(model, gemm, model.precision.parameter_bytes)
+    if unit.core is not None:
+        forward = _core(model, unit.core, work)
+        yield Demand(forward.flop * (FLASH_BACKWARD if unit.core.is_flash else 2), 2 * forward.num_bytes)
+    yield hidden_state_demand(model, unit, work).times(2)
+
+
+def _backward_weight(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
+    for gemm in weight_gemms(unit, work):
+        if gemm.is_trained:
+            yield gemm_demand(model, gemm, model.precision.gradient_bytes)
+
+
+def gemm_demand(model: Architecture, gemm: Gemm, weight_bytes: int) -> Demand:
+    """Return the demand of one of the three multiplications of a weight, which differ in what they read and write."""
+    activations = model.precision.activation_bytes * gemm.m * (gemm.k + gemm.n)
+    return Demand(gemm.flop, gemm.batch * (activations + weight_bytes * gemm.k * gemm.n))
+
+
+def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Iterator[Demand]:
+    """Yield what backward computes again."""
+    if recompute == "full" and unit.layer is not None:
+        yield from _forward(model, unit, work)
+        return
+    for projection in unit.repeated_projections(recompute):
+        yield gemm_demand(model, projection.gemm(work), model.precision.parameter_bytes)
+    if unit.core is not None and unit.repeats_core(recompute):
+        yield _core(model, unit.core, work)
+    if unit.repeats_norm(recompute):
+        yield norm_demand(model, work)
+
+
+def norm_demand(model: Architecture, work: Work) -> Demand:
+    """Return the demand of a norm of the hidden state, forward."""
+    elements = MOVES_OF_NORM * work.num_tokens_between * model.hidden_size
+    return Demand(0, elements * model.precision.activation_bytes)
+
+
+def weight_gemms(unit: Unit, work: Work) -> Iterator[Gemm]:
+    """Return the multiplications with weights."""
+    return (gemm for gemm in unit.gemms(work) if gemm.has_weight)
+
+
+def _core(model: Architecture, core: AttentionCore, work: Work) -> Demand:
+    """Return the demand of the attention core, forward."""
+    scores, values = core.gemms(work)
+    ends = scores.m * scores.k + scores.n * scores.k + values.n * values.k + values.m * values.n
+    element = model.precision.activation_bytes * scores.batch
+    if not core.is_flash:
+        return Demand(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
+    share = core.num_pairs_of(work) / work.seq_len**2
+    return Demand((scores.flop + values.flop) * share, element * ends)
+
+
+def hidden_state_demand(model: Architecture, unit: Unit, work: Work) -> Demand:
+    """Return the demand of norm and residual connection, or of a lookup."""
+    moves = _MOVES_OF_HIDDEN_STATE.get(unit.kind, MOVES_OF_NORM_AND_RESIDUAL)
+    if unit.layer is not None and has_second_norm(model):
+        moves += MOVES_OF_NORM
+    elements = moves * work.num_tokens_between * model.hidden_size + _moves_around_core(model, unit, work)
+    return Demand(0, elements * model.precision.activation_bytes)
+
+
+def _moves_around_core(model: Architecture, unit: Unit, work: Work) -> int:
+    """Return the elements that norms of queries and keys, and a soft cap of unfused scores, read and write."""
+    if unit.core is None:
+        return 0
+    heads = model.num_heads + model.num_kv_heads
+    normed = work.num_tokens * heads * model.head_dim // work.degrees.tp if model.qk_norm != "none" else 0
+    scores = unit.core.gemms(work)[0]
+    capped = scores.batch * scores.m * scores.n if model.score_cap and not unit.core.is_flash else 0
+    return MOVES_OF_NORM * (normed + capped)
+
 
 STEPS = frozenset(names_of("attention"))
 """The steps of an attention, as events name them."""
@@ -84,7 +228,7 @@ def step_cost(model: Architecture, unit: Unit, work: Work, typ: str, mode: PassM
     if typ.startswith("backward") and not unit.has_backward:
         return Cost(0, 0)
     if typ in ("attend", "backward_attend"):
-        found = _core(model, unit, work, mode.context)
+        found = _attended(model, unit, work, mode.context)
         if typ == "backward_attend":
             found = _core_backward(found, unit, mode)
         return Cost(found.flop, found.num_bytes)
@@ -112,7 +256,7 @@ def _multiplications(model: Architecture, gemm: Gemm, *, is_backward: bool) -> I
         yield gemm_demand(model, gemm, model.precision.gradient_bytes)
 
 
-def _core(model: Architecture, unit: Unit, work: Work, context: Context | None) -> Demand:
+def _attended(model: Architecture, unit: Unit, work: Work, context: Context | None) -> Demand:
     """Return the core forward, of some queries and keys."""
     core = unit.core
     assert core is not None  # an attention has one
