@@ -18,7 +18,6 @@ a price is, and what every predictor answers. The other files, by what a reader 
 | many machines at once | the same formulas, with `columns` in the place of numbers |
 | the description of a machine | `config`, which reads and changes it |
 | the rules of its keys | `config_format`: keys are fields with a rule |
-| what `minitrain hw` shows of it | `overview` |
 
 `devices` prices programs on single devices, `solver` inferences of models on systems, with units. `platform` simulates
 tasks that share devices and links, `heterogeneous` computes on devices of many kinds. Users import these four as

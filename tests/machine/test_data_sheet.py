@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from minitrain.cli.hw import figures, sources_of
 from minitrain.errors import HardwareConfigError
 from minitrain.machine import load_config, shipped_configs
 from minitrain.machine.config import parse, shipped_text
 from minitrain.machine.device import NO_DATA_SHEET, Cache, DataSheet, Power, SheetLink, UnitLimits
-from minitrain.machine.overview import figures, sources_of
 
 BARE = {key: value for key, value in parse(shipped_text("tpu_v5p"), "x").items() if key in (
     "matrix", "vector", "mem1", "mem2", "processing_mode", "networks")}  # fmt: skip
