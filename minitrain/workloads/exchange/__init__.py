@@ -12,5 +12,5 @@ Open `recipe` first: the value that every format is read into and written from. 
 | DeepSpeed's JSON | `deepspeed` |
 
 Words that are not known are refused, never guessed: each format has a list of words without bearing on shapes, layout
-and time (`recipe`), and what is on neither list is a fault. All faults come in one error.
+and time (words.json), and what is on neither list is a fault. All faults come in one error.
 """

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minitrain.errors import refuse
-from minitrain.workloads.exchange.recipe import OF_DEEPSPEED, OF_ZERO, Recipe
+from minitrain.workloads.exchange.recipe import Recipe, without_bearing
 
 TOOL = "deepspeed"
 _STRATEGIES = {0: "megatron", 1: "megatron", 2: "zero2", 3: "fsdp"}
@@ -87,8 +87,12 @@ def _is_on(offload: Any) -> bool:
 
 def _faults(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is not known, or cannot be modelled."""
-    yield from (f"{key} is not known" for key in config if key not in _READ | OF_DEEPSPEED)
-    yield from (f"zero_optimization.{key} is not known" for key in zero if key not in _ZERO_READ | OF_ZERO)
+    yield from (f"{key} is not known" for key in config if key not in _READ | without_bearing("DeepSpeed"))
+    yield from (
+        f"zero_optimization.{key} is not known"
+        for key in zero
+        if key not in _ZERO_READ | without_bearing("DeepSpeed, zero_optimization")
+    )
     if zero.get("stage", 0) not in _STRATEGIES:
         yield f"zero_optimization.stage must be 0 to 3, got {zero['stage']!r}"
     if _is_on(zero.get("offload_param")):

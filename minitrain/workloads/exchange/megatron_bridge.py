@@ -16,7 +16,7 @@ import yaml
 from minitrain.errors import refuse
 from minitrain.workloads.exchange.megatron_core import layout_fields, layout_of, model_fields, model_of, notes_on
 from minitrain.workloads.exchange.megatron_lm import OPTIONS
-from minitrain.workloads.exchange.recipe import SECTIONS_OF_BRIDGE, Recipe
+from minitrain.workloads.exchange.recipe import Recipe, without_bearing
 
 TOOL = "megatron-bridge"
 
@@ -37,26 +37,7 @@ _SILU = {"_target_": "torch.nn.functional.silu", "_call_": False}
 _SQUARED_RELU = {"_target_": "megatron.core.activations.squared_relu", "_call_": False}
 _KNOWN = frozenset({option.field for option in OPTIONS} | {"activation_func", "moe_grouped_gemm"})
 _ONLY_OF_MEGATRON_LM = frozenset({"group_query_attention", "use_flash_attn", "squared_relu", "bf16", "fp16", "fp8"})
-_WITHOUT_BEARING = frozenset(
-    {
-        "_target_", "bf16", "fp16", "params_dtype", "pipeline_dtype", "autocast_dtype", "init_method_std",
-        "apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion",
-        "persist_layer_norm", "gradient_accumulation_fusion", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl",
-        "transformer_layer_spec", "generation_config", "hf_model_id", "vocab_size_padded", "should_pad_vocab",
-        "parallel_output", "fp16_lm_cross_entropy", "attention_softmax_in_fp32", "deallocate_pipeline_outputs",
-        "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_permute_fusion",
-        "moe_router_dtype", "moe_router_pre_softmax", "moe_router_num_groups", "moe_router_group_topk",
-        "moe_router_topk_scaling_factor", "moe_router_bias_update_rate", "calculate_per_token_loss",
-        "perform_initialization", "use_cpu_initialization", "embedding_init_method_std", "rotary_interleaved",
-        "make_vocab_size_divisible_by", "layernorm_zero_centered_gamma", "scatter_embedding_sequence_parallel",
-        "train_iters", "eval_interval", "eval_iters", "manual_gc", "manual_gc_interval", "manual_gc_eval",
-        "exit_interval", "exit_signal_handler", "exit_duration_in_mins", "empty_unused_memory_level",
-        "check_for_nan_in_grad", "grad_reduce_in_fp32", "average_in_collective", "bucket_size", "align_param_gather",
-        "check_for_large_grads", "pad_buckets_for_high_nccl_busbw", "nccl_ub", "tp_comm_overlap_cfg",
-        "bootstrap_backend", "tp_comm_bootstrap_backend", "align_grad_reduce", "fp8_param_gather",
-        "rampup_batch_size", "train_samples", "skip_train",
-    }
-)  # fmt: skip
+_WITHOUT_BEARING = without_bearing("Megatron Bridge")
 
 
 def write(recipe: Recipe) -> str:
@@ -127,7 +108,9 @@ def _precision(word: Any, faults: list[str]) -> dict[str, Any]:
 def _fields(config: Mapping[str, Any], faults: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of all sections; faults are noted."""
     for section, values in config.items():
-        if (section in SECTIONS_OF_BRIDGE and section != "dist") or section == "mixed_precision":
+        if (
+            section in without_bearing("Megatron Bridge, sections") and section != "dist"
+        ) or section == "mixed_precision":
             continue
         if section == "dataset":
             yield from _length(values)

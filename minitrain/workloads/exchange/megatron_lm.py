@@ -28,7 +28,7 @@ from minitrain.workloads.exchange.megatron_core import (
     model_of,
     notes_on,
 )
-from minitrain.workloads.exchange.recipe import OF_LAUNCHERS, OF_MEGATRON_LM, Recipe
+from minitrain.workloads.exchange.recipe import Recipe, without_bearing
 
 _ASSIGNMENT = re.compile(r"(\w+)\+?=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
@@ -351,7 +351,7 @@ def _fields(words: Words, faults: list[str]) -> Iterator[tuple[str, Any]]:
             yield from _field(option, values, faults)
         elif flag in _ONLY and values[:1] and values[0] not in _ONLY[flag]:
             faults.append(f"{flag} must be one of {', '.join(_ONLY[flag])}, got {values[0]!r:.40}")
-        elif flag not in OF_MEGATRON_LM and flag not in OF_LAUNCHERS:
+        elif flag not in without_bearing("Megatron-LM") | without_bearing("torchrun and Slurm"):
             hint = closest(flag, _BY_FLAG)
             faults.append(
                 f"{flag} is not known{'; ' + hint if hint else ''}; if it has no bearing on the model, its layout and "

@@ -16,7 +16,7 @@ from typing import Any
 
 from minitrain.errors import refuse
 from minitrain.workloads.architecture import PRECISIONS
-from minitrain.workloads.exchange.recipe import OF_TORCHTITAN, SECTIONS_OF_TORCHTITAN, Recipe, same_model
+from minitrain.workloads.exchange.recipe import Recipe, same_model, without_bearing
 from minitrain.workloads.transformer import Transformer, models
 from minitrain.workloads.workload import RECOMPUTE
 
@@ -191,10 +191,10 @@ def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _unknown(config: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
     """Yield the sections and keys that nobody knows."""
     for section in config:
-        if section not in _SECTIONS and section not in SECTIONS_OF_TORCHTITAN:
+        if section not in _SECTIONS and section not in without_bearing("torchtitan, sections"):
             yield f"[{section}] is not known"
     for key in given:
-        if key not in _READ | OF_TORCHTITAN and not key.startswith(("float8.", "quantize.")):
+        if key not in _READ | without_bearing("torchtitan") and not key.startswith(("float8.", "quantize.")):
             yield f"{key} is not known"
 
 
