@@ -167,7 +167,7 @@ class HardwareCapabilityProfile:
         rates = {**self.device.vector, **self.device.matrix}
         return MappingProxyType({name: rate.peak_flop_per_s for name, rate in rates.items()})
 
-    @property
+    @cached_property
     def precisions(self) -> frozenset[PrecisionType]:
         """What it computes with at a rate of its own; bfloat16 also where its features say so."""
         found = {precision for precision in PrecisionType if precision.value in self.peak_flop_per_s}

@@ -541,6 +541,8 @@ class HardwareAwareWorkloadManager:
         able = [device for device in devices if seconds(device.device, 1) < NEVER]
         if not able:
             raise UsageError(f"no device of {', '.join(shares)} can compute {workload.workload_id}; give another one")
+        if len(able) == 1:
+            return {**shares, able[0].name: batch}
         large = -(-batch // _STEPS)
         coarse = max(0, batch - _FINE * large * len(able)) // large * large if large > 1 else 0
         for num_samples, step in ((coarse, large), (batch - coarse, 1)):
