@@ -221,7 +221,7 @@ def test_package_writes_a_zip(learn: Learn) -> None:
     with zipfile.ZipFile("a.zip") as archive:
         script = archive.read("run_autograder").decode()
     assert '--isolation "${MINITRAIN_ISOLATION:-required}"' in script
-    assert learn("package", "--students", "wheels").stdout.startswith("wrote wheels/minitrain-")
+    assert learn("package", "--students", "wheels", "--exercise", "2").stdout.startswith("wrote wheels/minitrain-")
     assert "isolation must be one of" in learn("package", "b.zip", "--isolation", "some").stderr.replace("\n", " ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import minitrain as mt
 from minitrain import schedules
 from tests.small_transformers import DEEPSEEK_LIKE, LLAMA_LIKE, MIXTRAL_LIKE, QWEN_LIKE
 
-AGAIN = pytest.mark.no_cover  # test_transformer_proof.py goes through the lines of these models
 STAGES = [1, 2, 2, 1]
 DENSE: list[dict[str, Any]] = [
     {"world_size": 8, "cp": 2, "tp": 2, "pp": 2},
@@ -40,17 +40,22 @@ EXPERTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("workload", [LLAMA_LIKE, pytest.param(QWEN_LIKE, marks=AGAIN)], ids=lambda model: model.name)
-@pytest.mark.parametrize("options", DENSE, ids=str)
+def by_turns(first: mt.Transformer, second: mt.Transformer, divisions: Sequence[dict[str, Any]]) -> list[Any]:
+    """Return both models in all divisions, of which one in two is slow: each model, and each division once, is not."""
+    return [
+        pytest.param(model, options, id=f"{model.name}-{options}", marks=pytest.mark.slow if (place + other) % 2 else ())
+        for place, options in enumerate(divisions)
+        for other, model in enumerate((first, second))
+    ]
+
+
+@pytest.mark.parametrize(("workload", "options"), by_turns(LLAMA_LIKE, QWEN_LIKE, DENSE))
 def test_a_dense_model_trains_as_on_one_device(workload: mt.Transformer, options: dict[str, Any]) -> None:
     proof = mt.prove("megatron", workload=workload, global_batch_size=8, microbatch_size=1, **options)
     assert proof.largest_relative < 1e-9
 
 
-@pytest.mark.parametrize(
-    "workload", [MIXTRAL_LIKE, pytest.param(DEEPSEEK_LIKE, marks=AGAIN)], ids=lambda model: model.name
-)
-@pytest.mark.parametrize("options", EXPERTS, ids=str)
+@pytest.mark.parametrize(("workload", "options"), by_turns(MIXTRAL_LIKE, DEEPSEEK_LIKE, EXPERTS))
 def test_a_model_with_experts_trains_as_on_one_device(workload: mt.Transformer, options: dict[str, Any]) -> None:
     stages: dict[str, Any] = {"layers_per_stage": STAGES} if options.get("schedule") == "dualpipe_v" else {}
     proof = mt.prove("megatron", workload=workload, global_batch_size=16, microbatch_size=1, **options, **stages)
