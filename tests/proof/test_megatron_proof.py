@@ -43,9 +43,9 @@ EXPERTS: list[dict[str, Any]] = [
 def by_turns(first: mt.Transformer, second: mt.Transformer, divisions: Sequence[dict[str, Any]]) -> list[Any]:
     """Return both models in all divisions, of which one in two is slow: each model, and each division once, is not."""
     return [
-        pytest.param(model, options, id=f"{model.name}-{options}", marks=pytest.mark.slow if (place + other) % 2 else ())
+        pytest.param(model, options, id=f"{model.name}-{options}", marks=pytest.mark.slow if turn % 2 else ())
         for place, options in enumerate(divisions)
-        for other, model in enumerate((first, second))
+        for turn, model in enumerate((first, second), start=place)
     ]
 
 

@@ -209,8 +209,16 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize("options", GRID, ids=str)
-@pytest.mark.parametrize("workload", ["tiny", "gpt2"])
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [
+        *(pytest.param("tiny", options, id=f"tiny-{options}") for options in GRID),
+        *(
+            pytest.param("gpt2", options, id=f"gpt2-{options}", marks=pytest.mark.slow if place % 3 else ())
+            for place, options in enumerate(GRID)
+        ),
+    ],
+)
 def test_every_combination_trains_every_sample_and_every_part(options: dict[str, Any], workload: str) -> None:
     tp_of_gpt2 = {"tp": 4} if workload == "gpt2" and options.get("tp") == 8 else {}
     if workload == "tiny" and options.get("tp") == 8:
