@@ -326,13 +326,14 @@ def learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Learn:
 
 def test_grade_prints_a_table_of_a_class(learn: Learn) -> None:
     write(Path("class"), {"02_a.py": DDP, "essay.txt": "text"})
-    result = learn("class", "--jobs", "1")
+    kept = ("--results", "rows.jsonl")  # graded once
+    result = learn("class", "--jobs", "1", *kept)
     assert result.exit_code == 1
     assert [word for word in ("02_a.py", "100", "essay.txt", "it is no Python") if word not in result.stdout] == []
-    found = json.loads(learn("class", "--format", "json").stdout)
+    found = json.loads(learn("class", "--format", "json", *kept).stdout)
     assert [(one["file"], one["score"]) for one in found] == [("02_a.py", 100), ("essay.txt", 0)]
     assert learn("class/02_a.py").stdout.startswith("02_ddp: 100 of 100 points\n")
-    text = learn("class", "--format", "text").stdout
+    text = learn("class", "--format", "text", *kept).stdout
     assert "02_a.py\n02_ddp: 100 of 100" in text
     assert "essay.txt: not graded\n  it is no Python file" in text
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import minitrain as mt
-from minitrain.learn import grade
+from minitrain.learn import Grade, grade, load_exercise
 from minitrain.learn.sandbox import Limits
-from tests.learn.exercises.sources import DDP, SUBMISSIONS, changed, shipped_source
+from minitrain.run.strategy_loading import load_strategy
+from tests.learn.exercises.sources import DDP, RIGHT, SUBMISSIONS, changed, shipped_source
 from tests.learn.exercises.verdicts import Wrong, names_of, require_own_reason
 
 HANDWRITTEN = {
@@ -41,7 +42,8 @@ SHIPPED = {  # exercise by strategy: where a shipped strategy, given as a file o
 
 @pytest.mark.parametrize("name", HANDWRITTEN)
 def test_right_submissions_in_other_styles_have_full_marks(name: str) -> None:
-    found = grade(SUBMISSIONS / f"{name}.py", HANDWRITTEN[name])
+    exercise, path = load_exercise(HANDWRITTEN[name]), SUBMISSIONS / f"{name}.py"
+    found = grade(load_strategy(f"{path}:{exercise.function}")[1], exercise)
     assert found.score == found.max_score, str(found)
 
 
@@ -300,13 +302,17 @@ WITHOUT_EFFECT = {
 """What a submission does to the engine of its own process, after an honest step: only its operations count."""
 
 
+@pytest.fixture(scope="module")
+def honest() -> Grade:
+    return grade(RIGHT, "02")
+
+
 @pytest.mark.parametrize("what", WITHOUT_EFFECT)
-def test_what_a_submission_does_to_its_own_engine_changes_no_grade(what: str, tmp_path: Path) -> None:
-    honest, cheating = tmp_path / "honest.py", tmp_path / "cheating.py"
-    honest.write_text(DDP)
+def test_what_a_submission_does_to_its_own_engine_changes_no_grade(what: str, honest: Grade, tmp_path: Path) -> None:
+    cheating = tmp_path / "cheating.py"
     cheating.write_text(changed(DDP, ("    return model\n", f"    {WITHOUT_EFFECT[what]}\n    return model\n")))
-    first, second = (grade(path, "02") for path in (honest, cheating))
-    assert (second.score, second.leaderboard) == (first.max_score, first.leaderboard), str(second)
+    found = grade(cheating, "02")
+    assert (found.score, found.leaderboard) == (honest.max_score, honest.leaderboard), str(found)
 
 
 @pytest.mark.parametrize("name", names_of(MISTAKEN))

@@ -18,7 +18,7 @@ EXERCISES = shipped_exercises()
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_drawn_sizes_are_legal_and_new(exercise: Exercise) -> None:
     found = with_secret_sizes(exercise, "one")
     keys = [case.key for case in found.hidden]
