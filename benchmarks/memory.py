@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from benchmarks.measure import peak_rss_bytes
-from minitrain.run.accounting.summary_log import EVENTS_OF_RUN
+from minitrain.run.summary_log import EVENTS_OF_RUN
 
 NUM_EVENTS = 10_000_000
 

@@ -25,8 +25,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from minitrain.engine.model import Model
-from minitrain.engine.watched import watched
+from minitrain.engine.model import Model, watched
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.proof.units import WHOLE
 from minitrain.run.strategy_loading import choose_strategy

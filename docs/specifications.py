@@ -134,7 +134,7 @@ Learning from past executions, reconfiguration during a run, cross-platform comp
 
 # lib.py
 Exactly these names, parameters and defaults | project/test_lib_surface.py::test_parameters_have_the_specified_names_order_and_defaults
-Types of one's own that add, or shard and combine, are reduced and gathered | engine/transport/test_dist.py::test_reductions_combine_in_rank_order_whoever_comes_first
+Types of one's own that add, or shard and combine, are reduced and gathered | engine/test_dist.py::test_reductions_combine_in_rank_order_whoever_comes_first
 Tensors and events are dataclasses with these fields | project/test_lib_surface.py::test_tensors_are_dataclasses_with_the_specified_fields
 Constants | project/test_lib_surface.py::test_the_constants_have_the_specified_values
 Reducible and gatherable tensors combine, and only what belongs together | tensors/test_tensors.py::test_what_does_not_belong_together_does_not_combine
@@ -144,19 +144,19 @@ Gradients accumulate over samples | tensors/test_tensors.py::test_gradients_add_
 Gradients add where layer and shards are the same | tensors/test_tensors.py::test_gradients_of_different_layers_or_shards_do_not_add
 Activations are as large as their samples | tensors/test_tensors.py::test_sizes_are_the_specified_formulas
 Sizes of tensors | tensors/test_tensors.py::test_a_shard_has_its_share_of_the_size
-`Barrier`: nobody passes before everybody has arrived, and it can be used again | engine/transport/test_barrier.py::test_it_can_be_used_again_at_once_with_or_without_reset
-`Barrier.reset` waits until all have passed | engine/transport/test_barrier.py::test_reset_waits_for_the_round_in_progress
-Other coroutines run while some wait | engine/transport/test_barrier.py::test_nobody_passes_before_everybody_has_arrived
+`Barrier`: nobody passes before everybody has arrived, and it can be used again | engine/test_barrier.py::test_it_can_be_used_again_at_once_with_or_without_reset
+`Barrier.reset` waits until all have passed | engine/test_barrier.py::test_reset_waits_for_the_round_in_progress
+Other coroutines run while some wait | engine/test_barrier.py::test_nobody_passes_before_everybody_has_arrived
 `Dist` has `barrier` and `queue` | project/test_lib_surface.py::test_dist_barrier_and_predictor_offer_the_attributes_that_a_program_may_read
 `Dist` has `reduce` and `gather`, where ranks sum up | | values meet in futures, and nothing is stored; what programs can see is the same
-All ranks get equal results, each its own | engine/transport/test_dist.py::test_every_rank_gets_a_result_of_its_own
-`Dist.all_reduce` sums, and ends at the latest time | engine/transport/test_dist.py::test_all_reduce_sums_numbers_and_ends_at_the_latest_time
-`reduce_scatter` sums, and gives each rank its shard | engine/transport/test_groups.py::test_collectives_are_matched_and_sharded_per_group
-`all_gather` combines the shards of all ranks | engine/transport/test_groups.py::test_a_gather_in_a_proper_subgroup_may_be_partial
-`Dist.send`, `receive`: messages come in the order of their sending | engine/transport/test_dist.py::test_messages_come_first_in_first_out_whatever_the_buffer
-`receive` waits for a message | engine/transport/test_dist.py::test_receive_waits_for_a_message_that_comes_later
-Anything can be sent | engine/transport/test_dist.py::test_any_object_can_be_sent
-A sender waits while the buffer is full | engine/transport/test_dist.py::test_a_full_buffer_holds_the_sender_back
+All ranks get equal results, each its own | engine/test_dist.py::test_every_rank_gets_a_result_of_its_own
+`Dist.all_reduce` sums, and ends at the latest time | engine/test_dist.py::test_all_reduce_sums_numbers_and_ends_at_the_latest_time
+`reduce_scatter` sums, and gives each rank its shard | engine/test_groups.py::test_collectives_are_matched_and_sharded_per_group
+`all_gather` combines the shards of all ranks | engine/test_groups.py::test_a_gather_in_a_proper_subgroup_may_be_partial
+`Dist.send`, `receive`: messages come in the order of their sending | engine/test_dist.py::test_messages_come_first_in_first_out_whatever_the_buffer
+`receive` waits for a message | engine/test_dist.py::test_receive_waits_for_a_message_that_comes_later
+Anything can be sent | engine/test_dist.py::test_any_object_can_be_sent
+A sender waits while the buffer is full | engine/test_dist.py::test_a_full_buffer_holds_the_sender_back
 A model's fields and defaults, its five stores among them | project/test_lib_surface.py::test_a_model_offers_the_attributes_that_a_program_may_read
 `Model.memory` is kept up by every operation, and falls where something is deleted | engine/test_stores.py::test_the_peak_sees_what_is_gone_before_the_next_event
 `Model.memory` is in bytes | | the specification's own formulas count elements, and these hold; `run.peak_memory_bytes` has bytes

@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain import hw as hw
     from minitrain.engine.model import Model as Model
     from minitrain.engine.semantics import Nesterov as Nesterov
+    from minitrain.engine.semantics import Shares as Shares
     from minitrain.engine.semantics import approximate_steps as approximate_steps
     from minitrain.engine.semantics import delayed_steps as delayed_steps
     from minitrain.engine.semantics import local_steps as local_steps
     from minitrain.engine.semantics import own_steps as own_steps
-    from minitrain.engine.shares import Shares as Shares
     from minitrain.engine.strategy_model import StrategyModel as StrategyModel
     from minitrain.errors import CollectiveMismatchError as CollectiveMismatchError
     from minitrain.errors import DeadlockError as DeadlockError
@@ -56,9 +56,9 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.machine.solver.engine import solve as solve
     from minitrain.proof.proof import Proof as Proof
     from minitrain.proof.proof import prove as prove
-    from minitrain.run.faults import Fault as Fault
-    from minitrain.run.faults import FaultRate as FaultRate
-    from minitrain.run.faults import Recovery as Recovery
+    from minitrain.run.parameters import Fault as Fault
+    from minitrain.run.parameters import FaultRate as FaultRate
+    from minitrain.run.parameters import Recovery as Recovery
     from minitrain.run.result import Run as Run
     from minitrain.run.result import load_run as load_run
     from minitrain.run.simulation import Comparison as Comparison
@@ -85,21 +85,21 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.training.train import train as train
     from minitrain.whatif.diff import Gap as Gap
     from minitrain.whatif.diff import diff as diff
-    from minitrain.whatif.faults.disturbed_run import DisturbedRun as DisturbedRun
-    from minitrain.whatif.faults.goodput import Goodput as Goodput
-    from minitrain.whatif.faults.goodput import goodput as goodput
-    from minitrain.whatif.noise.monte_carlo import MonteCarlo as MonteCarlo
-    from minitrain.whatif.noise.monte_carlo import Sensitivity as Sensitivity
-    from minitrain.whatif.noise.monte_carlo import monte_carlo as monte_carlo
-    from minitrain.whatif.noise.monte_carlo import sensitivity as sensitivity
-    from minitrain.whatif.noise.noise import Histogram as Histogram
-    from minitrain.whatif.noise.noise import Noise as Noise
-    from minitrain.whatif.noise.noise import SlowLink as SlowLink
+    from minitrain.whatif.disturbed_run import DisturbedRun as DisturbedRun
+    from minitrain.whatif.goodput import Goodput as Goodput
+    from minitrain.whatif.goodput import goodput as goodput
+    from minitrain.whatif.monte_carlo import MonteCarlo as MonteCarlo
+    from minitrain.whatif.monte_carlo import Sensitivity as Sensitivity
+    from minitrain.whatif.monte_carlo import monte_carlo as monte_carlo
+    from minitrain.whatif.monte_carlo import sensitivity as sensitivity
+    from minitrain.whatif.noise import Histogram as Histogram
+    from minitrain.whatif.noise import Noise as Noise
+    from minitrain.whatif.noise import SlowLink as SlowLink
+    from minitrain.whatif.price import Priced as Priced
+    from minitrain.whatif.price import price as price
+    from minitrain.whatif.price import price_async as price_async
     from minitrain.whatif.replayed_runs import Replayed as Replayed
     from minitrain.whatif.replayed_runs import replay as replay
-    from minitrain.whatif.vector.price import Priced as Priced
-    from minitrain.whatif.vector.price import price as price
-    from minitrain.whatif.vector.price import price_async as price_async
     from minitrain.workloads.architecture import LatentAttention as LatentAttention
     from minitrain.workloads.architecture import Lora as Lora
     from minitrain.workloads.architecture import Precision as Precision
@@ -123,7 +123,7 @@ PUBLIC_PATHS = {
 _ABOVE_RUNS = {
     "chrome trace": "view.exports",
     "excerpt": "view.run_folder",
-    "faults": "whatif.faults.disturbed_run",
+    "faults": "whatif.disturbed_run",
     "figure": "view.gantt",
     "notebook": "view.notebook_figure",
     "numerics": "proof",

@@ -4,9 +4,8 @@ The specification is that of the course library from which minitrain descends: o
 by a roofline, and an event log. Elsewhere in minitrain, "specified" means what these names do by it, to the last float.
 """
 
+from minitrain.engine.dist import Barrier, Dist
 from minitrain.engine.model import Model
-from minitrain.engine.transport.communicator import Barrier
-from minitrain.engine.transport.dist import Dist
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.operations import Event
 from minitrain.tensors import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from minitrain.engine.transport.protocol import Mesh
+from minitrain.engine.protocol import Mesh
 from minitrain.errors import StrategyError
 from minitrain.lib import Model
 

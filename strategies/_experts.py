@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from minitrain.engine.transport.protocol import Group
+from minitrain.engine.protocol import Group
 from minitrain.lib import Model, OptState, Weight
 
 Held = dict[Any, tuple[int, Group]]

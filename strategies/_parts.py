@@ -6,7 +6,7 @@ The functions are f and g of Megatron's figures (Shoeybi et al. 2019, figure 3; 
 from collections.abc import MutableMapping
 from typing import Any
 
-from minitrain.engine.transport.protocol import Group
+from minitrain.engine.protocol import Group
 from minitrain.lib import Model
 
 

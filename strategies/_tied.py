@@ -3,7 +3,7 @@
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
-from minitrain.engine.transport.protocol import Mesh
+from minitrain.engine.protocol import Mesh
 from minitrain.lib import Model
 
 from ._batch import add

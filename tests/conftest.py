@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from minitrain.engine.dist import Dist
 from minitrain.engine.model import Model
-from minitrain.engine.transport.dist import Dist
 
 settings.register_profile("minitrain", deadline=None, derandomize=True)
 settings.load_profile("minitrain")

@@ -53,7 +53,7 @@ from minitrain.run.strategy_loading import (
     load_strategy,
     takes_option,
 )
-from minitrain.search.sweeps.executors.choice import require_workers
+from minitrain.search.sweeps.executors import require_workers
 from minitrain.workloads.matmul import DENSE
 
 DEFAULT = RunParameters()

@@ -20,7 +20,7 @@ from minitrain.run.figures import TABLES
 from minitrain.run.parameters import OF_TRANSFORMER
 from minitrain.run.strategy_loading import literal
 from minitrain.search.sweeps.batches import Row, succeeded
-from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
+from minitrain.search.sweeps.own_processes import LostWorkersWarning
 from minitrain.search.sweeps.sweep import Sweep
 from minitrain.view.tables import filled_table, frameless_table
 

@@ -21,11 +21,10 @@ from minitrain.plain_text import printable
 from minitrain.run.analysis.labels import duration
 from minitrain.run.figures import TABLES
 from minitrain.run.result import TokenBudget
-from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
-from minitrain.search.tuning.findings import described
+from minitrain.search.sweeps.own_processes import LostWorkersWarning
+from minitrain.search.tuning.findings import described, require_tool
 from minitrain.search.tuning.search import Row, distinct, options_of
 from minitrain.search.tuning.tune import HEAD_ROOM, Tuning
-from minitrain.search.tuning.words import require_tool
 from minitrain.view.tables import budget_cells, budget_columns, filled_table, frameless_table
 from minitrain.workloads.transformer import find_model
 

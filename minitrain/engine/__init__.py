@@ -3,20 +3,21 @@
 May import: `errors`, `files`, `source_lines`, `tensors`, `operations`, `workloads`, `machine`. Open `model` first, then
 `strategy_model` (what a strategy may use of it), `computation` (what a rank does alone) and `communication` (how it
 calls on others: what comes of the values is decided in operations/collectives.py). `laws` says what must hold before an
-operation may happen, `operations` when a submitted communication starts and ends, and `stores` what a rank holds in
-memory.
+operation may happen, `operations` when a submitted communication starts and ends, and `stores` what
+a rank holds in memory.
 
 The rest, by what a reader looks for:
 
-- What all operations change: `state`, which also remembers prices, with `memory_by_kind` and `launched_memory`.
-- Features beside the usual path: `kept_for_backward` (recomputation), `placed_passes` (layers that differ, parts of
-  them, and shards of sequences), `attention` (context parallelism), `experts` (expert parallelism), and `host_memory`
-  (offloading).
-- What a strategy means to compute: `semantics`; `local_steps` has what replicas do alone.
-- Who takes what: `stages` cuts layers into pipeline stages and the batch into samples and microbatches, and `shares`
-  says who takes how much where ranks are not alike.
+- What all operations change: `state`, which also remembers prices.
+- Features beside the usual path: `placed_passes` (layers that differ, recomputation, parts of layers, and shards of
+  sequences), `attention` (context parallelism), `experts` (expert parallelism), and `host_memory` (offloading).
+- What a strategy means to compute, who takes how much where ranks are not alike, and the check at the end that every
+  layer was trained: `semantics`; `gradients` has what ranks do with theirs.
+- Who takes what: `stages` cuts layers into pipeline stages and the batch into samples and microbatches.
 - Who watches: `observers` has those that are told of all that ranks do, and executors, which decide what it is beside,
   in the models that `watched` makes.
-- Between steps and after them: `final_weights` checks that every layer was trained, and has what a later step begins
-  with.
+- Where ranks meet: `protocol` is the interface that a model uses: process groups and meshes, and one rank's part in an
+  operation. It carries values and clocks, and knows no prices. `dist` implements it for ranks in one process. Tasks
+  belong to a run, whose `event_loop` is also given the errors that nobody retrieved. `deadlocks` reports when no rank
+  can go on, as the loop tells it, and says where each of them waits.
 """

@@ -30,24 +30,22 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.engine import laws, placed_passes
 from minitrain.engine.computation import Computation
-from minitrain.engine.kept_for_backward import (
-    hold_core_again,
-    is_packed,
-    keep_before_core,
-    keep_of_steps,
-    with_documents,
-)
-from minitrain.engine.kept_for_backward import mode_of_forward as known_mode
 from minitrain.engine.laws import broken, require_kind
 from minitrain.engine.placed_passes import (
     gradients_of,
     has_attention,
+    hold_core_again,
+    is_packed,
+    keep_before_core,
+    keep_of_steps,
     missing,
     mode_of_pass,
     output_of,
     record_pass,
     require_same_shards,
+    with_documents,
 )
+from minitrain.engine.placed_passes import mode_of_forward as known_mode
 from minitrain.errors import LawError
 from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad

@@ -26,10 +26,9 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.engine.host_memory import HostMemory
-from minitrain.engine.launched_memory import LaunchedMemory
-from minitrain.engine.operations import Interface, Launched, Operation, PeerStream, Unused
+from minitrain.engine.operations import Interface, Launched, LaunchedMemory, Operation, PeerStream, Unused
+from minitrain.engine.protocol import Group, Mesh, require_axes
 from minitrain.engine.strategy_model import StrategyModel
-from minitrain.engine.transport.protocol import Group, Mesh, require_axes
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.machine.price import PENDING
 from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, RECV, SEND, STREAM, STRIDE, WRITE, Note, Stream
@@ -38,8 +37,8 @@ from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
 
 if TYPE_CHECKING:
-    from minitrain.engine.transport.dist import Dist
-    from minitrain.engine.transport.protocol import ProcessGroup
+    from minitrain.engine.dist import Dist
+    from minitrain.engine.protocol import ProcessGroup
     from minitrain.machine.price import Predictor, Price
 
 CarryOut = Callable[[Operation], None]

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from minitrain.engine import laws, placed_passes
 from minitrain.engine.experts import backward_experts, forward_experts, update_piece
-from minitrain.engine.local_steps import as_declared, require_own, update_local
+from minitrain.engine.gradients import as_declared, require_own, update_local
 from minitrain.engine.placed_passes import (
     backward_placed,
     forward_placed,

@@ -31,9 +31,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.engine import laws
-from minitrain.engine.kept_for_backward import is_made_again, mode_of, units_before
 from minitrain.engine.laws import broken, require_kind
-from minitrain.engine.placed_passes import stepped
+from minitrain.engine.placed_passes import is_made_again, mode_of, stepped, units_before
 from minitrain.engine.state import RankState
 from minitrain.errors import LawError
 from minitrain.operations import UNITS_PER_ELEMENT

@@ -30,10 +30,10 @@ from minitrain.tensors.placed import (
     PARTIAL,
     ActivationGradShard,
     ActivationShard,
+    TableGrad,
     WeightGradPart,
     in_pieces,
 )
-from minitrain.tensors.tied import TableGrad
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState

@@ -4,7 +4,7 @@ An observer is told of every operation before it begins and after it has ended, 
 enters and leaves stores, and of tensors that change their size. It may raise an error before an operation begins, which
 then does not happen. It changes no event, price or clock.
 
-Ranks that nobody watches are plain models and ask nothing: `minitrain.engine.watched` makes another class of a kind of
+Ranks that nobody watches are plain models and ask nothing: `minitrain.engine.model` makes another class of a kind of
 model, whose operations tell its observer. Several observers are one, which tells each of them in turn.
 
 That a tensor was freed is told by what an observer has attached to it, in its slot `_origin` or `_content` (see
@@ -27,7 +27,7 @@ tensors that know layer, samples, shards and size. An `Executor` decides what ha
 
 **On real processes** each rank is a process with one model, its own. Two things take part, each by its protocol:
 
-- The *transport* (`minitrain.engine.transport.protocol`) completes communications, since there is nobody in the process
+- The *transport* (`minitrain.engine.protocol`) completes communications, since there is nobody in the process
   to meet. One that follows a recorded program compares what the model submits with what was recorded for this rank, and
   settles it at once with the recorded result and clocks: `call.settle_all([call], [result], [clock], start, last,
   largest_bytes)`, or `call.deliver(message, sent)`. So the model's clock, log and memory are the predicted ones.

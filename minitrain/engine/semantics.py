@@ -1,17 +1,37 @@
-"""What a strategy means to compute, where that is not one synchronous step of gradient descent.
+"""What a strategy means to compute, who takes how much of it (`Shares`), and whether a run has done it.
 
 By default the gradient of every sample of the batch goes into each update, and all ranks have the same weights. A
 strategy that means something else declares it, and its laws and its proof follow from what it declares.
+
+Where ranks are not alike, a run gets shares by `simulate(..., shares=mt.Shares(samples=[12, 4], layers=[20, 12]))`: the
+samples of each replica, the layers of each stage. A strategy reads those of its own rank from its model:
+`model.samples_of_rank()`, `model.microbatches()` and `model.stages()`. Without shares all of these divide equally, so
+that one strategy serves both.
+
+A *replica* is what has a share of the batch: a rank of data parallelism, or a whole pipeline where there are stages.
+Samples go to replicas in their order, contiguously. Every gradient is the sum over its samples divided by those of the
+whole batch, so that a rank with more samples weighs more; nothing has to be scaled.
+
+Left out: pipelines whose replicas are cut into different stages.
+
+At its end a run is checked to have trained the model: every layer's final weight, over all ranks, and whole
+checkpoints. A rank begins a later step of a longer run with the weights that it ended the one before with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
+from typing import Any, Protocol, TypeVar, final
 
-from minitrain.errors import StrategyError, UsageError
+from minitrain.errors import LawError, StrategyError, UsageError
+from minitrain.operations.collectives import describe
+from minitrain.tensors import OptState, Weight
 from minitrain.tensors.compressed import Compressor, compressor_of
+from minitrain.tensors.index_sets import between, ranges
+from minitrain.tensors.placed import ExpertOptState, ExpertWeight, RouterWeight, WeightPart
 
 S = TypeVar("S", bound=Callable[..., Any])
 
@@ -309,3 +329,380 @@ def _declaring(declared: DeclaredLocalSteps) -> Callable[[S], S]:
         return strategy
 
     return declare
+
+
+EXAMPLE = "as in mt.Shares(samples=[12, 4]) or mt.Shares(layers=[20, 12])"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How a step is divided between ranks that are not alike.
+
+    Args:
+        samples: of each replica, at least 1; equal shares of the batch if None.
+        layers: of each stage, at least 1; as `Model.stages` finds them if None.
+        microbatch_sizes: the most samples of a microbatch, of each replica; the strategy's own option if None.
+
+    Raises:
+        UsageError: all three are None, one is no sequence of counts, or samples and microbatch sizes are of different
+            numbers of replicas.
+
+    >>> Shares(samples=[3, 1]).samples_of(1)
+    range(3, 4)
+    """
+
+    samples: Sequence[int] | None = None
+    layers: Sequence[int] | None = None
+    microbatch_sizes: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if all(value is None for value in given.values()):
+            raise UsageError(f"shares must say samples, layers or microbatch_sizes, {EXAMPLE}")
+        for name, value in given.items():
+            if value is not None:
+                object.__setattr__(self, name, _counts(name, value))
+        if self.samples and self.microbatch_sizes and len(self.samples) != len(self.microbatch_sizes):
+            raise UsageError(
+                f"samples and microbatch_sizes of shares must be of the same replicas, got {len(self.samples)} and "
+                f"{len(self.microbatch_sizes)}; give one of each a replica"
+            )
+
+    @classmethod
+    def of(cls, value: Any) -> Shares:
+        """Return shares from what a run is given: shares, samples of each replica, or a plan that has `shares`.
+
+        Raises:
+            UsageError: it is something else.
+        """
+        found = getattr(value, "shares", value)
+        if isinstance(found, Shares):
+            return found
+        if not isinstance(found, Sequence) or isinstance(found, str):
+            raise UsageError(f"shares must be samples of each replica or a mt.Shares, got {value!r:.80}; {EXAMPLE}")
+        return cls(samples=found)
+
+    def require(self, global_batch_size: int, num_layers: int) -> None:
+        """Require that the shares make up a step.
+
+        Raises:
+            UsageError: they make up more or less.
+        """
+        for name, total in (("samples", global_batch_size), ("layers", num_layers)):
+            counts = getattr(self, name)
+            if counts is not None and sum(counts) != total:
+                whole = "global_batch_size" if name == "samples" else "num_layers"
+                raise UsageError(
+                    f"{name} of shares must add up to {whole} ({total}), and {list(counts)} add up to {sum(counts)}; "
+                    f"change a share, or use {whole}={sum(counts)}",
+                    shares=self,
+                )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What they divide: "samples", "layers", or both."""
+        divides = {"samples": self.samples or self.microbatch_sizes, "layers": self.layers}
+        return frozenset(name for name, counts in divides.items() if counts)
+
+    def samples_of(self, replica: int) -> range:
+        """Return the samples of a replica; there must be samples."""
+        assert self.samples is not None
+        return ranges_of(self.samples)[replica]
+
+    def __str__(self) -> str:
+        """Say it in words.
+
+        >>> str(Shares(samples=[3, 1], layers=[20, 12]))
+        'samples 3, 1; layers 20, 12'
+        """
+        said = {field.name.replace("_", " "): getattr(self, field.name) for field in fields(self)}
+        return "; ".join(f"{name} {', '.join(map(str, counts))}" for name, counts in said.items() if counts)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SharesOfRun:
+    """The shares of a run, and what of them was asked for.
+
+    Args:
+        shares: the shares.
+        read: which of `Shares.names` some rank has asked for.
+    """
+
+    shares: Shares
+    read: set[str] = field(default_factory=set)
+
+    @property
+    def unread(self) -> list[str]:
+        """What no rank has asked for, so that it was divided equally."""
+        return sorted(self.shares.names - self.read)
+
+
+def ranges_of(counts: Sequence[int]) -> tuple[range, ...]:
+    """Return contiguous ranges of some lengths."""
+    return between([0, *accumulate(counts)])
+
+
+def _counts(name: str, value: Any) -> tuple[int, ...]:
+    """Return counts as a tuple."""
+    counts = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 1 for count in counts)
+    if not counts or not are_counts:
+        raise UsageError(f"{name} of shares must be whole numbers of at least 1, got {value!r:.80}; {EXAMPLE}")
+    return counts
+
+
+IN_PARTS = frozenset({WeightPart, ExpertWeight})
+"""The weights of which ranks hold parts: of whole layers, or of a layer's experts."""
+
+
+class TrainedRank(Protocol):
+    """The part of a rank's model that is read after the run."""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the trained model."""
+
+    @property
+    def final_weights(self) -> Mapping[int, Weight]:
+        """Final weight by layer."""
+
+    @property
+    def final_experts(self) -> Mapping[int, Weight]:
+        """Final weight of this rank's experts by layer."""
+
+    @property
+    def written(self) -> Sequence[Any]:
+        """Copies of what this rank has written to the storage."""
+
+    @property
+    def _runtime_predictor(self) -> Any:
+        """What knows the workload."""
+
+
+def check_final_weights(models: Sequence[TrainedRank]) -> None:
+    """Verify that every layer has a final weight: complete over all ranks, one step on, equal across replicas.
+
+    Args:
+        models: the model of each rank, after the run.
+
+    Raises:
+        LawError: a layer's final weight is missing, incomplete, not of step 1, or differs between the ranks.
+    """
+    weights, experts = _by_layer(models, "final_weights"), _by_layer(models, "final_experts")
+    is_divided = any(_are_divided(model.final_weights) or model.final_experts for model in models)
+    for layer in range(models[0].num_layers):
+        found = weights[layer]
+        if not found:
+            raise LawError(
+                f"layer {layer} has no final weight on any rank; call model.set_final_weight({layer}, weight) where "
+                "its last update was",
+                layer=layer,
+            )
+        if is_divided:
+            _require_both_pieces(layer, found, experts[layer])
+        for of_part in (*_by_part(layer, found), *_by_part(layer, experts[layer])) if is_divided else (found,):
+            _check_layer(layer, of_part)
+    if any(model.written for model in models):
+        _check_checkpoints(models, weights, experts)
+
+
+def _check_checkpoints(
+    models: Sequence[TrainedRank],
+    weights: Mapping[int, Sequence[tuple[int, Weight]]],
+    experts: Mapping[int, Sequence[tuple[int, Weight]]],
+) -> None:
+    """Verify that what ranks have written of each step is whole: every weight that is trained, and its state."""
+    found: defaultdict[tuple[int, bool, bool, int], list[tuple[int, Any]]] = defaultdict(list)
+    for model in models:
+        for tensor in model.written:
+            if isinstance(tensor, Weight | OptState):
+                is_expert = isinstance(tensor, ExpertWeight | ExpertOptState)
+                found[tensor.step, isinstance(tensor, Weight), is_expert, tensor.layer].append((model.rank, tensor))
+    trained = getattr(models[0]._runtime_predictor.workload, "trained_share", lambda _: 1.0)
+    wanted = [
+        (step, is_weight, is_expert, layer)
+        for step in sorted({step for step, *_ in found})
+        for is_expert, held in ((False, weights), (True, experts))
+        for layer in sorted(held)
+        if held[layer] and trained(held[layer][0][1])
+        for is_weight in (True, False)
+    ]
+    for step, is_weight, is_expert, layer in wanted:
+        what = f"the {'weight' if is_weight else 'optimizer state'} of {'the experts of ' * is_expert}layer {layer}"
+        pieces = found.get((step, is_weight, is_expert, layer), [])
+        missing = "all of it" if not pieces else _missing([tensor for _, tensor in pieces])
+        if missing:
+            raise LawError(
+                f"the checkpoint of step {step} is incomplete: {what} lacks {missing}; a checkpoint has every weight "
+                "and every optimizer state of one step, so that training can go on from it",
+                layer=layer,
+            )
+
+
+def _missing(pieces: Sequence[Any]) -> str:
+    """Return in words what some pieces of one tensor, of equal division, leave out."""
+    parts: defaultdict[frozenset[int], set[int]] = defaultdict(set)
+    for piece in pieces:
+        parts[frozenset(getattr(piece, "parts", (0,)))] |= set(piece.shards)
+    first, num_parts = pieces[0], getattr(pieces[0], "num_parts", 1)
+    lost = set(range(num_parts)).difference(*parts)
+    if lost:
+        return f"part {ranges(lost)} of {num_parts}"
+    shards = set.union(*(set(range(first.num_shards)) - held for held in parts.values()))
+    return f"shard {ranges(shards)} of {first.num_shards}" if shards else ""
+
+
+def _are_divided(weights: Mapping[int, Weight]) -> bool:
+    """Return whether some weights are parts of layers, or pieces of layers with experts."""
+    return not {WeightPart, RouterWeight}.isdisjoint(map(type, weights.values()))
+
+
+def _by_layer(models: Sequence[TrainedRank], name: str) -> Mapping[int, list[tuple[int, Weight]]]:
+    """Return ranks and their final weights by layer; each rank is asked once, not once a layer."""
+    found: defaultdict[int, list[tuple[int, Weight]]] = defaultdict(list)
+    for model in models:
+        rank = model.rank
+        for layer, weight in getattr(model, name).items():
+            found[layer].append((rank, weight))
+    return found
+
+
+def _require_both_pieces(layer: int, found: Sequence[tuple[int, Weight]], experts: Sequence[object]) -> None:
+    """Verify that a layer is whole on all ranks, or that there are experts beside what all ranks hold of it."""
+    are_routers = {isinstance(weight, RouterWeight) for _, weight in found}
+    if are_routers == {bool(experts)}:
+        return
+    if experts or len(are_routers) > 1:
+        raise LawError(
+            f"the final weights of layer {layer} must be whole on all ranks, or router pieces on all with experts "
+            f"beside them; got {', '.join(sorted({describe(weight) for _, weight in found}))}"
+            + (" and experts" if experts else ""),
+            layer=layer,
+        )
+    raise LawError(
+        f"the final weight of layer {layer} is incomplete: its experts are on no rank; call "
+        f"model.set_final_weight({layer}, experts) too",
+        layer=layer,
+    )
+
+
+def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequence[tuple[int, Weight]]]:
+    """Return the final weights of each part of a layer; all parts must be there, of one division."""
+    if IN_PARTS.isdisjoint({type(weight) for _, weight in found}):
+        return [found] if found else []
+    first_rank, first = found[0]
+    parts: defaultdict[frozenset[int], list[tuple[int, Weight]]] = defaultdict(list)
+    for rank, weight in found:
+        if getattr(weight, "num_parts", 1) != getattr(first, "num_parts", 1):
+            raise LawError(
+                f"the final weights of layer {layer} must be of parts of one division on all ranks, got "
+                f"{describe(first)} on rank {first_rank} and {describe(weight)} on rank {rank}",
+                layer=layer,
+                rank=rank,
+            )
+        parts[weight.parts].append((rank, weight))
+    missing = ranges(set(range(first.num_parts)).difference(*parts))
+    if missing:
+        raise LawError(
+            f"the final weight of layer {layer} is incomplete: part {missing} of {first.num_parts} is on no rank",
+            layer=layer,
+        )
+    return parts.values()
+
+
+def _check_layer(layer: int, found: Sequence[tuple[int, Weight]]) -> None:
+    """Verify the final weights of one layer."""
+    first_rank, first = found[0]
+    shards: set[int] = set()
+    for rank, weight in found:
+        if weight.step != 1:
+            raise LawError(
+                f"the final weight of layer {layer} on rank {rank} must have seen exactly one update, got "
+                f"{describe(weight)}",
+                layer=layer,
+                rank=rank,
+            )
+        if weight.num_shards != first.num_shards:
+            raise LawError(
+                f"the final weights of layer {layer} must be cut alike on all ranks, got {describe(first)} on rank "
+                f"{first_rank} and {describe(weight)} on rank {rank}",
+                layer=layer,
+                rank=rank,
+            )
+        if len(shards) < first.num_shards:  # a thousand replicas may hold a thousand shards each: one will do
+            shards |= weight.shards
+    if len(shards) != first.num_shards:
+        missing = sorted(set(range(first.num_shards)) - shards)
+        raise LawError(
+            f"the final weight of layer {layer} is incomplete: shards {missing[:8]} of {first.num_shards} are on no "
+            "rank",
+            layer=layer,
+            missing=missing,
+        )
+
+
+@dataclass(slots=True)
+class Entry:
+    """How a rank begins a step.
+
+    Args:
+        follows: whether another one was before it, so that loading finds the weights in memory.
+        loaded: the weights that it has loaded in this step.
+    """
+
+    follows: bool
+    loaded: list[Any] = field(default_factory=list)
+
+
+def note_of(weight: Weight) -> Weight:
+    """Return a copy of a weight that says what it is of, and that nobody counts."""
+    kind: Any = weight.__class__
+    copy: Weight = kind(*[getattr(weight, name) for name in kind.__dataclass_fields__])
+    return copy
+
+
+def require_handed_on(models: Sequence[TrainedRank]) -> None:
+    """Require that each rank has handed in what it begins the next step with.
+
+    Raises:
+        LawError: it has not.
+    """
+    for model in models:
+        rank = getattr(model, "_rank", model.rank)
+        for weight in _not_loaded(model):
+            finals = model.final_experts if isinstance(weight, ExpertWeight) else model.final_weights
+            handed = finals.get(weight.layer)
+            instead = "none of it" if handed is None else describe(handed)
+            raise LawError(
+                f"rank {rank} begins a step with {describe(weight)} and ends it with {instead}; the next step "
+                f"begins with what set_final_weight({weight.layer}, ...) was given, so hand in all that a rank loads",
+                rank=rank,
+                layer=weight.layer,
+            )
+
+
+def _not_loaded(model: TrainedRank) -> Iterator[Weight]:
+    """Yield the weights that a rank has loaded and not handed in."""
+    entry: Entry | None = getattr(model, "_entry", None)
+    for weight in () if entry is None else entry.loaded:
+        finals = model.final_experts if isinstance(weight, ExpertWeight) else model.final_weights
+        handed: Any = finals.get(weight.layer)
+        are_of_one_part = handed.__class__ is weight.__class__ and (handed.parts, handed.num_parts) == (
+            weight.parts,
+            weight.num_parts,
+        )
+        if not are_of_one_part or not _has_shards(handed, weight):
+            yield weight
+
+
+def _has_shards(handed: Weight, weight: Weight) -> bool:
+    """Return whether what was handed in has the shards of what was loaded."""
+    if handed.is_complete():
+        return True
+    return handed.num_shards == weight.num_shards and handed.shards.issuperset(weight.shards)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.engine.shares import EXAMPLE, ranges_of
+from minitrain.engine.semantics import EXAMPLE, ranges_of
 from minitrain.errors import UsageError, require_count
 from minitrain.machine.price import Predictor, decide, reference_of
 from minitrain.tensors.index_sets import between, equal_ranges, span

@@ -21,12 +21,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
-from minitrain.engine.final_weights import Entry, note_of
-from minitrain.engine.memory_by_kind import KindAccount, KindStore
-from minitrain.engine.shares import SharesOfRun
-from minitrain.engine.stores import Account, Journal, JournalledStore, Store, logits_of
-from minitrain.engine.transport.dist import Dist
-from minitrain.engine.transport.protocol import Group, Transport
+from minitrain.engine.dist import Dist
+from minitrain.engine.protocol import Group, Transport
+from minitrain.engine.semantics import Entry, SharesOfRun, note_of
+from minitrain.engine.stores import Account, Journal, JournalledStore, KindAccount, KindStore, Store, logits_of
 from minitrain.errors import StrategyError, UsageError, require_count
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.machine.price import FREE, Predictor, Price
@@ -111,7 +109,7 @@ class RankState:
     """The state of one rank: the common root of what a `Model` can do.
 
     Args and Attributes: see `minitrain.engine.model.Model`. Kinds of model that add to the operations are listed beside
-    it. One with hooks sets `follows_tensors`: see `minitrain.engine.watched`.
+    it. One with hooks sets `follows_tensors`: see `minitrain.engine.model`.
     """
 
     __slots__ = (

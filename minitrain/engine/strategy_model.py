@@ -18,9 +18,9 @@ from minitrain.machine.network import require_algorithm
 if TYPE_CHECKING:
     from minitrain.engine.host_memory import HostStore
     from minitrain.engine.operations import Launched
-    from minitrain.engine.shares import Shares
+    from minitrain.engine.protocol import Group, Mesh
+    from minitrain.engine.semantics import Shares
     from minitrain.engine.stores import Store
-    from minitrain.engine.transport.protocol import Group, Mesh
     from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
     from minitrain.tensors.compressed import ApproximateGrad, CompressedGrad, CompressionState
     from minitrain.tensors.fields import OnHost
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
         RouterGrad,
         RouterOptState,
         RouterWeight,
+        TableGrad,
         WeightGradPart,
     )
-    from minitrain.tensors.tied import TableGrad
     from minitrain.workloads.workload import Recompute
 
 T = TypeVar("T")

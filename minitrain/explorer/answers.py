@@ -45,7 +45,7 @@ from minitrain.run.figures import TABLES, FiguresOf, Row
 from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, PRICE_ONLY, SIZES, RunParameters, command_of, documented
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
-from minitrain.run.simulation import simulate
+from minitrain.run.simulation import choose_variant, simulate
 from minitrain.run.strategy_loading import (
     StrategyOption,
     choose_strategy,
@@ -54,7 +54,6 @@ from minitrain.run.strategy_loading import (
     load_strategy,
     strategies,
 )
-from minitrain.run.variants import choose_variant
 from minitrain.view.bars import make_bars
 from minitrain.view.explanation_panel import explanation_panel
 from minitrain.view.run_folder import conditions, peak_text, view_of
@@ -413,7 +412,7 @@ def _priced(asked: Asked, name: str, values: Sequence[Any]) -> list[Message] | N
     """Return the points of a chart by one simulation; None where each is asked alone (no NumPy, or one fails)."""
     if plain_numpy.is_installed():
         return None
-    from minitrain.whatif.vector.price import price  # noqa: PLC0415  (the lab has no NumPy for it)
+    from minitrain.whatif.price import price  # noqa: PLC0415  (the lab has no NumPy for it)
 
     others = {other: value for other, value in asked.keywords.items() if other != name}
     try:

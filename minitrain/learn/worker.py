@@ -213,7 +213,7 @@ def prepare(config: str) -> tuple[Callable[[str], Any], Any]:  # pragma: no cove
     """
     parts = (
         "run.simulation",
-        "run.accounting.strict.observer",
+        "run.strict.observer",
         "learn.recorder",
         "learn.wire",
     )

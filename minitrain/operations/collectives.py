@@ -37,6 +37,7 @@ from minitrain.tensors.placed import (
     ExpertGrad,
     KeysValues,
     KeysValuesGrad,
+    TableGrad,
     gathered,
     in_context,
     in_pieces,
@@ -46,7 +47,6 @@ from minitrain.tensors.placed import (
     with_parts,
     with_pieces,
 )
-from minitrain.tensors.tied import TableGrad
 
 Results = list[Any]
 

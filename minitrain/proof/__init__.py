@@ -18,8 +18,8 @@ May import: the rooms up to `run`. Open `layers` first, which gives the operatio
 
 | what | files |
 |---|---|
-| what is trained | `problem` |
-| what tensors carry | `arrays`, and where these lie; `partial_gradients` of parts, until a sum |
+| what is trained | `problem`: data, weights, and the arrays that tensors carry |
+| parts | `partial_gradients` carry theirs, until a sum |
 | what a rank computes | `layers`: dense ones by `arithmetic`, those of a transformer by `units` |
 | units of a transformer | `units`, `attention` by `attention_core`, `experts`, of functions in `arithmetic` |
 | the proof | `proof` (what is compared, and what must hold) |

@@ -23,8 +23,7 @@ import numpy as np
 
 from minitrain.engine.observers import Computed
 from minitrain.proof.arithmetic import Array
-from minitrain.proof.arrays import Flat, at_home, held, placed
-from minitrain.proof.problem import Problem, TransformerProblem
+from minitrain.proof.problem import Flat, Problem, TransformerProblem, at_home, held, placed
 from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
 
 

@@ -32,13 +32,23 @@ from minitrain.errors import UsageError
 from minitrain.operations.collectives import COLLECTIVES, Collective
 from minitrain.proof import arithmetic
 from minitrain.proof.arithmetic import Array, Averaged
-from minitrain.proof.arrays import Flat, Rows, at_home, brought, held, of_rank, on_place, placed
 from minitrain.proof.attention import Attention, AttentionSteps, Heads, LatentAttention
 from minitrain.proof.attention_core import KeysValues, Packing, Positions, Tokens, positions_of_shard
 from minitrain.proof.compression import Compressing
 from minitrain.proof.experts import Moe
 from minitrain.proof.partial_gradients import Border, Copies, DividedExperts, PartGrad, PartialGrad, PendingHalves
-from minitrain.proof.problem import Problem, TransformerProblem
+from minitrain.proof.problem import (
+    Flat,
+    Problem,
+    Rows,
+    TransformerProblem,
+    at_home,
+    brought,
+    held,
+    of_rank,
+    on_place,
+    placed,
+)
 from minitrain.proof.units import (
     WHOLE,
     Embedding,

@@ -35,10 +35,9 @@ from numpy.typing import NDArray
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import Array, over_tokens
-from minitrain.proof.arrays import Flat, held
 from minitrain.proof.attention_core import Positions, Tokens
 from minitrain.proof.experts import Moe, Routing
-from minitrain.proof.problem import TransformerProblem
+from minitrain.proof.problem import Flat, TransformerProblem, held
 from minitrain.proof.units import (
     Gradients,
     Part,

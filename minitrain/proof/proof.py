@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.engine.tied import require_tied
+from minitrain.engine.gradients import require_tied
 from minitrain.errors import ProofError, StrategyError
 from minitrain.proof.arithmetic import Adafactor, Adam, Array, Averaged, Momentum, Muon
-from minitrain.proof.arrays import Flat, computed_by, held, on_place
 from minitrain.proof.layers import problem_of
-from minitrain.proof.problem import Problem, TransformerProblem
+from minitrain.proof.problem import Flat, Problem, TransformerProblem, computed_by, held, on_place
 from minitrain.proof.units import PADDING, names_of, places
 from minitrain.run.result import Run
-from minitrain.run.signatures import ProveKeywords, of_strategy
-from minitrain.run.simulation import simulate
+from minitrain.run.simulation import ProveKeywords, of_strategy, simulate
 
 if TYPE_CHECKING:
     from minitrain.proof.reference import Reference
@@ -243,7 +241,7 @@ def prove(
         backend: what computes the strategy's numbers: "numpy", "jax" or "torch" by the hardware abstraction layer (see
             `minitrain.heterogeneous`), in float64; or several of these, which ranks take in turn; NumPy
             directly if None. The single device is computed as ever.
-        strict: run strictly (see `minitrain.run.accounting.strict`); False is faster, and compares the numbers alone.
+        strict: run strictly (see `minitrain.run.strict`); False is faster, and compares the numbers alone.
         options: the strategy's, or those of `simulate`; with `workload="tiny"` or a small `mt.Transformer` the units of
             that are computed, whole or in parts.
 

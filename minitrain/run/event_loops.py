@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from minitrain.engine.transport.event_loop import RankLoop
+from minitrain.engine.event_loop import RankLoop
 from minitrain.operations import MEMORY, STRIDE
 
 if TYPE_CHECKING:

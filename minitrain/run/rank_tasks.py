@@ -14,34 +14,32 @@ from dataclasses import dataclass
 from operator import is_not
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from minitrain.engine.final_weights import Entry
-from minitrain.engine.model import Model
-from minitrain.engine.semantics import DeclaredLocalSteps
-from minitrain.engine.shares import SharesOfRun
-from minitrain.engine.transport.calls import lines_of_calls, shortened
-from minitrain.engine.transport.deadlocks import DeadlockDetector
-from minitrain.engine.transport.dist import Dist
-from minitrain.engine.transport.task_ownership import (
+from minitrain.engine.deadlocks import DeadlockDetector
+from minitrain.engine.dist import Dist
+from minitrain.engine.event_loop import (
     RankTask,
     collecting_unretrieved_errors,
     end_ownership,
     task_of_rank,
 )
+from minitrain.engine.model import Model
+from minitrain.engine.protocol import lines_of_calls, shortened
+from minitrain.engine.semantics import DeclaredLocalSteps, Entry, SharesOfRun
 from minitrain.errors import StrategyError, UsageError
 from minitrain.machine.device import DataSheet
 from minitrain.machine.predictor import network_of
 from minitrain.machine.price import PENDING, Predictor, RankPredictors, predictor_of
 from minitrain.operations import PRICE, STRIDE
 from minitrain.run.device_memory import OutOfMemory, device_memory_of, error_of, excess_of, when, worst_of
+from minitrain.run.facts import name_of_workload, trained_model_of
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.progress import RunProgress, Watch
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, options_of, unwrapped
-from minitrain.run.trained_model import name_of_workload, trained_model_of
 from minitrain.workloads.workload import fills_devices
 
 if TYPE_CHECKING:
-    from minitrain.run.device_kinds import DeviceKind
+    from minitrain.run.facts import DeviceKind
 
 
 R = TypeVar("R", bound=Run)
@@ -64,7 +62,7 @@ class PreparedRun:
         parameters: those of the run.
         predictor: what prices the operations: one for all ranks, or one for each.
         watch: called when the ranks begin, with a `RunProgress`.
-        variant: how all ranks are simulated (a `minitrain.run.variants.Variant`), for whoever extends the engine;
+        variant: how all ranks are simulated (a `minitrain.run.simulation.Variant`), for whoever extends the engine;
             chosen by the parameters if None.
         folded_kind: class of the models where ranks are folded, likewise.
         simulate: simulates another run that is ready, for a run that needs one to know its own figures.
@@ -152,7 +150,7 @@ class PreparedRun:
         """Return which ranks have which device, where a cluster tells them apart."""
         if not isinstance(self.predictor, RankPredictors) or self.predictor.cluster is None:
             return ()
-        from minitrain.run.device_kinds import kinds_of  # noqa: PLC0415  (few runs have several kinds)
+        from minitrain.run.facts import kinds_of  # noqa: PLC0415  (few runs have several kinds)
 
         return kinds_of(self.predictor)
 

@@ -35,7 +35,7 @@ from minitrain.operations import (
     Note,
     ReadOnlyLog,
 )
-from minitrain.run.trained_model import remark_on
+from minitrain.run.facts import remark_on
 from minitrain.workloads.matmul import NOTES
 
 if TYPE_CHECKING:

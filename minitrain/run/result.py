@@ -20,14 +20,20 @@ from typing import TYPE_CHECKING, Any, final
 from minitrain.machine.price import accounts_of
 from minitrain.operations import PASSES, Event, MemoryChange, Outage
 from minitrain.run.above import above
-from minitrain.run.allocator_replay import DeviceMemoryFigures
 from minitrain.run.analysis.labels import GIB, duration
-from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
-from minitrain.run.figures import columns_of, data_frame, summary_of
+from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
+from minitrain.run.facts import Steps, SurenessFigures, TrainedModel, steps_of_round
+from minitrain.run.figures import (
+    StepEnergy,
+    columns_of,
+    data_frame,
+    dollars_of,
+    energy_of,
+    peak_watts,
+    summary_of,
+)
 from minitrain.run.ranks_once import RanksAlike
 from minitrain.run.saved_runs import read_run, save_run
-from minitrain.run.steps import Steps, steps_of_round
-from minitrain.run.trained_model import SurenessFigures, TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
 
 if TYPE_CHECKING:
@@ -37,8 +43,7 @@ if TYPE_CHECKING:
     from minitrain.run.analysis.breakdown import AxisTotal, Breakdown, PassTime, TypeTotal
     from minitrain.run.analysis.explanation import Explanation
     from minitrain.run.analysis.timeline import Timeline, Trace
-    from minitrain.run.device_kinds import DeviceKind, KindFigures
-    from minitrain.run.energy import StepEnergy
+    from minitrain.run.facts import DeviceKind, KindFigures
 
 
 SECONDS_A_DAY = 86_400
@@ -405,8 +410,6 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def energy(self) -> StepEnergy | None:
         """What each rank draws, busy and idle apart."""
-        from minitrain.run.energy import energy_of  # noqa: PLC0415  (numpy only when somebody looks)
-
         return energy_of(self.breakdown, self.sheets)
 
     @property
@@ -422,8 +425,6 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def peak_watts(self) -> float | None:
         """The most that all devices draw together at any moment, W."""
-        from minitrain.run.energy import peak_watts  # noqa: PLC0415
-
         return peak_watts(self.step_timeline, self.sheets)
 
     @property
@@ -436,8 +437,6 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @property
     def dollars(self) -> float | None:
         """What renting the devices for the step costs, USD."""
-        from minitrain.run.energy import dollars_of  # noqa: PLC0415
-
         return dollars_of(self.sheets, self.world_size, self.step_time)
 
     def for_tokens(self, tokens: float) -> TokenBudget | None:
@@ -482,7 +481,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     @cached_property
     def by_device_kind(self) -> Sequence[KindFigures]:
         """The figures of each kind, in the order of the cluster's groups: idle time, memory, energy."""
-        from minitrain.run.device_kinds import figures_by_kind  # noqa: PLC0415  (numpy only when somebody looks)
+        from minitrain.run.facts import figures_by_kind  # noqa: PLC0415  (numpy only when somebody looks)
 
         return figures_by_kind(self) if self.device_kinds else ()
 

@@ -21,11 +21,10 @@ from minitrain.files import JsonObject, key_path, shown
 from minitrain.machine.config import first_faults
 from minitrain.operations import Event, Outage
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
-from minitrain.run.steps import Steps
-from minitrain.run.trained_model import TrainedModel
+from minitrain.run.facts import Steps, TrainedModel
 
 if TYPE_CHECKING:
-    from minitrain.run.device_kinds import DeviceKind
+    from minitrain.run.facts import DeviceKind
 
 
 SMALLEST, LARGEST = 1e-100, 1e100  # outside these magnitudes products of fields overflow or vanish, as in configs
@@ -222,7 +221,7 @@ def judge_device_kinds(header: Mapping[str, Any], faults: Faults) -> None:
     before, world_size = faults.number, header["world_size"]
     if not (kinds := header.get(_KEY)):
         return
-    from minitrain.run.device_kinds import DeviceKind  # noqa: PLC0415  (few runs have several kinds)
+    from minitrain.run.facts import DeviceKind  # noqa: PLC0415  (few runs have several kinds)
 
     for place, kind in enumerate(kinds):
         judge_record(DeviceKind, kind, (_KEY, place), faults)
@@ -256,7 +255,7 @@ def kinds_of_header(header: Mapping[str, Any]) -> Sequence[DeviceKind]:
     """Return the kinds of device in a first line that was validated."""
     if not header.get(_KEY):
         return ()
-    from minitrain.run.device_kinds import DeviceKind  # noqa: PLC0415  (few runs have several kinds)
+    from minitrain.run.facts import DeviceKind  # noqa: PLC0415  (few runs have several kinds)
 
     return tuple(read_record(DeviceKind, kind | {"ranks": _ranks(kind["ranks"])}) for kind in header[_KEY])
 

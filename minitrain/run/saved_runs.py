@@ -11,7 +11,7 @@ has `network` ("flat", "hierarchical" or "measured") and `num_nodes`. One that w
 has `trained_model`, `needed_memory_bytes`, `memory_by_kind` and `meshes` (size by axis of each mesh of ranks). That of
 a run which offloaded something has `peak_host_memory_bytes`, that of a run on a cluster `device_kinds` (which ranks
 have which device). That of a step in which devices died has `outages`, objects of `start`, `end` (s) and `reason`.
-One of many steps has `steps`: `num_steps`, `load_time` (s), `ends` (s) and `period` (see `minitrain.run.steps.Steps`).
+One of many steps has `steps`: `num_steps`, `load_time` (s), `ends` (s) and `period` (see `minitrain.run.facts.Steps`).
 That of several measured steps has `typical`: lists of `time`, `duration` and `launched`, s, a number for each event.
 
 Version 2 has one more line a rank, an object with its journal of memory by kind. A run without journals is written as
@@ -42,6 +42,7 @@ from minitrain.machine.config import label_of
 from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange, Outage
 from minitrain.operations.collectives import TRANSFERS
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory, kinds_of_journals
+from minitrain.run.facts import Steps, TrainedModel
 from minitrain.run.ranks_once import OnceWritten, Partners, Repeated, distinct_of
 from minitrain.run.run_file import (
     AT_LEAST_0,
@@ -72,8 +73,6 @@ from minitrain.run.run_file import (
     saved_record,
     whole,
 )
-from minitrain.run.steps import Steps
-from minitrain.run.trained_model import TrainedModel
 from minitrain.workloads.matmul import SPECIFIED
 
 TYPICAL = ("time", "duration", "launched")

@@ -1,46 +1,468 @@
 """Simulating one training step of a strategy: `simulate`, and `simulate_async` for async callers.
 
-All ranks run in one asyncio event loop, each on a logical clock that the hardware's prices move. Which class of model
-and of run is taken is chosen in `minitrain.run.variants`.
+All ranks run in one asyncio event loop, each on a logical clock that the hardware's prices move.
 
-Several strategies simulated with the same parameters: `compare` -> `Comparison`.
+Several strategies are simulated with the same parameters by `compare` -> `Comparison`; the columns that are shown of it
+are in `minitrain.view.tables` (terminal) and `minitrain.view.run_folder` (page).
 
-The columns that are shown of it are in `minitrain.view.tables` (terminal) and `minitrain.view.run_folder` (page).
+Functions that take a strategy and the parameters of a run have signatures for editors and type checkers. Type checkers
+read them from the constructor of a dataclass, `StepKeywords`, so that no parameter is written twice. `help` and
+completion read `__signature__`, which has every parameter of `RunParameters`.
+
+The kinds of run that `simulate` can choose: which class of model and of run, and what is done beside them:
+
+| parameter | what differs | where |
+|---|---|---|
+| (none) | every rank a `Model`, every event kept in a `Run` | `engine`, `result` |
+| `log="summary"` | logs add their events to totals, and the run holds totals | `summary_log` |
+| likewise, of alike steps | a loop is simulated until its steps repeat | `summary_log` |
+| `strict` | every tensor is followed, by an observer | `strict` |
+| `observers` | a caller's own are told of all that ranks do | `engine.observers` |
+| `execution` | a caller's own decides what operations do beside | `engine.executors` |
+| `numerics` | tensors carry arrays, by an executor | `proof` |
+| `memory_by_kind` | stores keep a journal of their changes | `engine.stores` |
+| `contention` | the finished run is timed again | `contention` |
+| `contention="exact"` | transfers share links when it is timed again | `whatif` |
+| `faults` | devices die, and the step is simulated until it comes through | `whatif.disturbed_run` |
+| `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
+
+`strict` and `observers` work together with an executor. What excludes each other is in `minitrain.run.parameters`. What
+rooms above this one do is imported when a run needs it (`above`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import contextlib
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-from minitrain.engine.final_weights import require_handed_on
-from minitrain.engine.model import Model
-from minitrain.engine.transport.dist import Dist
+from minitrain.engine.dist import Dist
+from minitrain.engine.model import Model, watched
+from minitrain.engine.observers import Executor, Observer, together
+from minitrain.engine.semantics import require_handed_on
 from minitrain.errors import HardwareConfigError, UsageError, reason_of, require_count
 from minitrain.machine.predictor import network_of
-from minitrain.run import variants
+from minitrain.operations import TIME, UNITS_PER_ELEMENT
 from minitrain.run.above import above
-from minitrain.run.device_memory import watching_memory
-from minitrain.run.event_loops import LoopFactory, rare_collections, run_to_end
+from minitrain.run.contention import EXACT, with_contention
+from minitrain.run.device_memory import MemoryOutsideStores, kinds_of_journals, watching_memory
+from minitrain.run.event_loops import LoopFactory, rare_collections, run_to_end, sharing_sizes, unseen
+from minitrain.run.facts import Steps, described, name_of_workload, period_of, trained_model_of
 from minitrain.run.figures import data_frame, summary_of
-from minitrain.run.parameters import DEFAULTS, OF_TRANSFORMER, SIZES, split_keywords, with_own_options
+from minitrain.run.parameters import (
+    DEFAULTS,
+    EXCLUSIONS,
+    OF_TRANSFORMER,
+    SIZES,
+    RunParameters,
+    asks_to_fold,
+    split_keywords,
+    with_own_options,
+)
 from minitrain.run.progress import Watch
 from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
-from minitrain.run.signatures import CompareKeywords, SimulateKeywords, StepKeywords, of_strategies, of_strategy
-from minitrain.run.steps import Steps, period_of
-from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy
-from minitrain.run.trained_model import described, name_of_workload, trained_model_of
+from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, is_shipped
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from minitrain.run.parameters import Hardware
+
+
+LEAST_RANKS = 8
+"""The fewest ranks of a run for which `fold="auto"` attempts to fold; of a class, see `minitrain.run.folding.driver`.
+
+A failed attempt costs as much as some thirty events, which would make a smaller run a tenth slower.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to simulate all ranks.
+
+    Args:
+        make_model: makes the model of a rank; called as `Model` is.
+        run_kind: class of the run.
+        around: what is done around the ranks' work, with the models.
+        fields: what fields of the run it determines, from the models at their end.
+    """
+
+    make_model: Callable[..., Model]
+    run_kind: type[Run]
+    around: Callable[[Sequence[Model]], AbstractContextManager[None]]
+    fields: Callable[[Sequence[Any]], dict[str, Any]]
+
+
+def choose_variant(parameters: RunParameters) -> Variant:
+    """Return how a run with these parameters is simulated, all of its ranks."""
+    if parameters.log == "summary":
+        return _summary()
+    observers, executor = _observers(parameters), _executor(parameters)
+    makes: dict[str, Any] = {"memory_by_kind": parameters.memory_by_kind}
+    kind: Callable[..., Model] = Model
+    if observers or executor is not None:
+        kind = watched(Model, executor)
+        makes["observer"] = together(observers) if observers else None
+    return Variant(
+        functools.partial(kind, **makes),
+        Run,
+        functools.partial(_around_hooked, parameters, [*observers, *([] if executor is None else [executor])]),
+        functools.partial(_fields_of_full, parameters),
+    )
+
+
+async def simulate_with_folding(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
+    """Simulate one rank of each class of ranks that do the same, where that is asked for or surely gives the same run.
+
+    Args:
+        prepared: what is to be simulated.
+        simulate_fully: simulates every rank.
+    """
+    is_asked_for = asks_to_fold(prepared.parameters.fold)
+    if not is_asked_for and not _may_fold(prepared):
+        return await simulate_fully()
+    from minitrain.run.folding import driver, microbatches  # noqa: PLC0415  (only where it is asked for, as all below)
+
+    run = await microbatches.simulate_few(prepared, driver.simulate_where_it_folds)
+    if run is not None:
+        return run
+    if is_asked_for:
+        return await driver.simulate_folded(prepared, simulate_fully)
+    return await driver.simulate_where_it_folds(prepared) or await simulate_fully()
+
+
+def _may_fold(prepared: PreparedRun) -> bool:
+    """Return whether a run may be folded without being asked: that of a shipped strategy with enough ranks.
+
+    What another strategy does may depend on the rank in ways that folding does not see: by a global counter, a random
+    number, or `isinstance(model.rank, int)`.
+    """
+    parameters = prepared.parameters
+    if (
+        prepared.has_stragglers
+        or parameters.fold is False
+        or parameters.world_size < LEAST_RANKS
+        or parameters.log != "full"
+        or parameters.contention
+    ):
+        return False
+    return is_shipped(prepared.function) and not EXCLUSIONS["fold"].found({**parameters.by_name(), "fold": True})
+
+
+async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run:
+    """Simulate a step until it comes through; see `minitrain.whatif.disturbed_run.simulate_with_faults`."""
+    run: Run = await above("faults").simulate_with_faults(prepared, simulate)
+    return run
+
+
+async def simulate_summary(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run | None:
+    """Simulate a long loop of alike steps by a few of them; None of what else keeps no events."""
+    if prepared.variant is not None:
+        return None
+    from minitrain.run.summary_log import simulate_alike  # noqa: PLC0415  (only where it is asked for)
+
+    return await simulate_alike(prepared, simulate)
+
+
+def _summary() -> Variant:
+    """Return the way to keep totals instead of events."""
+    from minitrain.run.summary_log import SummaryRun, keeping_totals  # noqa: PLC0415  (only where it is asked for)
+
+    return Variant(Model, SummaryRun, keeping_totals, lambda _: {})
+
+
+def _observers(parameters: RunParameters) -> Sequence[Observer]:
+    """Return what watches the ranks."""
+    if not parameters.strict:
+        return parameters.observers
+    from minitrain.run.strict.observer import StrictAccounting  # noqa: PLC0415
+
+    return [StrictAccounting(), *parameters.observers]
+
+
+def _executor(parameters: RunParameters) -> Executor | None:
+    """Return what operations do beside what a model does; None for nothing."""
+    if parameters.numerics is None:
+        return parameters.execution
+    executor: Executor = above("numerics").ArraysExecutor(parameters.numerics)
+    return executor
+
+
+@contextlib.contextmanager
+def _around_hooked(
+    parameters: RunParameters, hooks: Sequence[Observer | Executor], models: Sequence[Any]
+) -> Iterator[None]:
+    """Do what goes with keeping every event, and tell observers and executor when the run has ended."""
+    with sharing_sizes(models), unseen() if parameters.strict else contextlib.nullcontext():
+        yield
+    for hook in hooks:
+        hook.finish(models)
+
+
+def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[str, Any]:
+    """Return what the parameters add to a run whose events are kept."""
+    fields: dict[str, Any] = {}
+    if parameters.contention == EXACT:
+        fields["logs"], fields["links"] = _on_shared_links(parameters, models)
+    elif parameters.contention:
+        fields["logs"] = with_contention([model._log for model in models])
+    if parameters.memory_by_kind:
+        fields["memory_journals"] = journals = [model.memory_journal for model in models]
+        fields["memory_by_kind"] = kinds_of_journals(journals, models[0].runtime_predictor.workload.bytes_per_element)
+    if parameters.strict:
+        fields["held_outside"] = _outside_stores(models)
+    return fields
+
+
+def _on_shared_links(parameters: RunParameters, models: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the logs of a run whose transfers share the links of its hardware, and what these carried."""
+    replayed_logs = above("shared links").replayed_logs
+    logs = [model._log for model in models]
+    hardware: Any = parameters.hardware
+    if hasattr(hardware, "profile"):
+        on_platform: tuple[Any, Any] = replayed_logs(logs, hardware, None)
+        return on_platform
+    system = getattr(models[0]._runtime_predictor, "system", None)
+    if system is None:
+        raise UsageError(
+            'contention="exact" needs the links of a hardware config, and this run is priced by a predictor without '
+            "one; name a config, or use contention=True"
+        )
+    on_links: tuple[Any, Any] = replayed_logs(logs, system, parameters.placement)
+    return on_links
+
+
+def _outside_stores(models: Sequence[Any]) -> MemoryOutsideStores:
+    """Return what was held outside the stores, on the rank that held the most."""
+    model = max(models, key=lambda model: model._meter.most_outside)
+    lines = model._meter.held_outside()
+    rows, place = model._log._rows, model._meter.at_row + TIME
+    time = 0.0 if not lines else rows[place] if place < len(rows) else model._time
+    waiting = max([model._meter.most_waiting for model in models]) / UNITS_PER_ELEMENT
+    return MemoryOutsideStores(model._rank, time, sum(lines.values()), lines, waiting)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+_STRATEGYS: Any = None  # the strategy has the default
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepKeywords(RunParameters):
+    """The keywords of a function that simulates: parameters of the run, and options of shipped strategies.
+
+    Nothing is made of this class: type checkers read it. Another strategy's options, where none of the shipped ones has
+    them, are given as `options={"depth": 2}`, in its name ("mine.py:mine:depth=2"), or by `functools.partial`.
+
+    Args:
+        options: options of the strategy by name.
+        watch: as for `simulate`.
+    """
+
+    options: Mapping[str, Any] | None = None
+    watch: Watch | None = None
+    balance: bool = _STRATEGYS
+    balanced: bool = _STRATEGYS
+    batch_messages: bool = _STRATEGYS
+    bucket_size: int = _STRATEGYS
+    capacity_factor: float | None = _STRATEGYS
+    cp: int | None = _STRATEGYS
+    cp_comm_type: str = _STRATEGYS
+    cut: str = _STRATEGYS
+    ep: int = _STRATEGYS
+    fragments: int = _STRATEGYS
+    imbalance: float | str | Sequence[float] = _STRATEGYS
+    layers_per_stage: Sequence[int] | None = _STRATEGYS
+    local_steps: int = _STRATEGYS
+    num_steps: int = _STRATEGYS
+    compression: str = _STRATEGYS
+    lookahead: int = _STRATEGYS
+    microbatch_size: int | None = _STRATEGYS
+    mixing: float = _STRATEGYS
+    num_chunks: int = _STRATEGYS
+    offload: str | None = _STRATEGYS
+    overlap: int = _STRATEGYS
+    overlap_experts: bool = _STRATEGYS
+    overlap_messages: bool = _STRATEGYS
+    overlap_parts: bool = _STRATEGYS
+    overlap_replicas: bool = _STRATEGYS
+    pass_costs: Sequence[float] | None = _STRATEGYS
+    pp: int | None = _STRATEGYS
+    recompute: str = _STRATEGYS
+    replicas: int | None = _STRATEGYS
+    reshard_after_forward: bool = _STRATEGYS
+    scatter_gather: bool = _STRATEGYS
+    schedule: str = _STRATEGYS
+    sequence_parallel: bool = _STRATEGYS
+    shard_size: int | None = _STRATEGYS
+    sum_tied: bool = _STRATEGYS
+    tp: int = _STRATEGYS
+    whole: int = _STRATEGYS
+    zero: int = _STRATEGYS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateKeywords(StepKeywords):
+    """Those of `simulate`.
+
+    Args:
+        loop_factory: as there.
+    """
+
+    loop_factory: LoopFactory | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareKeywords(StepKeywords):
+    """Those of `compare`.
+
+    Args:
+        progress: as there.
+    """
+
+    progress: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceKeywords(StepKeywords):
+    """Those of `price`, which alone takes several machines.
+
+    Args:
+        vary: as there.
+        grid: as there.
+    """
+
+    vary: Mapping[str, Sequence[Any]] | None = None
+    grid: Mapping[str, Sequence[Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProveKeywords(StepKeywords):
+    """Those of `prove`.
+
+    Args:
+        backend: as there.
+    """
+
+    backend: str | Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputKeywords(StepKeywords):
+    """Those of `goodput`; all are described there."""
+
+    days: float = 30.0
+    checkpoint_interval_s: float | None = None
+    checkpoint_bytes: float | None = None
+    asynchronous: bool = False
+    saving: Mapping[str, Any] | None = None
+    mtbf_hours: float | Mapping[str, float] | None = None
+    samples: int = 200
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepKeywords(StepKeywords):
+    """Those of `sweep`; all are described there."""
+
+    jobs: int | None = None
+    results: str | PathLike[str] | None = None
+    progress: Callable[[int, int | None], None] | None = None
+    time_limit_s: float | None = None
+
+
+class OfStrategy(Protocol[P, R_co]):
+    """A function of a strategy and keywords."""
+
+    def __call__(self, strategy: str | Strategy, *args: P.args, **keywords: P.kwargs) -> R_co:
+        """Simulate a strategy with parameters of the run and options of its own."""
+        ...
+
+
+class OfStrategies(Protocol[P, R_co]):
+    """A function of several strategies and keywords."""
+
+    def __call__(
+        self, strategies: str | Iterable[str | Strategy] | None = None, *args: P.args, **keywords: P.kwargs
+    ) -> R_co:
+        """Simulate strategies with the same parameters."""
+        ...
+
+
+class OverGrid(Protocol[P, R_co]):
+    """A function of strategies, a grid of parameters, somewhere to run, and keywords."""
+
+    def __call__(
+        self,
+        strategies: str | Strategy | Iterable[str | Strategy],
+        grid: Any,
+        executor: Any = None,
+        *args: P.args,
+        **keywords: P.kwargs,
+    ) -> R_co:
+        """Simulate every strategy with every configuration."""
+        ...
+
+
+class OnMachines(Protocol[P, R_co]):
+    """A function of a strategy, several machines and keywords."""
+
+    def __call__(
+        self,
+        strategy: str | Strategy,
+        hardware: Hardware | Sequence[Hardware] | None = None,
+        *args: P.args,
+        **keywords: P.kwargs,
+    ) -> R_co:
+        """Simulate a strategy on each of several machines."""
+        ...
+
+
+def of_strategy(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OfStrategy[P, R_co]]:
+    """Let a function of a strategy and `**parameters` have the keywords of a class in its signature."""
+    return shows_run_parameters
+
+
+def of_strategies(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OfStrategies[P, R_co]]:
+    """Do the same for a function of several strategies."""
+    return shows_run_parameters
+
+
+def over_grid(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OverGrid[P, R_co]]:
+    """Do the same for a function of strategies and a grid."""
+    return shows_run_parameters
+
+
+def on_machines(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OnMachines[P, R_co]]:
+    """Do the same for a function of a strategy on several machines."""
+    return shows_run_parameters
+
+
+def shows_run_parameters(function: F) -> F:
+    """Let a function of `**parameters` show each parameter of a run in its signature (for help and completion)."""
+    signature = inspect.signature(function)
+    own = [known for known in signature.parameters.values() if known.kind is not inspect.Parameter.VAR_KEYWORD]
+    taken = {known.name for known in own}
+    listed = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in fields(RunParameters)
+        if each.name not in taken
+    ]
+    options = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation="Any")
+    function.__signature__ = signature.replace(parameters=[*own, *listed, options])  # type: ignore[attr-defined]
+    return function
 
 
 @of_strategy(SimulateKeywords)
@@ -111,10 +533,10 @@ async def simulate_prepared(prepared: PreparedRun) -> Run:
     if prepared.parameters.steps > 1 and prepared.entry_clocks is None:
         return await _simulate_steps(prepared)
     if prepared.parameters.faults:
-        return await variants.simulate_with_faults(prepared, _simulate_every_rank)
+        return await simulate_with_faults(prepared, _simulate_every_rank)
     if prepared.parameters.log == "summary":
-        return await variants.simulate_summary(prepared, simulate_prepared) or await _simulate_every_rank(prepared)
-    return await variants.simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))
+        return await simulate_summary(prepared, simulate_prepared) or await _simulate_every_rank(prepared)
+    return await simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))
 
 
 async def _simulate_steps(prepared: PreparedRun) -> Run:
@@ -147,7 +569,7 @@ async def _simulate_steps(prepared: PreparedRun) -> Run:
 async def _simulate_every_rank(prepared: PreparedRun) -> Run:
     """Simulate all ranks and return their run."""
     parameters = prepared.parameters
-    variant: variants.Variant = prepared.variant or variants.choose_variant(parameters)
+    variant: Variant = prepared.variant or choose_variant(parameters)
     dist = prepared.transport()
     with rare_collections():  # from the set-up on: a rank is a few dozen objects too
         models = _models(prepared, variant, dist)
@@ -165,7 +587,7 @@ async def _simulate_every_rank(prepared: PreparedRun) -> Run:
     return prepared.result(variant.run_kind, models, excesses, **fields)
 
 
-def _models(prepared: PreparedRun, variant: variants.Variant, dist: Dist) -> list[Model]:
+def _models(prepared: PreparedRun, variant: Variant, dist: Dist) -> list[Model]:
     """Return the model of each rank."""
     num_layers, global_batch_size = prepared.parameters.num_layers, prepared.parameters.global_batch_size
     return [

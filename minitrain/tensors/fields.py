@@ -19,7 +19,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar, final
 
-from minitrain.tensors import compressed, kinds, placed, tied
+from minitrain.tensors import compressed, kinds, placed
 from minitrain.tensors.kinds import (
     KINDS,
     Activation,
@@ -72,7 +72,7 @@ FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
     Activation: fields_of_activation,
     ActivationGrad: fields_of_activation_grad,
     WeightGrad: fields_of_weight_grad,
-    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in _kinds_of(kinds, placed, compressed, tied)},
+    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in _kinds_of(kinds, placed, compressed)},
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 

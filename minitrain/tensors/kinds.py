@@ -7,7 +7,7 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
 Annotations of tensors, and how sums, shards and combinations of tensors get theirs.
 
 A tensor has a slot for each of two annotations. `_content` is set by `minitrain.proof`: the numbers that the tensor
-stands for. `_origin` is set by `minitrain.run.accounting.strict`: which operation made the tensor. Both are unset in
+stands for. `_origin` is set by `minitrain.run.strict`: which operation made the tensor. Both are unset in
 other runs.
 
 A tensor as a notebook shows it: which layer of the model it belongs to, and which shards and samples it holds.
@@ -366,7 +366,7 @@ class Sharded(Tensor, Generic[O]):
 
 
 class Passage:
-    """How one layer made an activation and the next one used it; see `minitrain.engine.kept_for_backward`.
+    """How one layer made an activation and the next one used it; see `minitrain.engine.placed_passes`.
 
     Attributes:
         mode: how it went through its layer.

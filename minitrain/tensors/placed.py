@@ -68,7 +68,38 @@ from minitrain.tensors.kinds import (
     sharded,
     summed,
 )
-from minitrain.tensors.tied import TableGrad
+
+
+@dataclass(slots=True)
+class TableGrad(WeightGrad):
+    """The gradient of a table that embedding and head share; its layer is the embedding's.
+
+    Each of the two layers has a copy of the table, and of its gradient the share of its own use, which are summed.
+
+    Args:
+        uses: whose share is in it: 0 the embedding's, 1 the head's.
+        parts: whose rows of the vocabulary it has, as a set of one.
+        num_parts: number of parts that the vocabulary is divided into.
+        sequence: the shards of the sequence that it covers.
+    """
+
+    uses: frozenset[int] = frozenset()
+    parts: frozenset[int] = frozenset([0])
+    num_parts: int = 1
+    sequence: SequencePart = WHOLE_SEQUENCE
+
+    def __add__(self, other: WeightGrad) -> WeightGrad:
+        """Return the sum of both uses.
+
+        Raises:
+            LawError: it is no such gradient, or a use is in both.
+        """
+        require_same("gradients that add", self, other, *fields_beside(TableGrad, "uses"))
+        total = altered(self, uses=self.uses | other.uses)  # type: ignore[attr-defined]  # it is of the same kind
+        if hasattr(self, "_units"):
+            total._units = self._units  # type: ignore[misc]  # a slot of the base
+        return summed(total, self, other)
+
 
 T = TypeVar("T")
 
@@ -545,7 +576,7 @@ def kept_whole(value: Any) -> Any:
 
 
 def remember(result: Any, value: Any) -> Any:
-    """Pass on how the layer before went forward, from a value to the result: see `engine/kept_for_backward.py`."""
+    """Pass on how the layer before went forward, from a value to the result: see `engine/placed_passes.py`."""
     passage = getattr(value, "_passage", None)
     if passage is not None and passage.made_in is not None:  # gradients have none
         passage_of(result).made_in = passage.made_in

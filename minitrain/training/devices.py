@@ -29,7 +29,7 @@ from typing import Any, Self, final
 
 import torch
 
-from minitrain.engine.memory_by_kind import MEMORY_KINDS, kind_of
+from minitrain.engine.stores import MEMORY_KINDS, kind_of
 from minitrain.errors import UsageError
 from minitrain.run.analysis.labels import GIB
 from minitrain.training.contents import moved

@@ -19,8 +19,8 @@ from typing import Any, final
 
 import torch
 
-from minitrain.engine.kept_for_backward import mode_of
 from minitrain.engine.observers import Computed
+from minitrain.engine.placed_passes import mode_of
 from minitrain.errors import LawError, UsageError
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.proof.units import WHOLE, Part

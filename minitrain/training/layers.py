@@ -18,8 +18,8 @@ import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.optim.adam import adam
 
-from minitrain.engine.kept_for_backward import mode_of
 from minitrain.engine.observers import Computed
+from minitrain.engine.placed_passes import mode_of
 from minitrain.errors import LawError, UsageError
 from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adafactor, Averaged, Momentum, Muon, Optimizer, is_factored
 from minitrain.proof.units import WHOLE, Part

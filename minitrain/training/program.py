@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
 
+from minitrain.engine.gradients import require_tied
 from minitrain.engine.observers import Observer
 from minitrain.engine.operations import Launched
-from minitrain.engine.tied import require_tied
 from minitrain.errors import StrategyError
 from minitrain.operations import LAYER, RECV, SEND, STRIDE, TYP
 from minitrain.operations.collectives import COLLECTIVES, describe

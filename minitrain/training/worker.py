@@ -28,9 +28,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minitrain.engine.model import Model
+from minitrain.engine.model import Model, watched
 from minitrain.engine.semantics import LocalSteps
-from minitrain.engine.watched import watched
 from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
 from minitrain.run.worker_processes import die_with

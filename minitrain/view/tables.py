@@ -22,8 +22,8 @@ from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.view.run_folder import MESSAGES, communication_text, memory_text, notes_of_all, peak_text, title_of
 
 if TYPE_CHECKING:
-    from minitrain.run.device_kinds import KindFigures
     from minitrain.run.device_memory import MemoryOutsideStores
+    from minitrain.run.facts import KindFigures
     from minitrain.run.result import Run, TokenBudget
     from minitrain.run.simulation import Comparison
 

@@ -225,13 +225,13 @@ class Gap:
 
     def table(self) -> Any:
         """Return the parts as a rich table; `rich.print` shows it."""
-        from minitrain.whatif.diff_page import parts_table  # noqa: PLC0415  (rich only when somebody looks)
+        from minitrain.whatif.figure import parts_table  # noqa: PLC0415  (rich only when somebody looks)
 
         return parts_table(self)
 
     def write_html(self, path: str | PathLike[str]) -> Path:
         """Write words, table and both runs on one time axis as a page that needs no internet, and return its path."""
-        from minitrain.whatif.diff_page import write_diff_page  # noqa: PLC0415  (plotly only when somebody looks)
+        from minitrain.whatif.figure import write_diff_page  # noqa: PLC0415  (plotly only when somebody looks)
 
         return write_diff_page(self, Path(path))
 

@@ -42,7 +42,7 @@ from minitrain.operations import (
     EventLog,
 )
 from minitrain.run.contention import Meeting, Retiming, TransferPart
-from minitrain.run.steps import require_one_step
+from minitrain.run.facts import require_one_step
 
 if TYPE_CHECKING:
     from simpy import Environment

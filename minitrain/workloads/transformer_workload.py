@@ -24,8 +24,15 @@ from minitrain.errors import TensorTypeError, UsageError, count_fault, refuse
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.kinds import OUTER_MOMENTUM_BYTES, OuterState
-from minitrain.tensors.placed import OF_ATTENTION, Attended, KeysValues, KeysValuesGrad, PartialActivation, QueriesGrad
-from minitrain.tensors.tied import TableGrad
+from minitrain.tensors.placed import (
+    OF_ATTENTION,
+    Attended,
+    KeysValues,
+    KeysValuesGrad,
+    PartialActivation,
+    QueriesGrad,
+    TableGrad,
+)
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts

@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.engine.model import Model
+from minitrain.engine.dist import Barrier, Communicator, Dist
+from minitrain.engine.model import Model, watched
 from minitrain.engine.observers import ContentExecutor, Executor, Observer
-from minitrain.engine.transport.communicator import Barrier, Communicator
-from minitrain.engine.transport.dist import Dist
-from minitrain.engine.watched import watched
 from minitrain.operations.collectives import describe, perform
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.proof import ArraysExecutor

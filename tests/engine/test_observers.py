@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
+from minitrain.engine.model import _watched_store
 from minitrain.engine.observers import Observer, together
 from minitrain.engine.stores import Account, Store
-from minitrain.engine.watched import _watched_store
 from minitrain.lib import Activation, Model, Weight
 from minitrain.operations.computations import COMPUTATIONS
 

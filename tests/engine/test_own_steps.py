@@ -10,7 +10,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import MinitrainError, ProofError
-from minitrain.run.alike_steps import LongRun
+from minitrain.run.summary_log import LongRun
 
 FILE = Path(__file__).parent / "own_loop.py"
 LOOP = f"{FILE}:zero3_loop"

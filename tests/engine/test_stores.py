@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import minitrain.lib as lib
-from minitrain.engine.memory_by_kind import KindStore
+from minitrain.engine.stores import KindStore
 from minitrain.errors import TensorTypeError
 from minitrain.machine.given_durations import FixedPredictor
 from minitrain.workloads.matmul import MatmulLayer

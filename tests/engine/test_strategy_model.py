@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.engine.model import Model
+from minitrain.engine.model import Model, watched
 from minitrain.engine.strategy_model import StrategyModel
-from minitrain.engine.watched import watched
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.run.folding.model import FoldedModel

@@ -17,7 +17,7 @@ from minitrain.machine.network import overhead_s
 from minitrain.machine.topology import FlatTopology, Topology
 from tests.folded_runs import require_identical
 from tests.small_transformers import LLAMA_LIKE
-from tests.whatif.vector.test_price import require_equal_to_separate
+from tests.whatif.test_price import require_equal_to_separate
 
 MB = 1e6
 H100 = load_config("h100_80g_nvl8")

@@ -16,8 +16,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.cli.trace import _WRITERS
-from minitrain.engine.model import Model
-from minitrain.engine.watched import watched
+from minitrain.engine.model import Model, watched
 from minitrain.machine.given_durations import FixedPredictor
 from minitrain.operations import EVENT_TYPES
 from minitrain.operations.collectives import COLLECTIVES, TRANSFERS

@@ -30,7 +30,7 @@ from minitrain.run.contributions import Contribution
 from minitrain.run.strategy_loading import load_strategy
 from minitrain.search.planning.planner import saved_plan
 from minitrain.search.sweeps.sweep import read_rows, writing
-from minitrain.search.tuning.words import of_calculon
+from minitrain.search.tuning.findings import of_calculon
 from minitrain.tensors.expert_load import as_imbalance, expert_load
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.workloads.documents import Documents

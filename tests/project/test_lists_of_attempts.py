@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.engine.transport.test_waiting_programs import PROGRAMS
+from tests.engine.test_waiting_programs import PROGRAMS
 from tests.learn.exercises.test_cheats import FAILING, TAMPERING
 from tests.learn.test_isolation import ESCAPES
 from tests.project.test_mutated_files import KINDS, VERDICTS

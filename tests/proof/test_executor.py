@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.proof import Adam, Momentum, Problem
-from minitrain.proof.arrays import Flat, held
+from minitrain.proof.problem import Flat, held
 from minitrain.tensors import Tensor, Weight, WeightGrad
 
 SMALL: dict[str, Any] = {"num_layers": 2, "global_batch_size": 4}

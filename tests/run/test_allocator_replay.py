@@ -7,7 +7,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.machine.caching_allocator import MIN_BLOCK_BYTES, AllocatorSettings
-from minitrain.run.allocator_replay import replay
+from minitrain.run.device_memory import replay
 from minitrain.workloads.workload import USUAL
 
 SIZES: dict[str, Any] = {"world_size": 4, "workload": "gpt2", "seq_len": 256, "global_batch_size": 16}

@@ -11,7 +11,7 @@ import minitrain as mt
 from minitrain.machine import load_config
 from minitrain.machine.config import shipped_names
 from minitrain.operations import Event
-from minitrain.run.trained_model import MOST_MFU, remark_on
+from minitrain.run.facts import MOST_MFU, remark_on
 from minitrain.view.tables import comparison_notes
 
 DENSE = mt.Transformer(

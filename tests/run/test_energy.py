@@ -11,7 +11,7 @@ from minitrain.machine.device import DataSheet, Power
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.machine.price import RankPredictors
 from minitrain.run.analysis.breakdown import Breakdown, Split
-from minitrain.run.energy import dollars_of, energy_of, peak_watts
+from minitrain.run.figures import dollars_of, energy_of, peak_watts
 from minitrain.workloads.matmul import MATMUL_LAYER
 
 SMALL: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 8}

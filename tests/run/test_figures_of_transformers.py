@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.engine.memory_by_kind import MEMORY_KINDS
+from minitrain.engine.stores import MEMORY_KINDS
 from minitrain.run.analysis.memory_over_time import curves_by_kind
 
 V = 256

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.engine.transport import deadlocks as watch
+from minitrain.engine import deadlocks as watch
 from minitrain.operations import MEMORY, STRIDE
 from minitrain.run.result import Run
 

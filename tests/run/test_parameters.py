@@ -14,11 +14,10 @@ from minitrain.cli.generation import Given
 from minitrain.cli.options import strategy_options
 from minitrain.engine.observers import Observer
 from minitrain.errors import UsageError
-from minitrain.run.accounting.summary_log import SummaryRun
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, OPTIONS, Exclusion, RunParameters, split_keywords
-from minitrain.run.signatures import StepKeywords
+from minitrain.run.simulation import StepKeywords, choose_variant
 from minitrain.run.strategy_loading import options_of
-from minitrain.run.variants import choose_variant
+from minitrain.run.summary_log import SummaryRun
 
 EXCLUDED = [(exclusion, other) for exclusion in EXCLUSIONS.values() for other in exclusion.others]
 

@@ -9,7 +9,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.machine.given_durations import FixedPredictor
-from minitrain.run.steps import Steps
+from minitrain.run.facts import Steps
 from minitrain.run.strategy_loading import choose_strategy
 
 SIZES: dict[str, Any] = {"num_layers": 16, "global_batch_size": 16}

@@ -115,7 +115,7 @@ def _without_memory(_: SparedProcess) -> None:
 PARENT = """
 import os
 from minitrain.run.worker_processes import WorkerProcesses
-from minitrain.search.sweeps.executors.own_processes import OwnProcesses
+from minitrain.search.sweeps.own_processes import OwnProcesses
 
 def work_for_ever():
     print(os.getpid(), flush=True)

@@ -87,7 +87,7 @@ def every_sum_is_of_different_samples(monkeypatch: pytest.MonkeyPatch) -> None:
         return results
 
     monkeypatch.setattr(WeightGrad, "__add__", checked_add)
-    monkeypatch.setattr("minitrain.engine.transport.communicator.perform", checked_perform)
+    monkeypatch.setattr("minitrain.engine.dist.perform", checked_perform)
 
 
 def as_bucket(value: Any) -> list[Any]:

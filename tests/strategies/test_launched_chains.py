@@ -17,7 +17,7 @@ from minitrain.machine import load_config
 from minitrain.run.folding.expansion import FoldedRun
 from minitrain.tensors import HIDDEN_SIZE
 from tests.folded_runs import require_identical
-from tests.whatif.vector.test_price import require_equal_to_separate
+from tests.whatif.test_price import require_equal_to_separate
 
 H100 = load_config("h100_80g_nvl8")
 WEIGHT_BYTES = 2 * HIDDEN_SIZE**2

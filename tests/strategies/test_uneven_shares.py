@@ -9,7 +9,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import LawError, ProofError, UsageError
-from minitrain.proof.arrays import Flat
+from minitrain.proof.problem import Flat
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 16}
 BY_SAMPLES = ["ddp", "ddp_overlap", "zero1", "zero2", "zero3", "zero3_prefetch", "fsdp", "hsdp"]

@@ -7,7 +7,7 @@ on. Each file answers one question:
 - What sets the step time, and what would the clocks be if operations lasted differently? `retiming`: the graph of a
   run, with its critical path, timed for one case or for many at once.
 - Which memory is held when? `memory_over_time`.
-- How large is the bubble in theory? `textbook_bubble`.
 
-`explanation` puts all of it together, and says why ranks wait; `labels` are its texts.
+`explanation` puts all of it together, and says why ranks wait and how large the bubble is in theory;
+`labels` are its texts.
 """

@@ -39,12 +39,11 @@ from dataclasses import replace
 from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar
 
-from minitrain.engine.final_weights import check_final_weights, require_handed_on
+from minitrain.engine.dist import Communicator, Dist
+from minitrain.engine.event_loop import collecting_unretrieved_errors, task_of_rank
 from minitrain.engine.model import Model
 from minitrain.engine.operations import Operation
-from minitrain.engine.transport.communicator import Communicator
-from minitrain.engine.transport.dist import Dist
-from minitrain.engine.transport.task_ownership import collecting_unretrieved_errors, task_of_rank
+from minitrain.engine.semantics import check_final_weights, require_handed_on
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.machine import FlatTopology, HierarchicalTopology
 from minitrain.machine.given_durations import FixedPredictor
@@ -56,6 +55,7 @@ from minitrain.operations.collectives import COLLECTIVES, describe
 from minitrain.run.contention import with_contention
 from minitrain.run.device_memory import OutOfMemory, kinds_of_journals, watching_memory
 from minitrain.run.event_loops import rare_collections
+from minitrain.run.facts import trained_model_of
 from minitrain.run.folding.attempt import FoldAttempt, are_alike, labels_of
 from minitrain.run.folding.expansion import SLOTS_OF_TENSORS, Expansion, FoldedRun, RankInClass
 from minitrain.run.folding.model import FoldedModel, model_of_class
@@ -65,7 +65,6 @@ from minitrain.run.progress import RunProgress
 from minitrain.run.rank_tasks import PreparedRun, end_all, require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped, unwrapped
-from minitrain.run.trained_model import trained_model_of
 from minitrain.tensors import clone
 from minitrain.tensors.index_sets import forget_latest_union, span
 from minitrain.tensors.kinds import passage_of

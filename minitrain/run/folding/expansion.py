@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from minitrain.engine.model import Model
 from minitrain.operations import COMM, LAYER, SAMPLES, STORES, STREAM, STRIDE, WAITED_FOR, EventLog, Stream
+from minitrain.run.figures import peak_watts
 from minitrain.run.folding.attempt import FoldAttempt
 from minitrain.run.folding.mesh import ENDS, members_along
 from minitrain.run.folding.model import FoldedModel
@@ -435,8 +436,6 @@ class FoldedRun(Run):
     @cached_property
     def peak_watts(self) -> float | None:
         """The most that all devices draw together at any moment, W; ranks of a class are busy at the same moments."""
-        from minitrain.run.energy import peak_watts  # noqa: PLC0415  (numpy only when somebody looks)
-
         ranks = self.ranks_of_class_logs
         sheets = [self.sheets[rank] for rank in ranks] if len(self.sheets) > 1 else self.sheets
         of_classes = peak_watts(self.step_timeline_of_classes, sheets)

@@ -14,7 +14,7 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from minitrain.engine.transport.protocol import Group, Mesh
+from minitrain.engine.protocol import Group, Mesh
 from minitrain.machine.price import decide
 from minitrain.machine.topology import RankNodes
 from minitrain.operations import COMM, Stream

@@ -27,11 +27,11 @@ from typing import Any, TypeVar, final
 
 from minitrain.engine import laws
 from minitrain.engine.communication import TENSORS, Groupish
+from minitrain.engine.dist import Dist
 from minitrain.engine.model import Model
 from minitrain.engine.operations import Launched, Operation
+from minitrain.engine.protocol import Group, Mesh, require_axes
 from minitrain.engine.state import refuse_change
-from minitrain.engine.transport.dist import Dist
-from minitrain.engine.transport.protocol import Group, Mesh, require_axes
 from minitrain.errors import CollectiveMismatchError
 from minitrain.machine.measured_topology import places_of
 from minitrain.machine.price import Predictor, Price
@@ -64,8 +64,8 @@ from minitrain.tensors.placed import (
     RoutedTokens,
     RouterOptState,
     RouterWeight,
+    TableGrad,
 )
-from minitrain.tensors.tied import TableGrad
 
 _OF_CLASSES = (KeysValues, KeysValuesGrad, TableGrad)
 

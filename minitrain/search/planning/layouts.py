@@ -45,7 +45,7 @@ from typing import Any, final
 
 import numpy as np
 
-from minitrain.engine.shares import Shares
+from minitrain.engine.semantics import Shares
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.device_groups import Devices
 from minitrain.run.analysis.timeline import Floats

@@ -32,7 +32,7 @@ from typing import Any, Literal, NotRequired, final
 
 from typing_extensions import TypedDict
 
-from minitrain.engine.shares import Shares
+from minitrain.engine.semantics import Shares
 from minitrain.errors import MinitrainError, UsageError, require_count
 from minitrain.files import read_json, write_text
 from minitrain.machine import load_config

@@ -21,7 +21,7 @@ from typing import Any
 
 from minitrain.engine.model import Model
 from minitrain.engine.operations import Launched
-from minitrain.engine.transport.protocol import Group, Mesh
+from minitrain.engine.protocol import Group, Mesh
 from minitrain.errors import StrategyError
 from minitrain.source_lines import count_as_strategy
 from minitrain.tensors import Weight

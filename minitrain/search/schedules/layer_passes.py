@@ -28,7 +28,7 @@ from typing import Any
 
 from minitrain.engine.model import Model
 from minitrain.engine.operations import Launched
-from minitrain.engine.transport.protocol import Group
+from minitrain.engine.protocol import Group
 from minitrain.search.schedules.held_layers import Division, HeldLayers, Steps
 from minitrain.source_lines import count_as_strategy
 from minitrain.workloads.workload import takes_again

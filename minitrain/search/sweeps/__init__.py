@@ -6,6 +6,7 @@ Open `sweep` first.
 |---|---|
 | `sweep` | the rows of a sweep, its configurations, which strategy takes which option, and the file that keeps rows |
 | `batches` | simulates configurations in batches, those that differ in prices alone by one execution |
-| `executors` (a folder) | where batches run: own processes, Dask, Ray |
+| `executors` | where batches run: which workers an `executor=` means, with those of Dask and Ray |
+| `own_processes` | workers of this machine: tasks of a lost one are repeated, a simulation that hangs is ended |
 | `page` | a sweep as an HTML page |
 """

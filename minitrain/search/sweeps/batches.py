@@ -3,7 +3,7 @@
 A batch is as many configurations as one worker simulates in about `_BATCH_S`: one where runs are large, hundreds where
 they are small. When the sweep is killed, the batches that are being simulated are lost, and nothing else.
 
-Rows of configurations that differ in prices alone, by one execution: see `minitrain.whatif.vector`.
+Rows of configurations that differ in prices alone, by one execution: see `minitrain.whatif.joint_execution`.
 
 The rows are those that a simulation of each configuration gives, to the last float. What cannot be executed so, or
 fails, is simulated one configuration after the other instead; each that fails then has an error of its own.
@@ -33,12 +33,12 @@ from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.simulation import FailedRun, simulate_async
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, framework_of
-from minitrain.search.sweeps.executors.choice import first_done, workers_of
-from minitrain.search.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
+from minitrain.search.sweeps.executors import first_done, workers_of
+from minitrain.search.sweeps.own_processes import TimeLimitError, WorkerLostError, run_within
 
 if TYPE_CHECKING:
     from minitrain.run.folding.driver import DivergenceHistory
-    from minitrain.whatif.vector.execution import MachineGroup
+    from minitrain.whatif.joint_execution import MachineGroup
 
 
 Parameters = Mapping[str, Any]
@@ -95,8 +95,8 @@ def _can_be_priced(chosen: ChosenStrategy, parameters: Parameters) -> bool:
 
 async def _summaries(chosen: ChosenStrategy, configurations: Sequence[Parameters]) -> Summaries:
     """Do what `summaries_together` does; raises what is wrong with any of them."""
-    from minitrain.whatif.vector.execution import execute  # noqa: PLC0415
-    from minitrain.whatif.vector.price import Configurations  # noqa: PLC0415  (numpy only where it is needed)
+    from minitrain.whatif.joint_execution import execute  # noqa: PLC0415
+    from minitrain.whatif.price import Configurations  # noqa: PLC0415  (numpy only where it is needed)
 
     names = [name for name in PRICE_ONLY if any(name in parameters for parameters in configurations)]
     columns = {name: [parameters.get(name, DEFAULTS[name]) for parameters in configurations] for name in names}
@@ -212,7 +212,7 @@ class SharedByBatch:
 Row = dict[str, Any]
 R = TypeVar("R")
 Workers = Any
-"""Where to run: what `minitrain.search.sweeps.executors.choice` takes."""
+"""Where to run: what `minitrain.search.sweeps.executors` takes."""
 Configuration = tuple[str | Strategy, Mapping[str, Any]]
 Batch = list[tuple[str, Configuration]]  # with their keys
 

@@ -37,8 +37,7 @@ from minitrain.files import replacing
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, PRICE_ONLY
-from minitrain.run.signatures import SweepKeywords, over_grid
-from minitrain.run.simulation import simulate
+from minitrain.run.simulation import SweepKeywords, over_grid, simulate
 from minitrain.run.strategy_loading import (
     ChosenStrategy,
     Strategy,
@@ -48,8 +47,8 @@ from minitrain.run.strategy_loading import (
     takes_option,
 )
 from minitrain.search.sweeps.batches import Configuration, Row, Workers, flat, key_of, label_of, run_batches, succeeded
-from minitrain.search.sweeps.executors.choice import require_workers
-from minitrain.search.sweeps.executors.own_processes import require_time_limit
+from minitrain.search.sweeps.executors import require_workers
+from minitrain.search.sweeps.own_processes import require_time_limit
 
 S = TypeVar("S")
 

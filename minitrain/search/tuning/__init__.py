@@ -11,9 +11,7 @@ Layouts of the strategy megatron are not simulated one by one. What a layer take
 | `tune`, `problem` | the call and its result, what it tunes, and the configurations that there are |
 | `search`, `bounds` | which configurations are tried, by whom, a row for each, and which cannot win |
 | `pieces` | executes short runs, and cuts them into pieces |
-| `orders` | the order of a pipeline's steps |
-| `layouts`, `step_figures` | put pieces together, for many layouts at once |
-| `findings` | all rows, of which `Tuning` is made |
-| `explanation` | why the best one wins, and which price would have to change |
-| `words`, `page` | a layout in the options of other tools, and a search as an HTML page |
+| `layouts`, `step_figures` | put pieces together in the order of a pipeline's steps, for many layouts at once |
+| `findings` | all rows, of which `Tuning` is made, and a layout in the options of other tools |
+| `explanation` | why the best one wins, which price would have to change, and the page that shows it |
 """

@@ -19,8 +19,7 @@ from minitrain.errors import MinitrainError, UsageError
 from minitrain.run.analysis.timeline import Floats
 from minitrain.search.schedules import dualpipe_v
 from minitrain.search.schedules.schedule import Cell
-from minitrain.search.tuning.layouts import END_FIGURES, Columns, Pipeline
-from minitrain.search.tuning.orders import BACKWARD, FORWARD
+from minitrain.search.tuning.layouts import BACKWARD, END_FIGURES, FORWARD, Columns, Pipeline
 from minitrain.search.tuning.problem import Candidate, Machine, cut_into_stages
 from minitrain.tensors import Activation
 from minitrain.workloads.expert_layers import ROUTER, ExpertPass, Piece

@@ -29,7 +29,7 @@ from minitrain.engine.stages import stages_of
 from minitrain.errors import UsageError
 from minitrain.machine.measured_topology import places_of
 from minitrain.machine.predictor import KernelPredictor, RuntimePredictor
-from minitrain.run.energy import dollars_of, watts_of
+from minitrain.run.figures import dollars_of, watts_of
 from minitrain.run.parameters import RunParameters
 from minitrain.run.saved_runs import plain
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, takes_option

@@ -30,8 +30,8 @@ from minitrain.run.event_loops import run_to_end
 from minitrain.run.simulation import simulate_async
 from minitrain.run.strategy_loading import Strategy
 from minitrain.search.sweeps.batches import SharedByBatch, Workers, key_of, result_of
-from minitrain.search.sweeps.executors.choice import first_done, workers_of
-from minitrain.search.sweeps.executors.own_processes import TimeLimitError, WorkerLostError, run_within
+from minitrain.search.sweeps.executors import first_done, workers_of
+from minitrain.search.sweeps.own_processes import TimeLimitError, WorkerLostError, run_within
 from minitrain.search.sweeps.sweep import read_rows, writing
 from minitrain.search.tuning.bounds import Bound, bound_of, least_times
 from minitrain.search.tuning.layouts import Columns, Pipeline, Structure

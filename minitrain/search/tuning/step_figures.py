@@ -22,8 +22,18 @@ from minitrain.machine.platforms import Platform
 from minitrain.run.analysis.breakdown import BusyTimeSum
 from minitrain.run.analysis.timeline import Floats
 from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding, num_logits
-from minitrain.search.tuning.layouts import END_FIGURES, Columns
-from minitrain.search.tuning.orders import BACKWARD, FORWARD, LAUNCHED, RECEIVE, SEND, WAIT, Order, order_of
+from minitrain.search.tuning.layouts import (
+    BACKWARD,
+    END_FIGURES,
+    FORWARD,
+    LAUNCHED,
+    RECEIVE,
+    SEND,
+    WAIT,
+    Columns,
+    Order,
+    order_of,
+)
 
 _LOAD, _COVER, _TOTAL, _UPDATE, _GATHER = (
     END_FIGURES.index(name) for name in ("load", "cover", "total", "update", "gather")

@@ -22,8 +22,8 @@ from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.strategy_loading import Strategy, choose_strategy, did_you_mean, options_of, takes_option
 from minitrain.search.sweeps.batches import Workers
-from minitrain.search.sweeps.executors.choice import require_workers
-from minitrain.search.sweeps.executors.own_processes import require_time_limit
+from minitrain.search.sweeps.executors import require_workers
+from minitrain.search.sweeps.own_processes import require_time_limit
 from minitrain.search.tuning.findings import Findings, require_words
 from minitrain.search.tuning.problem import Candidate, Machine, TuningProblem, axes_of, candidates, default_strategies
 from minitrain.search.tuning.search import FITS, Row, Search, Task, require_objective, value_of
@@ -62,7 +62,7 @@ class Tuning(Findings):
             path: where to.
             pictures: how many of the best are drawn.
         """
-        from minitrain.search.tuning.page import write_tuning_page  # noqa: PLC0415  (only when somebody looks)
+        from minitrain.search.tuning.explanation import write_tuning_page  # noqa: PLC0415  (only when somebody looks)
 
         return write_tuning_page(Path(path), self, pictures)
 

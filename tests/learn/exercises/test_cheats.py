@@ -4,7 +4,7 @@ A cheat that fails otherwise, say by a name that is misspelt here, fails its tes
 gets one, and most of that is `slow`; all else is graded in this process.
 
 More of them are in `test_corpus.py` (forged tensors, a patched engine) and in the corpora of parts, sequences and
-experts; escapes of the process are in `test_isolation.py`, and hangs in `tests/engine/transport`.
+experts; escapes of the process are in `test_isolation.py`, and hangs in `tests/engine`.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ import pytest
 import minitrain as mt
 from minitrain.machine.given_durations import FixedPredictor
 from minitrain.operations import Event
-from minitrain.run.analysis.explanation import Explanation
+from minitrain.run.analysis.explanation import Explanation, closed_form
 from minitrain.run.analysis.memory_over_time import curves_by_kind, high_water
-from minitrain.run.analysis.textbook_bubble import closed_form
 from minitrain.run.analysis.timeline import NONE, as_timeline
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 32}

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.errors import UsageError
-from minitrain.search.sweeps.executors.cluster_workers import DaskWorkers
-from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
+from minitrain.search.sweeps.executors import DaskWorkers
+from minitrain.search.sweeps.own_processes import LostWorkersWarning
 from tests.search.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
 _FEW_STARTS = {
@@ -231,7 +231,7 @@ def test_options_that_do_not_go_together_are_refused(options: list[str], message
 
 
 def test_an_address_where_nobody_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.search.sweeps.executors.cluster_workers._CONNECT_S", 0.2)
+    monkeypatch.setattr("minitrain.search.sweeps.executors._CONNECT_S", 0.2)
     with pytest.raises(UsageError, match=r"^no Dask scheduler answers at tcp://127.0.0.1:9; start one"):
         mt.sweep("ddp", {"world_size": [1]}, "tcp://127.0.0.1:9").rows()
 

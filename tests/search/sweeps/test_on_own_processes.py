@@ -12,7 +12,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import MinitrainError
-from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning, OwnProcesses
+from minitrain.search.sweeps.own_processes import LostWorkersWarning, OwnProcesses
 from tests.search.sweeps.own_strategies import SIZES, alone, write_strategies
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.search.sweeps.executors.own_processes import LostWorkersWarning
+from minitrain.search.sweeps.own_processes import LostWorkersWarning
 from tests.search.sweeps.own_strategies import GRID, SIZES, alone, write_strategies
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # Ray forks to start its processes

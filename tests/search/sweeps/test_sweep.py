@@ -27,7 +27,7 @@ from minitrain.engine.model import Model
 from minitrain.errors import UsageError
 from minitrain.search.sweeps import sweep as results
 from minitrain.search.sweeps.batches import succeeded
-from minitrain.search.sweeps.executors.own_processes import OwnProcesses
+from minitrain.search.sweeps.own_processes import OwnProcesses
 from minitrain.tensors import Weight
 
 SIZES: dict[str, Any] = {"num_layers": 4, "global_batch_size": 8}
@@ -44,7 +44,7 @@ def processes() -> Iterator[OwnProcesses]:
 def _on_shared_processes(processes: OwnProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands use processes that begin and end with the module."""
     monkeypatch.setattr(processes, "close", lambda: None)
-    monkeypatch.setattr("minitrain.search.sweeps.executors.choice.OwnProcesses", lambda _: processes)
+    monkeypatch.setattr("minitrain.search.sweeps.executors.OwnProcesses", lambda _: processes)
 
 
 class Counting(Executor):
@@ -149,7 +149,7 @@ def test_a_sweep_with_a_results_file_goes_on_where_options_are_left_out(tmp_path
 
 
 def test_the_command_says_which_strategies_run_without_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.search.sweeps.executors.choice.OwnProcesses", lambda *_: Counting())
+    monkeypatch.setattr("minitrain.search.sweeps.executors.OwnProcesses", lambda *_: Counting())
     command = ["sweep", "ddp", "pp_dp", "--grid", "pp=1,2", "--layers", "4", "--batch", "8"]
     result = CliRunner().invoke(app, command, env={"COLUMNS": "100"})
     *rows, counts, note = result.stdout.splitlines()[1:]
@@ -194,7 +194,7 @@ def test_jobs_are_the_processes_of_the_sweep_s_own_pool(monkeypatch: pytest.Monk
         asked.append(num_processes)
         return Counting()
 
-    monkeypatch.setattr("minitrain.search.sweeps.executors.choice.OwnProcesses", pool)
+    monkeypatch.setattr("minitrain.search.sweeps.executors.OwnProcesses", pool)
     assert mt.sweep("ddp", {"world_size": [1, 2]}, jobs=3, **SIZES).rows()
     assert asked == [3]
     with pytest.raises(UsageError, match="give it or executor, not both"):
@@ -241,7 +241,7 @@ def test_what_is_left_of_a_sweep_is_guessed_from_what_is_done(monkeypatch: pytes
 
 
 def test_ctrl_c_says_which_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.search.sweeps.executors.choice.OwnProcesses", lambda *_: Counting(most=2))
+    monkeypatch.setattr("minitrain.search.sweeps.executors.OwnProcesses", lambda *_: Counting(most=2))
     command = ["sweep", "ddp", "--grid", "world_size=1,2,4,8,16", "--layers", "2"]
     result = CliRunner().invoke(app, [*command, "--results", str(tmp_path / "rows.jsonl")])
     num_rows = len((tmp_path / "rows.jsonl").read_text().splitlines())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.search.tuning.orders import FORWARD, order_of
+from minitrain.search.tuning.layouts import FORWARD, order_of
 from minitrain.search.tuning.pieces import PassKey, Pieces
 from minitrain.search.tuning.problem import TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import Figures, Limit, price_pipelines

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.search.sweeps.executors.own_processes import WorkerLostError
+from minitrain.search.sweeps.own_processes import WorkerLostError
 from minitrain.search.tuning.findings import described
 from minitrain.search.tuning.search import options_of
 from minitrain.search.tuning.tune import Tuning

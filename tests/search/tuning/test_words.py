@@ -11,10 +11,9 @@ import pytest
 
 import minitrain as mt
 from minitrain.run.strategy_loading import choose_strategy, options_of
-from minitrain.search.tuning.findings import Choice
+from minitrain.search.tuning.findings import Choice, of_calculon
 from minitrain.search.tuning.problem import Candidate, TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import Figures, row_of
-from minitrain.search.tuning.words import of_calculon
 from minitrain.workloads.exchange.recipe import same_model
 from tests.project.mutated_files import EXECUTION
 from tests.search.tuning.models import SMALL

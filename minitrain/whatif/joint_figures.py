@@ -1,0 +1,535 @@
+"""The figures of a run that was executed for several machines at once, as columns: those of `Run`, machine by machine.
+
+Each is computed when it is asked for, with the operations of `Run` in their order, so that the numbers are the same to
+the last float.
+
+How long ranks are at work on each machine, read from logs whose times are those of all machines.
+
+These are the sums of `minitrain.run.analysis.breakdown` and `minitrain.run.analysis.breakdown`, for all machines at
+once. The terms are added in the same order, so that the sums are the same floats.
+
+What ranks communicate along each axis, on each machine: the totals of `minitrain.run.analysis.breakdown`.
+
+The sums over intervals are added in the same order, machine by machine, and means over ranks are rounded once, so that
+the totals are the same floats. Bytes are the same on all machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from fractions import Fraction
+from functools import cached_property, partial
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from minitrain.operations import COMPUTE, PRICE, RECV, STREAM, STRIDE, TYP, EventLog
+from minitrain.run.analysis.breakdown import (
+    AxisTotal,
+    Meshes,
+    axis_finder,
+)
+from minitrain.run.analysis.timeline import Floats, Ints
+from minitrain.run.device_memory import (
+    OutOfMemory,
+    device_memory_of,
+    excess_of,
+    fullest_row,
+    worst_of,
+)
+from minitrain.run.figures import FIGURES, SECONDS_AN_HOUR, summary_of, watts_of
+from minitrain.run.result import Run
+from minitrain.whatif.recorded import Excess, Fleet, Recorded, TimedLog, covered, in_order
+
+_MOST_NUMBERS = 1 << 22  # in one array: 32 MiB
+
+
+class RankTimes(NamedTuple):
+    """Where the time of the ranks goes, s, one row a log and one column a machine.
+
+    Args:
+        computing: time with the compute stream at work.
+        exposed: time communicating with no compute beside it.
+        waiting: time with no stream at work.
+    """
+
+    computing: Floats
+    exposed: Floats
+    waiting: Floats
+
+
+def rank_times(logs: Sequence[TimedLog], step_times: Floats) -> RankTimes:
+    """Split the step time of every log on every machine.
+
+    Args:
+        logs: those of the ranks, or of classes of ranks that are alike.
+        step_times: s, (num_machines,).
+    """
+    computing = np.array([log.work[0] for log in logs])
+    busy = np.maximum(np.array([log.work[1] for log in logs]), computing)
+    waiting = step_times - busy
+    return RankTimes(computing, busy - computing, np.where(waiting < 1e-12 * step_times, 0.0, waiting))
+
+
+class PassTimes(NamedTuple):
+    """When the logs that pass anything through layers do so on every machine, s, (num_logs, num_machines) each.
+
+    Args:
+        first_start: start of the first pass.
+        last_end: end of the last one.
+        busy: time at work in passes.
+    """
+
+    first_start: Floats
+    last_end: Floats
+    busy: Floats
+
+
+def pass_times(logs: Sequence[TimedLog], num_machines: int) -> PassTimes:
+    """Return when ranks pass microbatches through their layers, (num_logs with passes, num_machines) each."""
+    found = [log.passes for log in logs if log.passes is not None]
+    return PassTimes(*np.array(found).reshape(-1, 3, num_machines).transpose(1, 0, 2))
+
+
+def _of_ranks(of_logs: Floats, log_of_rank: Ints | None, num_ranks: int) -> Floats:
+    """Return the figure of every rank on some machines, (num_machines, num_ranks), each machine's in one piece."""
+    if log_of_rank is None:
+        return np.ascontiguousarray(of_logs.T)
+    if len(of_logs) == 1:
+        return np.repeat(of_logs[0], num_ranks).reshape(-1, num_ranks)
+    return np.ascontiguousarray(of_logs.T[:, log_of_rank])
+
+
+def sum_over_ranks(of_logs: Floats, log_of_rank: Ints | None) -> Floats:
+    """Return sums over all ranks, (num_machines,), as numpy adds the column of one machine.
+
+    Args:
+        of_logs: (num_logs, num_machines).
+        log_of_rank: the log that each rank has; None where each has its own.
+    """
+    num_ranks = len(of_logs) if log_of_rank is None else len(log_of_rank)
+    step = max(1, _MOST_NUMBERS // max(1, num_ranks))
+    sums = np.empty(of_logs.shape[1])
+    for first in range(0, len(sums), step):
+        columns = of_logs[:, first : first + step]
+        sums[first : first + step] = _of_ranks(columns, log_of_rank, num_ranks).sum(axis=1)
+    return sums
+
+
+class _Sums(NamedTuple):
+    """What one rank communicates along one axis.
+
+    Args:
+        number: of operations.
+        size_bytes: theirs.
+        seconds: time with any under way, s, (num_machines,).
+        exposed_s: time of that with no compute beside it, s, (num_machines,).
+    """
+
+    number: int
+    size_bytes: float
+    seconds: Floats
+    exposed_s: Floats
+
+
+def communication_by_axis(
+    logs: Iterable[tuple[int, TimedLog]], world_size: int, meshes: Meshes, num_machines: int
+) -> list[dict[str, AxisTotal]]:
+    """Return what a rank communicates along each axis on average, on each machine.
+
+    Args:
+        logs: the log of each rank, or of each class of ranks, with its rank.
+        world_size: number of ranks.
+        meshes: size by axis of each mesh that the ranks have made.
+        num_machines: how many machines the times are of.
+    """
+    known: dict[Any, dict[str, _Sums]] = {}
+    of_ranks = []
+    for rank, log in logs:
+        axis_of = axis_finder(rank, world_size, meshes)
+        axes = tuple("" if stream.kind == COMPUTE else axis_of(stream) for stream in log.rows[STREAM::STRIDE])
+        key = id(log), axes
+        if key not in known:
+            known[key] = _sums_of(log, axes)
+        of_ranks.append(known[key])
+    return _means(of_ranks, num_machines)
+
+
+def _sums_of(log: TimedLog, axes: Sequence[str | None]) -> dict[str, _Sums]:
+    """Return what one rank communicates along each axis; "" stands for compute, None for nothing."""
+    names = [axis for axis in dict.fromkeys(axes) if axis]
+    if not names:
+        return {}
+    starts, ends = log.intervals()
+    codes = {axis: code for code, axis in enumerate(dict.fromkeys(axes))}
+    labels = np.array([codes[axis] for axis in axes])[:, None]
+    starts, ends, labels = in_order(starts, ends, labels)
+    computes = labels == codes.get("", -1)
+    computing = covered(starts, np.where(computes, ends, -np.inf))
+    found = {}
+    for name in names:
+        communicates = labels == codes[name]
+        seconds = covered(starts, np.where(communicates, ends, -np.inf))
+        either = covered(starts, np.where(computes | communicates, ends, -np.inf))
+        own = [place for place, axis in enumerate(axes) if axis == name]
+        size_bytes = sum(0.0 if typ == RECV else price.size_bytes for typ, price in _of(log.rows, own))
+        found[name] = _Sums(len(own), 0.0 + size_bytes, seconds, either - computing)
+    return found
+
+
+def _of(rows: Sequence[Any], places: Iterable[int]) -> Iterable[tuple[str, Any]]:
+    """Return type and price of some events of a flat log."""
+    return ((rows[place * STRIDE + TYP], rows[place * STRIDE + PRICE]) for place in places)
+
+
+def _means(of_ranks: Sequence[dict[str, _Sums]], num_machines: int) -> list[dict[str, AxisTotal]]:
+    """Return the means over ranks on each machine, axes in alphabetical order."""
+    found: list[dict[str, AxisTotal]] = [{} for _ in range(num_machines)]
+    for axis in sorted({axis for sums in of_ranks for axis in sums}):
+        nothing = _Sums(0, 0.0, np.zeros(num_machines), np.zeros(num_machines))
+        parts = [sums.get(axis, nothing) for sums in of_ranks]
+        number, size_bytes = _mean([part.number for part in parts]), _mean([part.size_bytes for part in parts])
+        seconds, exposed_s = (_mean_of_columns([part[place] for part in parts]) for place in (2, 3))
+        for machine, times in enumerate(zip(seconds, exposed_s, strict=True)):
+            found[machine][axis] = AxisTotal(number, size_bytes, *times)
+    return found
+
+
+def _mean_of_columns(columns: Sequence[Any]) -> list[float]:
+    """Return the mean of some columns on each machine, rounded once."""
+    if all(column is columns[0] for column in columns):
+        return columns[0].tolist()  # type: ignore[no-any-return]  # floats
+    return [_mean(values) for values in np.stack(columns, axis=1).tolist()]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return a mean that is rounded once: a sum of floats is, and halving it is exact."""
+    count = len(values)
+    if count & (count - 1) == 0:
+        return math.fsum(values) / count
+    return float(sum(map(Fraction, values)) / count)
+
+
+def excesses_of_devices(recorded: Recorded, sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
+    """Return, for each machine, the rank that needs most beyond what its device has; None where all fit.
+
+    Args:
+        recorded: a run that says all that a device must hold.
+        sizes: the memory of each machine's devices, bytes.
+    """
+    models = recorded.run.class_models
+    memories = [device_memory_of(model) for model in models]
+    moments = {
+        model._rank: rank.submitted[fullest_row(model._rows)] if len(rank.end) else 0
+        for model, rank in zip(models, recorded.program.ranks, strict=True)
+    }
+    times = dict(zip(moments, recorded.at(list(moments.values())), strict=True))
+    found: list[OutOfMemory | None] = []
+    for machine, size_bytes in enumerate(sizes):
+        worst = worst_of(excess_of(model, memory, size_bytes) for model, memory in zip(models, memories, strict=True))
+        found.append(worst and replace(worst, time=float(times[worst.rank][machine])))
+    return found
+
+
+def first_excesses(recorded: Recorded, sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
+    """Return, for each machine, the first rank's report in time; None where all ranks fit."""
+    by_size: dict[float, list[Excess]] = {}
+    for excess in recorded.excesses:  # ranks ascend, so that the lowest of several at once stays
+        by_size.setdefault(excess.memory.size_bytes, []).append(excess)
+    found: list[OutOfMemory | None] = [None] * len(sizes)
+    for size_bytes, excesses in by_size.items():
+        times = recorded.at([excess.moment for excess in excesses])
+        first = times.argmin(axis=0)
+        for machine, own in enumerate(sizes):
+            if own == size_bytes:
+                rank, memory, _ = excesses[first[machine]]
+                time = float(times[first[machine], machine])
+                found[machine] = OutOfMemory(rank, time, size_bytes, memory.held_bytes)
+    return found
+
+
+class JointFigures:
+    """Figures of several machines that one execution has made.
+
+    Args:
+        recorded: the run, with the times of all machines.
+        parts: the fleets of the machines, and which of each they are.
+    """
+
+    def __init__(self, recorded: Recorded, parts: Sequence[tuple[Fleet, Ints]]) -> None:
+        self._run = recorded.run
+        self._recorded = recorded
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return self._recorded.num_machines
+
+    def _everywhere(self, number: float) -> Floats:
+        """Return a number as a column."""
+        return np.full(len(self), float(number))
+
+    def _of_each(self, name: str) -> list[Any]:
+        """Return a figure of the hardware of each machine."""
+        found: list[Any] = []
+        for fleet, chosen in self._parts:
+            of_fleet = fleet.of_each(name)
+            found += [of_fleet[place] for place in chosen.tolist()]
+        return found
+
+    @cached_property
+    def load_time(self) -> Floats:
+        """When the weights of all ranks are there, s."""
+        latest: Floats = self._recorded.load_ends.max(axis=0)
+        return latest
+
+    @cached_property
+    def _begin(self) -> Floats:
+        """When the step begins on the clocks that figures are made from, s."""
+        return np.where(self._recorded.loads_alike, self.load_time, 0.0)
+
+    @cached_property
+    def step_time(self) -> Floats:
+        """From the end of loading to the latest final clock of all ranks, s."""
+        timed = self._recorded.timed
+        last: Floats = timed.at(timed.program.clock.tolist()).max(axis=0)
+        return last - self._begin
+
+    @property
+    def peak_memory_bytes(self) -> Floats:
+        """The highest memory of all ranks, bytes: the same on all machines."""
+        return self._everywhere(self._run.peak_memory_bytes)
+
+    @property
+    def num_events(self) -> Floats:
+        """Number of events of all ranks: the same on all machines."""
+        return np.full(len(self), self._run.num_events)
+
+    @cached_property
+    def capacity_bytes(self) -> list[float | None]:
+        """The memory of a device; None where there is no device."""
+        return self._of_each("capacity_bytes")
+
+    @cached_property
+    def peak_flop_per_s(self) -> list[float | None]:
+        """The peak rate of a device; None where there is no device."""
+        return self._of_each("peak_flop_per_s")
+
+    @cached_property
+    def oom(self) -> list[OutOfMemory | None]:
+        """Where and when a device's memory was exceeded; None where all fits."""
+        if self._run.needed_memory_bytes is None:
+            return first_excesses(self._recorded, self.capacity_bytes)
+        return excesses_of_devices(self._recorded, self.capacity_bytes)
+
+    @cached_property
+    def mfu(self) -> Floats:
+        """Model FLOPs utilization; nan where there is no device."""
+        peaks = np.array([np.nan if peak is None else peak for peak in self.peak_flop_per_s])
+        return _ratio(self._run.useful_flop, peaks * self._run.world_size * self.step_time)
+
+    @property
+    def hfu(self) -> Floats:
+        """Hardware FLOPs utilization; nan where it has none."""
+        trained, useful = self._run.trained_model, self._run.useful_flop
+        if trained is None or not useful:
+            return self._everywhere(np.nan)
+        return self.mfu * (1 + trained.recomputed_flop / useful)
+
+    @property
+    def tokens_per_second(self) -> Floats:
+        """Tokens that all ranks train on in a second; nan where there are none."""
+        trained = self._run.trained_model
+        if trained is None:
+            return self._everywhere(np.nan)
+        num_tokens = self._run.global_batch_size * trained.seq_len
+        return np.where(self.step_time == 0, np.nan, _ratio(num_tokens, self.step_time))
+
+    @property
+    def tokens_per_second_per_rank(self) -> Floats:
+        """One rank's share of them."""
+        return self.tokens_per_second / self._run.world_size
+
+    @cached_property
+    def _times(self) -> RankTimes:
+        """Where the time of each log's rank goes."""
+        return rank_times(self._recorded.timed.logs, self.step_time)
+
+    @cached_property
+    def _log_of_rank(self) -> Any:
+        """The log that stands for each rank; None where each has its own."""
+        fold: Any = getattr(self._run, "fold", None)
+        return None if fold is None else np.array(fold.of_every_rank(list(range(len(self._run.class_logs)))))
+
+    def _over_ranks(self, of_logs: Floats) -> Floats:
+        """Return a sum over all ranks."""
+        return sum_over_ranks(of_logs, self._log_of_rank)
+
+    def _share(self, of_logs: Floats) -> Floats:
+        """Return the share of all ranks' time that something takes."""
+        return _ratio(self._over_ranks(of_logs), self.step_time * self._run.world_size)
+
+    @cached_property
+    def computing_fraction(self) -> Floats:
+        """Share of all ranks' time spent computing."""
+        return self._share(self._times.computing)
+
+    @cached_property
+    def exposed_comm_fraction(self) -> Floats:
+        """Share of all ranks' time spent communicating with no compute beside it."""
+        return self._share(self._times.exposed)
+
+    @cached_property
+    def bubble_fraction(self) -> Floats:
+        """Share of all ranks' time spent waiting."""
+        return self._share(self._times.waiting)
+
+    @cached_property
+    def _passes(self) -> PassTimes:
+        """When ranks pass microbatches through their layers."""
+        return pass_times(self._recorded.timed.logs, len(self))
+
+    @property
+    def span_bubble(self) -> Floats:
+        """The longest idle time of a rank between its first and its last pass, s."""
+        passes = self._passes
+        longest: Floats = (passes.last_end - passes.first_start - passes.busy).max(axis=0, initial=0.0)
+        return longest
+
+    @property
+    def makespan_bubble(self) -> Floats:
+        """Time from the first pass of any rank to the last, less the compute of the busiest rank, s."""
+        passes = self._passes
+        if not passes.busy.size:
+            return self._everywhere(0.0)
+        bubble: Floats = passes.last_end.max(axis=0) - passes.first_start.min(axis=0) - passes.busy.max(axis=0)
+        return bubble
+
+    def _of_sheets(self, figure: Callable[[Any], float | None]) -> Floats:
+        """Return a figure of the data sheet of each machine's devices; nan where there is none."""
+        sheets = [getattr(system, "sheet", None) for system in self._of_each("system")]
+        found = {id(sheet): figure(sheet) for sheet in {id(sheet): sheet for sheet in sheets}.values()}
+        return np.array([found[id(sheet)] for sheet in sheets], dtype=float)
+
+    @cached_property
+    def energy_joules(self) -> Floats:
+        """What all devices draw in the step, J; nan where a config does not say their power."""
+        rated, idle = (self._of_sheets(partial(_watts, place)) for place in (0, 1))
+        busy, waiting = (self._times.computing + self._times.exposed) * rated, self._times.waiting * idle
+        return self._over_ranks(busy) + self._over_ranks(waiting)
+
+    @cached_property
+    def dollars(self) -> Floats:
+        """What renting the devices for the step costs, USD; nan where a config does not say its price."""
+        of_one_hour = self._of_sheets(lambda sheet: None if sheet is None else sheet.price_usd_per_hour)
+        return of_one_hour * self._run.world_size * self.step_time / SECONDS_AN_HOUR
+
+    def names(self, hardware: Sequence[Any]) -> list[str]:
+        """Return what runs call the hardware of each machine.
+
+        Args:
+            hardware: what was given as the hardware of each machine.
+        """
+        systems = zip(self._of_each("system"), hardware, strict=True)
+        return [str(getattr(system, "name", None) or given) for system, given in systems]
+
+    def summaries(self, hardware: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return what `Run.summary` says on each machine.
+
+        Args:
+            hardware: what was given as the hardware of each machine.
+        """
+        of_each = zip(self.names(hardware), self._of_each("network"), self._of_each("pricing"), strict=True)
+        return [
+            summary_of(
+                _OnMachine(self, machine, hardware=name, network=kind or "flat", priced_by=str(pricing or "roofline"))
+            )
+            for machine, (name, kind, pricing) in enumerate(of_each)
+        ]
+
+    def system(self, machine: int) -> Any:
+        """Return the hardware config of a machine; None where it has none."""
+        return self._of_each("system")[machine]
+
+    @property
+    def run(self) -> Run:
+        """What the execution has made."""
+        return self._run
+
+    def logs_on(self, machine: int) -> list[EventLog]:
+        """Return the logs of all ranks as they are on one machine."""
+        logs, place_of = self._run.logs, self._log_of_rank
+        places = range(len(logs)) if place_of is None else place_of.tolist()
+        return [self._recorded.log_on(machine, log, place) for log, place in zip(logs, places, strict=True)]
+
+    @cached_property
+    def _listed(self) -> dict[str, list[Any]]:
+        """Columns that were asked for as lists."""
+        return {}
+
+    def on(self, machine: int, name: str) -> Any:
+        """Return a column's entry for one machine, None for nan."""
+        if name not in self._listed:
+            column = getattr(self, name)
+            self._listed[name] = column if isinstance(column, list) else list(map(_or_none, column.tolist()))
+        return self._listed[name][machine]
+
+    @cached_property
+    def communication_by_axis(self) -> list[dict[str, AxisTotal]]:
+        """What a rank communicates along each axis, on average."""
+        run = self._run
+        logs = zip(run.ranks_of_class_logs, self._recorded.logs, strict=True)
+        return communication_by_axis(logs, run.world_size, run.meshes, len(self))
+
+
+@final
+class _OnMachine:
+    """A run as it is on one of the machines, to be asked for figures.
+
+    Figures that have a column come from there. All others are those of a run with the logs of this machine.
+    """
+
+    def __init__(self, joint: JointFigures, machine: int, **named: Any) -> None:
+        self._joint = joint
+        self._machine = machine
+        self._run = replace(joint.run, **named)  # with the times of all machines
+
+    @cached_property
+    def _alone(self) -> Run:
+        """The run on this machine."""
+        system = self._joint.system(self._machine)
+        return replace(
+            self._run,
+            logs=self._joint.logs_on(self._machine),
+            models=(),
+            sheets=(getattr(system, "sheet", None),),
+            **{name: self._joint.on(self._machine, name) for name in ("peak_flop_per_s", "capacity_bytes", "oom")},
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _COLUMNS:
+            return self._joint.on(self._machine, name)
+        return getattr(self._run if name in _ON_ALL else self._alone, name)
+
+
+_COLUMNS = frozenset(figure.column for figure in FIGURES) | {"oom", "communication_by_axis"}
+_ON_ALL = frozenset(field.name for field in fields(Run)) | {"peak_memory", "sureness", "dropped_token_fraction"}
+"""What no time and no device has a part in."""
+
+
+def _or_none(number: Any) -> Any:
+    """Return a number of a column, None for nan."""
+    return None if number != number else number
+
+
+def _watts(place: int, sheet: Any) -> float | None:
+    """Return the rated (0) or idle (1) power of a device, W; None where its config does not say both."""
+    watts = watts_of([sheet])
+    return None if watts is None else float(watts[place][0])
+
+
+def _ratio(above: Any, below: Floats) -> Floats:
+    """Return a quotient, 0 where nothing is to divide by."""
+    quotients: Floats = np.divide(above, below, out=np.zeros_like(below), where=~(below <= 0))
+    return quotients
