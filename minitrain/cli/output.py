@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from minitrain.plain_text import printable
-from minitrain.run.progress import RunProgress
 
 if TYPE_CHECKING:
+    from minitrain.run.rank_tasks import RunProgress
     from minitrain.run.result import Run
 
 PATIENCE_S = 1.0  # before progress is shown

@@ -23,8 +23,7 @@ from minitrain.learn.budgets import Budget, budget_for, run_reference
 from minitrain.learn.exercise import Case, CheckResult, Exercise, load_exercise
 from minitrain.learn.replay import communication_by_kind, last_clock, replayed
 from minitrain.run.analysis.labels import duration
-from minitrain.run.progress import RunProgress
-from minitrain.run.rank_tasks import prepare
+from minitrain.run.rank_tasks import RunProgress, prepare
 from minitrain.run.result import Run, load_run
 from minitrain.run.simulation import simulate
 

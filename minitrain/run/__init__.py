@@ -7,8 +7,7 @@ Open `simulation` first, then `parameters` (what a run can be given) and `result
 the order of a run:
 
 - The strategy: `strategy_loading` finds it, imports what lies beside its file, and gives it options of its own.
-- The ranks: `rank_tasks` makes a run ready and runs its ranks in one of the `event_loops`. `progress` says how far they
-  are.
+- The ranks: `rank_tasks` makes a run ready and runs its ranks in one of the `event_loops`.
 - The result: `figures` is the registry of what is said of it. `contention` may time the run again. `ranks_once` says
   which ranks did the same. `device_memory` has figures of it, `facts` its steps, devices and transformer.
 - The file: `saved_runs` writes and reads it; `run_file` judges its first line.

@@ -3,6 +3,7 @@
 A run that is ready to be simulated: the strategy is found, and what prices its operations is made.
 
 Every way of simulating (all ranks, folded) begins with a `PreparedRun` and makes its `Run` by it.
+`RunProgress` says how far a simulation is, to be read from another thread.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from minitrain.operations import PRICE, STRIDE
 from minitrain.run.device_memory import OutOfMemory, device_memory_of, error_of, excess_of, when, worst_of
 from minitrain.run.facts import name_of_workload, trained_model_of
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
-from minitrain.run.progress import RunProgress, Watch
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, options_of, unwrapped
 from minitrain.workloads.workload import fills_devices
@@ -476,3 +476,37 @@ def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
                 rank=model._rank,
                 op=work.op,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far the ranks of a run are, at the moment of asking; asking does not disturb them.
+
+    Args:
+        models: those of the ranks that are simulated.
+        ranks_a_model: how many ranks each of them stands for; 1 unless the run is folded.
+    """
+
+    models: Sequence[Model]
+    ranks_a_model: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.models) * self.ranks_a_model
+
+    @property
+    def ranks_done(self) -> int:
+        """Number of ranks that have returned."""
+        return len(self.models[0].dist.detector.finished_ranks) * self.ranks_a_model
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of all ranks so far."""
+        return sum(len(model._log) for model in self.models) * self.ranks_a_model
+
+    def __str__(self) -> str:
+        return f"{self.ranks_done} of {self.num_ranks} ranks done, {self.num_events:,} events so far"
+
+
+Watch = Callable[[RunProgress], None]

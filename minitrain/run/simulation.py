@@ -68,8 +68,7 @@ from minitrain.run.parameters import (
     split_keywords,
     with_own_options,
 )
-from minitrain.run.progress import Watch
-from minitrain.run.rank_tasks import PreparedRun, prepare, require_nothing_left, run_ranks
+from minitrain.run.rank_tasks import PreparedRun, Watch, prepare, require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import plain
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, is_shipped
@@ -481,8 +480,8 @@ def simulate(
         strategy: a coroutine function of one rank's `Model`, a shipped name, or "path.py:function"; a name may have
             options ("pp_dp:pp=4").
         loop_factory: makes the event loop, `uvloop.new_event_loop` for example; the log does not depend on it.
-        watch: called when the ranks begin, with a `minitrain.run.progress.RunProgress` that another thread may ask how
-            far they are.
+        watch: called when the ranks begin, with a `minitrain.run.rank_tasks.RunProgress` that another thread may ask
+            how far they are.
         parameters: those of `minitrain.run.parameters.RunParameters`, and the strategy's own options, also as
             `options={"depth": 2}`, which type checkers let pass whatever the strategy is.
 

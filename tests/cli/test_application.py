@@ -45,7 +45,7 @@ def test_what_is_asked_for_at_the_beginning_loads_no_simulator(arguments: list[s
         [sys.executable, "-c", _STARTED.format(arguments=arguments)], capture_output=True, text=True, check=True
     )
     loaded = set(ast.literal_eval(found.stdout.splitlines()[-1]))
-    assert loaded <= {"minitrain.run", "minitrain.run.above", "minitrain.run.progress"}
+    assert loaded <= {"minitrain.run", "minitrain.run.above", "minitrain.run.rank_tasks"}
 
 
 def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from minitrain.cli import app
 from minitrain.cli.output import Progress, RunsInProgress
 from minitrain.engine.model import Model
 from minitrain.errors import came_without_memory, message_of, say_ignored
-from minitrain.run.progress import RunProgress
+from minitrain.run.rank_tasks import RunProgress
 from minitrain.run.result import Run
 
 MINE = """

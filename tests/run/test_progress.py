@@ -8,7 +8,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.lib import Model
-from minitrain.run.progress import RunProgress
+from minitrain.run.rank_tasks import RunProgress
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 4, "global_batch_size": 8}
 

@@ -61,8 +61,7 @@ from minitrain.run.folding.expansion import SLOTS_OF_TENSORS, Expansion, FoldedR
 from minitrain.run.folding.model import FoldedModel, model_of_class
 from minitrain.run.folding.per_rank_values import PerRankSet
 from minitrain.run.parameters import asks_to_fold
-from minitrain.run.progress import RunProgress
-from minitrain.run.rank_tasks import PreparedRun, end_all, require_nothing_left, run_ranks
+from minitrain.run.rank_tasks import PreparedRun, RunProgress, end_all, require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped, unwrapped
 from minitrain.tensors import clone

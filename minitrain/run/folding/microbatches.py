@@ -41,8 +41,7 @@ from minitrain.run.folding.driver import run_of_classes
 from minitrain.run.folding.expansion import FoldedRun
 from minitrain.run.folding.model import FoldedModel
 from minitrain.run.folding.per_rank_values import PerRankSet, of_lowest
-from minitrain.run.progress import RunProgress
-from minitrain.run.rank_tasks import PreparedRun, declared_by
+from minitrain.run.rank_tasks import PreparedRun, RunProgress, declared_by
 from minitrain.run.strategy_loading import unwrapped
 from minitrain.workloads.workload import fills_devices
 

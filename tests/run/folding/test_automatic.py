@@ -19,7 +19,7 @@ from minitrain.engine.model import Model
 from minitrain.engine.observers import Observer
 from minitrain.machine.price import RankPredictors
 from minitrain.run.folding.expansion import FoldedRun
-from minitrain.run.progress import RunProgress
+from minitrain.run.rank_tasks import RunProgress
 from minitrain.search.sweeps.batches import run_batch
 from tests.folded_runs import require_every_rank
 from tests.small_transformers import LLAMA_LIKE
