@@ -300,6 +300,7 @@ def _platform(
         batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
         shares_by_rank=_blocks(framework, layout),
         captures=bool(row.words("framework").facts.get("graphs")),
+        fused_loss=found.fused_loss or bool(row.words("framework").facts.get("fused_loss")),
         memory=_memory_of(found.memory, layout, model),
     )
     if layout.tp == 1:

@@ -38,7 +38,8 @@ Arrays as large as all gradients fit into no block that activations have left, n
 takes from the driver is replayed with the caching allocator's rules, and comes on top of what forward and backward
 have.
 
-Left out: what of a row's release had other habits.
+Left out: other releases, and totals on stages without the head where all microbatches go forward before the first one
+comes back.
 """
 
 from __future__ import annotations
@@ -186,6 +187,7 @@ class Place:
         peak_bytes: the most that its tensors take.
         at_loss_bytes: the most that they take when a loss begins; 0 where there is none.
         at_update_bytes: what they take when the update begins.
+        is_scattered: whether activations between layers are shards of the sequence.
         is_single: whether a step has one microbatch, whose backward makes the totals that frameworks allocate at first.
     """
 
@@ -197,6 +199,7 @@ class Place:
     peak_bytes: float
     at_loss_bytes: float
     at_update_bytes: float
+    is_scattered: bool = False
     is_single: bool = False
 
 
@@ -253,7 +256,7 @@ def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tu
     The peak of a run has the gradient of a unit, of the largest one but the embedding, whose backward comes last. Where
     there is a head it may have logits too.
     """
-    units, logits = place.workload.units, place.num_logits
+    units, logits, sizes = place.workload.units, place.num_logits, place.workload.model.precision
     largest = max((each.gradient_bytes for each in place.weights if units[each.layer].kind != "embedding"), default=0.0)
     new = _HALF * max(_matrices(place), default=0) if habits.new_gradient == "weight" else 0.0
     in_backward = new + max((_inner_gradients(place, each.layer) for each in place.weights), default=0.0)
@@ -264,16 +267,28 @@ def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tu
         totals = sum(each.gradient_bytes for each in place.weights) if place.is_single else 0.0
         before = place.at_loss_bytes + totals - LOGIT_BYTES * logits
         yield before + min(at_most, LOGIT_BYTES) * logits, max(at_most - LOGIT_BYTES, 0) * logits
-        yield before, _HALF * (logits + head / place.workload.model.precision.parameter_bytes)
+        yield before, _HALF * (logits + head / sizes.parameter_bytes) + _input_gradients(place)
         yield before, in_backward
 
 
 def _inner_gradients(place: Place, layer: int) -> float:
-    """Return the bytes of the gradient of an activation function's inputs, which lie beside all that forward kept."""
+    """Return the bytes of the gradient of an activation function's inputs, and what the multiplication before has."""
+    unit = place.workload.units[layer]
     work = place.workload.work(place.num_samples, PassMode(num_parts=place.num_parts))
-    saved = place.workload.units[layer].saved
     named = "activation input", "activation factor"
-    return float(sum(each.num_bytes(work) for each in saved if each.name.endswith(named)))
+    found = float(sum(each.num_bytes(work) for each in unit.saved if each.name.endswith(named)))
+    return found + (_input_gradients(place) if unit.kind == "mlp" else 0.0)
+
+
+def _input_gradients(place: Place) -> float:
+    """Return what a multiplication that parts share has beside its result's gradient in backward, bytes.
+
+    That is its input's gradient, which parts have whole, and with sequence parallelism the input, which is gathered
+    again, and the shard of the gradient's sum.
+    """
+    model, work = place.workload.model, place.workload.work(place.num_samples, PassMode())
+    whole = float(work.num_tokens * model.hidden_size * model.precision.activation_bytes)
+    return whole * (2 + 1 / place.num_parts) if place.is_scattered else whole
 
 
 def _matrices(place: Place) -> Iterator[int]:

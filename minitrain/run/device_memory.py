@@ -261,6 +261,7 @@ def _place_of(model: Any, rows: Sequence[Any], peak_bytes: float) -> Place:
         peak_bytes=peak_bytes,
         at_loss_bytes=at_loss,
         at_update_bytes=at("update")[1],
+        is_scattered=any(mode.sequence_parallel for mode in model.pass_modes.values()),
         is_single=types.count("loss") == 1,
     )
 
@@ -661,7 +662,7 @@ class DeviceMemoryFigures:
     @cached_property
     def _estimated_memory(self) -> DeviceMemory | None:
         found = (device_memory_of(model) for model in self.class_models)
-        return max(found, key=lambda memory: memory.needed_bytes, default=None)
+        return max(found, key=lambda memory: memory.allocated_bytes, default=None)
 
     def replay_allocator(
         self, *, expandable_segments: bool = False, max_split_bytes: int | None = None

@@ -389,8 +389,13 @@ def _qwen() -> Iterator[Transformer]:
 
 
 def _deepseek() -> Iterator[Transformer]:
-    """Yield DeepSeek-V3 without its module for multi-token prediction."""
+    """Yield DeepSeek-V2, and DeepSeek-V3 without its module for multi-token prediction."""
     latent = LatentAttention(query_rank=1536, kv_rank=512, rope_head_dim=64, nope_head_dim=128, value_head_dim=128)
+    experts = {"num_experts": 160, "experts_per_token": 6, "num_shared_experts": 2, "moe_ffn_hidden_size": 1536}
+    yield _llama(
+        "deepseek-v2", 60, 5120, 12288, 128, 102400, 4096, "DeepSeek-AI (2024), arXiv:2405.04434, section 3.1.2",
+        latent=latent, moe_layers=range(1, 60), norm_epsilon=1e-6, **experts,
+    )  # fmt: skip
     source = "DeepSeek-AI (2024), arXiv:2412.19437, section 4.2, without its multi-token prediction"
     experts = {"num_experts": 256, "experts_per_token": 8, "num_shared_experts": 1, "moe_ffn_hidden_size": 2048}
     yield _llama(

@@ -148,6 +148,32 @@ def test_ranks_of_a_sequence_take_a_share_of_its_tokens() -> None:
     assert shared.memory["allocated"] < whole.memory["allocated"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "memory"),
+    [
+        ({"framework": "Megatron-DeepSpeed (BLOOM)", "zero": "0"}, "deepspeed"),
+        ({"framework": "Megatron-DeepSpeed (BLOOM)", "zero": "1"}, "deepspeed zero"),
+        (
+            {"framework": "Megatron-DeepSpeed (BLOOM)", "precision": "bf16 with fp32 grad accumulation"},
+            "deepspeed bf16",
+        ),
+        ({"framework": "InternEvo", "zero": "3", "pp": "1", "dp": "8"}, "internevo fsdp"),
+    ],
+    ids=str,
+)
+def test_each_optimizer_of_a_framework_allocates_in_its_way(changes: dict[str, str], memory: str) -> None:
+    platform = case(**changes).platform
+    assert platform is not None
+    assert platform.memory == memory
+
+
+def test_a_row_says_that_its_loss_is_one_kernel() -> None:
+    plain, fused = (case(framework=f"Megatron-Core{words}").platform for words in ("", ", cross entropy loss fusion"))
+    assert plain is not None
+    assert fused is not None
+    assert (plain.fused_loss, fused.fused_loss) == (False, True)
+
+
 def test_what_graphs_have_captured_waits_for_no_host() -> None:
     given = {"gpu": "H100-SXM", "tp": "4", "sp": "1", "pp": "1", "attention": "TE", "mbs": "1"}
     names = ("Megatron Bridge", "Megatron Bridge, full-iteration CUDA graphs")

@@ -51,13 +51,30 @@ def test_megatron_core_holds_weights_totals_states_and_what_layers_keep() -> Non
 
 def test_a_loss_in_one_kernel_keeps_logits_in_16_bits() -> None:
     plain, fused = (memory_of(replace(find_platform("nemo-h100"), fused_loss=flag)) for flag in (False, True))
-    head_backward = 2 * (VOCABULARY * HIDDEN + HIDDEN)  # an empty gradient in 16 bits
+    head_backward = 2 * (VOCABULARY * HIDDEN + HIDDEN) + 2 * TOKENS * HIDDEN  # an empty gradient, and the input's
     assert plain.allocated_bytes - fused.allocated_bytes == 4 * VOCABULARY * TOKENS - head_backward
 
 
 def test_one_microbatch_fills_the_totals_of_several() -> None:
     alone, several = (memory_of("nemo-h100", global_batch_size=size) for size in (1, 4))
     assert alone.allocated_bytes == several.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("layout", "measured_gib"),  # MooreThreads/SimuMax @1b8ca90, docs/b200/b200_release_v1.2_summary.md
+    [
+        ({"pp": 2, "layers_per_stage": [13, 13]}, 66.55),
+        ({"tp": 2, "sequence_parallel": True}, 60.68),
+        ({"tp": 8, "sequence_parallel": True}, 28.29),
+    ],
+    ids=str,
+)
+def test_measured_runs_of_megatron_core_allocate_as_much(layout: dict[str, Any], measured_gib: float) -> None:
+    platform = replace(find_platform("nemo-h100"), fused_loss=True)
+    model = replace(mt.models()["llama3-70b"], num_layers=12, seq_len=4096)
+    changes = {"world_size": 8, "workload": model, "global_batch_size": 32 // layout.get("tp", 2), "zero": 1}
+    found = memory_of(platform, hardware="b200_192g_nvl8", overlap_replicas=True, **{**changes, "fold": True, **layout})
+    assert found.allocated_bytes / 2**30 == pytest.approx(measured_gib, rel=0.005)
 
 
 @pytest.mark.parametrize(

@@ -387,7 +387,7 @@ def fullest_of(columns: Columns, platform: Platform) -> DeviceMemory:
     """Return what the fullest device of the first layout holds, as a framework allocates."""
     order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
     devices = [_filled(columns, order, place, platform) for place in range(columns.pp)]
-    return max(devices, key=lambda device: device.needed_bytes)
+    return max(devices, key=lambda device: device.allocated_bytes)
 
 
 def _filled(columns: Columns, order: Order, place: int, platform: Platform) -> DeviceMemory:
@@ -408,6 +408,7 @@ def _filled(columns: Columns, order: Order, place: int, platform: Platform) -> D
         peak_bytes=tensors,
         at_loss_bytes=at_loss,
         at_update_bytes=sum(weight + gradient + state / share for _, (weight, gradient, state) in sizes),
+        is_scattered=passes.sequence_parallel,
         is_single=columns.num_microbatches * columns.num_chunks == 1,
     )
     return replace(_device(columns, place, 0), peak_bytes=tensors).filled(known, platform)
