@@ -103,9 +103,9 @@ def test_other_strategies_sizes_and_depths_are_predicted() -> None:
 
 
 def test_intervals_hold_as_many_steps_as_they_say() -> None:
-    """Eight in ten; of 20 calibrations, each with nine programs that it has seen and nine that it has not."""
+    """Eight in ten; of 10 calibrations, each with nine programs that it has seen and nine that it has not."""
     held, seen = [], 0
-    for trial in range(20):
+    for trial in range(10):
         drawn = [PROGRAMS[int(place)] for place in np.random.default_rng(trial).permutation(len(PROGRAMS))]
         all_of = [as_if_measured(name, width, 0.15, 100 * trial + seed) for seed, (name, width) in enumerate(drawn)]
         found = calibration_of(all_of[:9], 2)

@@ -313,7 +313,8 @@ def test_rounds_on_real_processes_carry_momentum_and_every_replicas_state(tmp_pa
 
 
 def test_rounds_on_real_processes_learn() -> None:
-    run = mt.train("diloco", world_size=2, num_layers=2, global_batch_size=64, local_steps=4, steps=12, force=True)
+    given: dict[str, Any] = {"num_layers": 2, "global_batch_size": 64, "workload": DenseRows(256, 16)}
+    run = mt.train("diloco", world_size=2, local_steps=4, steps=12, force=True, **given)
     assert run.losses[-1] < 0.9 * run.losses[0]
     with pytest.raises(mt.UsageError, match="one state for all ranks"):
         mt.train("diloco", world_size=2, num_layers=2, global_batch_size=64, steps=1, checkpoints="here", force=True)
