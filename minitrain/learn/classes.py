@@ -35,11 +35,12 @@ from xml.etree import ElementTree
 
 from minitrain.errors import UsageError
 from minitrain.files import read_text
-from minitrain.learn.exercise import DESCRIPTIONS, CheckResult, one_line, printable
+from minitrain.learn.exercise import DESCRIPTIONS, CheckResult, one_line
 from minitrain.learn.grader import Grade, grade
 from minitrain.learn.isolation import Isolation
 from minitrain.learn.sandbox import Limits, source_of
 from minitrain.learn.submissions import Submission, alike
+from minitrain.plain_text import printable, spreadsheet_cell
 from minitrain.run.worker_processes import WorkerEndedError, WorkerProcesses, limit_bytes
 from minitrain.search.sweeps.sweep import read_rows
 
@@ -425,8 +426,6 @@ def write_leaderboard(folder: Path, path: Path) -> Path:
 
 
 _COLUMNS = ("student", "file", "exercise", "score", "max_score", "seconds", "first_failure", "isolation", "alike")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""How a cell begins that a spreadsheet would compute."""
 
 
 def as_text(rows: Sequence[Row]) -> str:
@@ -478,7 +477,7 @@ def as_csv(rows: Sequence[Row]) -> str:
             isolation,
             " ".join(row.alike),
         )
-        writer.writerow([_cell(fact) if isinstance(fact, str) else fact for fact in facts])
+        writer.writerow([_cell(fact) for fact in facts])
     return written.getvalue().rstrip("\n")
 
 
@@ -503,10 +502,9 @@ def as_gradebook(rows: Sequence[Row]) -> str:
     return written.getvalue().rstrip("\n")
 
 
-def _cell(text: str) -> str:
-    """Return text that a spreadsheet shows as it is."""
-    text = printable(text)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+def _cell(fact: Any) -> Any:
+    """Return what a spreadsheet shows as it is."""
+    return spreadsheet_cell(printable(fact)) if isinstance(fact, str) else fact
 
 
 def as_json(rows: Sequence[Row]) -> str:

@@ -31,6 +31,7 @@ from minitrain.errors import UsageError
 from minitrain.files import read_json
 from minitrain.machine.config import SPECIFIED
 from minitrain.operations import EVENT_TYPES
+from minitrain.plain_text import printable
 
 SHIPPED = Path(__file__).parent / "exercises"
 
@@ -491,8 +492,3 @@ def one_line(text: str) -> str:
     'wrong; 02_ddp: 100 of 100 points'
     """
     return "; ".join(printable(line.strip()) for line in text.splitlines() if line.strip())
-
-
-def printable(text: str) -> str:
-    """Return text without characters that a terminal, a browser or XML takes for something else than text."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)

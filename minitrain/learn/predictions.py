@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minitrain.errors import UsageError
-from minitrain.learn.exercise import Case, CheckResult, Exercise, load_exercise, printable
+from minitrain.learn.exercise import Case, CheckResult, Exercise, load_exercise
+from minitrain.plain_text import printable
 
 if TYPE_CHECKING:
     from minitrain.run.result import Run

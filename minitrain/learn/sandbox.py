@@ -34,7 +34,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.files import TemporaryFolder
-from minitrain.learn.exercise import Case, printable
+from minitrain.learn.exercise import Case
 from minitrain.learn.isolation import (
     HERE,
     PACKAGE,
@@ -50,6 +50,7 @@ from minitrain.learn.isolation import (
 from minitrain.learn.notebook import code_of
 from minitrain.learn.wire import SUBMISSION, decoded
 from minitrain.machine import load_config
+from minitrain.plain_text import printable
 
 MOST_OUTPUT = 32 * 2**20
 """Bytes that a submission's programs may have."""

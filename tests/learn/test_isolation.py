@@ -474,8 +474,8 @@ def test_terminal_escapes_do_not_reach_the_report(tmp_path: Path) -> None:
     )
     text = str(found) + found.output
     assert all(character.isprintable() or character == "\n" for character in text), repr(text)
-    assert "?[2Jgone?" in found.output
-    assert "ValueError: ?]0;title??31m" in found.failures[0].message
+    assert r"\x1b[2Jgone\u202e" in found.output
+    assert r"ValueError: \x1b]0;title\x07\x9b31m" in found.failures[0].message
 
 
 def test_no_folder_of_the_grader_stands_in_a_frame_of_the_process(tmp_path: Path) -> None:
