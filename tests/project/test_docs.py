@@ -14,7 +14,6 @@ import importlib
 import io
 import itertools
 import os
-import pkgutil
 import re
 import shlex
 import subprocess
@@ -160,9 +159,15 @@ def test_headings_have_the_anchors_that_github_gives_them(tmp_path: Path) -> Non
 
 
 def _modules() -> list[str]:
-    """Return the names of all modules of minitrain."""
-    found = pkgutil.walk_packages(minitrain.__path__, "minitrain.")
-    return ["minitrain", *(module.name for module in found if not module.name.endswith("__main__"))]
+    """Return the names of all modules of minitrain whose source holds an example."""
+    files = {"minitrain": Path(minitrain.__file__).parent, "minitrain.strategies": ROOT / "strategies"}
+    found = {
+        ".".join([name, *path.relative_to(folder).with_suffix("").parts]).removesuffix(".__init__")
+        for name, folder in files.items()
+        for path in folder.rglob("*.py")
+        if ">>>" in path.read_text(encoding="utf-8")
+    }
+    return sorted(found)
 
 
 @pytest.mark.parametrize("name", _modules())
