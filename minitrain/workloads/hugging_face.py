@@ -35,6 +35,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
@@ -45,32 +46,10 @@ from minitrain.workloads.architecture import LatentAttention, Lora
 
 _ABSENT = object()
 
-# Keys of every config that say nothing about shapes: generation, initialisation, bookkeeping, numerics.
-# fmt: off
-_NO_BEARING = frozenset(
-    [
-        "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
-        "_diffusers_version", "_experts_implementation", "_flash_attn_2_enabled", "_from_model_config",
-        "_name_or_path", "_sliding_window_pattern", "architectures", "attn_implementation",
-        "auto_map", "bad_words_ids", "begin_suppress_tokens",
-        "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "cross_attention_hidden_size",
-        "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
-        "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task",
-        "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std",
-        "initializer_range", "is_decoder", "keys_to_ignore_at_inference", "label2id", "layer_norm_eps",
-        "layer_norm_epsilon", "length_penalty", "max_length", "min_length", "model_type", "name_or_path",
-        "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions",
-        "output_hidden_states", "output_past", "output_router_logits", "output_scores", "pad_token_id",
-        "partial_rotary_factor", "prefix", "pretraining_tp", "problem_type", "quantization_config",
-        "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "rms_norm_eps",
-        "rope_interleave", "rope_interleaved", "rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base",
-        "rotary_pct", "router_aux_loss_coef", "router_jitter_noise", "sep_token_id", "suppress_tokens",
-        "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k",
-        "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "unk_token_id", "use_bfloat16",
-        "use_cache", "use_parallel_residual",
-    ]
+_NO_BEARING: Mapping[str, list[str]] = json.loads(
+    files("minitrain.workloads").joinpath("hugging_face.json").read_text("utf-8")
 )
-# fmt: on
+"""Keys of every config that say nothing about shapes: generation, initialisation, bookkeeping, numerics."""
 
 
 def _is_positive(value: Any) -> bool:
@@ -167,7 +146,7 @@ class ConfigReader:
 
     def refuse_the_rest(self, family: str, ignore: Sequence[str]) -> None:
         """Note a fault for every key that was not read."""
-        known = self._read | _NO_BEARING | set(ignore)
+        known = self._read.union(_NO_BEARING["transformers"], ignore)
         for key in self._config:
             if key not in known:
                 self.faults[key] = (
@@ -719,11 +698,6 @@ TARGETS: Mapping[str, str] = MappingProxyType(
 _ALL = "all-linear"
 """What PEFT calls all matrices but the head's."""
 
-_NO_BEARING_ON_LORA = (
-    *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "peft_type", "revision"),
-    *("task_type", "lora_dropout", "fan_in_fan_out", "megatron_config", "megatron_core", "corda_config", "eva_config"),
-    *("loftq_config", "lora_ga_config", "runtime_config", "qalora_group_size", "peft_version"),
-)
 _NOT_SET = (
     *("layers_to_transform", "layers_pattern", "layer_replication", "trainable_token_indices", "arrow_config"),
     *("alora_invocation_tokens", "velora_config", "monteclora_config", "use_bdlora", "kasa_config"),
@@ -760,7 +734,7 @@ def read_lora(source: str | os.PathLike[str] | Mapping[str, Any]) -> Lora:
     if reader.flag("use_rslora", default=False) and not reader.faults:
         alpha *= rank**0.5  # alpha / root of the rank (Kalajdzievski 2023)
     targets = _targets(reader, config.get("target_modules"))
-    reader.pass_over(*_NO_BEARING_ON_LORA)
+    reader.pass_over(*_NO_BEARING["peft"])
     reader.refuse_the_rest("PEFT's LoRA", ())
     if reader.faults:
         raise refuse(label, list(reader.faults.values()), keys=tuple(reader.faults))
