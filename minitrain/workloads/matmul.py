@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.errors import TensorTypeError, UsageError
+from minitrain.errors import UsageError
 from minitrain.tensors import (
     BLOCK_SIZE,
     BYTES_PER_ELEMENT,
@@ -41,9 +41,9 @@ from minitrain.workloads.workload import (
     AlikeLayers,
     Cost,
     PassMode,
-    compressed_message_bytes,
     cost_of_weight_pass,
     held_compressed_bytes,
+    other_message_bytes,
 )
 
 if TYPE_CHECKING:
@@ -153,13 +153,7 @@ class MatmulLayer(AlikeLayers):
             return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
         if kind in PLACED_KINDS:
             return _parted_bytes(tensor)
-        if kind in COMPRESSED_KINDS:
-            return compressed_message_bytes(self, tensor)
-        raise TensorTypeError(
-            "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
-            f"got {type(tensor).__name__} ({tensor!r:.80})",
-            value=tensor,
-        )
+        return other_message_bytes(self, tensor)
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the tensor's own `memory()`."""
@@ -286,13 +280,7 @@ class DenseRows(AlikeLayers):
             return self.bytes_per_element * self.width * self.width
         if tensor.__class__ in (OptState, Activation, ActivationGrad):
             return self.bytes_per_element * int(self.memory_elements(tensor))
-        if tensor.__class__ in COMPRESSED_KINDS:
-            return compressed_message_bytes(self, tensor)
-        raise TensorTypeError(
-            "dense rows are sent as a Weight, WeightGrad, OptState, Activation or ActivationGrad, "
-            f"got {type(tensor).__name__} ({tensor!r:.80})",
-            value=tensor,
-        )
+        return other_message_bytes(self, tensor)
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the size of a tensor, elements.

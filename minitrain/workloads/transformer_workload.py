@@ -20,7 +20,7 @@ from itertools import groupby
 from math import prod
 from typing import Any, cast
 
-from minitrain.errors import TensorTypeError, UsageError, count_fault, refuse
+from minitrain.errors import UsageError, count_fault, refuse
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.kinds import OUTER_MOMENTUM_BYTES, OuterState
@@ -61,9 +61,9 @@ from minitrain.workloads.workload import (
     Pairs,
     PassMode,
     Workload,
-    compressed_message_bytes,
     cost_of_weight_pass,
     held_compressed_bytes,
+    other_message_bytes,
 )
 
 _SAMPLED = (Activation, ActivationGrad)
@@ -306,7 +306,7 @@ class TransformerWorkload:
         if isinstance(tensor, _SAMPLED):
             return self._sampled_bytes(tensor)
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compressed_message_bytes(self, tensor)
+            return other_message_bytes(self, tensor)
         sizes, num_parts = self.model.precision, self.division(tensor)
         if isinstance(tensor, Weight):
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
@@ -317,11 +317,7 @@ class TransformerWorkload:
         if isinstance(tensor, OptState):
             num_shards: int = tensor.num_shards
             return self._state_bytes(tensor.layer, num_parts) // num_shards
-        raise TensorTypeError(
-            "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
-            f"got {type(tensor).__name__} ({tensor!r:.80})",
-            value=tensor,
-        )
+        return other_message_bytes(self, tensor)
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the bytes that a tensor holds, before a layer has kept more beside its input."""

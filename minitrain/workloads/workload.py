@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, final
 
 from minitrain.errors import TensorTypeError, UsageError, choice_fault
-from minitrain.tensors.compressed import ApproximateGrad, CompressedGrad, Compressor, PowerSGD, Shapes
+from minitrain.tensors.compressed import COMPRESSED_KINDS, ApproximateGrad, CompressedGrad, Compressor, PowerSGD, Shapes
 
 NONE: frozenset[int] = frozenset()
 
@@ -410,18 +410,24 @@ def flop_of(typ: str, sizes: list[tuple[int, int, int, int]]) -> int:
     return flop
 
 
-def compressed_message_bytes(workload: Any, tensor: Any) -> int:
-    """Return the bytes on the wire of messages, or of an approximate gradient.
+def other_message_bytes(workload: Any, tensor: Any) -> int:
+    """Return the bytes on the wire of messages of compression, or of an approximate gradient.
 
     Raises:
-        TensorTypeError: a rank's own state of compression, which no other can use.
+        TensorTypeError: it is a rank's own state of compression, which no other can use, or nothing that can be sent.
     """
     if isinstance(tensor, CompressedGrad):
         return held_compressed_bytes(workload, tensor)
     if isinstance(tensor, ApproximateGrad):
         return int(workload.gradient_bytes * sum(map(prod, workload.matrices(tensor.layer))))
+    kind = type(tensor).__name__
+    if tensor.__class__ in COMPRESSED_KINDS:
+        raise TensorTypeError(
+            f"a {kind} is its own rank's and cannot be communicated; communicate what compress returns", value=tensor
+        )
     raise TensorTypeError(
-        f"a {type(tensor).__name__} is its own rank's and cannot be communicated; communicate what compress returns",
+        "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
+        f"got {kind} ({tensor!r:.80})",
         value=tensor,
     )
 

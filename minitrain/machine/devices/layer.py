@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
-from minitrain.errors import TensorTypeError, UsageError, require_count
+from minitrain.errors import UsageError, require_count
 from minitrain.machine import Processor, SystemConfig, load_config
 from minitrain.machine.device import RooflineDevice
 from minitrain.machine.devices.operations import ELEMENT_BYTES, Program, known_datatype
@@ -33,9 +33,9 @@ from minitrain.workloads.workload import (
     AlikeLayers,
     Cost,
     PassMode,
-    compressed_message_bytes,
     cost_of_weight_pass,
     held_compressed_bytes,
+    other_message_bytes,
 )
 
 _OPTIMIZER_ARRAYS = 3  # a step reads and writes as the specified layer's does
@@ -142,18 +142,14 @@ class JaxLayer(AlikeLayers):
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
         if tensor.__class__ in COMPRESSED_KINDS:
-            return compressed_message_bytes(self, tensor)
+            return other_message_bytes(self, tensor)
         if isinstance(tensor, Activation | ActivationGrad):
             return self.bytes_per_element * self.sample_elements * len(tensor.samples)
         if isinstance(tensor, Weight | WeightGrad):
             return self.bytes_per_element * self.weight_elements
         if isinstance(tensor, OptState):
             return self.bytes_per_element * (self.weight_elements // tensor.num_shards)
-        raise TensorTypeError(
-            "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
-            f"got {type(tensor).__name__} ({tensor!r:.80})",
-            value=tensor,
-        )
+        return other_message_bytes(self, tensor)
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the elements that a tensor holds: the share of shards times the weights, or its samples."""
