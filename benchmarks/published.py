@@ -110,7 +110,7 @@ class Published:
         }
 
 
-FSDP8: dict[str, Any] = {"recompute": "selective"}
+FSDP8: dict[str, Any] = {"recompute": "op"}
 FULL8: dict[str, Any] = {"tp": 8, "sequence_parallel": True, "recompute": "full"}
 H, A, B, G = "h100_80g_nvl8", "a100_80g", "b200_192g_nvl8", "gb200_nvl72"
 H500 = "h100_96g_nvl8"

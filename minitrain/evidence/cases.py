@@ -443,7 +443,8 @@ def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Predic
             _run(case, num_microbatches, without), case.system
         )
     costs = _pass_costs(case, without)
-    timed, held = (_made_for(case, each, num_microbatches, without) for each in (costs, (*costs[:4], 1.0)))
+    timed = _made_for(case, costs, num_microbatches, without)
+    held = _made_for(case, (*costs[:4], 1.0), min(num_microbatches, 3 * case.layout.pp), without)  # steady by then
     return replace(timed, memory=held.memory)
 
 

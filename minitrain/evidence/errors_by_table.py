@@ -272,10 +272,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 lacks="what backward computes again (none)",
             ),
             PublishedTable(
-                "d1",
-                "Llama 8B to 405B, A100, H100, H200 (torchtitan)",
-                f"platform torchtitan-h100, {_ODD}",
-                "what selective checkpoints compute again has no price",
+                "d1", "Llama 8B to 405B, A100, H100, H200 (torchtitan)", f"platform torchtitan-h100, {_ODD}"
             ),
             PublishedTable(
                 "m1",
@@ -295,6 +292,32 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 lacks="whether tokens count causal halves (they do not)",
             ),
             PublishedTable("n4", "OPT and GPT-Neo, GH200 and mixed nodes (Sailor)", "layers' times are measured (n1)"),
+            PublishedTable(
+                "f1",
+                "Llama 2 of 7B to 70B, A100 and H100 (IBM, PyTorch FSDP)",
+                "blind",
+                "which blocks of 13B are recomputed (every second one)",
+            ),
+            PublishedTable(
+                "f2",
+                "Llama 3, H100 and MI300X (torchtitan at AWS and torchao; context parallelism, async TP)",
+                lacks="power of torchao's H100, microbatch of AWS (the default)",
+            ),
+            PublishedTable(
+                "f3", "Llama 3 of 7B to 175B, H200 (KempnerForge, FSDP2)", lacks="interfaces of a node (one a device)"
+            ),
+            PublishedTable(
+                "z1",
+                "GPT 1.5B to 28.3B, zero-bubble pipelines, A100 (Qi et al. 2023)",
+                "blind",
+                "vocabulary and network between nodes",
+            ),
+            PublishedTable(
+                "z2",
+                "GPT 4B to 21B, vocabularies of 32k to 256k in 1F1B, A100 (Yeung et al. 2024)",
+                "blind",
+                "network between nodes",
+            ),
         )
     }
 )

@@ -235,8 +235,6 @@ def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str
             f"recompute is {row.text('recompute')!r}: checkpoints of single operations are priced with torchtitan alone"
         )
     if found.facts.get("per_op"):
-        text = "recompute of single operations: its time as the platform's clock has it"
-        assumed.append(Assumption(text, is_open=True))
         return "op"
     if found.is_guessed:
         assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
@@ -422,10 +420,10 @@ def _of_kernels(row: Row, framework: Framework, model: Transformer, system: Syst
 def _of_compilation(row: Row, framework: Framework) -> Iterator[Assumption]:
     """Yield whether `torch.compile` was on, where that is not said, or has no price."""
     compiled = row.words("framework").facts.get("compiled")
-    if compiled is None and framework.name == "torchtitan":
+    if compiled is None and framework.is_compiled:
         said = row.text("framework")
         yield Assumption("torch.compile not stated: on", "framework", (f"{said} eager",))
-    elif compiled and framework.name != "torchtitan":
+    elif compiled and not framework.is_compiled:
         yield Assumption(f"torch.compile: priced as {framework.name} without it", is_open=True)
 
 

@@ -206,6 +206,7 @@ class Framework:
             `Bucket.start_grad_sync` and `zero_grad_buffer` of `core/distributed`).
         accesses_alone: the same where there is one replica: Megatron-LM of 2021 divides all the same, Megatron-Core
             does not where that is by 1.
+        is_compiled: whether its platform stands for what `torch.compile` makes of it.
     """
 
     name: str
@@ -223,6 +224,7 @@ class Framework:
     parts_overlap: str = ""
     gradient_accesses: float = 0.0
     accesses_alone: float = 0.0
+    is_compiled: bool = False
 
     def is_named(self, names: Set[str]) -> bool:
         """Return whether names of a row are this framework's."""
@@ -236,6 +238,9 @@ class Framework:
 
 _FROM_HOPPER = r"h[128]00|b[23]00"
 _NO_TPU = r"^(?!.*(tpu|trillium|v[456]|tr(ai)?n))."  # XLA fuses what eager PyTorch does not
+_FSDP_NEWER = rf"{_FROM_HOPPER}|mi3"
+_EAGER = ((_FSDP_NEWER, "eager-h100"), (_NO_TPU, "eager-a100"))
+_COMPILED = ((_FSDP_NEWER, "torchtitan-h100"), (_NO_TPU, "eager-a100"))
 
 _OLD_MEGATRON = Framework(
     name="Megatron-LM of 2020 and 2021",
@@ -302,7 +307,7 @@ FRAMEWORKS = (
     Framework(
         name="MosaicML Composer",
         words="composer",
-        platforms=((_FROM_HOPPER, "eager-h100"), (_NO_TPU, "eager-a100")),
+        platforms=_EAGER,
         overlap="always",
     ),
     Framework(name="nanotron", words="nanotron", platforms=((r".", "nanotron"),), balances=True),
@@ -316,19 +321,27 @@ FRAMEWORKS = (
     Framework(
         name="torchtitan without torch.compile",
         words="torchtitan eager",
-        platforms=((_FROM_HOPPER, "eager-h100"), (_NO_TPU, "eager-a100")),
+        platforms=_EAGER,
         overlap="always",
     ),
     Framework(
         name="torchtitan",
         words="torchtitan",
-        platforms=((_FROM_HOPPER, "torchtitan-h100"), (_NO_TPU, "eager-a100")),
+        platforms=_COMPILED,
+        is_compiled=True,
         overlap="always",
+    ),
+    Framework(
+        name="PyTorch FSDP with torch.compile",
+        words="fsdp compiled",
+        platforms=_COMPILED,
+        overlap="always",
+        is_compiled=True,
     ),
     Framework(
         name="PyTorch FSDP",
         words="fsdp",
-        platforms=((_FROM_HOPPER, "eager-h100"), (_NO_TPU, "eager-a100")),
+        platforms=_EAGER,
         overlap="always",
     ),
     Framework(name="DeepSpeed", words="deepspeed", dropout=0.1, overlap="always"),

@@ -80,6 +80,8 @@ class Unit:
         saved: what forward keeps for backward.
         adapter_scale: what the product of adapters is multiplied by.
         has_backward: whether something is trained in it or in a unit before it.
+        every_other: the multiplications whose results torchtitan's checkpoints of single operations do not keep: every
+            second one of a layer, where each matrix is a multiplication of its own.
     """
 
     kind: Kind
@@ -91,6 +93,7 @@ class Unit:
     saved: tuple[SavedTensor, ...]
     adapter_scale: float = 0.0
     has_backward: bool = True
+    every_other: tuple[Projection, ...] = ()
 
     @property
     def name(self) -> str:
@@ -189,6 +192,8 @@ class Unit:
         if self.is_repeated(recompute):
             return self.projections
         modules = modules_of(recompute)
+        if "op" in modules:
+            return self.every_other if self.has_backward else ()
         return tuple(
             projection
             for projection in self.projections
@@ -207,8 +212,8 @@ class Unit:
     def repeats_norm(self, recompute: Recompute) -> bool:
         """Return whether backward computes the norm before it again."""
         modules = modules_of(recompute)
-        own = recompute == "full" or "layernorm" in modules or (self.kind == "attention" and "self_attn" in modules)
-        return self.layer is not None and self.has_backward and own
+        own = recompute == "full" or (self.kind == "attention" and "self_attn" in modules)
+        return self.layer is not None and self.has_backward and (own or not modules.isdisjoint(("layernorm", "op")))
 
     def recomputed_flop(self, seq_len: int, recompute: Recompute, *, causal: bool = False) -> int:
         """Return the floating-point operations that backward repeats for one sample, beside its own.
@@ -292,8 +297,9 @@ def attention_unit(model: Architecture, layer: int) -> Unit:
         ),
         projections=(
             *(_usual_projections(model) if latent is None else _latent_projections(model, latent)),
-            Projection("output", model.num_heads * core.value_dim, model.hidden_size, _heads(model), "k"),
+            _output(model),
         ),
+        every_other=tuple(_every_other(model)),
         core=core,
         saved=(*_saved_before_core(model), *_saved_by_core(model), *_saved_after_core(model)),
     )
@@ -354,6 +360,20 @@ def _latent_weights(model: Architecture, latent: LatentAttention) -> Iterator[We
 def _kv_up_size(model: Architecture, latent: LatentAttention) -> int:
     """Return the size of all heads' values and of their keys without the shared rotary part."""
     return model.num_heads * (latent.nope_head_dim + latent.value_head_dim)
+
+
+def _output(model: Architecture) -> Projection:
+    """Return the multiplication behind the attention core."""
+    return Projection("output", model.num_heads * _value_dim(model), model.hidden_size, _heads(model), "k")
+
+
+def _every_other(model: Architecture) -> Iterator[Projection]:
+    """Yield every second multiplication of an attention, where each matrix is one of its own: keys, and the output."""
+    if model.latent is None:
+        yield Projection("key", model.hidden_size, model.num_kv_heads * model.head_dim, _kv_heads(model))
+        yield _output(model)
+    else:
+        yield from (*_latent_projections(model, model.latent), _output(model))[1::2]
 
 
 def _latent_projections(model: Architecture, latent: LatentAttention) -> Iterator[Projection]:
@@ -456,6 +476,7 @@ def mlp_unit(model: Architecture, layer: int) -> Unit:
         output_size=model.hidden_size,
         weights=(*unit_norms(model), *_mlp_weights(model, "", cut.count, cut)),
         projections=tuple(_mlp_projections(model, "", cut.count, cut)),
+        every_other=(Projection("up", model.hidden_size, cut.count, cut),) if model.is_gated else (),
         core=None,
         saved=(
             *_saved_by_norm(model, model.precision.saved_bytes),

@@ -374,22 +374,25 @@ class _Lister:
 
     def repeated(self, recompute: str) -> Iterator[Kernel]:
         """Yield what backward computes again of single modules, but for the core."""
-        unit, names = self.unit, {each.name for each in self.unit.repeated_projections(recompute)}
+        unit, again = self.unit, self.unit.repeated_projections(recompute)
+        hidden = self.work.num_tokens_between * self.model.hidden_size
         if unit.repeats_norm(recompute):
-            yield self._memory("norm", self.work.num_tokens_between * self.model.hidden_size, 2)
-        for gemm in self._projections():
-            if gemm.name in names:
-                yield from self._products(gemm, is_backward=False)
-        if names and unit.core is not None:
+            yield self._memory("norm", hidden, 2)
+        for projection in again:
+            yield from self._products(projection.gemm(self.work), is_backward=False)
+        if again and unit.core is not None:
             yield from self._inner(is_backward=False)
         elif unit.core is None:
-            yield from self._repeated_activations(names, modules_of(recompute))
+            yield from self._repeated_activations({each.name for each in again}, modules_of(recompute))
+        if again and unit.core is not None and "op" in modules_of(recompute):
+            yield self._residual(hidden, is_backward=False)
 
     def _repeated_activations(self, names: set[str], modules: frozenset[str]) -> Iterator[Kernel]:
         """Yield the activation functions before the last matrices of what is computed again."""
         for gemm in self._projections():
             module = {"experts.down": "moe_act", "down": "mlp_act"}.get(gemm.name)
-            is_by_itself = module in modules and self.model.mlp != "relu"
+            by_op = "op" in modules and self.unit.kind == "mlp"
+            is_by_itself = (module in modules or by_op) and self.model.mlp != "relu"
             if gemm.name.endswith("down") and (gemm.name in names or is_by_itself):
                 yield self._activation(gemm.batch * gemm.m * gemm.k, is_backward=False)
 

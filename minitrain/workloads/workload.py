@@ -148,8 +148,7 @@ and MLP; the projections up from the latents, with their norms and rotary embedd
 experts, whose tokens travel again; the activation function of its routed experts; its shared experts. Then what other
 frameworks repeat: the attention core where it is flash attention, the activation function of the dense MLP, and "op",
 torchtitan's checkpoints of single operations (`selective_ac_option = "op"`): flash attention and every other product
-keep their results, of query, value, gate and down. What "op" repeats is in the clock of torchtitan's platform, which
-was fitted to runs that have it, and is not priced by itself."""
+keep their results, of query, value, gate and down (`_save_list` of its `parallelize_llama.py`)."""
 
 OURS = ("self_attn", "flash_attn", "mlp_act", "op")
 """Those that Megatron-Core has no word for."""

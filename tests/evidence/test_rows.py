@@ -11,7 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
 from minitrain.evidence.layouts import balanced_layers, stage_layers, unit_stages
-from minitrain.evidence.rows import LackingError, Row, read_rows
+from minitrain.evidence.rows import LackingError, Row, framework_of, read_rows
 from minitrain.machine import load_config
 from minitrain.machine.network import Network
 from minitrain.machine.platforms import Platform, find_platform
@@ -312,6 +312,20 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
     alone, sharded = {"n_gpus": "4", "dp": "1"}, {"n_gpus": "8", "pp": "1", "zero": "3"}
     assert accesses(framework="NeMo") == accesses(**sharded) == 0
     assert accesses(**alone) == accesses(framework="Megatron-LM 2020", **alone) == 2
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpu", "platform"),
+    [
+        ("PyTorch FSDP2, torch.compile", "H100-SXM-80GB", "torchtitan-h100"),
+        ("PyTorch FSDP2, eager", "H100-SXM-80GB", "eager-h100"),
+        ("torchtitan (torch.compile)", "MI300X", "torchtitan-h100"),
+        ("PyTorch FSDP2, torch.compile", "A100-SXM-80GB", "eager-a100"),
+    ],
+)
+def test_what_is_compiled_has_another_platform(framework: str, gpu: str, platform: str) -> None:
+    row = Row("x", {**USUAL, "framework": framework, "gpu": gpu}, 2)
+    assert framework_of(row).platform_of(row) == platform
 
 
 def test_what_replicas_hide_takes_multiprocessors_but_where_the_platform_was_fitted_with_it() -> None:

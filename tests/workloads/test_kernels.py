@@ -197,3 +197,14 @@ def test_each_expert_is_launched_for_each_matrix_and_cast(scaling: str, casts: i
         assert found.num_launches == around[typ] + 2 * 16 * (multiplications + casts)
         captured = workload.pass_kernels(typ, 1, layer, mode, replace(Style(), captures=True))
         assert captured.num_launches == found.num_launches
+
+
+def test_checkpoints_of_single_operations_repeat_every_second_product_and_all_passes() -> None:
+    """torchtitan keeps the results of query, value, gate and down; keys, output and up are multiplied again."""
+    again = [repeated_kernels(LLAMA, unit, work(), "op") for unit in LLAMA.units() if unit.layer == 0]
+    hidden, keys, columns, tokens = 1024, 256, 2816, 2 * 512
+    flop = sum(k.work_flop for kernels in again for k in kernels.kernels if isinstance(k, Matmul))
+    assert flop == 2 * tokens * hidden * (keys + hidden + columns)
+    passes = [k.name for kernels in again for k in kernels.kernels if isinstance(k, MemoryPass)]
+    assert passes == ["norm", "rotary embedding", "residual", "norm", "swiglu"]
+    assert [unit.recomputed_flop(512, "op") for unit in GPT.units() if unit.layer == 0][1] == 0

@@ -128,7 +128,7 @@ def test_a_sequence_that_does_not_divide_is_refused() -> None:
 
 
 def test_checkpoints_of_single_operations_keep_every_other_product() -> None:
-    """Of Llama 3 8B: inputs of attention and MLP, queries, values, attention's result and statistics, and the gate."""
+    """Of Llama 3 8B: input, queries, values, attention's result and statistics, gate, and what the MLP makes."""
     model = mt.models()["llama3-8b"]
     workload = TransformerWorkload(model)
     unit_bytes = {unit.kind: unit.saved_bytes(Work(1, 8192, WHOLE), "op") for unit in workload.units}
