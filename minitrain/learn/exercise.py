@@ -175,15 +175,20 @@ class Exercise:
 
     @cached_property
     def _written(self) -> tuple[str, str]:
-        """What the learner reads, and what the learner begins with.
+        """What the learner reads, and what the learner begins with: the statement's last block, or `starter.py`.
 
         Raises:
             UsageError: the latter is not there.
         """
-        path = self.folder / "statement.md"
-        statement, _, starter = path.read_text(encoding="utf-8").rstrip().rpartition("\n```python\n")
+        path, apart = self.folder / "statement.md", self.folder / "starter.py"
+        text = path.read_text(encoding="utf-8")
+        if apart.exists():
+            return text, apart.read_text(encoding="utf-8")
+        statement, _, starter = text.rstrip().rpartition("\n```python\n")
         if not starter.endswith("\n```") or not statement:
-            raise UsageError(f"{path} must end with a block ```python: what the learner begins with")
+            raise UsageError(
+                f"{path} must end with a block ```python, what the learner begins with, or {apart.name} be beside it"
+            )
         return statement, starter.removesuffix("```")
 
     @property

@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 import pytest
 
 import minitrain as mt
+from minitrain.errors import UsageError
 from minitrain.learn import Exercise, Grade, grade, load_exercise, recorder, replay, shipped_exercises
 from minitrain.learn.budgets import budget_for, budgets_json, run_reference
 from minitrain.learn.checks import LONGEST, judge, operations_fault
@@ -543,6 +544,11 @@ def all_budgets(exercise: Exercise) -> str:
 
 
 def test_a_sound_exercise_has_no_faults(own: Path) -> None:
+    assert faults_of(load_exercise(own)) == []
+    (own / "statement.md").write_text("# Again\n")
+    with pytest.raises(UsageError, match=r"must end with a block ```python, .* or starter\.py be beside it"):
+        load_exercise(own).starter  # noqa: B018
+    (own / "starter.py").write_text("async def ddp(model):\n    return model\n")
     assert faults_of(load_exercise(own)) == []
 
 
