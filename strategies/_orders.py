@@ -1,7 +1,7 @@
 """The order of a pipeline, by a word: which schedule of `minitrain.schedules` a strategy runs."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 
 from minitrain import schedules
@@ -10,10 +10,13 @@ from minitrain.schedules import Schedule
 
 Generator = Callable[[int, int, int], Schedule]
 
+_COMBINED = partial(schedules.interleaved_1f1b, in_pairs=True)
+
 ORDERS: Mapping[str, tuple[Generator, Generator | None, int]] = MappingProxyType(
     {
         "1f1b": (schedules.one_f_one_b, schedules.interleaved_1f1b, 1),
         "interleaved": (schedules.one_f_one_b, schedules.interleaved_1f1b, 1),
+        "combined_1f1b": (_COMBINED, _COMBINED, 1),
         "gpipe": (schedules.gpipe, schedules.looped_bfs, 1),
         "zb_h1": (schedules.zb_h1, schedules.interleaved_zero_bubble, 1),
         "zb_h2": (schedules.zb_h2, None, 1),
@@ -24,6 +27,9 @@ ORDERS: Mapping[str, tuple[Generator, Generator | None, int]] = MappingProxyType
     }
 )
 """By word: the schedule of one stage a rank, that of several, and the fewest stages a rank."""
+
+IN_ROUNDS = frozenset({"1f1b", "interleaved", "combined_1f1b"})
+"""The orders in which microbatches go through several stages of a rank in rounds."""
 
 AUTOMATIC = MappingProxyType({"zb_1p": schedules.zb_1p, "zb_2p": schedules.zb_2p})
 """The orders that are made for given costs."""

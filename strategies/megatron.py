@@ -15,7 +15,7 @@ from minitrain.search.schedules.layer_passes import LayerPasses, Routing
 from minitrain.search.schedules.pipeline import BATCHED, HIDDEN, PLAIN, PipelineRank
 
 from ._batch import microbatches_of, require_multiple, require_range, require_shares, stage_layers
-from ._orders import chunks_of, schedule_of
+from ._orders import IN_ROUNDS, chunks_of, schedule_of
 
 
 def _microbatches(options: Mapping[str, Any], world_size: int, global_batch_size: int) -> Microbatches | None:
@@ -30,7 +30,7 @@ def _microbatches(options: Mapping[str, Any], world_size: int, global_batch_size
     def orders(number: int) -> Sequence[Sequence[Any]]:
         return [[cell for cell in row if cell] for row in schedule_of(schedule, pp, number, num_chunks, costs).rows]
 
-    in_rounds = num_chunks > 1 and schedule in ("1f1b", "interleaved", "zb_h1")
+    in_rounds = num_chunks > 1 and schedule in IN_ROUNDS | {"zb_h1"}
     return Microbatches(count, size, pp, pp if in_rounds else 1, orders, num_first=int(options["zero"] > 1))
 
 
@@ -94,8 +94,9 @@ async def megatron(
             batched messages do; one after the other if False. Of no effect where messages are hidden.
         cp: ranks that share a sequence, each with a shard from its beginning and one from its end.
         ep: parts that experts are divided into; 1 to take them as other layers. Beside tp it needs sequence_parallel.
-        schedule: the order: "1f1b" (interleaved where num_chunks is above 1), "gpipe", "zb_h1", "zb_h2", "zb_1p",
-            "zb_2p", "zbv" or "dualpipe_v".
+        schedule: the order: "1f1b" (interleaved where num_chunks is above 1), "combined_1f1b" (a forward in a pair
+            with a backward, as Megatron-Core hides exchanges of tokens), "gpipe", "zb_h1", "zb_h2", "zb_1p", "zb_2p",
+            "zbv" or "dualpipe_v".
         pass_costs: what "zb_1p" and "zb_2p" are made for: the times of a forward, an input gradient, a weight gradient
             and a message, and the share of activations that a weight gradient keeps; passes alike if None.
             A run's memory counts activations whole until the weight gradient, whatever the share.
@@ -105,7 +106,7 @@ async def megatron(
             proportional; or a file with these on a line for each layer with experts, or on one for all.
         capacity_factor: how many times the mean an expert takes at most, further tokens being dropped; None for all.
         overlap_experts: whether each of a pair of actions computes while the tokens of the other travel, in orders that
-            have pairs ("dualpipe_v").
+            have pairs ("combined_1f1b", "dualpipe_v").
         sum_tied: whether the gradient of a table that embedding and head share is summed over both, also where they lie
             on two ranks or others hold them too, as training needs; published runs are priced without.
     """
@@ -119,7 +120,7 @@ async def megatron(
         require_shares(model, "replicas x microbatches", replicas.size * least, "megatron")
         microbatch_size = max(1, model.global_batch_size // (replicas.size * least))
     batches = microbatches_of(model, replicas.size, replicas.index, microbatch_size, "megatron")
-    if num_chunks > 1 and schedule in ("1f1b", "interleaved"):
+    if num_chunks > 1 and schedule in IN_ROUNDS:
         require_multiple("num_microbatches", len(batches), "pp", pp, "megatron")
     if zero > 1 and overlap_replicas:
         raise StrategyError("gradients are summed after each microbatch with zero=2 or 3; leave overlap_replicas out")

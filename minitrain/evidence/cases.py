@@ -234,7 +234,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "pp": layout.pp,
         "ep": layout.ep * layout.etp,
         "num_chunks": layout.num_chunks,
-        "schedule": layout.schedule,
+        "schedule": "combined_1f1b" if _pairs_passes(row, framework, layout) else layout.schedule,
         "sequence_parallel": layout.sequence_parallel,
         "zero": zero,
         "shard_size": layout.shard_size * layout.cp if zero > 1 and layout.shard_size < layout.dp else None,
@@ -246,6 +246,14 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "imbalance": imbalance,
         "capacity_factor": row.number("capacity_factor"),
     }
+
+
+def _pairs_passes(row: Row, framework: Framework, layout: Layout) -> bool:
+    """Return whether a forward runs beside a backward, as a row says or a framework does, and where it can."""
+    stated = row.words("overlap").facts.get("ep")
+    node_size = min(tier.size for tier in machine_of(row).networks)
+    wanted = stated if stated is not None else framework.pairs_passes and layout.ep * layout.etp > node_size
+    return bool(wanted) and layout.ep > 1 and layout.schedule == "1f1b" and (layout.num_chunks > 1 or layout.pp == 1)
 
 
 def _blocks(framework: Framework, layout: Layout) -> bool:
@@ -430,7 +438,7 @@ def _few(case: Case) -> tuple[int, int]:
         return 2, 3
     if case.layout.schedule != "1f1b":
         pp *= 3  # their warm-up has up to 2 pp - 1 microbatches
-    elif case.layout.num_chunks > 1 and case.measured_bytes is not None:
+    elif case.layout.num_chunks > 1 and (case.measured_bytes is not None or _is_combined(case)):
         pp *= 2  # the time is steady before the memory is
     return pp + rest, pp + rest + case.period
 
@@ -541,6 +549,11 @@ def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
     )
 
 
+def _is_combined(case: Case) -> bool:
+    """Return whether a forward runs beside a backward."""
+    return case.options.get("schedule") == "combined_1f1b"
+
+
 def _is_slowed_down(case: Case) -> bool:
     """Return whether computing is slowed down by communication beside it.
 
@@ -549,7 +562,7 @@ def _is_slowed_down(case: Case) -> bool:
     """
     if case.strategy == "fsdp":
         return (case.platform or COMPONENTS).fitted_on == "nothing"
-    return case.layout.pp == 1 and bool(case.options.get("overlap_replicas"))
+    return _is_combined(case) or (case.layout.pp == 1 and bool(case.options.get("overlap_replicas")))
 
 
 def _predicted(run: Run, system: SystemConfig) -> Prediction:

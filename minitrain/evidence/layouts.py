@@ -106,7 +106,7 @@ def layout_of(row: Row, framework: Framework) -> Layout:
         schedule=schedule,
         cp=cp,
         ep=row.count("ep", 1),
-        etp=_parts_of_expert(row, tp, world_size // pp, assumed),
+        etp=_parts_of_expert(row, framework, tp, world_size // pp, assumed),
         dp=dp,
         zero=zero,
         shard_size=shard_size if zero else 1,
@@ -160,16 +160,16 @@ def _sequence_parallel(row: Row, tp: int, assumed: list[Assumption]) -> bool:
     return needs_it
 
 
-def _parts_of_expert(row: Row, tp: int, of_stage: int, assumed: list[Assumption]) -> int:
-    """Return the parts of an expert: where the row does not say, as many as of other layers (Megatron-Core's default).
+def _parts_of_expert(row: Row, framework: Framework, tp: int, of_stage: int, assumed: list[Assumption]) -> int:
+    """Return the parts of an expert: where the row does not say, as many as the framework makes.
 
     Raises:
         LackingError: a stage has not enough ranks for so many parts.
     """
-    ep, usual = row.count("ep", 1), tp
+    ep, usual = row.count("ep", 1), tp if framework.splits_experts else 1
     if ep == 1:
         return 1  # experts are divided as other layers
-    if of_stage % (ep * tp):
+    if of_stage % (ep * usual):
         usual = 1
     if row.number("etp") is None and tp > 1:
         assumed.append(Assumption(f"etp not stated: {usual}", "etp", ("1", str(tp))))

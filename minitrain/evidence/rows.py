@@ -197,6 +197,10 @@ class Framework:
             (`torch.cuda.synchronize()` in `_allgather_param`), whose shares are copied one by one (DeepSpeed's issues
             1069 and 1174).
         batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
+        splits_experts: whether, with tensor parallelism, the matrices of an expert are divided too where the row does
+            not say (Megatron-Core's default).
+        pairs_passes: whether, where the row does not say, stages are interleaved and experts lie on several nodes, a
+            forward runs beside a backward, each computing while the other's tokens travel.
         parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
             platform has it, or a way of `minitrain.machine.platforms.EXPOSED`.
         gradient_accesses: how often a step of replicas reads or writes an element of a rank's whole gradients, beside
@@ -221,6 +225,8 @@ class Framework:
     balances: bool = False
     blocking_zero: bool = False
     batches_messages: bool = False
+    splits_experts: bool = True
+    pairs_passes: bool = False
     parts_overlap: str = ""
     gradient_accesses: float = 0.0
     accesses_alone: float = 0.0
@@ -272,8 +278,12 @@ _NEMO = Framework(
     batches_messages=True,
 )
 
-_BRIDGE = replace(_NEMO, name="Megatron Bridge", words="nemo bridge", gradient_bytes=2)
-"""Its performance recipes sum gradients in 16 bits (`grad_reduce_in_fp32 = False` of `scripts/performance`)."""
+_BRIDGE = replace(
+    _NEMO, name="Megatron Bridge", words="nemo bridge", gradient_bytes=2, splits_experts=False, pairs_passes=True
+)
+"""Its performance recipes (`scripts/performance`) sum gradients in 16 bits (`grad_reduce_in_fp32 = False`), keep
+experts whole (`expert_tensor_parallel_size=1`) and hide exchanges of tokens between nodes (`moe_a2a_overlap` of
+DeepSeek-V3 on H100 and B200, and of Qwen3 235B on H100)."""
 
 _MEGATRON_CORE = replace(
     _NEMO,

@@ -212,6 +212,26 @@ def test_experts_are_divided_beside_parts_and_stages() -> None:
     assert predict(divided).memory["allocated"] < predict(alone).memory["allocated"]
     busy = case(**{**EXPERTS, "pp": "2", "dp": "4"}, ep="4", sp="", zero="1", imbalance="2")
     assert predict(busy).seconds > predict(divided).seconds
+    bridge = case(**{**EXPERTS, "pp": "2", "dp": "4", "framework": "Megatron Bridge"}, ep="4", sp="", zero="1")
+    assert bridge.layout.etp == 1
+
+
+@pytest.mark.parametrize(
+    ("framework", "ep", "overlap", "paired"),
+    [
+        ("Megatron Bridge", "16", "none", True),
+        ("Megatron Bridge", "16", "no ep overlap", False),
+        ("Megatron Bridge", "8", "none", False),  # within a node
+        ("NeMo", "16", "none", False),
+        ("NeMo", "8", "ep overlap", True),
+    ],
+)
+def test_passes_are_paired_where_tokens_leave_nodes_or_rows_say_so(
+    framework: str, ep: str, overlap: str, paired: bool
+) -> None:
+    sizes = {**EXPERTS, "n_gpus": "64", "n_experts": "16", "tp": "1", "pp": "2", "vpp": "2", "dp": "32", "gbs": "64"}
+    found = case(**{**sizes, "framework": framework, "ep": ep, "overlap": overlap, "n_micro": "", "mbs": "1"})
+    assert found.options["schedule"] == ("combined_1f1b" if paired else "1f1b")
 
 
 def test_a_shipped_models_name_tells_what_no_column_has() -> None:

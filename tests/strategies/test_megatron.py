@@ -229,14 +229,16 @@ def test_every_combination_trains_every_sample_and_every_part(options: dict[str,
     assert run.step_time > 0  # the laws and the check of the final weights have held
 
 
-ORDERS = ["1f1b", "gpipe", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "zbv", "dualpipe_v"]
+ORDERS = ["1f1b", "combined_1f1b", "gpipe", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "zbv", "dualpipe_v"]
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_order_runs_as_the_strategy_of_that_name(order: str) -> None:
     sizes: dict[str, Any] = {"world_size": 8, "num_layers": 8, "global_batch_size": 32, "microbatch_size": 1, "pp": 4}
-    name = {"1f1b": "one_f_one_b"}.get(order, order)
-    schedule = getattr(mt.schedules, name)(4, 16)
+    if order == "combined_1f1b":
+        schedule = mt.schedules.interleaved_1f1b(4, 16, 1, in_pairs=True)
+    else:
+        schedule = getattr(mt.schedules, {"1f1b": "one_f_one_b"}.get(order, order))(4, 16)
     ours = mt.simulate("megatron", schedule=order, **sizes)
     del sizes["pp"]
     assert ours.events == mt.simulate(mt.from_schedule(schedule), **sizes).events

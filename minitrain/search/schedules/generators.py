@@ -189,7 +189,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> S
     return Schedule.from_orders(orders, "one_f_one_b")
 
 
-def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2, *, in_pairs: bool = False) -> Schedule:
     """Run 1F1B over a loop of stages, a round of p microbatches at a time through a rank's stages.
 
     Bubble: (p - 1)(tf + tb) / v for m a multiple of p. Live activations on rank r:
@@ -199,9 +199,11 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
         num_ranks: p; stage s is on rank s mod p.
         num_microbatches: m, a multiple of p, or any number that cuts into max(1, m // p) equal rounds.
         num_chunks: v, stages a rank, any number (1 has a longer warm-up than `one_f_one_b`, without a benefit).
+        in_pairs: whether a forward and the backward after it are fused to overlap, each rank having run one more
+            forward, so that no pair is of one microbatch (`combined_1f1b.py` of Megatron-Core 0.14).
 
     Returns:
-        The schedule, equal to torch 2.13's ScheduleInterleaved1F1B.
+        The schedule, equal to torch 2.13's ScheduleInterleaved1F1B where nothing is fused.
 
     Raises:
         UsageError: for sizes outside these rules.
@@ -211,15 +213,19 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
     """
     check_sizes("interleaved_1f1b", num_ranks, num_microbatches, num_chunks)
     rounds = rounds_of("interleaved_1f1b", num_ranks, num_microbatches)
-    orders = []
+    rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * num_chunks, num_ranks)
         # The first microbatch needs all earlier chunks of its round, then two steps for every rank still to
         # cross.
-        warmup = (num_chunks - 1) * len(rounds[0]) + 2 * (num_ranks - 1 - rank)
+        warmup = (num_chunks - 1) * len(rounds[0]) + 2 * (num_ranks - 1 - rank) + in_pairs
         forwards, backwards = passes("F", stages, rounds), passes("B", stages[::-1], rounds)
-        orders.append(_one_forward_one_backward(forwards, backwards, warmup))
-    return Schedule.from_orders(orders, "interleaved_1f1b")
+        order = _one_forward_one_backward(forwards, backwards, warmup)
+        alone = len(forwards[:warmup]) if in_pairs else len(forwards)
+        fused = order[alone : len(order) - alone]
+        first, last = ([(action,) for action in part] for part in (order[:alone], order[alone + len(fused) :]))
+        rows.append((*first, *zip(fused[::2], fused[1::2], strict=True), *last))
+    return Schedule(tuple(rows), "interleaved_1f1b")
 
 
 def _one_forward_one_backward(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:

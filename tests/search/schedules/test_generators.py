@@ -123,6 +123,19 @@ def test_dualpipe_v_fuses_forwards_with_backwards() -> None:
     assert all([action.kind for action in cell] == ["F", "B"] for cell in fused)
 
 
+@settings(deadline=None, max_examples=30)
+@given(p=ranks, rounds=st.integers(1, 4), v=chunks)
+def test_interleaved_pairs_are_the_order_after_one_more_forward(p: int, rounds: int, v: int) -> None:
+    paired, alone = (schedules.interleaved_1f1b(p, rounds * p, v, in_pairs=pairs) for pairs in (True, False))
+    check(paired, p, rounds * p, v)
+    cells = [[cell for cell in row if cell] for row in paired.rows]
+    assert all(len({action.microbatch for action in cell}) == len(cell) for row in cells for cell in row)
+    num_fused = [sum(len(cell) == 2 for cell in row) for row in cells]
+    first = [[action.kind for action in order].index("B") for order in alone.orders]
+    # a rank begins backward after one forward more than its warm-up has, which is in the order that has no pairs
+    assert num_fused == [max(0, rounds * p * v - forwards) for forwards in first]
+
+
 @settings(deadline=None)
 @given(generator=st.sampled_from(ONE_STAGE), p=ranks, m=microbatches)
 def test_a_schedule_of_one_stage_a_rank_is_legal_for_any_size(generator: Generator, p: int, m: int) -> None:
