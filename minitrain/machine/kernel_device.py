@@ -282,6 +282,14 @@ EAGER_LAUNCH_S = MappingProxyType({"": 13.48e-6, "gh200": 33.17e-6, "gb200": 37.
 `torch.nn.Linear` on DGX H100's Xeon 8480C, taken for all x86 hosts, and on Grace, whose cores are slower (issue 2053 of
 github.com/NVIDIA/TransformerEngine, 2025)."""
 
+EXPERT_LAUNCH_S = 33.4e-6
+"""The same at least, s, for layers with experts: an eighth of the 0.267 ms in which Transformer Engine multiplies the
+tokens of eight experts, 128 each (2048 x 2048, whose kernels take a fraction of that; pull request 3134 of
+github.com/NVIDIA/TransformerEngine, 2026). What it launches around them takes as long: `te.Linear`, forward and
+backward, 311 us on Grace for three launches (pull request 3523), which is 38 us a launch on x86 if all of PyTorch is as
+much quicker there as `torch.nn.Linear`. It counts where the host waits for the tokens of each expert, as of every
+layer (`MoEAlltoAllTokenDispatcher` of Megatron-Core): it is never ahead of the device, as it is in dense layers."""
+
 CAPTURED = frozenset({"gb200", "gb300"})
 """The families where Megatron's recipes replay CUDA graphs, as Grace is slow (`cuda_graph_scope` "attn", "moe_router"
 and "moe_preprocess" in scripts/performance of github.com/NVIDIA-NeMo/Megatron-Bridge, 2025): of a layer, only its
@@ -293,13 +301,16 @@ LAUNCH_S, GRAPH_LAUNCH_S = 2.6e-6, 1.3e-6
 _FLASH2 = AttentionRates(AttentionRate(0.5, 0.2, ((0.0, 1.0),)), AttentionRate(0.4, 0.2, ((0.0, 1.0),)))
 
 
-def eager_launch_s(device: str) -> float:
+def eager_launch_s(device: str, *, has_experts: bool = False) -> float:
     """Return the time between two launches that PyTorch dispatches one by one on a device's host, s.
 
     >>> eager_launch_s("gb200_nvl72"), eager_launch_s("b200_192g_nvl8")
     (3.708e-05, 1.348e-05)
+    >>> eager_launch_s("b200_192g_nvl8", has_experts=True)
+    3.34e-05
     """
-    return EAGER_LAUNCH_S.get(device.partition("_")[0], EAGER_LAUNCH_S[""])
+    found = EAGER_LAUNCH_S.get(device.partition("_")[0], EAGER_LAUNCH_S[""])
+    return max(found, EXPERT_LAUNCH_S) if has_experts else found
 
 
 def rates_of(system: SystemConfig) -> KernelRates:

@@ -418,7 +418,10 @@ class KernelPredictor(_ConfigPredictor):
             captures=platform.captures or (platform.is_eager and system.name.partition("_")[0] in CAPTURED),
             transposes=cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
-        launch_s = eager_launch_s(system.name) if platform.is_eager and platform.launch_s is None else platform.launch_s
+        launch_s = platform.launch_s
+        if platform.is_eager and launch_s is None:
+            has_experts = bool(getattr(getattr(workload, "model", None), "num_experts", 0))
+            launch_s = eager_launch_s(system.name, has_experts=has_experts)
         launch_s = 0.0 if "launches" in terms else launch_s
         device = KernelDevice(
             system, rates.scaled(platform.clock, platform.attention_clock).without(*terms), launch_s=launch_s

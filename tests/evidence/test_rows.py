@@ -234,6 +234,18 @@ def test_passes_are_paired_where_tokens_leave_nodes_or_rows_say_so(
     assert found.options["schedule"] == ("combined_1f1b" if paired else "1f1b")
 
 
+def test_a_host_that_waits_for_tokens_launches_slower() -> None:
+    small = {**EXPERTS, "gpu": "H100-SXM-80GB", "hidden": "256", "seq_len": "64", "tp": "1", "dp": "16"}
+    mixture, dense = case(**small, ep="4"), case(**{**small, "n_experts": "", "top_k": "", "moe_ffn": ""})
+    for found, wait in ((mixture, 33.4e-6), (dense, 13.48e-6)):
+        run = mt.simulate(
+            found.strategy, world_size=16, global_batch_size=48, hardware=found.system, workload=found.model,
+            platform=found.platform, microbatch_size=2, **found.options,
+        )  # fmt: skip
+        spent = sum(event.duration for event in run.logs[0] if event.typ == "forward" and event.layer == 1)
+        assert spent / wait == pytest.approx(round(spent / wait), rel=1e-6)  # so small that launches are all of it
+
+
 def test_a_shipped_models_name_tells_what_no_column_has() -> None:
     sizes = {"n_layers": "4", "hidden": "7168", "n_heads": "128", "vocab": "129280", "seq_len": "4096", "ffn": "18432"}
     experts = {**EXPERTS, "n_experts": "256", "top_k": "8", "moe_ffn": "2048", "head_dim": "128"}
