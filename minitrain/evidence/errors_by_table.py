@@ -262,7 +262,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "p2",
                 "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge 26.02)",
-                "blind",
+                "blind, but for mixtures of experts",
                 lacks="what backward computes again (none)",
             ),
             PublishedTable(
