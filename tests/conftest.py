@@ -22,8 +22,8 @@ from hypothesis import settings
 from minitrain.engine.dist import Dist
 from minitrain.engine.model import Model
 
-settings.register_profile("minitrain", deadline=None, derandomize=True)
-settings.load_profile("minitrain")
+settings.register_profile("all", deadline=None, derandomize=True)
+settings.register_profile("quick", settings.get_profile("all"), max_examples=40)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Grade on machines whose kernel does not hold all; let workers share what proofs compile, in pytest's folder."""
+    """Grade on machines whose kernel does not hold all; let workers share what proofs compile, in pytest's folder.
+
+    Where slow tests are asked for, Hypothesis tries its 100 examples.
+    """
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "all")
     os.environ.setdefault("MINITRAIN_ISOLATION", "auto")
     if find_spec("filelock"):  # without it, JAX lets two workers write a file at once
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "jax"))
