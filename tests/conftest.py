@@ -100,7 +100,7 @@ class _InThisProcess(Executor):
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps and searches that are given no workers simulate here: a process takes half a second to start."""
-    monkeypatch.setattr("minitrain.search.sweeps.executors.choice.OwnProcesses", _InThisProcess)
+    monkeypatch.setattr("minitrain.search.sweeps.executors.OwnProcesses", _InThisProcess)
 
 
 @pytest.fixture(scope="session")
