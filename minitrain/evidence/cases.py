@@ -214,6 +214,10 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
     if _blocks(framework, layout):
         return "zero3", common
     if layout.zero >= 2 and layout.pp == layout.ep == 1:
+        if row.number("capacity_factor") not in (None, 1):
+            raise LackingError(
+                "capacity_factor has a price with ep, or without zero 2 and 3: experts of others' tokens"
+            )
         return "fsdp", common | {
             "replicas": layout.dp // layout.shard_size,
             "tp": layout.tp,
@@ -561,7 +565,7 @@ def _is_slowed_down(case: Case) -> bool:
     pipelines have it beside the last of many microbatches alone, where it is left out.
     """
     if case.strategy == "fsdp":
-        return (case.platform or COMPONENTS).fitted_on == "nothing"
+        return (case.platform or COMPONENTS).fitted_on.startswith("nothing")
     return _is_combined(case) or (case.layout.pp == 1 and bool(case.options.get("overlap_replicas")))
 
 

@@ -291,6 +291,13 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 "models of 16B to 512B, TPU v5e and v5p (MaxText)",
                 lacks="whether tokens count causal halves (they do not)",
             ),
+            PublishedTable(
+                "t2", "Llama, GPT-3, Mistral, TPU v6e and v5p (MaxText recipes)", lacks="samples of two rows"
+            ),
+            PublishedTable("t3", "Llama 3.1 70B and 405B, TPU7x (MaxText recipes)"),
+            PublishedTable(
+                "t4", "22B and 52B, TPU v4 (MaxText)", "blind", lacks="heads, matrices of an MLP, attention"
+            ),
             PublishedTable("n4", "OPT and GPT-Neo, GH200 and mixed nodes (Sailor)", "layers' times are measured (n1)"),
             PublishedTable(
                 "f1",

@@ -9,8 +9,9 @@ one moves the time by more than `MOST_MOVED`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
@@ -238,12 +239,8 @@ def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str
         return "op"
     if found.is_guessed:
         assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
-    if "modules" in found.facts:
-        if found.facts.get("recompute", "selective") != "selective":
-            raise LackingError(
-                f"recompute is {row.text('recompute')!r}, which names modules beside all or none of them"
-            )
-        return as_recompute("+".join(found.facts["modules"]))
+    if found.facts.keys() & {"keeps", "modules"}:
+        return _by_parts(row)
     if "recompute" in found.facts:
         said = str(found.facts["recompute"])
         return framework.selective if said == "selective" else said
@@ -252,6 +249,57 @@ def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str
         assumed.append(Assumption(f"recompute not stated: {framework.recompute}", "recompute", others))
         return framework.recompute
     raise LackingError(f"recompute is {row.text('recompute')!r}, where none, selective or full is needed")
+
+
+def _by_parts(row: Row) -> str:
+    """Return what backward computes again where a row names modules, or what is kept.
+
+    Raises:
+        LackingError: it names other things beside them.
+    """
+    facts = row.words("recompute").facts
+    if facts.get("recompute", "selective") != "selective" or facts.keys() >= {"keeps", "modules"}:
+        raise LackingError(f"recompute is {row.text('recompute')!r}, which names modules beside all or none of them")
+    if "keeps" in facts:
+        return _by_what_is_kept(row, frozenset(facts["keeps"]))
+    return as_recompute("+".join(facts["modules"]))
+
+
+_QKV, _GATED = {"query_proj", "key_proj", "value_proj"}, {"mlpwi_0", "mlpwi_1"}
+_KEPT: Mapping[str, tuple[set[str], set[str]]] = MappingProxyType(
+    {
+        "qkv_proj": (_QKV, {"qkv_proj"}),
+        "context": ({"context"}, {"context"}),
+        "out_proj": ({"out_proj"}, {"out_proj"}),
+        "mlp": (_GATED, {"mlpwi"}),
+    }
+)
+"""What of a layer is computed again unless all of these are kept, or all of those."""
+
+
+def _by_what_is_kept(row: Row, kept: frozenset[str]) -> str:
+    """Return what backward computes again of what forward has not kept, by MaxText's names.
+
+    Norms, rotary embedding and activation functions have no names there. What only leads to the residual connection
+    ("mlpwo") is dead code, kept or not.
+
+    Source: `get_remat_policy` of `layers/decoders.py` of github.com/AI-Hypercomputer/maxtext; splash attention keeps
+    its statistics by the name of its output (`residual_checkpoint_name` of `layers/attention_op.py`).
+
+    Raises:
+        LackingError: a part of a multiplication is kept.
+    """
+    again = [module for module, ways in _KEPT.items() if not any(way <= kept for way in ways)]
+    for module in again:
+        if partly := kept & set().union(*_KEPT[module]):
+            raise LackingError(
+                f"recompute is {row.text('recompute')!r:.80}, which keeps {', '.join(sorted(partly))} alone of a "
+                f"multiplication; name all of {', '.join(sorted(_KEPT[module][0]))}, or none"
+            )
+    if len(again) == len(_KEPT):
+        return "full"
+    experts = ["moe"] * ("mlp" in again and (row.number("n_experts") or 0) > 1)
+    return as_recompute("+".join(["layernorm", "mlp_act", *again, *experts]))
 
 
 def _recomputed_share(row: Row, num_stages: int) -> float:

@@ -312,7 +312,14 @@ FRAMEWORKS = (
     replace(_NEMO, name="NeMo Megatron of 2023", words="nemo-2023", platforms=(), attention="unfused"),
     _BRIDGE,
     _NEMO,
-    Framework(name="JAX", words="jax", platforms=((r".", "xla"),), overlap="always", recompute=None),
+    Framework(
+        name="JAX",
+        words="jax",
+        platforms=((r".", "xla"),),
+        overlap="always",
+        gradient_bytes=2,  # of weights that are cast to 16 bits before they multiply; what is summed is cast back
+        recompute=None,
+    ),
     _MEGATRON_CORE,
     Framework(
         name="MosaicML Composer",

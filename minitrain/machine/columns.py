@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 _EXACT: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"Network": ("size", "processor_usage", "nics"), "TransferCurve": ("latency_per_rank",)}
+    {"Network": ("size", "processor_usage", "torus", "nics"), "TransferCurve": ("latency_per_rank",)}
 )
 """Numbers on which it depends what is computed, and of which there are therefore no columns."""
 

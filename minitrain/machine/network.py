@@ -6,7 +6,8 @@ offset` for n ranks. A ring, which moves (n-1)/n of the bytes a pass, is [1, -1]
 reduce_scatter and [2, -1] for all_reduce; a switch that reduces in flight is [1, 1] for all_reduce. `bytes`
 is always the full size of the tensor that the collective makes or consumes.
 
-Left out: the latency of each of a ring's steps, congestion, and the shape of the wires inside a tier.
+Left out: the latency of each of a ring's steps, congestion, and the shape of the wires inside a tier, but for the axes
+of a torus.
 
 Source: the format and the order of operations are Calculon's (Isaev et al., SC 2023; calculon/network.py of
 github.com/calculon-ai/calculon). Ring costs: Thakur, Rabenseifner and Gropp, "Optimization of Collective
@@ -54,8 +55,9 @@ Source: `ncclTopoTuneModel` and `ncclTopoGetAlgoTime` of src/graph/tuning.cc, gi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, NamedTuple, Protocol, final
 
@@ -159,6 +161,8 @@ class Network(ReadOnly):
         ops: `(scalar, offset)` by operation; has at least p2p, reduce_scatter, all_gather and all_reduce.
         must_be_filled: whether a group that reaches beyond the tier must hold a multiple of its size.
         processor_usage: share of the processor that communication takes while it is in flight, in [0, 1).
+        torus: how many axes the links have, where they form a torus: collectives among a part of its processors, which
+            lie along some axes, have the links of those alone. None where any processors reach what all do.
         nics: network interfaces of a node, which its ranks share, for `MeasuredTopology`; None for one a processor.
         curves: prices by size, by operation, for `MeasuredTopology`; `time` does not use them.
     """
@@ -177,6 +181,7 @@ class Network(ReadOnly):
     ] = field(hash=False)
     must_be_filled: Annotated[bool, FLAG, Key(is_needed=True)] = False
     processor_usage: Annotated[float, USAGE, Key(is_needed=True)] = 0.0
+    torus: Annotated[int | None, WHOLE, "axes"] = None
     nics: Annotated[int | None, WHOLE] = None
     curves: Annotated[
         Mapping[str, TransferCurve],
@@ -216,8 +221,21 @@ class Network(ReadOnly):
         if op not in self.ops and op in _derived_ops():
             seconds = self._derived(op, size_bytes, num_ranks)
         else:
-            seconds = self._priced(self._row(op), size_bytes, num_ranks)
+            seconds = self._priced(self._row(op), size_bytes / self._axes_share(num_ranks), num_ranks)
         return 0.0 if num_ranks == 1 else seconds
+
+    def of_slice(self, num_ranks: int) -> Network:
+        """Return the tier of a run that lies within it: a torus of so many processors."""
+        return replace(self, size=num_ranks) if self.torus and 1 < num_ranks < self.size else self
+
+    def _axes_share(self, num_ranks: float) -> float:
+        """Return the share of a processor's links that a group's axes have: as many as its size makes of all, rounded.
+
+        In a torus of equal sides s, a group of s^k ranks lies along k axes.
+        """
+        if not self.torus or num_ranks >= self.size or num_ranks <= 1:
+            return 1
+        return max(1, round(self.torus * math.log(num_ranks) / math.log(self.size))) / self.torus
 
     def _priced(self, row: OpRow, size_bytes: float, num_ranks: float) -> float:
         """Price by a row. The order of the float operations is part of the format: the last digit counts."""

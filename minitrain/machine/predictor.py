@@ -262,7 +262,8 @@ class DevicePredictor:
 
 def _price_of_transfer(found: Transfer, size_bytes: float) -> Price:
     """Return the price of a transfer of some bytes."""
-    return Price(found.seconds, size_bytes, found.algorithm, found.tier.processor_usage, found.tier.size)
+    usage = found.tier.processor_usage if found.usage is None else found.usage
+    return Price(found.seconds, size_bytes, found.algorithm, usage, found.tier.size)
 
 
 class _ConfigPredictor(DevicePredictor):
@@ -416,7 +417,8 @@ class KernelPredictor(_ConfigPredictor):
             stops_early=platform.stops_early,
             gradient_accesses=platform.gradient_accesses,
             captures=platform.captures or (platform.is_eager and system.name.partition("_")[0] in CAPTURED),
-            transposes=cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
+            transposes=system.sheet.device_class != "tpu"
+            and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
         launch_s = platform.launch_s
         if platform.is_eager and launch_s is None:

@@ -261,13 +261,14 @@ class Transfer:
         algorithm: "ring" or "hierarchical" for all_reduce, all_gather and reduce_scatter on a hierarchical
             topology, "hierarchical" for an all_to_all that sends inside nodes and across; None where there is
             no choice (a flat network, one rank, messages and the other collectives).
-        tier: the outermost tier that carries it (its `processor_usage` is what the operation takes from
-            compute).
+        tier: the outermost tier that carries it.
+        usage: share of the processor that it takes from compute; the tier's `processor_usage` if None.
     """
 
     seconds: float
     algorithm: str | None
     tier: Network
+    usage: float | None = None
 
 
 class Topology(Protocol):
@@ -529,8 +530,16 @@ class HierarchicalTopology:
             if not isinstance(is_faster, bool):  # of many machines, which need not agree on the algorithm
                 return Transfer(chosen(is_faster, nested, seconds), None, tier)
             if is_faster:
-                return Transfer(nested, "hierarchical", tier)
+                return Transfer(nested, "hierarchical", tier, self._usage(op, size_bytes, split, nested))
         return Transfer(seconds, "ring" if op in RING_OPS else None, tier)
+
+    def _usage(self, op: str, size_bytes: float, split: Split, seconds: float) -> float | None:
+        """Return what a collective by two levels takes from compute: within slices of a torus, more than across."""
+        inner, outer = self.tiers[0], self.tiers[-1]
+        if not inner.torus or not seconds:
+            return None
+        share = min(1.0, inner.time(op, size_bytes, split.most) / seconds)
+        return share * inner.processor_usage + (1 - share) * outer.processor_usage
 
     def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return the shape of a group, remembered by identity and by value."""
@@ -625,7 +634,7 @@ def make_topology(
     if network == "flat" or (network == "auto" and placement is None and _fits_one_tier(tiers, world_size)):
         if placement is not None:
             raise UsageError('placement needs network="auto" or "hierarchical"; the flat network has no nodes')
-        return FlatTopology(select_tier(tiers, world_size))
+        return FlatTopology(select_tier(tiers, world_size).of_slice(world_size))
     return HierarchicalTopology(tiers, world_size, placement, may_be_unfilled=network == "auto")
 
 

@@ -125,7 +125,7 @@ MASK_BYTES = 1
 STATISTIC_BYTES = 4
 """Bytes of what is kept in single precision: logits, log-sum-exp of attention, router probabilities."""
 
-NARROW_BYTES: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5})
+NARROW_BYTES: Mapping[str, float] = MappingProxyType({"float8": 1, "int8": 1, "float4": 0.5})
 """Bytes of an element of what multiplications with weights take, where that is less than 16 bits."""
 
 SCALINGS = ("delayed", "current", "blockwise", "mx")
@@ -146,8 +146,9 @@ class Precision:
         optimizer_bytes: bytes of a parameter's optimizer state, a copy in higher precision included.
         activation_bytes: bytes of an element of an activation.
         datatype: what hardware configs call the numbers that matrix units multiply; bf16 and fp16 share a rate.
-        weight_datatype: the same of layers' multiplications with weights where that differs ("float8", "float4");
-            prices of kernels alone know it. Attention and the head keep `datatype`, as in NVIDIA's Transformer Engine.
+        weight_datatype: the same of layers' multiplications with weights where that differs ("float8", "int8",
+            "float4"); prices of kernels alone know it. Attention and the head keep `datatype`, as in NVIDIA's
+            Transformer Engine.
         scaling: where the scaling factors of numbers in eight bits come from: "delayed" (steps before), "current" (the
             tensor), "blockwise" or "mx" (blocks of it, by kernels or by the matrix unit).
 

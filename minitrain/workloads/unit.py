@@ -197,17 +197,19 @@ class Unit:
         return tuple(
             projection
             for projection in self.projections
-            if self.has_backward and _module_of_projection(self.kind, projection.of) in modules
+            if self.has_backward and not modules.isdisjoint(_modules_of_projection(self.kind, projection.of))
         )
 
     def repeats_core(self, recompute: Recompute) -> bool:
         """Return whether backward computes the attention core again: by itself, only where that frees memory.
 
-        Flash attention has nothing stored that could be saved: it is computed again with "flash_attn" alone.
+        Flash attention has nothing stored that could be saved: it is computed again with "flash_attn" alone, or with
+        its output ("context").
         """
         if self.core is None or self.is_repeated(recompute):
             return self.core is not None
-        return self.has_backward and ("flash_attn" if self.core.is_flash else "core_attn") in modules_of(recompute)
+        names = {"context", "flash_attn" if self.core.is_flash else "core_attn"}
+        return self.has_backward and not names.isdisjoint(modules_of(recompute))
 
     def repeats_norm(self, recompute: Recompute) -> bool:
         """Return whether backward computes the norm before it again."""
@@ -253,11 +255,13 @@ _WHOLE = {"attention": "self_attn", "mlp": "mlp", "moe": "moe"}
 _UP = frozenset({"query", "query_up", "kv_up"})
 
 
-def _module_of_projection(kind: Kind, name: str) -> str | None:
-    """Return the module, less than a unit, whose recomputation repeats a multiplication; None for most."""
+def _modules_of_projection(kind: Kind, name: str) -> tuple[str, ...]:
+    """Return the modules, less than a unit, whose recomputation repeats a multiplication."""
+    if kind == "attention" and name == "output":
+        return ("out_proj",)
     if kind == "attention":
-        return "mla_up_proj" if name in _UP else None
-    return "shared_experts" if name.startswith("shared.") else None
+        return ("qkv_proj", "mla_up_proj") if name in _UP else ("qkv_proj",)
+    return ("shared_experts",) if name.startswith("shared.") else ()
 
 
 def unit_norms(model: Architecture) -> Iterator[WeightShape]:
@@ -405,7 +409,7 @@ _ALL = "self_attn"
 def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
     """Yield what is saved up to queries, keys and values; the norm's input is all that full recomputation keeps."""
     element, latent = model.precision.activation_bytes, model.latent
-    up = (_ALL,) if latent is None else (_ALL, "mla_up_proj")
+    up = (_ALL, "qkv_proj") if latent is None else (_ALL, "qkv_proj", "mla_up_proj")
     every_other, normed = (*up, "op"), (_ALL, "layernorm", "op")
     yield SavedTensor("norm input", model.hidden_size, element, is_always_kept=True)
     yield SavedTensor(
@@ -426,17 +430,17 @@ def _saved_latents(model: Architecture, latent: LatentAttention) -> Iterator[Sav
     sizes = model.precision
     for name, rank in (("query latent", latent.query_rank), ("kv latent", latent.kv_rank)):
         if rank is not None:
-            yield SavedTensor(f"{name} norm input", rank, sizes.activation_bytes, None, (_ALL,))
-            again, matrix = (_ALL, "mla_up_proj"), name.replace(" latent", "_up")
+            yield SavedTensor(f"{name} norm input", rank, sizes.activation_bytes, None, (_ALL, "qkv_proj"))
+            again, matrix = (_ALL, "qkv_proj", "mla_up_proj"), name.replace(" latent", "_up")
             yield SavedTensor(f"{name} projection input", rank, sizes.saved_bytes, None, again, needed_for=(matrix,))
 
 
 def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
     """Yield what the core saves, which selective recomputation does without where attention is unfused."""
     heads, element = _heads(model), model.precision.activation_bytes
-    again = (_ALL, "core_attn")
+    again = (_ALL, "core_attn", "context")
     if model.attention == "flash":
-        yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads, (_ALL, "flash_attn"))
+        yield SavedTensor("log-sum-exp", model.num_heads, STATISTIC_BYTES, heads, (_ALL, "flash_attn", "context"))
         return
     if model.score_cap:
         yield SavedTensor("capped scores", model.num_heads, element, heads, again, is_per_key=True)
@@ -454,9 +458,11 @@ def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
     size, sizes = model.num_heads * _value_dim(model), model.precision
     in_eight = sizes.saved_bytes != sizes.activation_bytes
     if in_eight and model.attention == "flash":
-        yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), (_ALL, "flash_attn"))
+        in_core = (_ALL, "flash_attn", "context")
+        yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), in_core)
     own = () if model.attention == "flash" and not in_eight else ("output",)
-    yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), (_ALL,), needed_for=own)
+    again = (_ALL, "context")
+    yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), again, needed_for=own)
     yield from saved_by_second_norm(model, _ALL)
     if model.dropout:
         yield SavedTensor("dropout mask", model.hidden_size, MASK_BYTES, None, (_ALL,))
@@ -562,7 +568,7 @@ def _expert_projections(model: Architecture, cut: Cut) -> Iterator[Projection]:
 
 def _saved_by_norm(model: Architecture, output_bytes: int) -> Iterator[SavedTensor]:
     """Yield the norm's input and output."""
-    yield SavedTensor("norm input", model.hidden_size, model.precision.activation_bytes)
+    yield SavedTensor("norm input", model.hidden_size, model.precision.activation_bytes, None, ("out_proj",))
     first = ("gate", "up", "router", "shared.gate", "shared.up")
     yield SavedTensor("mlp input", model.hidden_size, output_bytes, None, ("layernorm", "op"), needed_for=first)
 

@@ -32,12 +32,14 @@ read to be cast; others are read once more for it. With factors of blocks ("bloc
 once, and where Blackwell's matrix units scale ("mx") activation functions write eight bits again, in both orders.
 Blackwell's matrix units take either order, so that there nothing is transposed.
 
-Left out: scaling factors and their history; weights, whose copies are made once a step.
+Left out: scaling factors and their history; weights, whose copies are made once a step, but for those in int8: AQT
+finds their largest elements and rounds them where they are multiplied, forward and for the gradient of the input.
 
 Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
 `fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
 `csrc/extensions/normalization.cpp` (2.x); `create_hp_tensor_with_amax` (2.7, pull requests 2004 and 2013);
-`non_tn_fp8_gemm_supported` of `csrc/extensions/util.cpp`; `GroupedLinear`, which casts all that it is given.
+`non_tn_fp8_gemm_supported` of `csrc/extensions/util.cpp`; `GroupedLinear`, which casts all that it is given;
+`dot_general` of github.com/google/aqt (2024), with `config_v3` of MaxText's `layers/quantizations.py`.
 
 The kernels of an operation that the engine prices: a pass through a unit, half of one, the loss, an update.
 
@@ -79,6 +81,7 @@ from minitrain.workloads.workload import PassMode, modules_of
 
 _CAST_BYTES = 4  # read in 16 bits, written in eight, and written in eight transposed
 _TRANSPOSED_BYTES = 2
+_OF_WEIGHTS = 5  # read in 16 bits for the largest element, read again to be rounded, written in eight
 PERMUTATIONS = ("permutation", "unpermutation")
 """Passes that write the copies of tokens in the order of their experts, and add them up again: a token is read or
 written once, and each of its copies (`token_permutation` and `token_unpermutation` of Megatron-Core's
@@ -250,7 +253,10 @@ def repeated_kernels(
         return core
     in_whole = len(lister.listed(is_backward=False).kernels)
     share = -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole)
-    return KernelList(kernels, style.captured(share) + lister.of_experts(recompute)) + core
+    again = KernelList(kernels, style.captured(share) + lister.of_experts(recompute))
+    if style.stops_early and unit.kind == "mlp" and unit.is_repeated(recompute):
+        again = _without_last(again)
+    return again + core
 
 
 def loss_kernels(model: Architecture, head: Unit, work: Work, style: Style = DEFAULT_STYLE) -> KernelList:
@@ -380,7 +386,7 @@ class _Lister:
             yield self._memory("norm", hidden, 2)
         for projection in again:
             yield from self._products(projection.gemm(self.work), is_backward=False)
-        if again and unit.core is not None:
+        if {each.name for each in again} - {"output"} and unit.core is not None:
             yield from self._inner(is_backward=False)
         elif unit.core is None:
             yield from self._repeated_activations({each.name for each in again}, modules_of(recompute))
@@ -408,6 +414,8 @@ class _Lister:
         yield from self._matmuls(gemm, datatype, is_backward=is_backward)
         if is_weight and datatype in NARROW_BYTES:
             is_attention = self.unit.core is not None
+            if datatype == "int8":
+                yield MemoryPass("scaling", gemm.batch * gemm.n * gemm.k, _OF_WEIGHTS * self.style.eager)
             yield from eight_bit_passes(
                 gemm,
                 self.style,

@@ -153,7 +153,8 @@ def test_a_case_is_the_same_whatever_was_measured() -> None:
 REFUSED = {
     "m4-0001": "5B on 8 A100s without recomputing, 4 % over: what unfused attention keeps may be less than is reckoned",
     "p2-0005": "70B under FSDP, two samples of 8,192 tokens: Megatron Bridge keeps activations on the host there",
-    "t1-0001": "32B on 64 TPUs, 9 % over: XLA keeps less than every product of MaxText's policy",
+    "t1-0001": "32B on 64 TPUs, 1 % over: XLA gathers and sums a matrix at a time, not a whole layer",
+    "t2-0002": "175B on 256 TPUs, 18 % over: the same",
     "f3-0001": "8B on one H200, 2 % over: KempnerForge keeps weights and Adam's moments in 16 bits",
     "j3-0173": "340B in 12 chunks, 9 % over: interleaving keeps more microbatches than NeMo's buffers may have",
 }
@@ -176,7 +177,7 @@ def runs_that_ran(most_ranks: int = 256) -> list[Case]:
 @pytest.mark.parametrize("one_in", [36, pytest.param(6, marks=pytest.mark.slow)])
 def test_published_runs_that_ran_fit_into_their_devices(one_in: int) -> None:
     cases = runs_that_ran()
-    assert len(cases) == 782
+    assert len(cases) == 810
     chosen = [*cases[::one_in], *(case for case in cases if case.row_id in REFUSED)]
     refused = {case.row_id for case in chosen if predict(case).memory["needed"] > case.system.mem1.usable_bytes}
     assert refused == REFUSED.keys()

@@ -307,6 +307,26 @@ def test_what_a_gradient_is_too_short_to_hide_stays_exposed() -> None:
     assert found == pytest.approx(2 / 3 * whole.seconds + longer / 3, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("policy", "again"),
+    [
+        ("minimal", "layernorm+mlp_act+context"),
+        ("minimal_with_context", "layernorm+mlp_act"),
+        ("save_qkv_proj", "layernorm+mlp+mlp_act+context+out_proj"),
+        ("custom (decoder_layer_input=offload, context=device)", "layernorm+mlp+mlp_act+qkv_proj+out_proj"),
+        ("custom (qkv_proj=device, mlpwi_0=offload, mlpwi_1=offload)", "layernorm+mlp_act+context+out_proj"),
+        ("custom (decoder_layer_input=device, mlpwo=device)", "full"),
+    ],
+)
+def test_what_a_policy_of_maxtext_keeps_says_what_is_computed_again(policy: str, again: str) -> None:
+    assert case(framework="MaxText", zero="3", pp="1", dp="8", n_micro="1", recompute=policy).layout.recompute == again
+
+
+def test_half_a_multiplication_is_not_kept() -> None:
+    with pytest.raises(LackingError, match="keeps mlpwi_0 alone of a multiplication; name all of mlpwi_0, mlpwi_1"):
+        case(framework="MaxText", zero="3", pp="1", dp="8", n_micro="1", recompute="custom, mlpwi_0=device")
+
+
 def test_slices_of_tpus_are_their_own_tori() -> None:
     given = {"framework": "MaxText", "tp": "1", "pp": "1", "dp": "512", "n_gpus": "512", "zero": "3", "mbs": "1"}
     whole, half, two = (
@@ -315,8 +335,6 @@ def test_slices_of_tpus_are_their_own_tori() -> None:
     )
     assert [tiers[0].size for tiers in (whole, half, two)] == [512, 128, 256]
     assert two[0].bandwidth == 2 * half[0].bandwidth == 200  # 128 chips of 256 are no closed torus
-    texts = [each.text for each in case(**given, n_micro="1", gpu="TPU v5p").assumed]
-    assert "kernels of tpu_v5p: estimated from its data sheet, which may miss a step by a quarter" in texts
 
 
 def test_how_tensor_parallelism_is_hidden_is_the_rows_or_the_frameworks() -> None:

@@ -41,6 +41,7 @@ NAMES = [
     "tpu_v5e",
     "tpu_v5p",
     "tpu_v6e",
+    "tpu_v7x",
     "trn2",
     "v100_32g_nvl8",
     "xeon_8480plus",

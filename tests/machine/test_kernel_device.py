@@ -38,11 +38,11 @@ def causal(length: int, num_heads: int, **changes: Any) -> FlashAttention:
     )
 
 
-def test_fifteen_devices_say_what_their_kernels_reach() -> None:
+def test_twenty_devices_say_what_their_kernels_reach() -> None:
     measured = {"a100", "b200", "gb200", "gh200", "h100", "h200", "l40s", "mi300x", "v100"}
-    families = measured | {"b300", "gb300", "mi325x", "mi355x"}
+    families = measured | {"b300", "gb300", "mi325x", "mi355x", "tpu"}
     assert {name.split("_")[0] for name in PRICED} == families
-    assert len(PRICED) == 15
+    assert len(PRICED) == 20
 
 
 def test_a_full_wave_takes_its_tiles_and_their_prologue() -> None:
@@ -212,9 +212,9 @@ def test_what_a_device_does_not_have_is_named_with_what_it_has() -> None:
         A100.kernel_seconds(causal(128, 1, generation="flash3"))
     with pytest.raises(
         HardwareConfigError,
-        match=r'tpu_v5p has no key kernels; use fidelity="roofline", or one of a100_40g, .*, v100_32g_nvl8',
+        match=r'trn2 has no key kernels; use fidelity="roofline", or one of a100_40g, .*, v100_32g_nvl8',
     ):
-        KernelDevice(load_config("tpu_v5p"))
+        KernelDevice(load_config("trn2"))
     with pytest.raises(UsageError, match="a kernel's price has no term 'luck'; use waves, prologue"):
         A100.rates.without("luck")
 

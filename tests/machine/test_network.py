@@ -115,3 +115,12 @@ def test_the_flat_topology_prices_everything_on_its_tier() -> None:
     assert (price.seconds, price.algorithm, price.tier) == (H100[1].time("all_gather", SIZE, 2), None, H100[1])
     assert flat.p2p(SIZE, 0, 1).seconds == 0.0011384810666666668
     assert flat.collective("all_gather", SIZE, (5,)).seconds == 0.0
+
+
+def test_a_group_along_some_axes_of_a_torus_has_their_links_alone() -> None:
+    torus = tier(512, torus=3, latency=0.0)
+    for num_ranks, num_axes in ((8, 1), (64, 2), (512, 3)):
+        ring = 8e9 * (num_ranks - 1) / num_ranks
+        assert torus.time("all_gather", 8e9, num_ranks) == pytest.approx(ring / (num_axes / 3 * 50e9), rel=1e-12)
+    assert torus.time("p2p", 8e9, 2) == tier(512, latency=0.0).time("p2p", 8e9, 2)  # one link, to a neighbour
+    assert torus.of_slice(64).time("all_gather", 8e9, 64) == pytest.approx(8e9 * 63 / 64 / 50e9, rel=1e-12)

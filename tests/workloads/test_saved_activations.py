@@ -135,3 +135,26 @@ def test_checkpoints_of_single_operations_keep_every_other_product() -> None:
     hidden, columns, heads = 4096, 14336, 32
     assert unit_bytes["attention"] == 8192 * (2 * (hidden + hidden + 1024 + hidden) + 4 * heads)
     assert unit_bytes["mlp"] == 8192 * 2 * (hidden + columns)
+
+
+def test_all_parts_of_a_layer_by_maxtexts_names_are_the_whole_layer() -> None:
+    every = "layernorm+mlp+qkv_proj+context+out_proj"
+    sizes: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 256,
+        "num_heads": 4,
+        "vocab_size": 64,
+        "seq_len": 32,
+        "ffn_hidden_size": 768,
+    }
+    model = mt.Transformer(**sizes, attention="flash", mlp="swiglu", norm="rmsnorm")
+    attention, mlp = TransformerWorkload(model).units[1:3]
+    for unit in (attention, mlp):
+        work = Work(2, model.seq_len, WHOLE)
+        assert unit.saved_bytes(work, every) == unit.saved_bytes(work, "full")
+        assert unit.recomputed_flop(model.seq_len, every) == unit.recomputed_flop(model.seq_len, "full")
+    core = attention.recomputed_flop(model.seq_len, "context")
+    assert attention.recomputed_flop(model.seq_len, "qkv_proj") == 3 * attention.recomputed_flop(
+        model.seq_len, "out_proj"
+    )
+    assert core == attention.recomputed_flop(model.seq_len, "flash_attn")
