@@ -449,6 +449,8 @@ def _of_experts(row: Row, model: Transformer) -> Iterator[Assumption]:
             yield Assumption(f"{column} not stated: {value}{said}", column, () if named else ("1",))
     if named is not None and model.latent is not None:
         yield Assumption(f"latent attention: that of {named.name}", is_open=True)
+    if named is not None and model.sinks:
+        yield Assumption(f"windows, sinks, biases and clamped gates: those of {named.name}", is_open=True)
     if _lacks(row, "imbalance"):
         yield Assumption("load of experts not stated: balanced", "imbalance", ("1.2",))
 

@@ -521,7 +521,14 @@ def _of_named(row: Row) -> dict[str, Any]:
         fields["moe_layers"] = [layer for layer in found.moe_layers if layer < row.count("n_layers")]
     if found.latent is not None:
         fields |= {"latent": found.latent, "head_dim": found.head_dim, "num_kv_heads": found.num_kv_heads}
-    return fields
+    if found.window is not None:
+        layers = [layer for layer in found.window_layers if layer < row.count("n_layers")]
+        fields |= {"window": found.window, "window_layers": layers}
+    names = ("sinks", "gate_clamp") if "bias" in row.words("mlp").facts else ("sinks", "gate_clamp", *_BIASES)
+    return fields | {name: getattr(found, name) for name in names}
+
+
+_BIASES = ("qkv_bias", "output_bias", "mlp_bias")
 
 
 def _attention(row: Row, framework: Framework) -> str:

@@ -193,6 +193,7 @@ _NOT_COMPUTED = {
     "sinks": (False, "sinks are"),
     "score_cap": (None, "soft caps are"),
     "logit_cap": (None, "soft caps are"),
+    "gate_clamp": (None, "clamped gates are"),
 }
 """What a transformer may have that its arithmetic has not: the value that it must have, and why."""
 

@@ -228,10 +228,9 @@ _COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
 _FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "sinks")
 _LAYERS = ("moe_layers", "window_layers")
+_CAPS = ("score_cap", "logit_cap", "gate_clamp")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
-_MAY_BE_NONE = frozenset(
-    _FOLLOWING | {"window", "latent", "score_cap", "logit_cap", "max_seq_len", "lora", "documents", "ema"}
-)
+_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", *_CAPS, "max_seq_len", "lora", "documents", "ema"})
 GATED = ("swiglu", "geglu")
 """The MLPs with three matrices."""
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -360,6 +359,7 @@ _OTHERS: Mapping[str, Callable[[str, Any], str | None]] = MappingProxyType(
         "rope_share": _share_fault,
         "score_cap": _positive_fault,
         "logit_cap": _positive_fault,
+        "gate_clamp": _positive_fault,
         "taken_as": _texts_fault,
         "latent": _latent_fault,
         "lora": _lora_fault,
@@ -379,7 +379,7 @@ def _normalised(given: Mapping[str, Any], faults: Mapping[str, str]) -> Fields:
         value: Any = fields[name]
         if value is not None:
             fields[name] = USUAL_DROPOUT if value is True else float(value)
-    for name in ("norm_epsilon", "rope_theta", "rope_share", "rope_scaling", "score_cap", "logit_cap"):
+    for name in ("norm_epsilon", "rope_theta", "rope_share", "rope_scaling", *_CAPS):
         number: Any = fields[name]
         fields[name] = None if number is None else float(number)
     for name in (*_LAYERS, "taken_as"):
@@ -468,6 +468,12 @@ def _latent_sets_head_dim(f: Fields) -> str | None:
         f"head_dim ({f['head_dim']}) must be nope_head_dim + rope_head_dim ({f['latent'].key_head_dim}) with latent "
         "attention; leave head_dim out"
     )
+
+
+def _a_clamp_has_a_gate(f: Fields) -> str | None:
+    if f["gate_clamp"] is None or f["mlp"] in GATED:
+        return None
+    return f"gate_clamp ({f['gate_clamp']:g}) must not be given for mlp={f['mlp']!r}, which has no gate; leave it out"
 
 
 def _positions_suffice(f: Fields) -> str | None:
@@ -587,6 +593,7 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("num_experts", "moe_layers", "num_layers"), _moe_layers_exist),
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
+    (("gate_clamp", "mlp"), _a_clamp_has_a_gate),
     (("frozen_layers", "num_layers"), _something_trains),
     (("optimizer", "lora", "frozen_layers"), _others_train_all),
     (("lora", "frozen_layers", "num_layers", "latent", "moe_layers", "num_experts", "mlp"), _adapters_have_matrices),
@@ -645,6 +652,7 @@ class Architecture:
         sinks: whether each head has a logit of its own in the softmax, which takes attention from all keys (gpt-oss).
         score_cap: soft cap of attention's scores, cap x tanh(score / cap) (Gemma 2); None for none.
         logit_cap: the same for the logits of the head.
+        gate_clamp: bound of a gate and of what it multiplies, by kernels of their own (gpt-oss); None for none.
         latent: the sizes of multi-head latent attention; None for the usual projections.
         num_experts: routed experts of an MoE layer; 0 for a dense model.
         experts_per_token: routed experts that a token is sent to.
@@ -702,6 +710,7 @@ class Architecture:
     sinks: bool = False
     score_cap: float | None = None
     logit_cap: float | None = None
+    gate_clamp: float | None = None
     latent: LatentAttention | None = None
     num_experts: int = 0
     experts_per_token: int = 0

@@ -462,7 +462,7 @@ def _olmo2(config: ConfigReader) -> Fields:
 
 def _gpt_oss(config: ConfigReader) -> Fields:
     """Read gpt-oss: sinks, windows in every other layer, experts with biases in all."""
-    config.pass_over("experts_per_token", "initial_context_length", "swiglu_limit")
+    config.pass_over("experts_per_token", "initial_context_length")
     fields = like_llama(config)
     return {
         **fields,
@@ -474,6 +474,7 @@ def _gpt_oss(config: ConfigReader) -> Fields:
         "head_dim": config.count("head_dim", 64),
         "sinks": True,
         "mlp_bias": True,
+        "gate_clamp": config.positive("swiglu_limit", 7.0),
         "moe_ffn_hidden_size": fields["ffn_hidden_size"],
         "num_experts": config.count("num_local_experts", 128),
         "experts_per_token": config.count("num_experts_per_tok", 4),

@@ -289,6 +289,7 @@ def _shipped() -> MappingProxyType[str, Transformer]:
         *_olmoe(),
         *_qwen(),
         *_deepseek(),
+        *_gpt_oss(),
     )
     return MappingProxyType({model.name: model for model in found})
 
@@ -402,6 +403,19 @@ def _deepseek() -> Iterator[Transformer]:
         "deepseek-v3", 61, 7168, 18432, 128, 129280, 4096, source,
         latent=latent, moe_layers=range(3, 61), router_bias=True, norm_epsilon=1e-6, **experts,
     )  # fmt: skip
+
+
+def _gpt_oss() -> Iterator[Transformer]:
+    """Yield gpt-oss, of which every other layer has a window."""
+    source = "OpenAI (2025), arXiv:2508.10925, table 1, and huggingface.co/openai"
+    for name, num_layers, num_experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128)):
+        yield _llama(
+            name, num_layers, 2880, 2880, 64, 201088, 8192, source, max_seq_len=131072, num_kv_heads=8, head_dim=64,
+            qkv_bias=True, output_bias=True, mlp_bias=True, window=128, window_layers=range(0, num_layers, 2),
+            sinks=True, gate_clamp=7.0, num_experts=num_experts, experts_per_token=4, router_bias=True,
+            rope_theta=150000.0,
+            taken_as=("rope_scaling yarn", "clamped SwiGLU", "a bias of the router's product"),
+        )  # fmt: skip
 
 
 def _gpt(

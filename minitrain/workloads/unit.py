@@ -593,6 +593,8 @@ def _saved_by_mlp(
         if model.is_gated:
             yield SavedTensor(f"{prefix}activation factor", size, sizes.activation_bytes, cut, (*again, "op"))
         again = (*again, *act, "op")
+        if model.gate_clamp is not None:
+            yield SavedTensor(f"{prefix}clamped inputs", 2 * size, sizes.activation_bytes, cut, again)
     yield SavedTensor(f"{prefix}down input", size, sizes.saved_bytes, cut, again, needed_for=own)
 
 

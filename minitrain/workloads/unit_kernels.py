@@ -158,6 +158,24 @@ and a cast where it is the tensor's own. With those of steps before, all experts
 (`multi_tensor_quantize_impl` of Transformer Engine's `csrc/extensions/cast.cpp`)."""
 
 
+_CLAMP_TENSORS = (8, 10)
+"""Tensors of a gate's size that clamping reads and writes, forward and backward, beside the fused activation function:
+both halves, and their concatenation; two gradients, each with its mask, and their concatenation
+(`weighted_bias_quick_geglu_impl` of Megatron-Core's `core/fusions/fused_bias_geglu.py`, whose `chunk`, `clamp` and
+`cat` are outside what it compiles)."""
+
+_CLAMP_LAUNCHES = 3
+
+_EXPERT_BIAS_TENSORS = (6, 8)
+"""Tensors of the experts' results that adding the last bias times probabilities reads and writes: product, sum and
+concatenation; the products for the gradients of both factors and their sums, and a concatenation (`_apply_bias` of
+`TEGroupedMLP` in Megatron-Core's `core/transformer/moe/experts.py`). The first bias is the multiplication's own."""
+
+_EXPERT_BIAS_LAUNCHES = ((0, 1), (2, 5))
+"""Kernels of each expert for its first and its last bias, forward and backward: `_apply_bias` runs them one expert
+after another, and each bias's gradient is added to the whole gradient by itself."""
+
+
 def launches_of_experts(gemm: Gemm, casts: int, *, is_backward: bool) -> int:
     """Return how many kernels a multiplication of experts is, forward or backward.
 
@@ -341,6 +359,8 @@ class _Lister:
         for gemm in self._projections():
             kernels += self._products(gemm, is_backward=is_backward)
         launches = _LAUNCHES[self.unit.kind][is_backward]
+        if self.model.gate_clamp is not None and any(each.name.endswith("down") for each in self.unit.projections):
+            launches += _CLAMP_LAUNCHES
         launches += _ADAPTER_LAUNCHES[is_backward] * sum(ADAPTER in each.name for each in self.unit.projections)
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
@@ -360,6 +380,7 @@ class _Lister:
         precision = self.model.precision
         is_narrow = (self.style.datatype or precision.weight_datatype) in NARROW_BYTES
         casts = CASTS_OF_EXPERT[precision.scaling] if is_narrow else 0
+        casts += _EXPERT_BIAS_LAUNCHES[gemm.name.endswith("down")][is_backward] * self.model.mlp_bias
         return launches_of_experts(gemm, casts, is_backward=is_backward)
 
     def core(self, *, is_backward: bool) -> Iterator[Kernel]:
@@ -497,7 +518,7 @@ class _Lister:
                 yield self._memory("bias gradient", sum(gemm.m * gemm.n for gemm in self._projections()[:-1]), 1)
             if self.model.output_bias:
                 yield self._memory("bias gradient", hidden, 1)
-        elif self.model.mlp_bias:
+        elif self.model.mlp_bias and self.unit.kind == "mlp":
             yield self._memory("bias gradient", hidden, 1)
 
     def _residual(self, hidden: int, *, is_backward: bool) -> MemoryPass:
@@ -524,11 +545,15 @@ class _Lister:
         for gemm in self._projections():
             if gemm.name.endswith("down"):
                 yield self._activation(gemm.batch * gemm.m * gemm.k, is_backward=is_backward)
+            if gemm.name == "experts.down" and self.model.mlp_bias:
+                tensors = _EXPERT_BIAS_TENSORS[is_backward]
+                yield self._memory("expert bias", gemm.batch * gemm.m * gemm.n, tensors)
 
     def _activation(self, num_elements: int, *, is_backward: bool) -> MemoryPass:
         """Return the activation function between the matrices of an MLP."""
         if self.model.is_gated:
-            return self._memory(self.model.mlp, num_elements, 5 if is_backward else 3)
+            clamps = 0 if self.model.gate_clamp is None else _CLAMP_TENSORS[is_backward]
+            return self._memory(self.model.mlp, num_elements, clamps + (5 if is_backward else 3))
         with_bias = 1 if is_backward and self.model.mlp_bias else 0
         return self._memory(self.model.mlp, num_elements, (3 if is_backward else 2) + with_bias)
 

@@ -256,6 +256,17 @@ def test_a_shipped_models_name_tells_what_no_column_has() -> None:
     assert case(**{**experts, **sizes, "sp": "1", "ep": "8"}, model="mine").model.latent is None
 
 
+def test_windows_sinks_biases_and_clamps_are_those_of_the_named_model() -> None:
+    sizes = {"n_layers": "4", "hidden": "2880", "n_heads": "64", "n_kv_heads": "8", "head_dim": "64", "ffn": "2880"}
+    experts = {**EXPERTS, **sizes, "n_experts": "128", "top_k": "4", "moe_ffn": "2880", "sp": "1", "ep": "8"}
+    found = case(**experts, model="GPT OSS 120B, 4 layers")
+    assert (found.model.window, found.model.window_layers, found.model.gate_clamp) == (128, (0, 2), 7.0)
+    assert all((found.model.sinks, found.model.qkv_bias, found.model.output_bias, found.model.mlp_bias))
+    assert "windows, sinks, biases and clamped gates: those of gpt-oss-120b" in [each.text for each in found.assumed]
+    assert not case(**{**experts, "mlp": "swiglu, no bias"}, model="GPT OSS 120B").model.mlp_bias
+    assert not case(**experts, model="mine").model.sinks
+
+
 def test_weights_are_sharded_beside_stages() -> None:
     found = case(zero="3", framework="NeMo", sp="1")
     assert (found.strategy, found.options["zero"], found.options["overlap_replicas"]) == ("megatron", 3, False)

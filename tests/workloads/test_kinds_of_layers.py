@@ -14,7 +14,7 @@ from minitrain.view.run_folder import conditions
 from minitrain.workloads.kernels import FlashAttention, KernelList, MemoryPass
 from minitrain.workloads.pass_costs import pass_cost
 from minitrain.workloads.shapes import Work
-from minitrain.workloads.unit_kernels import forward_kernels
+from minitrain.workloads.unit_kernels import backward_kernels, forward_kernels
 
 CONFIGS = {
     row["config"]["_name_or_path"]: row["config"]
@@ -156,6 +156,33 @@ def test_a_sink_is_a_parameter_of_each_head() -> None:
     assert replace(PLAIN, sinks=True).num_parameters - PLAIN.num_parameters == 2 * 4
 
 
+def test_clamped_gates_are_passes_over_both_halves_and_kept_twice() -> None:
+    clamped = replace(PLAIN, gate_clamp=7.0)
+    for kernels, plain, more in ((forward_kernels, 3, 8), (backward_kernels, 5, 10)):
+        found = [kernels(model, model.units()[2], Work(1, 32)) for model in (PLAIN, clamped)]
+        assert [num_bytes(each, "swiglu") for each in found] == [plain * 2 * 32 * 128, (plain + more) * 2 * 32 * 128]
+        assert found[1].num_launches - found[0].num_launches == 3
+    saved = [model.units()[2].saved_bytes(Work(1, 32)) for model in (PLAIN, clamped)]
+    assert saved[1] - saved[0] == 2 * 2 * 32 * 128
+
+
+def test_last_biases_of_experts_are_added_by_one_expert_after_another() -> None:
+    experts: dict[str, Any] = {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": 64}
+    plain = mt.Transformer(**SIZES, **experts)
+    for kernels, tensors, launches in ((forward_kernels, 6, 2), (backward_kernels, 8, 1 + 5)):
+        models = (plain, replace(plain, mlp_bias=True))
+        found = [kernels(model, model.units()[2], Work(1, 32)) for model in models]
+        assert num_bytes(found[1], "expert bias") == tensors * 2 * 32 * 2 * 64  # copies of tokens x hidden size
+        assert found[1].traffic_bytes - found[0].traffic_bytes == num_bytes(found[1], "expert bias")
+        assert found[1].num_launches - found[0].num_launches == launches * 4
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_shipped_gpt_oss_is_what_its_config_says(name: str) -> None:
+    shipped = mt.models()[name]
+    assert replace(read(f"openai/{name}"), source=shipped.source) == shipped
+
+
 def test_gated_gelu_costs_what_swiglu_costs() -> None:
     geglu = replace(PLAIN, mlp="geglu")
     assert (geglu.num_parameters, geglu.flop_per_token()) == (PLAIN.num_parameters, PLAIN.flop_per_token())
@@ -190,7 +217,7 @@ def test_strategies_train_such_layers(strategy: str, options: dict[str, Any], fi
     "changes",
     [
         {"norm_placement": "both"}, {"qk_norm": "head"}, {"sinks": True}, {"score_cap": 5.0}, {"logit_cap": 5.0},
-        {"mlp": "geglu"}, {"window": 8, "window_layers": (0,)},
+        {"gate_clamp": 7.0}, {"mlp": "geglu"}, {"window": 8, "window_layers": (0,)},
     ],
 )  # fmt: skip
 def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> None:
@@ -204,6 +231,7 @@ def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> 
         ({"window_layers": [0]}, r"window_layers .* must not be given without a window; give window=4096"),
         ({"window": 8, "window_layers": [7]}, r"window_layers \(7\) must be below num_layers \(2\)"),
         ({"score_cap": 0}, "score_cap must be a positive number, got 0; write score_cap=50"),
+        ({"gate_clamp": 7.0, "mlp": "gelu"}, r"gate_clamp \(7\) must not be given for mlp='gelu'.*; leave it out"),
         ({"rope_share": 1.5}, r"rope_share must be at most 1, got 1.5"),
         ({"taken_as": "rope"}, "taken_as must be a sequence of strings"),
         ({"norm_placement": "before"}, 'norm_placement must be "pre" or "post" or "both"'),

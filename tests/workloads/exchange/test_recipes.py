@@ -18,10 +18,11 @@ from minitrain.workloads.exchange.recipe import without_bearing
 
 SCRIPT = Path(__file__).parent / "pretrain_llama3_8b.sh"
 LLAMA = mt.models()["llama3-8b"]
-# The models that a tool has words for; all others it refuses.
+# The models that a tool has words for; all others it refuses: a norm over all queries together, and clamped gates.
+_MEGATRON = [name for name in mt.models() if name not in ("olmoe-1b-7b", "gpt-oss-20b", "gpt-oss-120b")]
 CAN_SAY = {
-    "megatron-lm": [name for name in mt.models() if name != "olmoe-1b-7b"],  # a norm over all queries together
-    "megatron-bridge": [name for name in mt.models() if name != "olmoe-1b-7b"],
+    "megatron-lm": _MEGATRON,
+    "megatron-bridge": _MEGATRON,
     "torchtitan": ["llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "deepseek-v3"],
 }
 PAIRS = [(tool, name) for tool, names in CAN_SAY.items() for name in names]
