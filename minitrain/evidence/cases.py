@@ -328,6 +328,8 @@ def _memory_of(memory: str, layout: Layout, model: Transformer) -> str:
         return "deepspeed bf16"
     if memory == "deepspeed zero" and layout.zero == 0:
         return "deepspeed"
+    if memory == "nanotron" and layout.num_replicas > 1:
+        return "nanotron zero" if layout.zero else "nanotron ddp"
     return "internevo fsdp" if memory == "internevo zero" and layout.zero >= 2 else memory
 
 

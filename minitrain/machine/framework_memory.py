@@ -14,6 +14,9 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
 | "internevo zero" | a unit's | 12 | buckets, four copies of the rank's gradients, AdamW's temporaries |
 | "internevo fsdp" | a unit's | 12 | two copies of the rank's gradients, AdamW's temporaries |
+| "nanotron" | all of a microbatch in 16 bits, until its backward ends | 8 | activated gates, collectives' arrays |
+| "nanotron ddp" | likewise | 8 | likewise, and an array of each gradient in 16 bits |
+| "nanotron zero" | likewise | 8 | as "nanotron"; shards of weights, and two arrays of all weights, in 16 bits |
 
 With a loss in one kernel (`fused_loss`) gradients are put over logits, which stay in 16 bits; but for habits "", since
 the runs of torchtitan that are known (d1) have reserved as much as its eager ones.
@@ -32,11 +35,22 @@ Sources:
 - **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
   elements, of which two are in flight, `compute_norm` takes single-precision copies of all gradients, `_step` flattens
   and casts; `FSDPadaptOptimizer` copies and casts without flattening. PyTorch's AdamW makes the root of the second
-  moment and the denominator.
+  moment and the denominator;
+- **nanotron**: `FP32GradientAccumulator.backward` of its `optim/gradient_accumulator.py` adds gradients to their totals
+  once all are there; without ZeRO `_init_model` of `trainer.py` puts the model into PyTorch's
+  `DistributedDataParallel`, whose buckets are arrays of their own (`initialize_buckets` of its `reducer.cpp`);
+  `GLUActivation` of `models/llama.py` makes the activated gate an operation of its own, so that autograd keeps it, and
+  `_ShardedCrossEntropy` of `parallel/tensor_parallel/functional.py` makes exponentials of logits in single precision,
+  once those in 16 bits are gone; parts gather a multiplication's input into one array (`MemoryBuffer`);
+  `all_gather_coalesced` of `distributed.py` flattens weights by rank, and PyTorch's `all_gather` gathers into an array
+  of its own; `train` empties the allocator's cache before the first step;
+- **late**: what a collective reads is free for others once the host sees it ended (`recordStream` of PyTorch's
+  `ProcessGroupNCCL.cpp`). The host is a stage's forward ahead of the device, so that there is each layer's sum over
+  parts before it was scattered.
 
 Arrays as large as all gradients fit into no block that activations have left, nor into one another. So what the update
 takes from the driver is replayed with the caching allocator's rules, and comes on top of what forward and backward
-have.
+have. nanotron's are smaller, so that what these have left is replayed first.
 
 Left out: other releases, and totals on stages without the head where all microbatches go forward before the first one
 comes back.
@@ -50,7 +64,8 @@ from types import MappingProxyType
 from typing import Any, Literal, final
 
 from minitrain.machine.caching_allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator
-from minitrain.workloads.workload import PassMode
+from minitrain.workloads.shapes import SavedTensor
+from minitrain.workloads.workload import PassMode, Recompute
 
 LOGIT_BYTES = 4
 """Bytes that a run counts for a logit: the head keeps it in single precision."""
@@ -66,10 +81,13 @@ _INTERNEVO_BUCKET = 2**29
 class _Update:
     """The arrays of an update in an allocator that has the rank's gradients."""
 
-    def __init__(self, sizes: Sequence[int], gradient_bytes: int) -> None:
-        self.sizes = sizes
+    def __init__(
+        self, sizes: Sequence[int], gradient_bytes: int, num_shards: int = 1, left: Iterable[int] = ()
+    ) -> None:
+        self.sizes, self.num_shards = sizes, num_shards
         self._allocator = CachingAllocator(UNLIMITED, AllocatorSettings())
         self.gradients = self.take(gradient_bytes * size for size in sizes)
+        self.free(self.take(left))
         self._before = self._allocator.peak_allocated_bytes, self._allocator.peak_reserved_bytes
 
     def take(self, sizes: Iterable[int]) -> list[Block]:
@@ -125,24 +143,35 @@ def _step_by_units(update: _Update) -> None:
         update.take(_SINGLE * size for size in update.sizes)
 
 
+def _gather_weights(update: _Update) -> None:
+    """Flatten the rank's new shards of weights and what is gathered of each rank, and gather into one array."""
+    shard = _HALF * sum(update.sizes)
+    update.take([shard] * (1 + update.num_shards))
+    update.take([shard * update.num_shards])
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Habits:
     """How a framework allocates.
 
     Args:
-        new_gradient: what there is of a gradient before it is in its total: a "unit"'s, a "weight"'s in 16 bits, or
-            "none".
+        new_gradient: what there is of gradients before they are in their totals: a "unit"'s, a "weight"'s in 16 bits,
+            "all" of a microbatch's in 16 bits, or "none".
         logit_bytes: the most bytes of a logit at the loss.
         keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
         keeps_gradients: whether there are all gradients of a microbatch in 16 bits beside their totals.
+        keeps_gates: whether SwiGLU keeps the activated gate, parts keep the array that they gather into, collectives
+            beside compute keep what they read, and the update uses what backward has left; and whether the allocator's
+            cache is emptied once weights, totals and states are there, so that these reserve no more than they are.
         update: what the update allocates; None for nothing.
     """
 
-    new_gradient: Literal["unit", "weight", "none"] = "unit"
+    new_gradient: Literal["unit", "weight", "all", "none"] = "unit"
     logit_bytes: int = 12
     keeps_shapes: bool = False
     keeps_gradients: bool = False
+    keeps_gates: bool = False
     update: Callable[[_Update], None] | None = None
 
 
@@ -157,6 +186,9 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "deepspeed bf16": Habits("none", 6, keeps_gradients=True, update=_sum_in_single),
         "internevo zero": Habits(update=_flatten_and_step),
         "internevo fsdp": Habits(update=_step_by_units),
+        "nanotron": Habits("all", 8, keeps_gates=True),
+        "nanotron ddp": Habits("all", 8, keeps_gradients=True, keeps_gates=True),
+        "nanotron zero": Habits("all", 8, keeps_gates=True, update=_gather_weights),
     }
 )
 """The habits by the name that a platform has for them."""
@@ -189,6 +221,8 @@ class Place:
         at_update_bytes: what they take when the update begins.
         is_scattered: whether activations between layers are shards of the sequence.
         is_single: whether a step has one microbatch, whose backward makes the totals that frameworks allocate at first.
+        num_in_flight: the most microbatches of which a layer keeps what backward needs.
+        recompute: what backward computes again.
     """
 
     workload: Any
@@ -201,6 +235,21 @@ class Place:
     at_update_bytes: float
     is_scattered: bool = False
     is_single: bool = False
+    num_in_flight: float = 1.0
+    recompute: Recompute = "none"
+
+    @property
+    def work(self) -> Any:
+        """Return what the rank does in a pass."""
+        return self.workload.work(
+            self.num_samples, PassMode(num_parts=self.num_parts, sequence_parallel=self.is_scattered)
+        )
+
+    def saved(self, layer: int) -> list[SavedTensor]:
+        """Return what a layer keeps for backward, but for logits."""
+        return [
+            each for each in self.workload.units[layer].saved if each.is_kept(self.recompute) and each.name != "logits"
+        ]
 
 
 @final
@@ -214,6 +263,8 @@ class Fullest:
         kept_bytes: what the framework keeps beside tensors.
         update_bytes: what the update allocates at most.
         update_reserved_bytes: what it takes from the driver.
+        late_bytes: blocks that were freed and that collectives still read, which come from the driver.
+        lasting_bytes: what is in blocks that are never freed, so that nothing is reserved for it.
     """
 
     held_bytes: float
@@ -221,6 +272,8 @@ class Fullest:
     kept_bytes: float = 0.0
     update_bytes: float = 0.0
     update_reserved_bytes: float = 0.0
+    late_bytes: float = 0.0
+    lasting_bytes: float = 0.0
 
 
 def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> Fullest:
@@ -232,12 +285,24 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
         fused_loss: whether the loss is one kernel.
     """
     habits = HABITS[memory]
-    moments = _as_counted(place) if habits.new_gradient == "unit" else list(_as_allocated(place, habits, fused_loss))
+    moments: Iterable[tuple[float, float]]
+    if habits.new_gradient == "unit":
+        moments = _as_counted(place)
+    elif habits.new_gradient == "all":
+        moments = _until_its_end(place, habits)
+    else:
+        moments = _as_allocated(place, habits, fused_loss)
     held, temporary = max(moments, key=sum)
     kept = float(_HALF * sum(_matrices(place))) if habits.keeps_shapes else 0.0
     if habits.keeps_gradients:
         kept = _HALF * sum(each.gradient_bytes for each in place.weights) / place.workload.gradient_bytes
     found = Fullest(held, temporary, kept)
+    if habits.keeps_gates:
+        found = replace(found, lasting_bytes=place.at_update_bytes + kept)
+        if place.is_scattered:
+            whole, kinds = _sum_over_parts(place), [place.workload.units[each.layer].kind for each in place.weights]
+            late = whole * sum(kind in ("attention", "mlp") for kind in kinds)
+            found = replace(found, kept_bytes=kept + whole, late_bytes=late)
     if habits.update is None or not place.weights:
         return found
     allocated, reserved = _taken_by_update(place, habits)
@@ -271,6 +336,45 @@ def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tu
         yield before, in_backward
 
 
+def _until_its_end(place: Place, habits: Habits) -> Iterator[tuple[float, float]]:
+    """Yield moments in which a microbatch's gradients are there until its backward ends, and activations no more."""
+    units, logits, sizes = place.workload.units, place.num_logits, place.workload.model.precision
+    gates = {each.layer: _activated_gates(place, each.layer) for each in place.weights}
+    in_flight = place.num_in_flight * sum(gates.values())
+    if logits:
+        before = place.at_loss_bytes + in_flight - LOGIT_BYTES * logits
+        before += sum(each.gradient_bytes for each in place.weights) if place.is_single else 0.0
+        yield before + LOGIT_BYTES * logits, (habits.logit_bytes - LOGIT_BYTES) * logits
+    largest = max((each.gradient_bytes for each in place.weights if units[each.layer].kind != "embedding"), default=0.0)
+    held = place.peak_bytes + in_flight - largest - LOGIT_BYTES * logits
+    for weight in sorted(place.weights, key=lambda each: each.layer, reverse=True):
+        held += _HALF * weight.weight_bytes / sizes.parameter_bytes
+        yield held, _inner_gradients(place, weight.layer)
+        held -= gates[weight.layer] + sum(each.num_bytes(place.work) for each in place.saved(weight.layer))
+
+
+def _activated_gates(place: Place, layer: int) -> float:
+    """Return the bytes of the activated gate of a microbatch, where it is kept."""
+    return float(sum(each.num_bytes(place.work) for each in place.saved(layer) if each.name == "activation factor"))
+
+
+def _sum_over_parts(place: Place) -> float:
+    """Return the bytes of the input that parts gather, or of the sum that they scatter."""
+    model, work = place.workload.model, place.workload.work(place.num_samples, PassMode())
+    return float(work.num_tokens * model.hidden_size * model.precision.activation_bytes)
+
+
+def _left_by_backward(place: Place) -> Iterator[int]:
+    """Yield the bytes of the blocks that activations and logits have left."""
+    yield from [round(LOGIT_BYTES * place.num_logits)] * 2
+    for each in place.weights:
+        sizes = [saved.num_bytes(place.work) for saved in place.saved(each.layer)]
+        gate = round(_activated_gates(place, each.layer))
+        yield from ([2 * gate] if gate else []) * round(place.num_in_flight)  # both inputs of the activation function
+        for size in sizes:
+            yield from [size] * round(place.num_in_flight)
+
+
 def _inner_gradients(place: Place, layer: int) -> float:
     """Return the bytes of the gradient of an activation function's inputs, and what the multiplication before has."""
     unit = place.workload.units[layer]
@@ -286,8 +390,7 @@ def _input_gradients(place: Place) -> float:
     That is its input's gradient, which parts have whole, and with sequence parallelism the input, which is gathered
     again, and the shard of the gradient's sum.
     """
-    model, work = place.workload.model, place.workload.work(place.num_samples, PassMode())
-    whole = float(work.num_tokens * model.hidden_size * model.precision.activation_bytes)
+    whole = _sum_over_parts(place)
     return whole * (2 + 1 / place.num_parts) if place.is_scattered else whole
 
 
@@ -313,7 +416,10 @@ def _taken_by_update(place: Place, habits: Habits) -> tuple[int, int]:
     """Return what an update allocates and what it takes from the driver beside what there is, bytes."""
     model = place.workload.model
     sizes = [round(each.state_bytes / model.state_bytes) for each in place.weights]
-    update = _Update(sizes, model.precision.gradient_bytes)
+    whole = sum(each.weight_bytes for each in place.weights) / model.precision.parameter_bytes
+    num_shards, left = round(whole / max(sum(sizes), 1)), _left_by_backward(place) if habits.keeps_gates else ()
     assert habits.update is not None  # who asks has looked
-    habits.update(update)
-    return update.taken
+    alone, after = (_Update(sizes, model.precision.gradient_bytes, num_shards, blocks) for blocks in ((), left))
+    habits.update(alone)
+    habits.update(after)
+    return alone.taken[0], after.taken[1]

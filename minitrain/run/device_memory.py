@@ -124,8 +124,10 @@ class DeviceMemory:
         num_groups: groups of ranks that the rank communicates in.
         fullest_s: when the event began at which tensors took most, s.
         replayed_bytes: what the allocator has from the driver, if it was replayed; else None.
-        update_bytes: what the update alone takes from the driver, in arrays that fit into no block that was left.
+        update_bytes: what the update alone takes from the driver, in arrays that fit into no block that was left, and
+            what collectives still read.
         before_bytes: what is allocated before that at most; None where it is what is allocated.
+        lasting_bytes: how much of it is never freed, in blocks of its own.
     """
 
     rank: int
@@ -140,6 +142,7 @@ class DeviceMemory:
     replayed_bytes: float | None = None
     update_bytes: float = 0.0
     before_bytes: float | None = None
+    lasting_bytes: float = 0.0
 
     @property
     def allocated_bytes(self) -> float:
@@ -152,7 +155,8 @@ class DeviceMemory:
         if self.replayed_bytes is not None:
             return max(self.replayed_bytes, self.allocated_bytes)
         before = self.allocated_bytes if self.before_bytes is None else self.before_bytes
-        wanted = max(before * (1 + RESERVE_SHARE) + self.update_bytes, self.allocated_bytes)
+        reserve = RESERVE_SHARE * max(before - self.lasting_bytes, 0.0)
+        wanted = max(before + reserve + self.update_bytes, self.allocated_bytes)
         return -(-wanted // SEGMENT_BYTES) * SEGMENT_BYTES
 
     @property
@@ -204,9 +208,13 @@ class DeviceMemory:
             temporary_bytes=found.temporary_bytes,
             kept_bytes=found.kept_bytes,
         )
-        if not found.update_bytes:
-            return before
-        kept = replace(before, update_bytes=found.update_reserved_bytes, before_bytes=before.allocated_bytes)
+        beyond_bytes = found.update_reserved_bytes + found.late_bytes
+        kept = replace(
+            before,
+            update_bytes=beyond_bytes,
+            before_bytes=before.allocated_bytes,
+            lasting_bytes=found.lasting_bytes,
+        )
         if place.at_update_bytes + found.update_bytes <= found.held_bytes + found.temporary_bytes:
             return kept
         return replace(kept, held_bytes=place.at_update_bytes, temporary_bytes=found.update_bytes)
@@ -263,7 +271,21 @@ def _place_of(model: Any, rows: Sequence[Any], peak_bytes: float) -> Place:
         at_update_bytes=at("update")[1],
         is_scattered=any(mode.sequence_parallel for mode in model.pass_modes.values()),
         is_single=types.count("loss") == 1,
+        num_in_flight=_num_in_flight(rows),
+        recompute=model._recompute,
     )
+
+
+def _num_in_flight(rows: Sequence[Any]) -> int:
+    """Return the most microbatches that a layer has taken forward and not yet back."""
+    waiting, most = Counter[int](), 0
+    for typ, layer in zip(rows[TYP::STRIDE], rows[LAYER::STRIDE], strict=True):
+        if typ == "forward":
+            waiting[layer] += 1
+            most = max(most, waiting[layer])
+        elif typ in ("backward", "backward_input"):
+            waiting[layer] -= 1
+    return most
 
 
 def _weights_of(model: Any, workload: Any) -> list[HeldWeight]:

@@ -84,6 +84,7 @@ def test_measured_runs_of_megatron_core_allocate_as_much(layout: dict[str, Any],
         ("deepspeed zero", 6, 6),  # flattened in 16 bits, and cast
         ("internevo zero", 10, 18),  # 4 for the norm, 2 + 4 flattened and cast, 8 of AdamW, without the gradients
         ("internevo fsdp", 12, 12),  # casts take what the norm's have left
+        ("nanotron zero", 6, 6),  # of one rank alone: its shard, what is gathered of it, and the array of all
     ],
 )
 def test_an_update_takes_its_arrays_from_the_driver(habits: str, allocated: float, reserved: float) -> None:
@@ -91,6 +92,45 @@ def test_an_update_takes_its_arrays_from_the_driver(habits: str, allocated: floa
     assert step is not None
     step(update)
     assert update.taken == pytest.approx((allocated * ELEMENTS, reserved * ELEMENTS), rel=0.01)  # buckets are small
+
+
+def test_nanotron_holds_what_autograd_keeps_and_two_copies_of_logits() -> None:
+    layer = 4 * 2 * HIDDEN + 4 * 2 * HIDDEN + 4 * 8 + 4 * 2 * FFN  # the MLP's last 2 FFN are the activated gate's
+    head, logits = 2 * 2 * HIDDEN, 8 * VOCABULARY
+    parameters = LAYERS * (4 * HIDDEN**2 + 3 * FFN * HIDDEN) + HIDDEN * (2 * LAYERS + 1) + 2 * VOCABULARY * HIDDEN
+    memory = memory_of("nanotron", workload=replace(MODEL, seq_len=4 * TOKENS))
+    found = memory.allocated_bytes - memory.rounding_bytes - WORKSPACE_BYTES
+    assert found == pytest.approx(18 * parameters + 4 * TOKENS * (LAYERS * layer + head + logits), rel=1e-6)
+    assert memory.lasting_bytes == 18 * parameters  # and reserves no more than that
+    few = memory_of("nanotron", workload=replace(MODEL, seq_len=8))  # all gradients outweigh its activations
+    assert few.allocated_bytes - few.rounding_bytes - WORKSPACE_BYTES == pytest.approx(20 * parameters, rel=2e-3)
+    ddp = memory_of(replace(find_platform("nanotron"), memory="nanotron ddp"))
+    assert ddp.kept_bytes == 2 * parameters  # its buckets
+
+
+def test_nanotrons_stages_keep_an_activated_gate_of_each_microbatch() -> None:
+    model = replace(MODEL, num_layers=8, vocab_size=512, seq_len=4 * TOKENS)  # so that the first stage is the fullest
+    changes = {"world_size": 2, "pp": 2, "global_batch_size": 4, "workload": model}
+    fused, plain = (
+        memory_of(replace(find_platform("nanotron"), memory=name), **changes) for name in ("fused", "nanotron")
+    )
+    assert fused.rank == plain.rank == 0
+    gates = 4 * 2 * 2 * FFN * 4 * TOKENS  # of two microbatches
+    new = 2 * (3 * FFN * HIDDEN + HIDDEN)  # gradients of the last MLP and its norm
+    assert plain.allocated_bytes - fused.allocated_bytes == gates + new
+
+
+def test_parts_of_nanotron_keep_what_they_gather_and_what_collectives_read() -> None:
+    memory = memory_of("nanotron", world_size=2, tp=2, sequence_parallel=True)
+    whole = 2 * TOKENS * HIDDEN
+    assert (memory.kept_bytes, memory.update_bytes) == (whole, 2 * LAYERS * whole)
+
+
+def test_an_update_takes_what_backward_has_left() -> None:
+    left = [2 * ELEMENTS] * 5 + [8 * ELEMENTS]
+    update = _Update([ELEMENTS], 2, num_shards=4, left=left)
+    HABITS["nanotron zero"].update(update)  # type: ignore[misc]  # it has one
+    assert update.taken[1] == 0
 
 
 def test_what_an_update_takes_comes_on_top_of_the_reserve() -> None:

@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, final
 
 import numpy as np
@@ -410,8 +411,16 @@ def _filled(columns: Columns, order: Order, place: int, platform: Platform) -> D
         at_update_bytes=sum(weight + gradient + state / share for _, (weight, gradient, state) in sizes),
         is_scattered=passes.sequence_parallel,
         is_single=columns.num_microbatches * columns.num_chunks == 1,
+        num_in_flight=_num_in_flight(order, place) / columns.num_chunks,
+        recompute=passes.recompute,
     )
     return replace(_device(columns, place, 0), peak_bytes=tensors).filled(known, platform)
+
+
+def _num_in_flight(order: Order, place: int) -> int:
+    """Return the most passes that a place has taken forward and not yet back."""
+    steps = ((code == FORWARD) - (code == BACKWARD) for code, _ in order.asked[place])
+    return max(accumulate(steps))
 
 
 def _loaded(columns: Columns, place: int) -> tuple[Floats, Floats]:
