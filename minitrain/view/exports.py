@@ -294,10 +294,10 @@ def as_micros(ns: Ints) -> Floats:
 
 
 def _clamped(start: Floats, duration: Floats, limit: Floats) -> Floats:
-    """Shorten durations, by a few units in the last place of a start, until no end passes its limit."""
+    """Shorten durations, by a few units in the last place, until no end passes its limit."""
     duration = np.where(start + duration > limit, limit - start, duration)
     late = start + duration > limit
-    duration = np.where(late, duration - 2 * np.spacing(start), duration)
+    duration = np.where(late, duration - 2 * np.spacing(np.maximum(start, duration)), duration)
     return np.maximum(duration, 0.0)
 
 

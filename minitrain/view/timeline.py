@@ -224,7 +224,7 @@ def _bar_columns(bars: Bars, unit: float) -> dict[str, Ints]:
         "gap_kind": np.append(bars.gaps.kind, 0)[bars.gap],
         "wait_typ": np.where(ends_wait, line.typ[event], NONE),
         "source": np.where(source == NONE, NONE, line.rank[source]),
-        "bytes": np.where(waits, 0, np.rint(line.size_bytes[event])).astype(np.int64),
+        "bytes": np.where(waits, 0, _whole(line.size_bytes[event])),
         "partner": np.where(waits, NONE, line.stream[event]),
         "samples": np.where(waits, NONE, line.samples[event]),
         "account": np.where(waits, NONE, account[line.price[event]]),
@@ -306,6 +306,11 @@ def _peak(memory: Curves) -> float:
     return float(total.max(initial=0.0))
 
 
+def _whole(values: Floats) -> Ints:
+    """Return sizes as whole numbers; those that nothing has, as files may say, are the largest that fit."""
+    return np.rint(np.minimum(values, 2.0**62)).astype(np.int64)
+
+
 def _memory_columns(shown: Sequence[Curves], view: View, unit: float) -> dict[str, Ints]:
     """Return the steps of memory of each row and kind, KiB."""
     parts = [(row, kind, time, level) for row, (time, curves) in enumerate(shown) for kind, level in curves]
@@ -314,7 +319,7 @@ def _memory_columns(shown: Sequence[Curves], view: View, unit: float) -> dict[st
         whole["row"].append(np.full(len(time), row))
         whole["kind"].append(np.full(len(time), kind))
         whole["time"].append(_ticks(time, unit))
-        whole["kib"].append(np.rint(level * view.bytes_per_element / 1024).astype(np.int64))
+        whole["kib"].append(_whole(level * view.bytes_per_element / 1024))
     empty = np.zeros(0, np.int64)
     return {f"memory_{name}": np.concatenate([empty, *columns]) for name, columns in whole.items()}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import minitrain as mt
@@ -125,6 +125,7 @@ def test_an_operation_that_takes_no_time_has_no_arrow() -> None:
 
 
 @given(st.lists(st.floats(0, 1e-3, allow_subnormal=False), min_size=2, max_size=30))
+@example([9.571456174057883e-05, 1.192092896e-07, 0.0005414526711164377, 0.0])
 def test_events_on_a_thread_never_overlap_for_any_reader(durations: list[float]) -> None:
     time, log = 0.0, []
     for duration in durations:

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 import minitrain as mt
+from minitrain.operations import RECV, SEND, Event
 from minitrain.run.analysis.explanation import Explanation
+from minitrain.run.analysis.timeline import as_timeline
 from minitrain.view.bars import make_bars
+from minitrain.view.layout import View
 from minitrain.view.page import write_html
 from minitrain.view.run_folder import view_of
 from minitrain.view.timeline import timeline_data
@@ -335,3 +338,14 @@ def test_a_transformer_is_looked_into_down_to_its_kernels(open_page: Callable[..
         fingers = [] if x is None else [{"x": middle + way * x, "y": high, "id": way + 1} for way in (-1, 1)]
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
     assert 0 < page.evaluate("timeline.shown()[0]") < page.evaluate("timeline.shown()[1]") < run.step_time * 0.6
+
+
+def test_sizes_that_nothing_has_are_drawn_as_the_largest() -> None:
+    logs = [
+        [Event("send", 0, 0, 0.0, 1.0, 1e30, stream=SEND, peer=1, size_bytes=1e90)],
+        [Event("recv", 0, 1, 0.0, 1.0, 1.0, stream=RECV, peer=0, size_bytes=8.0)],
+    ]
+    line = as_timeline(logs)
+    explained = Explanation(line, 2, 1.0)
+    columns = _columns(timeline_data(make_bars(line, 1.0, explained.gaps), View(), explained))
+    assert (max(columns["bytes"]), max(columns["memory_kib"])) == (2**62, 2**62)
