@@ -5,7 +5,7 @@ the last float.
 
 How long ranks are at work on each machine, read from logs whose times are those of all machines.
 
-These are the sums of `minitrain.run.analysis.breakdown` and `minitrain.run.analysis.breakdown`, for all machines at
+These are the sums of `minitrain.run.analysis.breakdown`, for all machines at
 once. The terms are added in the same order, so that the sums are the same floats.
 
 What ranks communicate along each axis, on each machine: the totals of `minitrain.run.analysis.breakdown`.
