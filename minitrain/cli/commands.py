@@ -1,6 +1,7 @@
-"""The commands that simulate a step: `compare` (also one step on several machines), `run`, `prove`, `goodput`, `plan`.
+"""The commands about one step: `run`, `compare`, `prove`, `goodput`, `plan`, `explore` and `lab`.
 
-Beside them, `explore` and `lab`, whose page does so.
+`compare` takes several strategies, or one strategy on several machines. `explore` and `lab` give the page whose knobs
+simulate the step again.
 """
 
 from __future__ import annotations

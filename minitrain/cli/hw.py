@@ -1,12 +1,11 @@
-"""The commands `minitrain hw list`, `show`, `check`, `calibrate` and `validate`; others are added.
+"""The commands `minitrain hw`: hardware configs are listed, shown, checked, measured and compared with this machine.
 
-The command `minitrain hw fit-platform`: one's own measured runs become a platform for `run` and `tune`.
+Two make files of one's own measurements: `fit-platform` a platform for `run`, `compare` and `tune` of measured runs,
+and `layers-from-trace` a table of layer times of a profiler's trace.
 
-The command `minitrain hw layers-from-trace`: a profiler's trace becomes a table of layer times.
-
-`show` has a hardware config in some twenty lines: its main figures with units. `figures` has every figure and its
-source in full; a line stands for several, and says of its sources only their kinds: published (data sheets, papers,
-public files), measured, fitted, derived, assumed.
+`show` has a config in some twenty lines: its main figures with units. `figures` has every figure and its source in
+full. A line of `show` stands for several figures, and says of their sources only the kinds: published (data sheets,
+papers, public files), measured, fitted, derived, assumed.
 """
 
 from __future__ import annotations

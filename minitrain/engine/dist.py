@@ -1,14 +1,13 @@
 """The transport of one run in one process: collectives and messages between ranks that are tasks of one event loop.
 
-Collectives meet in the communicator of their group, messages in the channel of their source, destination and tag. Every
-call carries the clock of its rank. The transport knows nothing of seconds per byte: it gives each call its result and
-the clocks of the others, and the rank prices it. Waiting is done on futures, one suspension a rank and operation.
+`Dist` implements the interface of `minitrain.engine.protocol`. Collectives meet in the `Communicator` of their group,
+messages in the `Channel` of their source, destination and tag. Every call carries the clock of its rank. The transport
+knows nothing of seconds per byte: it gives each call its result and the clocks of the others, and the rank prices it.
+Waiting is done on futures, one suspension a rank and operation.
 
-The interface that a `Model` uses is in `minitrain.engine.protocol`.
-
-The ranks of one group meet in its `Communicator`. Collectives are matched by their place in the group's order: the k-th
-that a rank starts in a group meets the k-th of every other member, and starts at the latest of their clocks. Messages
-are first in, first out within (source, dest, tag). No rank passes a barrier before all have arrived.
+Collectives are matched by their place in the group's order: the k-th that a rank starts in a group meets the k-th of
+every other member, and starts at the latest of their clocks. Messages are first in, first out within a channel. No
+rank passes a `Barrier` before all have arrived.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""The event loop of a run, which notices when nothing can happen in it any more.
+"""The event loop of a run, which notices when nothing can happen any more, and the tasks that act for its ranks.
 
-A loop can never go on exactly when its selector is asked to wait without a time limit, and nothing outside of the loop
-can wake it: no file but its own pipe, no call in an executor, no signal handler, no thread. Files are the selector's;
-the loop counts executor calls and signal handlers by overriding the methods that begin them. Nothing else of asyncio
-is looked at.
+**The loop** (`RankLoop`) can never go on exactly when its selector is asked to wait without a time limit, and nothing
+outside of the loop can wake it: no file but its own pipe, no call in an executor, no signal handler, no thread. Files
+are the selector's; the loop counts executor calls and signal handlers by overriding the methods that begin them.
+Nothing else of asyncio is looked at. A thread that was started during a run may hold a future of it, and so may always
+wake the loop. Those that were there before are named apart: a notebook has several, and only a run that hands them its
+futures can be woken by them.
 
-A thread may hold a future of the run, so that one which was started during it may always wake the loop. Those that were
-there before are named apart: a notebook has several, and only a run that hands them its futures can be woken by them.
-
-Which run, and which rank of it, a task belongs to, and which of its errors nobody has retrieved.
-
-The task of a rank runs in a context that says so. Sub-tasks and timers inherit it, as asyncio copies the context of
-whoever creates them. While runs go on in an event loop, its task factory makes the tasks of such contexts `RankTask`s,
-which their run knows, and its exception handler keeps the errors of futures that were dropped unread.
+**Tasks.** The task of a rank runs in a context that says which rank of which run it is (`Owner`). Sub-tasks and timers
+inherit it, as asyncio copies the context of whoever creates them. While runs go on in an event loop, its task factory
+makes the tasks of such contexts `RankTask`s, which their run knows, and its exception handler keeps the errors of
+futures that were dropped unread.
 """
 
 from __future__ import annotations

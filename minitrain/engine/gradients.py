@@ -1,4 +1,4 @@
-"""What a rank does with gradients beside summing them: local steps, messages of fewer bytes, one table of two uses.
+"""What a rank does with gradients beside summing them: local steps, compressed messages, one table of two uses.
 
 *Local steps* (local SGD, DiLoCo): replicas take optimizer steps of their own, and go on from their mean. *Compression*:
 each worker compresses the gradient of its own samples, with what the step before has left; messages of all workers come
@@ -12,9 +12,9 @@ of both follow from what the strategy declares (`minitrain.engine.semantics.Loca
     grads[layer] = model.with_table(layer, grads[layer], table)  # of each of the two layers, before its update
 
 Both copies of the table then take equal steps (Press and Wolf 2017; Megatron-LM sums so between the first and the last
-stage). Gradients are whole then, or those of a part of the layer, which has the same rows in both; summed before they
-are cut into shards, as shards of the two layers lie otherwise. Which samples they cover is the same for both uses.
-Neither operation takes time: on a device they name a part of the gradient.
+stage). The gradients are whole, or those of a part of the layer, which has the same rows in both. They are summed
+before they are cut into shards, as shards of the two layers lie otherwise. Which samples they cover is the same for
+both uses. Neither operation takes time: on a device they name a part of the gradient.
 """
 
 from __future__ import annotations

@@ -4,11 +4,14 @@ A strategy sees nothing else. Every operation checks the laws of training first,
 rank's predictor, then moves the rank's clock. Computing moves this rank's clock alone; what ranks do together starts
 when the last of them is ready.
 
-What only watches (strict accounting, a recording) is an observer, see `minitrain.engine.observers`; what operations do
-beside, such as computing in NumPy, is an executor's, see `minitrain.engine.observers`. A class of folded ranks is a
-subclass. It adds to operations by overriding some of the following, and nothing else; an override calls `super()` for
-what it does not replace. The docstring of a kind of model lists under "Adds" what it overrides and why, which
-tests/engine/test_model_kinds.py checks.
+What only watches (strict accounting, a recording) is an observer; what operations do beside, such as computing in
+NumPy, is an executor's: see `minitrain.engine.observers`. `watched` makes a class of a kind of model whose operations
+have hooks for both, by one table of operations. A question in each operation, whether somebody watches, would cost
+every run.
+
+Models of folded ranks are subclasses. A kind of model adds to operations by overriding some of the following, and
+nothing else; an override calls `super()` for what it does not replace. The docstring of a kind lists under "Adds" what
+it overrides and why, which tests/engine/test_model_kinds.py checks.
 
 | overridden | when it is called |
 |---|---|
@@ -22,9 +25,6 @@ tests/engine/test_model_kinds.py checks.
 
 A journal of memory by kind needs no kind of model: it is another store (see `minitrain.engine.stores`). Nor do totals
 in the place of events: they are another log (see `minitrain.run.summary_log`).
-
-`watched` makes a class of a kind of model whose operations have hooks for an observer and an executor, by one table of
-operations. A question in each operation, whether somebody watches, would cost every run.
 """
 
 from __future__ import annotations

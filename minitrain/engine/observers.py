@@ -1,19 +1,17 @@
-"""The one hook for what watches the ranks of a run: strict accounting, recordings, and whatever a user adds.
+"""What takes part in operations beside the model: observers, which watch them, and executors, which do the work.
 
-An observer is told of every operation before it begins and after it has ended, of what communications bring, of what
-enters and leaves stores, and of tensors that change their size. It may raise an error before an operation begins, which
-then does not happen. It changes no event, price or clock.
+Ranks that have neither are plain models and ask nothing: `minitrain.engine.model.watched` makes another class of a kind
+of model, whose operations tell both. An observer is told before an executor begins and after it has ended.
 
-Ranks that nobody watches are plain models and ask nothing: `minitrain.engine.model` makes another class of a kind of
-model, whose operations tell its observer. Several observers are one, which tells each of them in turn.
+**An observer** (strict accounting, recordings, whatever a user adds) is told of every operation before it begins and
+after it has ended, of what communications bring, of what enters and leaves stores, and of tensors that change their
+size. It may raise an error before an operation begins, which then does not happen. It changes no event, price or clock.
+Several observers are one, which tells each of them in turn. That a tensor was freed is told by what an observer has
+attached to it, in its slot `_origin` or `_content` (see `minitrain.tensors.kinds`): the attachment dies with the
+tensor.
 
-That a tensor was freed is told by what an observer has attached to it, in its slot `_origin` or `_content` (see
-`minitrain.tensors.kinds`): the attachment dies with the tensor.
-
-What operations do, beside what a `Model` does for each: executors, the seam under the model.
-
-For every operation a model checks the laws, asks for the price, adds a row to the log, moves its clock, and makes
-tensors that know layer, samples, shards and size. An `Executor` decides what happens beside that:
+**An executor** decides what happens beside checking laws, pricing, logging, moving the clock, and making tensors that
+know layer, samples, shards and size. `simulate(..., execution=...)` takes one, and one serves all ranks of its run.
 
 | executor | what an operation does | where |
 |---|---|---|
@@ -21,9 +19,6 @@ tensors that know layer, samples, shards and size. An `Executor` decides what ha
 | `Executor` | nothing; it is there to be extended, for example by one that prints what each rank does | here |
 | `ContentExecutor` | makes the content of its results from the content of its inputs | here |
 | `ArraysExecutor` | that, in NumPy: the proof | `minitrain.proof.layers` |
-
-`simulate(..., execution=...)` takes one, and one serves all ranks of its run. Whoever only watches is an observer
-(`minitrain.engine.observers`), which is told before an executor begins and after it has ended.
 
 **On real processes** each rank is a process with one model, its own. Two things take part, each by its protocol:
 
@@ -36,7 +31,7 @@ tensors that know layer, samples, shards and size. An `Executor` decides what ha
   starts likewise. `awaited` comes when the strategy awaits the operation: it blocks in `handle.wait()` and gives the
   result its content. A launched operation is awaited later, so that computing goes on beside it. Where one takes the
   result of another launched one (`minitrain.engine.communication`), that result has no content yet: wait for its handle
-first.
+  first.
 
 `tests/engine/test_executors.py` has such a pair, with a thread for each rank.
 """

@@ -1,4 +1,4 @@
-"""A communication that a rank has submitted: when it starts and ends, and what awaiting it does.
+"""A communication that a rank has submitted: when it starts and ends, what awaiting it does, what it holds till then.
 
 A rank has one compute stream, whose clock is `model.time`, one communication stream a group, and one a peer and
 direction for messages. An operation starts when its stream is free, its rank has launched it, and the other
@@ -7,12 +7,10 @@ participants are ready. Awaiting it moves the compute clock to its end, if that 
 Three things stand for one communication: `Call` is what the transport sees of it, `Operation` adds stream, price and
 row of the log, and `Launched` is what a strategy holds of an operation that it has launched.
 
-The memory that a launched operation holds from its launch to its first await.
-
-What the operation was given counts, unless a store counts it already, and so does its result. Reductions work in place,
-as on a device: their result is part of what they were given. The size of a result may not be known at the launch (a
-message that was not sent yet). Once it is known, it is counted from the launch on, so that the log never depends on
-which rank came first.
+A launched operation holds memory until its first await (`LaunchedMemory`): what it was given, unless a store counts it
+already, and its result. Reductions work in place, as on a device: their result is part of what they were given. The
+size of a result may not be known at the launch (a message that was not sent yet). Once it is known, it is counted from
+the launch on, so that the log never depends on which rank came first.
 """
 
 from __future__ import annotations

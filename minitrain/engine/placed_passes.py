@@ -13,11 +13,11 @@ tests/engine/test_quick_laws.py checks that they accept nothing that `laws` refu
 forward on it has that size, in whatever store it is, and deleting it frees all of it. So a strategy that keeps inputs
 until their backward keeps what a framework keeps.
 
-With full recomputation a transformer layer keeps its own input alone. The input of its MLP takes no memory: it is
-computed again from that of the attention. It is kept, however, where another rank sent it (a stage that begins with an
-MLP), and where forward made it without recomputation. Backward computes again what is missing, and holds it until it is
-done; the first half of a split backward leaves it for the second half. Where single modules are computed again, every
-unit keeps its own input, and what those modules do not make.
+*Recomputation*: with all of it, a transformer layer keeps its own input alone. The input of its MLP takes no memory: it
+is computed again from that of the attention. It is kept, however, where another rank sent it (a stage that begins with
+an MLP), and where forward made it without recomputation. Backward computes again what is missing, and holds it until it
+is done; the first half of a split backward leaves it for the second half. Where single modules are computed again,
+every unit keeps its own input, and what those modules do not make.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
 """The interface between a `Model` and its transport, so that other transports than `Dist` can carry the same ranks.
 
-`Dist` runs all ranks in one process and one event loop. Real processes (torch.distributed) can come later as a second
-implementation. A model therefore uses only what is declared here. It never touches asyncio itself: where its task has
-to wait, it yields what `suspend` returns, and it wakes tasks by `wake`. Who starts and ends the tasks of the ranks
+A model hands its operations over as calls: one rank's part in each (`Call`). The transport matches the calls of
+different ranks, makes their results, and settles each call. It knows clocks and values, and no prices. Process groups
+(`Group`) say who takes part in a collective, and a `Mesh` names them by axis.
+
+`Dist` runs all ranks in one process and one event loop; the transport of `minitrain.training.wire` carries one rank of
+real processes. A model uses only what is declared here. It never touches asyncio itself: where its task has to wait, it
+yields what `suspend` returns, and it wakes tasks by `wake`. Who starts and ends the tasks of the ranks
 (`minitrain.run.rank_tasks`) also uses the deadlock detector, `error`, `close` and `unreceived` of `Dist`.
 
-A model hands its operations over as calls: one rank's part in each. The transport matches the calls of different ranks,
-makes their results, and settles each call. It knows clocks and values, and no prices. Process groups say who takes part
-in a collective, and a mesh names them by axis.
-
-How tasks wait for the transport: each on a future of its own, and all of one group are woken by one callback.
-
-Nothing is polled. A future shared by several tasks would be simpler, but cancelling one of these tasks would cancel all
-of them. Setting futures one by one would cost a callback of the event loop each, so all tasks that a collective
-releases are resumed within one callback.
+Tasks wait on a future each (`Waiter`), and nothing is polled. A future shared by several tasks would be simpler, but
+cancelling one of these tasks would cancel all of them. Setting futures one by one would cost a callback of the event
+loop each, so all tasks that a collective releases are resumed within one callback.
 """
 
 from __future__ import annotations

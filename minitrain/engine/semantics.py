@@ -1,21 +1,18 @@
 """What a strategy means to compute, who takes how much of it (`Shares`), and whether a run has done it.
 
-By default the gradient of every sample of the batch goes into each update, and all ranks have the same weights. A
-strategy that means something else declares it, and its laws and its proof follow from what it declares.
+**Meaning.** By default the gradient of every sample of the batch goes into each update, and all ranks have the same
+weights. A strategy that means something else declares it, and its laws and its proof follow from what it declares.
 
-Where ranks are not alike, a run gets shares by `simulate(..., shares=mt.Shares(samples=[12, 4], layers=[20, 12]))`: the
-samples of each replica, the layers of each stage. A strategy reads those of its own rank from its model:
+**Shares.** Where ranks are not alike, a run gets shares: `simulate(..., shares=mt.Shares(samples=[12, 4], layers=[20,
+12]))`, the samples of each replica and the layers of each stage. A strategy reads those of its own rank from its model:
 `model.samples_of_rank()`, `model.microbatches()` and `model.stages()`. Without shares all of these divide equally, so
-that one strategy serves both.
-
-A *replica* is what has a share of the batch: a rank of data parallelism, or a whole pipeline where there are stages.
-Samples go to replicas in their order, contiguously. Every gradient is the sum over its samples divided by those of the
-whole batch, so that a rank with more samples weighs more; nothing has to be scaled.
-
+that one strategy serves both. A *replica* is what has a share of the batch: a rank of data parallelism, or a whole
+pipeline where there are stages. Samples go to replicas in their order, contiguously. Every gradient is the sum over its
+samples divided by those of the whole batch, so that a rank with more samples weighs more; nothing has to be scaled.
 Left out: pipelines whose replicas are cut into different stages.
 
-At its end a run is checked to have trained the model: every layer's final weight, over all ranks, and whole
-checkpoints. A rank begins a later step of a longer run with the weights that it ended the one before with.
+**The end** (`check_final_weights`): a run must have trained the model, every layer's final weight, over all ranks, and
+whole checkpoints. A rank begins a later step of a longer run with the weights that it ended the one before with.
 """
 
 from __future__ import annotations

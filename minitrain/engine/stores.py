@@ -2,16 +2,15 @@
 
 `Model.memory()` is the sum of `memory()` over all stored tensors. The account keeps that total up to date whenever an
 entry comes or goes. So an event costs O(1), and the true high-water mark is known also between events. The total is an
-integer number of units, of 2**-40 element each, so that rounding errors cannot add up.
+integer number of units, of 2**-40 element each, so that rounding errors cannot add up. A launched operation holds
+memory too; a tensor that both a store and a launched operation use is counted once.
 
-A launched operation holds memory too. A tensor that both a store and a launched operation use is counted once. A
-`JournalledStore` also writes down every change, for curves of memory by kind.
-
-Where layers differ, a `KindStore` also adds up what it holds of each kind (weights, gradients, optimizer state,
-activations, logits), and a `KindAccount` remembers the kinds at its high-water mark; what it holds beside tensors in
-stores is buffers. The code of `Store` is written out there again with the additions, as this is the hot path of
-transformers; runs of layers that are alike use `Store`, and pay nothing. tests/engine/test_stores.py checks that both
-hold and count the same.
+- `Store` and `Account` serve runs whose layers are alike.
+- `JournalledStore` also writes down every change, for curves of memory by kind.
+- `KindStore`, where layers differ, also adds up what it holds of each kind (weights, gradients, optimizer state,
+  activations, logits). `KindAccount` remembers the kinds at its high-water mark; what it holds beside tensors in stores
+  is buffers. The code of `Store` is written out there again with the additions, as this is the hot path of
+  transformers; other runs pay nothing. tests/engine/test_stores.py checks that both hold and count the same.
 """
 
 from __future__ import annotations

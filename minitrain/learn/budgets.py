@@ -1,21 +1,19 @@
-"""The budgets of a submission: communication, time and memory of the reference solution, with a margin.
+"""The budgets of a submission, secret sizes to keep them with, and why a run waits for ever or needs more.
 
-Two bounds have no margin, because the exercise's statement names them: the microbatches that a rank keeps, and, in
-exercises about whole or sharded tensors, how many tensors of a layer a rank may hold beside those that the reference
-holds (`memory_slack` of `exercise.json`).
+**Budgets** are the communication, time and memory of the reference solution, with a margin. Two bounds have no margin,
+because the exercise's statement names them: the microbatches that a rank keeps, and, in exercises about whole or
+sharded tensors, how many tensors of a layer a rank may hold beside those of the reference (`memory_slack` of
+`exercise.json`).
 
-Hidden sizes that only a teacher knows: drawn from a secret, and legal for the exercise.
+**Secret sizes.** Everybody can read the hidden sizes of the shipped exercises. A teacher's secret draws others, always
+the same for the same secret. Each figure lies between the smallest and the largest of the exercise's known sizes. Sizes
+are drawn until the reference trains with them and keeps its own budgets. Where all known sizes have at least as many
+microbatches as ranks, those that are drawn have too. At most one of them has a single rank, unless all known ones do.
 
-The hidden sizes of the shipped exercises can be read by everybody. A teacher's secret draws others, always the same for
-the same secret: each figure between the smallest and the largest of the exercise's known sizes, until the reference
-trains with it and keeps its own budgets. Where all known sizes have at least as many microbatches as ranks, those that
-are drawn have too. At most one of them has a single rank, unless all known ones do.
-
-Why a run waits for ever, or needs more than its budget, said from what its ranks did and where.
-
-A deadlock is told by the messages and collectives that its ranks have begun: which one is missing, is one too many, or
-comes in an order that waits. A run that needs more than the reference is compared with it by what is on its longest
-chain of operations, and by how often it communicates for which layer.
+**Why** is said from what the ranks of a run did and where. A deadlock is
+told by the messages and collectives that were begun: which one is missing, is one too many, or comes in an order that
+waits. A run that needs more is compared with the reference by what is on its longest chain of operations, and by how
+often it communicates for which layer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Judging one run of a submission by replaying its recorded programs.
+"""Judging one run of a submission, by replaying its recorded programs.
 
-Memory that is over its budget: which bound is broken, and what the rank held at that moment, line by line.
-
-The programs are replayed once more for that, while one rank is watched. A run that passes is not watched, so that it
-costs nothing there.
-
-Hints for what went wrong: by the law that was broken or the mistake behind an error, else by the check.
+- `judge` replays the programs with some sizes, and returns a result for each check.
+- Memory over its budget (`excess_of`): which bound is broken, and what the rank held at that moment, line by line. The
+  programs are replayed once more for that, with one rank watched (`Moment`). A run that passes pays nothing for it.
+- Hints (`hint_for`): by the law that was broken or the mistake behind an error, else by the check.
 
 The submission's process sends nothing but an error's text, so a mistake is recognised by that text; `hints.json` has
 the mistakes. An exercise may have hints of its own, in `hints_by_check` of its `exercise.json`: under the name of a

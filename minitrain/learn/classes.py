@@ -1,15 +1,13 @@
-"""Grading a class: many submissions at once, on all cores, each of which becomes a row.
+"""Grading a class: many submissions at once, on all cores; each becomes a row, and the rows become files and pages.
 
-Grades put into the table of students that a learning platform has exported: Canvas, Moodle, Gradescope, or any CSV.
-
-Columns, order and other rows stay as they are, so that the platform takes the table back. An exercise has the column
-that begins with its name, or a new one. A student is found by a cell, or by two neighbouring cells (first and last
-name), whatever the case, the order and the signs between; else by a number of at least four digits in the name, as
-platforms put into the names of files that they collect; else by the name without its numbers.
-
-A page of who is how quick: for each exercise those who passed every check, from results of `learn grade`.
-
-Grades, written down: as text, a table, CSV, a gradebook, JSON, JUnit XML, or Gradescope's `results.json`.
+- `grade_all` grades submissions side by side, and returns their rows in the same order.
+- `as_...` write grades as text, a table, CSV, a gradebook, JSON, JUnit XML, or Gradescope's `results.json`.
+- `with_grades` puts grades into the table of students that a learning platform has exported: Canvas, Moodle,
+  Gradescope, or any CSV. Columns, order and other rows stay, so that the platform takes the table back. An exercise has
+  the column that begins with its name, or a new one. A student is found by a cell, or by two neighbouring cells (first
+  and last name), whatever the case, the order and the signs between; else by a number of at least four digits in the
+  name, as platforms put into the names of files that they collect; else by the name without its numbers.
+- `write_leaderboard` makes a page of who is how quick: for each exercise those who passed every check.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Exercises: each is a folder with statement, starter, reference, sizes and hints.
+"""An exercise as a value, read from its folder; and the result of one check of a grading, with its points.
 
 | file | what it holds |
 |---|---|
 | `exercise.json` | title, function, public sizes, three hints, hints by check, workload, operations |
 | `hidden.json` | further sizes; learners of a teacher's own exercises do not get it |
 | `statement.md` | what the learner reads, and in a last block of Python what the learner begins with |
+| `starter.py` | what the learner begins with, where the statement has no such block |
 | `reference.py` | the solution, which sets the budgets |
 | `budgets.json` | the budgets, where the reference is not there |
 | `wrong/*.py` | wrong solutions; the first line of each says which check must fail: `# fails: numerics` |
-
-The checks of a grading, their points, and the result of one check.
 """
 
 from __future__ import annotations

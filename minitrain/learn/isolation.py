@@ -1,28 +1,22 @@
-"""How a submission's process is kept apart: what the grader asks for, and what came of it.
+"""How a submission's process is kept apart from the machine: what the grader asks for, and what came of it.
 
 `auto` uses all that the machine offers, `required` refuses to grade where the kernel does not hold a submission in
 every respect, and `none` leaves it at a process of its own with limits of time and memory. `python -m
 minitrain.learn` says what this machine offers. docs/teach.md says what each means protects.
 
-Which system calls a submission's process may make: a seccomp program, compiled by libseccomp.
+**System calls**: a seccomp program, compiled by libseccomp. Python, numpy and an event loop need the calls of
+`ALLOWED`, and those of `_limited` with some arguments. Any other call fails: those of `_REFUSED` with "operation not
+permitted", which reads best, and the rest with "function not implemented", so that a C library that tries a newer call
+first goes on with the older one.
 
-Python, numpy and an event loop need the calls of `ALLOWED`, and those of `_limited` with some arguments. Any other
-call fails: those of `_REFUSED` with "operation not permitted", which reads best, and the rest with "function not
-implemented", so that a C library that tries a newer call first goes on with the older one.
+**Files** that may be read: Python's own, the system's libraries, and the packages that a strategy needs. Landlock and
+bubblewrap allow whole folders. Where something that must not be read lies below one (packages below the standard
+library, say), the folder is opened up: its entries are allowed one by one, and that one is left out.
 
-Which files a submission's process may read: Python's own, the system's libraries, and the packages it needs.
-
-Landlock and bubblewrap allow whole folders. Where something that must not be read lies below a folder that may be
-(packages below the standard library, say), the folder is opened up: its entries are allowed one by one, and that one
-is left out.
-
-Copy the part of minitrain that a strategy needs into the folder of a submission's process.
-
-The copy lacks the shipped strategies, the exercises, the grader and the rooms that no strategy imports. Its modules are
-compiled: the process may not write what it compiles, and Python may have been told not to (`PYTHONDONTWRITEBYTECODE`).
-
-Each process has a copy of its own, unless bubblewrap shows it one that it cannot write: hundreds of files to write take
-as long as the rest of a process's start.
+**The copy of minitrain** in the process's folder lacks the shipped strategies, the exercises, the grader and the rooms
+that no strategy imports. Its modules are compiled: the process may not write what it compiles, and Python may have been
+told not to (`PYTHONDONTWRITEBYTECODE`). Each process has a copy of its own, unless bubblewrap shows it one that it
+cannot write: hundreds of files to write take as long as the rest of a process's start.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Predict first: questions of an exercise about a run of its reference, whose figures are the right answers.
+"""What a learner predicts: figures of a run before it is simulated, and what has made a measured run slow.
 
-An exercise says of which sizes it asks, which figures, and why each is what it is, told to those who were right:
+**Predict first.** Questions of an exercise are about a run of its reference, whose figures are the right answers. The
+exercise says of which sizes it asks, which figures, and why each is what it is, told to those who were right:
 `"predict": {"sizes": {...}, "because": {"bubble": "..."}}` in `exercise.json`.
 
-The exercise that explains a gap: a measured run in which something is slow that the prediction does not know.
-
-The run is the reference's, timed again with noise, and with one kind of operation slowed down: everywhere, on one rank,
-or in one layer. A name decides which, so that each student has another run, and a grade can be repeated. Answers are
+**The gap** is an exercise of its own: a measured run in which something is slow that the prediction does not know. It
+is the reference's run, timed again with noise, and with one kind of operation slowed down: everywhere, on one rank, or
+in one layer. A name decides which, so that each student has another run, and a grade can be repeated. Answers are
 constants of a file, which is read and never run.
 """
 

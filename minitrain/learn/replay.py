@@ -1,13 +1,13 @@
-"""Replaying a recorded program on the grader's own engine, through the public operations of its models.
+"""Replaying a recorded program on the grader's own engine, and measuring what the replayed run needed.
 
-A program comes from a submission's process and may hold anything. A step of another form, or one that names a tensor
-that does not exist, is an error of the submission. Laws, numbers, clocks and memory are those of the replay. Its
-processor time and the number of its tensors are limited.
+**Replay** goes through the public operations of the engine's models. A program comes from a submission's process and
+may hold anything: a step of another form, or one that names a tensor that does not exist, is an error of the
+submission. Laws, numbers, clocks and memory are those of the replay. Its processor time and the number of its tensors
+are limited.
 
-What a run needed: communication, time and memory, and what each rank kept for its backward passes.
-
-Peak memory alone tells little about a schedule: most of it are weights, gradients and optimizer states, beside which
-one microbatch more hardly shows. So two further figures are taken for each rank, which count activations alone:
+**Measures** are communication, time and memory, and what each rank kept for its backward passes. Peak memory tells
+little about a schedule: most of it are weights, gradients and optimizer states, beside which one microbatch more hardly
+shows. So two further figures of each rank count activations alone:
 
 - How many inputs of layers it kept, sample by sample: those that its forwards have used and its backwards have not.
   This is a property of the order of the operations, whatever a strategy stores where.

@@ -1,18 +1,17 @@
-"""A cluster of unlike devices as a value: groups of devices, the nodes they sit in, and the links between them.
+"""A cluster of unlike devices: groups of devices, the nodes they sit in, and the links between them.
 
     fast = mt.Devices("h100_80g_nvl8", 8, name="new")
     slow = mt.Devices("a100_80g", 8, name="old", power_cap_watts=300)
     cluster = mt.Cluster([fast, slow], between_groups=mt.Link(3.1e9, 20e-6))
 
-All devices of a group are alike: one hardware config, one speed, one cap. Ranks take the devices in the order of the
-groups, node by node, unless a run has a `placement`. Nodes are numbered in the same order.
+All devices of a group are alike: one hardware config, one speed, one cap. A hardware config says what a device reaches
+inside its node and between nodes; a group may say otherwise. Links between groups are given here alone, as no config
+has them.
 
-A hardware config says what a device reaches inside its node and between nodes; a group may say otherwise. Links between
-groups are given here alone, as no config has them.
+Ranks take the devices in the order of the groups, node by node, unless a run has a `placement`. Nodes are numbered in
+the same order. `Places` says which rank has which device: its node, its group, and its place among the group's ranks.
 
-`Places` says which rank has which device of a cluster: its node, its group, and its place among the ranks of the group.
-
-Files of clusters are YAML or JSON:
+A cluster can also be a file (`read_cluster`), YAML or JSON:
 
     name: two generations
     groups:

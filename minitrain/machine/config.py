@@ -1,31 +1,27 @@
 """The hardware config, `SystemConfig`: all that is known of one machine, from a shipped name, a file or a mapping.
 
-The format is that of Calculon's `systems/*.json` (github.com/calculon-ai/calculon), so files written for it
-load unchanged: `matrix` and `vector` by datatype, `mem1` (HBM), `mem2` (host), `processing_mode`,
-`networks`. Beside these a config may hold `kernels` and the keys of a `DataSheet`. The mode is kept and
-validated but prices nothing: how compute and memory time combine is the predictor's choice.
+**Format**: that of Calculon's `systems/*.json` (github.com/calculon-ai/calculon), so files written for it load
+unchanged: `matrix` and `vector` by datatype, `mem1` (HBM), `mem2` (host), `processing_mode`, `networks`. Beside these a
+config may hold `kernels` and the keys of a `DataSheet`. The mode is kept and validated but prices nothing: how compute
+and memory time combine is the predictor's choice. A config that is nearly another one says so: `like` names a shipped
+config, and every other key is a key path with the figure that differs, such as `"mem1.GBps": 2400`.
 
-A config that is nearly another one says so: `like` names a shipped config, and every other key is a key path with the
-figure that differs, such as `"mem1.GBps": 2400` or `"networks[0].size": 72`.
+**Files.** One is read only if it is a regular file of at most 1 MB. Faults are reported where they are: by key path,
+with what was expected and found. Keys that come twice in one object are found (JSON readers silently keep the last). In
+YAML stand the same data as in JSON. PyYAML follows YAML 1.1, where `1e3` is text and `on` is true; here numbers are
+those of YAML 1.2, and true and false are spelled so. Anchors are refused: nobody needs them in a config, and a few
+lines of them can describe gigabytes.
 
-Many configs from one: a figure by its key path, with a value for each.
+**Profiles.** The `hardware_profile:` files of the virtual platform describe devices by peak rates, memory and units,
+and links by bits per second. A config describes one machine, so the devices of a profile must be alike. What a profile
+does not say is assumed, and can be written in a config instead: efficiencies are 1, the host's memory is as large as
+the device's and is reached over the slowest link, and all devices are connected by that link. Left out: who is
+connected with whom, beyond `links`.
 
-A path is what messages about configs name, `networks[0].bandwidth`, `mem1.GBps`, `matrix.float16.tflops`,
-`kernels.attention.flash2.forward.efficiency`; `networks.0.bandwidth` means the same. Values are validated as those of a
-config file are. Left out are keys of the data sheet.
-
-Faults are reported where they are: by key path, with what was expected and found. A file is read only if it is a
-regular file of at most 1 MB; keys that come twice in one object are found (JSON readers silently keep the last) and
-reported with their paths.
-
-In YAML stand the same data as in JSON, and the `hardware_profile:` files of the virtual platform. PyYAML follows YAML
-1.1, where `1e3` is text and `on` is true. Here numbers are those of YAML 1.2, and true and false are spelled so.
-Anchors are refused: nobody needs them in a config, and a few lines of them can describe gigabytes.
-
-A `hardware_profile:` describes devices by peak rates, memory and units, and links by bits per second. A config
-describes one machine, so the devices of a profile must be alike; what a profile does not say is assumed as follows, and
-can be written in a config instead: efficiencies are 1, the host's memory is as large as the device's and is reached
-over the slowest link, and all devices are connected by that link. Left out: who is connected with whom, beyond `links`.
+**Variations** (`varied_configs`): many configs from one, by a key path with a value for each. A path is what messages
+name: `networks[0].bandwidth`, `mem1.GBps`, `matrix.float16.tflops`, `kernels.attention.flash2.forward.efficiency`;
+`networks.0.bandwidth` means the same. Values are validated as those of a config file are. Left out are keys of the data
+sheet.
 """
 
 from __future__ import annotations

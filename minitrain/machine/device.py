@@ -1,31 +1,27 @@
-"""A device: its compute units and memories, how long work takes on it, how much it can hold, and its data sheet.
+"""A device: how long work takes on it, what it holds, what its kernels reach, its data sheet, how often it fails.
 
-`Device` is the interface to predictors. `RooflineDevice` is the specified model: an operation takes as long as the
+**`Device`** is the interface to predictors. `RooflineDevice` is the specified model: an operation takes as long as the
 slower of its arithmetic at the processor's throughput and its traffic at the memory's (Williams, Waterman and
-Patterson, "Roofline", CACM 52(4), 2009).
+Patterson, "Roofline", CACM 52(4), 2009). A throughput is a peak times an efficiency that depends on the size of the
+operation, since small operations reach less of a peak than large ones. The efficiency is a step function, as the config
+format writes it: rows `(lower bound, efficiency)` in strictly descending order of bounds, the last bound 0. An
+operation gets the efficiency of the first row whose bound it reaches, without interpolation. Left out: what kernels
+cost to launch, overlap of one operation with the next, clocks, power, caches, the latency of memory, the difference
+between reads and writes, and the shape of a matrix multiplication. What they cost belongs in the efficiency rows.
 
-A throughput is a peak times an efficiency that depends on the size of the operation, since small operations reach less
-of a peak than large ones. The efficiency is a step function, as the config format writes it: rows `(lower bound,
-efficiency)` in strictly descending order of bounds, the last bound 0. An operation gets the efficiency of the first row
-whose bound it reaches. There is no interpolation between rows.
+**`KernelRates`** is what one device reaches in kernels: the `kernels` key of a hardware config. The rates are measured,
+not the data sheet's: those of a matrix multiplication that fills the device, of a copy that is larger than all caches,
+of attention kernels by generation. `minitrain.machine.kernel_device` says how they make seconds. `docs/accuracy.md`
+says what each was fitted on, and `hw_configs/SOURCES.md` gives the source of every figure.
 
-Left out: what kernels cost to launch, overlap of one operation with the next, clocks, power, caches, the latency of
-memory, the difference between reads and writes, and the shape of a matrix multiplication. What they cost belongs in the
-efficiency rows of the config.
-
-`KernelRates` is what one device reaches in kernels: the `kernels` key of a hardware config. The rates are measured, not
-the data sheet's: those of a matrix multiplication that fills the device, of a copy that is larger than all caches, of
-attention kernels by generation. `hardware.kernel_device` says how they make seconds. `docs/accuracy.md` says what each
-was fitted on, and `hw_configs/SOURCES.md` gives the source of every figure.
-
-A `DataSheet` has what is said of a device beside rates and memories: class, caches, limits, clocks, power, price,
+**`DataSheet`** is what is said of a device beside rates and memories: class, caches, limits, clocks, power, price,
 links. All of it is optional in a hardware config, and SI inside: bytes, seconds, hertz, watts. What a config does not
 say is None or empty, never a guess. Device simulators, the solver, and the energy and cost of a run read it. Prices of
 runs read little: the class (a CPU's host memory is its own), `num_units` where a config has no key `kernels`, and the
 power under a cap.
 
-How often devices fail is the mean time between failures (MTBF) of a device, by family, from published fleets. A failure
-is anything that stops the job: the device, its memory, its host, or its network, counted for each device.
+**Failures** (`mtbf_hours_of`): the mean time between failures (MTBF) of a device, by family, from published fleets. A
+failure is anything that stops the job: the device, its memory, its host, or its network, counted for each device.
 
 | family | published | MTBF of a device |
 |---|---|---|

@@ -1,21 +1,21 @@
-"""Predictors whose durations are given: by hand, or as real runs have measured them.
+"""Predictors whose durations are given: by hand, as real runs have measured them, or with loads that take no time.
 
-**By hand**, one for each type of event. Figures in papers often count time in units: a forward takes 1, a backward
-takes 2. `FixedPredictor(forward=1, backward=2)` does the same. There is no device behind it, and no network.
+**By hand** (`FixedPredictor`), one for each type of event. Figures in papers often count time in units: a forward takes
+1, a backward takes 2. `FixedPredictor(forward=1, backward=2)` does the same. It has no device and no network.
 
-**Predictors whose loads take no time** are of a run whose weights are there before it begins. Where ranks load for
-unequal times, the clocks of a run do not say what its step takes (see `minitrain.run.analysis.breakdown`). A run that
-keeps no events is executed once more with these.
-
-**A machine as real runs have measured it**: `simulate(..., hardware="this_machine.json")`. What an operation takes is a
-line through measured durations of single operations in real steps, with all ranks at work. Of computing it is a fixed
-time, a time for each FLOP and one for each byte of traffic, by kind of operation. Of transfers it is a fixed time and a
-time for each byte, by kind and number of members. `minitrain.training.calibration` fits them.
+**As real runs have measured them** (`CalibratedPredictor`): `simulate(..., hardware="this_machine.json")`. What an
+operation takes is a line through measured durations of single operations in real steps, with all ranks at work. Of
+computing it is a fixed time, a time for each FLOP and one for each byte of traffic, by kind of operation. Of transfers
+it is a fixed time and a time for each byte, by kind and number of members. `minitrain.training.calibration` fits them.
 
 Each prediction has an interval, from how far measured steps were from what was predicted without them (`ratios`). A new
 step lies in it with the stated chance if it is as like the measured ones as they are like one another (split conformal
 prediction: Lei et al. 2018, "Distribution-Free Predictive Inference for Regression", section 2.2). What lies outside of
 the measured sizes is said.
+
+**With loads that take no time** (`with_free_loading`): a run whose weights are there before it begins. Where ranks load
+for unequal times, the clocks of a run do not say what its step takes (see `minitrain.run.analysis.breakdown`). A run
+that keeps no events is executed once more with these.
 """
 
 from __future__ import annotations

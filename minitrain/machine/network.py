@@ -1,45 +1,34 @@
-"""One tier of a network: what a message or a collective among its ranks costs.
+"""What a message or a collective costs: on one tier of a network, on two levels, and by which algorithm.
 
-Every operation is a line: one latency, plus the bytes that cross the wire over the bandwidth reached. How
-many bytes cross is the operation's row `[scalar, offset]`: `x = bytes * scalar`, then `x += (1/n * x) *
-offset` for n ranks. A ring, which moves (n-1)/n of the bytes a pass, is [1, -1] for all_gather and
-reduce_scatter and [2, -1] for all_reduce; a switch that reduces in flight is [1, 1] for all_reduce. `bytes`
-is always the full size of the tensor that the collective makes or consumes.
-
-Left out: the latency of each of a ring's steps, congestion, and the shape of the wires inside a tier, but for the axes
-of a torus.
+**One tier** (`Network`). Every operation is a line: one latency, plus the bytes that cross the wire over the bandwidth
+reached. How many bytes cross is the operation's row `[scalar, offset]`: `x = bytes * scalar`, then `x += (1/n * x) *
+offset` for n ranks. A ring, which moves (n-1)/n of the bytes a pass, is [1, -1] for all_gather and reduce_scatter and
+[2, -1] for all_reduce; a switch that reduces in flight is [1, 1] for all_reduce. `bytes` is always the full size of the
+tensor that the collective makes or consumes. Left out: the latency of each of a ring's steps, congestion, and the shape
+of the wires inside a tier, but for the axes of a torus.
 
 Source: the format and the order of operations are Calculon's (Isaev et al., SC 2023; calculon/network.py of
 github.com/calculon-ai/calculon). Ring costs: Thakur, Rabenseifner and Gropp, "Optimization of Collective
 Communication Operations in MPICH", IJHPCA 19(1), 2005; in-network reduction and bus bandwidth:
 doc/PERFORMANCE.md of github.com/NVIDIA/nccl-tests.
 
-How long a transfer of a given size takes: a latency, and a bandwidth that grows with the size until it saturates.
-
-For n ranks and S bytes (of the whole tensor), with f = 2 for all_reduce and 1 for the other collectives,
+**A measured tier** (`TransferCurve`): a latency, and a bandwidth that grows with the size until it saturates. For n
+ranks and S bytes (of the whole tensor), with f = 2 for all_reduce and 1 for the other collectives,
 
     latency + latency_per_rank n + f (n-1)/n S / B(n) (1 + (half/S)^exponent)
 
-B is the bus bandwidth that nccl-tests prints (doc/PERFORMANCE.md of github.com/NVIDIA/nccl-tests); at S = half, half of
-it is reached. A message (p2p) takes latency + S / B (1 + (half/S)^exponent). B may depend on n, as it does where links
-do not form the same rings for every number of ranks.
-
+B is the bus bandwidth that nccl-tests prints; at S = half, half of it is reached. A message (p2p) takes latency + S / B
+(1 + (half/S)^exponent). B may depend on n, as it does where links do not form the same rings for every number of ranks.
 Between nodes B is a share of the network interfaces that a group's local ranks have together, and no more than what the
 ranks of a node reach among themselves. Left out: congestion, and how the switches beyond are wired.
 
-How long a collective by the two-level algorithm takes: inside nodes, and across them; formulas are in `topology`.
+**Two levels** (`two_level_seconds`): inside nodes, and across them; formulas are in `topology`. Each phase is priced by
+whatever prices operations among its ranks: one tier, or several links of which the slowest sets the pace.
 
-Each phase is priced by whatever prices operations among its ranks: one tier of a network, or several links of which the
-slowest sets the pace.
-
-Which algorithm carries a collective: the words for it, what is refused, and how NCCL chooses between nodes.
-
-A strategy may ask: `all_reduce(..., algorithm="tree")`. `"ring"` is one ring through all ranks. `"tree"` is NCCL's: a
-chain in each node, and two binary trees of the nodes, for all_reduce alone. `"hierarchical"` is a collective inside the
-nodes and one across them, as `topology` says. Where nobody asks, a network decides.
-
-Between nodes, NCCL takes the algorithm and the protocol (LL, LL128, Simple) of which its own model expects the least
-time. For n ranks in N nodes:
+**Algorithms.** A strategy may ask: `all_reduce(..., algorithm="tree")`. `"ring"` is one ring through all ranks.
+`"tree"` is NCCL's: a chain in each node, and two binary trees of the nodes, for all_reduce alone. `"hierarchical"` is
+the one of two levels. Where nobody asks, a network decides. Between nodes, NCCL takes the algorithm and the protocol
+(LL, LL128, Simple) of which its own model expects the least time. For n ranks in N nodes:
 
     base + (steps - steps_across) inside + steps_across across + wire / share            (ring)
     base + 2 ((n/N - 1) inside + floor(log2 N) across) + wire / (share correction(S))    (tree)

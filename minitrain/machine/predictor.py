@@ -1,27 +1,19 @@
 """How long each operation takes: a workload on a device and a network.
 
-`DevicePredictor` is put together from the three, each of which can be another: what a layer costs (a `Workload`), how
-long work of that cost takes (a `Device`), and how long a transfer takes (a `Topology`). `RuntimePredictor` is the
-specified one: it takes device and network from a hardware config, and answers by the specification's names too.
+`make_predictor` says which predictor a run has. `hardware` may be one, which then has prices of its own; otherwise it
+names a hardware config, and the fidelity says how operations are priced on it.
 
-Prices from kernels: how long an operation takes is the sum of what it runs (`simulate(..., fidelity="kernels")`).
-
-`KernelPredictor` asks the workload for the kernels of an operation and the device for their time. Equal operations of
-equal layers share one price: it is computed once for each kind of layer, number of samples and mode of passing.
-
-Transfers are priced by the curves of the config's tiers where they have any, by latency and bandwidth otherwise.
-`network="flat"` keeps the one tier that it asks for, without curves. Loading weights takes no time: what is priced is
-one step of many, and that is what measurements are of.
-
-Prices from measured layers: `simulate(..., prices=mt.MeasuredLayers.read("layers.csv"))`.
-
-Forward, backward and update of a layer take what the table says; transfers, loads and the device's limits are those of
-the hardware config, by the fidelity that is asked for.
-
-The predictor that prices the operations of a run: which one `hardware` and `fidelity` mean together.
-
-`hardware` may be a predictor, which then has prices of its own; otherwise it names a hardware config, and the fidelity
-says how operations are priced on it.
+- `DevicePredictor` is put together from three parts, each of which can be another: what a layer costs (a `Workload`),
+  how long work of that cost takes (a `Device`), and how long a transfer takes (a `Topology`).
+- `RuntimePredictor` is the specified one: it takes device and network from a hardware config, and answers by the
+  specification's names too.
+- `KernelPredictor` (`fidelity="kernels"`) asks the workload for the kernels of an operation and the device for their
+  time, and adds them up. Equal operations of equal layers share one price: it is computed once for each kind of layer,
+  number of samples and mode of passing. Transfers are priced by the curves of the config's tiers where they have any,
+  by latency and bandwidth otherwise. `network="flat"` keeps the one tier that it asks for, without curves. Loading
+  weights takes no time: what is priced is one step of many, and that is what measurements are of.
+- `LayerPredictor` (`prices=mt.MeasuredLayers.read("layers.csv")`) takes forward, backward and update of a layer from
+  the table; transfers, loads and the device's limits are those of another predictor.
 """
 
 from __future__ import annotations

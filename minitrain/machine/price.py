@@ -1,10 +1,10 @@
-"""`Price`, what one operation takes, and `Predictor`, the interface of whatever computes prices.
+"""What one operation takes (`Price`), the interface of whatever computes it (`Predictor`), and how a run chooses one.
 
-The ranks of a run share one predictor, or have one each where they run on different devices (`RankPredictors`). The
-usual one is in `minitrain.machine.predictor`, which puts a workload, a device and a network together; others price by
-kernels, by measured layers, or by durations that are given by hand (see `minitrain.machine.predictor`).
+**Predictors.** The ranks of a run share one, or have one each where they run on different devices (`RankPredictors`).
+`minitrain.machine.predictor` has the usual ones, `minitrain.machine.given_durations` those whose durations are given.
 
-How the operations of a run are priced, as one value: `simulate(..., fidelity=, platform=, without=, prices=)`.
+**`Pricing`** is how the operations of a run are priced, as one value: `simulate(..., fidelity=, platform=, without=,
+prices=)`.
 
 | fidelity | an operation takes | a transfer takes |
 |---|---|---|
@@ -13,23 +13,17 @@ How the operations of a run are priced, as one value: `simulate(..., fidelity=, 
 
 None is what suits the run: a transformer is priced by kernels, any other workload by the roofline, as the specification
 has it. Where a device has no rates of kernels, and where layers were measured, a transformer is priced by the roofline
-too; the first is said with every figure. `Pricing.on` decides, since it needs device and workload.
+too; the first is said with every figure. `Pricing.on` decides, since it needs device and workload. `prices` are
+measured times of layers, a `MeasuredLayers`: computing then takes these, and transfers what the fidelity says. With
+kernels, a platform says what a framework adds (`platforms`): the one that is asked for, or the one that the strategy
+stands for. `without` leaves terms of the model out, to see what each is worth.
 
-`prices` are measured times of layers, a `MeasuredLayers`: computing then takes these, and transfers what the fidelity
-says.
-
-With kernels, a platform says what a framework adds (`platforms`): the one that is asked for, or the one that the
-strategy stands for. `without` leaves terms of the model out, to see what each is worth.
-
-What a price is made of: the rule that gave it, its work, its kernels, and what it is bound by.
-
-A predictor remembers what it was asked and answers with one object a question. So whoever has the object that a log
-shows can ask how it came about (`accounts_of`), and nothing is kept for that while a run is simulated.
-
-What bounds an operation is found by pricing it once more with each limit of the machine gone: endless arithmetic,
-endless bandwidth of the memory, launches in no time; for a transfer, no latency or an endless bandwidth. The limit
-without which it would be quickest is the bound. So the bound follows from the model of the device as it is, whichever
-that is.
+**`Account`** is what a price is made of: the rule that gave it, its work, its kernels, and what it is bound by. A
+predictor remembers what it was asked and answers with one object a question. So whoever has the object that a log shows
+can ask how it came about (`accounts_of`), and nothing is kept for that while a run is simulated. What bounds an
+operation is found by pricing it once more with each limit of the machine gone: endless arithmetic, endless bandwidth of
+the memory, launches in no time; for a transfer, no latency or an endless bandwidth. The limit without which it would be
+quickest is the bound. So the bound follows from the model of the device, whichever that is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 """What a device's memory holds at its fullest, as an allocator and a driver count it: `run.device_memory`.
 
-A run's own peak is what its tensors need: weights, gradients, optimizer states, what forward keeps, what is gathered,
-unsharded or in flight. On a device there is more:
+`DeviceMemory` adds up the accounts below; `AllocatorReplay` finds the reserve; `OutOfMemory` says that a rank holds
+more than its device has. Runs of transformers are judged at their end, by all that a device must hold: what
+communication libraries keep is known then. Others are judged at the first moment of excess, by their tensors alone.
+
+**Accounts.** A run's own peak is what its tensors need: weights, gradients, optimizer states, what forward keeps, what
+is gathered, unsharded or in flight. On a device there is more:
 
 | account | what | bytes |
 |---|---|---|
@@ -21,27 +25,9 @@ A loss in one kernel (flash-attn's and Liger's, Megatron's --cross-entropy-loss-
 that its temporaries are not needed. Nor is the reserve: before PyTorch's allocator fails, it frees all cached blocks
 that are not split, and tries again (CUDACachingAllocator.cpp, its first comment). What blocks in use keep it from
 freeing is small with expandable segments, which torchtitan's run_train.sh sets; without them, leave some head room.
-Workloads that are no transformers count their tensors alone.
 
-Sources: the loss, Megatron-LM's `vocab_parallel_cross_entropy` (logits in 16 bits, in single precision, their
-exponentials, and the gradient); 512 bytes and 2 MiB, PyTorch's `CUDACachingAllocator` (kMinBlockSize, kSmallBuffer);
-the workspace, PyTorch's default for cuBLAS (":4096:2:16:8"). Reserved memory is replayed from a run's journals where it
-has them; else it is estimated, 10 to 20 % above allocated in published tables. Buffers and context
-together are 0.2 to 1 GiB. These last three are estimates, and fitted to no table.
-
-Left out: arrays of less than a layer that live for a kernel, and how long a block stays unusable.
-
-What a run reports about its memory: what filled the device's, of which kinds, and what was outside the stores.
-
-Reporting that a rank holds more than its device's memory, at the first moment that it does.
-
-Runs of transformers are judged at their end, by all that a device must hold: what
-communication libraries keep is known then. Others are judged by their tensors alone, while they run.
-
-What PyTorch's allocator reserves for a run: its recorded tensors are allocated and freed again, one by one.
-
-The journal of a run (`memory_by_kind=True`) says in program order which tensor entered a rank's memory, grew, shrank or
-left. Each is given to `minitrain.machine.caching_allocator` as the arrays that it consists of:
+**Replay.** The journal of a run (`memory_by_kind=True`) says in program order which tensor entered a rank's memory,
+grew, shrank or left. Each is given to `minitrain.machine.caching_allocator` as the arrays that it consists of:
 
 | tensor | arrays |
 |---|---|
@@ -52,11 +38,17 @@ left. Each is given to `minitrain.machine.caching_allocator` as the arrays that 
 
 In-place operations, and results that a store takes over from a communication, keep their memory: between two operations
 of a rank, a tensor that enters takes over that of one of equal size that has just left. Beside tensors there are the
-workspace of matrix multiplications, from the beginning on, the loss's temporaries, and in the
-backward of a unit the gradient of each array that it has saved, from the last to the first: autograd frees each once
-the next is there.
+workspace of matrix multiplications, from the beginning on, the loss's temporaries, and in the backward of a unit the
+gradient of each array that it has saved, from the last to the first: autograd frees each once the next is there.
 
-Left out, so that real fragmentation is higher: what forward makes and does not keep, streams of their own for
+**Sources**: the loss, Megatron-LM's `vocab_parallel_cross_entropy` (logits in 16 bits, in single precision, their
+exponentials, and the gradient); 512 bytes and 2 MiB, PyTorch's `CUDACachingAllocator` (kMinBlockSize, kSmallBuffer);
+the workspace, PyTorch's default for cuBLAS (":4096:2:16:8"). Without journals the reserve is estimated, 10 to 20 %
+above allocated in published tables. Buffers and context together are 0.2 to 1 GiB. These last three are estimates, and
+fitted to no table.
+
+**Left out**: arrays of less than a layer that live for a kernel, and how long a block stays unusable. So real
+fragmentation is higher than a replay's, which also lacks what forward makes and does not keep, streams of their own for
 communication, whose blocks serve no other, and what earlier steps have left.
 """
 

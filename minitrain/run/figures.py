@@ -1,19 +1,16 @@
 """Every figure of a run, once: its name with its unit, how it is computed, and where it is shown.
 
-`FIGURES` are what a run is asked for: the keys of `Run.summary`, and so of JSON, of the rows of sweeps with their CSV
-and data frames, and the columns of `mt.price`. `TABLES` says which of them each table shows, under which head, in which
-unit. A new figure is one entry of `FIGURES`; a table shows it once `TABLES` names it. What computes it is a property of
-`Run`, or a formula here. A run on many machines at once (`minitrain.whatif.joint_figures`) asks it of each
-machine.
-
-Tables as pandas DataFrames; pandas is imported here alone, inside a function, and is no dependency.
-
-Energy, power and money come from the devices' ratings and prices. A rank is *busy* while it computes or communicates
-with nothing beside it, and draws its device's rated power then. It is *idle* while it waits, and draws the idle power
-of the device. That is an upper bound: hardly any device reaches its rating all the time. It is the device's share
-alone: in published runs whole nodes drew 0.82 to 1.24 times the sum of their GPUs' ratings.
-
-Left out: hosts, network, cooling, and power that follows the clock.
+- `FIGURES` are what a run is asked for: the keys of `Run.summary`, and so of JSON, of the rows of sweeps with their CSV
+  and data frames, and the columns of `mt.price`. What computes one is a property of `Run`, or a formula here. A run on
+  many machines at once (`minitrain.whatif.joint_figures`) asks it of each machine.
+- `TABLES` says which of them each table shows, under which head, in which unit. A new figure is one entry of `FIGURES`;
+  a table shows it once `TABLES` names it.
+- `data_frame` makes pandas DataFrames; pandas is imported here alone, inside a function, and is no dependency.
+- `energy_of` and `dollars_of` have energy, power and money, from the devices' ratings and prices. A rank is *busy*
+  while it computes or communicates with nothing beside it, and draws its device's rated power then. It is *idle* while
+  it waits, and draws the idle power of the device. That is an upper bound: hardly any device reaches its rating all the
+  time. It is the device's share alone: in published runs whole nodes drew 0.82 to 1.24 times the sum of their GPUs'
+  ratings. Left out: hosts, network, cooling, and power that follows the clock.
 """
 
 from __future__ import annotations

@@ -5,18 +5,15 @@ A new parameter is a new field of `RunParameters`, documented there. All who tak
 (`minitrain.cli.options`), where a parameter has the options that its field names, in the commands that it names, with
 the meaning that the docstring of `RunParameters` gives it. `command_of` writes a run as such a command.
 
-- `EXCLUSIONS` below has what excludes each other.
+- `EXCLUSIONS` has what excludes each other. Folding that is asked for excludes what tells ranks apart. Folding that
+  happens by itself ("auto") excludes nothing: a run with such a parameter simulates every rank.
 - `PRICE_ONLY` has those that change prices alone, so that sweeps and `mt.price` know which configurations share a run.
+- `Fault`, `FaultRate` and `Recovery` say which devices fail, and how long recovery takes. A step in which devices fail
+  is simulated in `minitrain.whatif.disturbed_run`, long runs in `minitrain.whatif.goodput`.
 
-Folding that is asked for excludes what tells ranks apart. Folding that happens by itself ("auto") excludes nothing: a
-run with such a parameter simulates every rank.
-
-`Fault`, `FaultRate` and `Recovery` are the values for devices that fail, and for how long recovery takes:
+For example:
 
     run = mt.simulate("ddp", ..., faults=[mt.Fault(rank=5, at_s=0.02)], recovery=mt.Recovery(spares=1))
-
-What happens to a step is simulated in `minitrain.whatif.disturbed_run`, and long runs in
-`minitrain.whatif.goodput`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The tasks of the ranks of one run: all in one event loop, all ended when one fails, none left behind.
 
-A run that is ready to be simulated: the strategy is found, and what prices its operations is made.
-
-Every way of simulating (all ranks, folded) begins with a `PreparedRun` and makes its `Run` by it.
-`RunProgress` says how far a simulation is, to be read from another thread.
+Every way of simulating (all ranks, folded) begins with a `PreparedRun` and makes its `Run` by it. In it the strategy is
+found, and what prices its operations is made. `run_ranks` runs the tasks. `RunProgress` says how far a simulation is,
+to be read from another thread.
 """
 
 from __future__ import annotations

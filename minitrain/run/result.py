@@ -582,7 +582,7 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
         return f"<p><b>{escape(view.title)}</b><br>{escape(', '.join(view.facts))}</p>"
 
     def _view(self) -> Any:
-        """Return what pictures say of the run: a `minitrain.view.layout.RunView`."""
+        """Return what pictures say of the run: a `minitrain.view.layout.View`."""
         return above("words").view_of(self)
 
 

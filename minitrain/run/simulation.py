@@ -1,15 +1,11 @@
-"""Simulating one training step of a strategy: `simulate`, and `simulate_async` for async callers.
+"""Simulating one training step of a strategy: `simulate`, `simulate_async` for async callers, `compare` for several.
 
-All ranks run in one asyncio event loop, each on a logical clock that the hardware's prices move.
+All ranks run in one asyncio event loop, each on a logical clock that the hardware's prices move. The columns that are
+shown of a `Comparison` are in `minitrain.view.tables` (terminal) and `minitrain.view.run_folder` (page).
 
-Several strategies are simulated with the same parameters by `compare` -> `Comparison`; the columns that are shown of it
-are in `minitrain.view.tables` (terminal) and `minitrain.view.run_folder` (page).
-
-Functions that take a strategy and the parameters of a run have signatures for editors and type checkers. Type checkers
-read them from the constructor of a dataclass, `StepKeywords`, so that no parameter is written twice. `help` and
-completion read `__signature__`, which has every parameter of `RunParameters`.
-
-The kinds of run that `simulate` can choose: which class of model and of run, and what is done beside them:
+**Kinds of run** (`Variant`): which class of model and of run, and what is done beside them. `strict` and `observers`
+work together with an executor. What excludes each other is in `minitrain.run.parameters`. What rooms above this one do
+is imported when a run needs it (`above`).
 
 | parameter | what differs | where |
 |---|---|---|
@@ -18,7 +14,7 @@ The kinds of run that `simulate` can choose: which class of model and of run, an
 | likewise, of alike steps | a loop is simulated until its steps repeat | `summary_log` |
 | `strict` | every tensor is followed, by an observer | `strict` |
 | `observers` | a caller's own are told of all that ranks do | `engine.observers` |
-| `execution` | a caller's own decides what operations do beside | `engine.executors` |
+| `execution` | a caller's own decides what operations do beside | `engine.observers` |
 | `numerics` | tensors carry arrays, by an executor | `proof` |
 | `memory_by_kind` | stores keep a journal of their changes | `engine.stores` |
 | `contention` | the finished run is timed again | `contention` |
@@ -26,8 +22,9 @@ The kinds of run that `simulate` can choose: which class of model and of run, an
 | `faults` | devices die, and the step is simulated until it comes through | `whatif.disturbed_run` |
 | `fold` | one rank is simulated for each class of ranks that do the same | `folding` |
 
-`strict` and `observers` work together with an executor. What excludes each other is in `minitrain.run.parameters`. What
-rooms above this one do is imported when a run needs it (`above`).
+**Signatures** of functions that take a strategy and the parameters of a run. Type checkers read them from the
+constructor of a dataclass, `StepKeywords`, so that no parameter is written twice. `help` and completion read
+`__signature__`, which has every parameter of `RunParameters`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """Runs whose events are not kept: logs that add them to totals, a run's figures from these, and loops of alike steps.
 
-Rows are buffered, and flushed to the totals when there are many. A row can be flushed when it is complete: when its
-operation is settled. Rows leave in program order, as sums take them in that order; so an operation that waits for long
-keeps the rows after it in the buffer. The log knows its length and the totals; to read an event of it is an error.
+**Totals** (`SummaryLog`). Rows are buffered, and flushed to the totals when there are many. A row can be flushed when
+it is complete: when its operation is settled. Rows leave in program order, as sums take them in that order; so an
+operation that waits for long keeps the rows after it in the buffer. The log knows its length and the totals; to read an
+event of it is an error.
 
-Long loops of steps that a strategy declares alike are simulated until they repeat, and the rest added in time. Two runs
-are simulated with all their laws, of a few steps and of one or two more. The longer one must have the events of the
-shorter, with a block between that repeats the ones before it: the same operations, prices and memory, all times later
-by the same. Clocks are a function of what came before, as far back as results are awaited; so a loop of any length has
-that block as often as it takes (Baccelli, Cohen, Olsder, Quadrat 1992, theorem 3.109). Where blocks do not repeat, as
-with documents of unequal length, more steps are tried, and in the end all.
+**Alike steps** (`simulate_alike`). Long loops of steps that a strategy declares alike are simulated until they repeat,
+and the rest is added in time. Two runs are simulated with all their laws, of a few steps and of one or two more. The
+longer one must have the events of the shorter, with a block between that repeats the ones before it: the same
+operations, prices and memory, all times later by the same. Clocks are a function of what came before, as far back as
+results are awaited; so a loop of any length has that block as often as it takes (Baccelli, Cohen, Olsder, Quadrat 1992,
+theorem 3.109). Where blocks do not repeat, as with documents of unequal length, more steps are tried, and in the end
+all.
 """
 
 from __future__ import annotations

@@ -4,25 +4,17 @@ A tensor here holds no numbers. It says what part of the model or of the batch a
 laws of training can be checked and its size accounted for. Sizes are those of the default H x H matmul layer: a
 weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE` elements a sample.
 
-Annotations of tensors, and how sums, shards and combinations of tensors get theirs.
-
-A tensor has a slot for each of two annotations. `_content` is set by `minitrain.proof`: the numbers that the tensor
-stands for. `_origin` is set by `minitrain.run.strict`: which operation made the tensor. Both are unset in
-other runs.
-
-A tensor as a notebook shows it: which layer of the model it belongs to, and which shards and samples it holds.
-
-Tensors as the engine makes them, by the thousand: whole layers, with their size.
-
-Each function does what the class of its tensor does, in less time: calling a class looks for its `__init__`, which in a
-strict run also looks at who calls. The size goes into the slot that measuring would fill. tests/tensors/test_tensors.py
-checks that results are the same.
-
-Tensors of replicas that take optimizer steps of their own between two meetings (local SGD, DiLoCo).
-
-A replica's weight goes its own way from the common one. It knows which samples it has seen since, as a gradient does.
-So what it adds to the common weight, the difference of both, is a `WeightGrad` of these samples, and the laws of sums
-over samples hold for it: no replica twice, and none missing.
+- **Annotations**: a tensor has a slot for each of two, and sums, shards and combinations get theirs from what they are
+  made of. `_content` is set by `minitrain.proof`: the numbers that the tensor stands for. `_origin` is set by
+  `minitrain.run.strict`: which operation made the tensor. Both are unset in other runs.
+- **In a notebook** a tensor shows its layer, and which shards and samples it holds (`tensor_html`).
+- **By the thousand**: `make_...` do what the class of a tensor does, in less time, for whole layers of known size.
+  Calling a class looks for its `__init__`, which in a strict run also looks at who calls. The size goes into the slot
+  that measuring would fill. tests/tensors/test_tensors.py checks that results are the same.
+- **Local steps** (local SGD, DiLoCo): a replica's weight goes its own way between two meetings (`LocalWeight`). It
+  knows which samples it has seen since, as a gradient does. So what it adds to the common weight, the difference of
+  both, is a `WeightGrad` of these samples, and the laws of sums over samples hold for it: no replica twice, and none
+  missing.
 """
 
 from __future__ import annotations

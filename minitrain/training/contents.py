@@ -3,9 +3,8 @@
 Shard i of n of a layer's weight is the elements from i * size // n to (i + 1) * size // n of its flat array, as in
 proofs. A shard that is cut off is a copy, so that the whole can be freed.
 
-What workers send, keep and make of compressed gradients on real processes: the bytes that prices count, no more.
-
-As `minitrain.proof.compression` has it, in torch. Codes go as bytes, those of 4 bits two to a byte, with scales in
+Compressed gradients (`Compressing`) have what workers send, keep and make of them, as `minitrain.proof.compression` has
+it, in torch: the bytes that prices count, and no more. Codes go as bytes, those of 4 bits two to a byte, with scales in
 single precision; places as 32-bit integers.
 """
 

@@ -1,12 +1,11 @@
-"""The HTML above a figure that explains the step time: where it goes, why ranks wait, and what would shorten it.
+"""Words beside a picture, as HTML: what explains the step time above it, and what explains an operation at a click.
 
-It is a short form of what `minitrain trace explain` prints. Ranks that spend their time alike share a line, so that it
-is as short for a thousand ranks as for eight.
+The step time is explained by where it goes, why ranks wait, and what would shorten it: a short form of what
+`minitrain trace explain` prints. Ranks that spend their time alike share a line, so that it is as short for a thousand
+ranks as for eight.
 
-What an operation of a picture does, and what its price is made of, in the words of the panel that a click opens.
-
-What it does is the law of the operation's record, or its method's docstring; what its price is made of says the
-predictor (`minitrain.machine.price`).
+Of an operation, the law of its record, or its method's docstring, says what it does. The predictor says what its price
+is made of (`minitrain.machine.price`).
 """
 
 from __future__ import annotations

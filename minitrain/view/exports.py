@@ -1,32 +1,26 @@
-"""Event logs -> Chrome Trace Event JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Event logs as files of other tools: Chrome traces, traces for HolisticTraceAnalysis, and Chakra execution traces.
 
-One process a rank, one thread a stream. Operations are complete events ("X"), the memory of each rank is a counter
-("C"; by kind too, where a journal was kept), and arrows ("s", "t", "f") lead from a send to its receive, through the
-members of a collective in rank order, and from a launched operation to what was given its result. Times are in µs and
-are whole nanoseconds, as in Perfetto. Events on a thread never overlap, not even by a rounding error, because Perfetto
-drops those that do. An operation of 0 ns has no arrows, since viewers do not draw it.
+**Chrome Trace Event JSON** is opened by Perfetto (ui.perfetto.dev) and chrome://tracing. One process a rank, one thread
+a stream. Operations are complete events ("X"), the memory of each rank is a counter ("C"; by kind too, where a journal
+was kept), and arrows ("s", "t", "f") lead from a send to its receive, through the members of a collective in rank
+order, and from a launched operation to what was given its result. Times are in µs and are whole nanoseconds, as in
+Perfetto. Events on a thread never overlap, not even by a rounding error, because Perfetto drops those that do. An
+operation of 0 ns has no arrows, since viewers do not draw it.
 
-Event logs -> files for HolisticTraceAnalysis, one a rank, as PyTorch's profiler writes them.
+**HolisticTraceAnalysis** reads a file a rank, as PyTorch's profiler writes them. Every operation is a GPU kernel:
+computing on stream 7, PyTorch's default, communication on streams of its own, with names that begin with "nccl" and so
+count as communication. Times are whole µs (HTA reads no fractions); starts and ends are rounded alike, so that
+operations on a stream still do not overlap. HTA measures from a rank's first kernel to its last, so its idle time does
+not contain what a rank waits before and after.
 
-Every operation is a GPU kernel: computing on stream 7, PyTorch's default, communication on streams of its own, with
-names that begin with "nccl" and so count as communication. Times are whole µs (HTA reads no fractions); starts and
-ends are rounded alike, so that operations on a stream still do not overlap. HTA measures from a rank's first kernel
-to its last, so its idle time does not contain what a rank waits before and after.
-
-Event logs -> Chakra execution traces, which ASTRA-sim and MLCommons' own tools read: one `.et` file a rank.
-
-Every operation is a node: compute, send, receive or collective. A node has its duration in whole µs, and the operations
-of its rank that must end before it can begin: the compute operation before it, those whose results were awaited since
-or given to it, and the communication before it on its stream. Dependencies between ranks are not written, because they
-follow from the messages (`comm_src`, `comm_dst`, `comm_tag`) and the process groups (`pg_name`, listed in
-`comm_groups.json`).
-
-Source: Sridharan et al. 2023, "Chakra", arXiv 2305.14516; the schema et_def.proto of mlc-chakra 1.0.0.
-
-The few parts of Protocol Buffers' wire format that a Chakra trace is made of.
-
-These forty lines replace a dependency on a library; the tests read with that library what is written here.
-Source: protobuf.dev/programming-guides/encoding.
+**Chakra** (Sridharan et al. 2023, arXiv 2305.14516; the schema et_def.proto of mlc-chakra 1.0.0) is read by ASTRA-sim
+and MLCommons' own tools: one `.et` file a rank. Every operation is a node: compute, send, receive or collective. A node
+has its duration in whole µs, and the operations of its rank that must end before it can begin: the compute operation
+before it, those whose results were awaited since or given to it, and the communication before it on its stream.
+Dependencies between ranks are not written, because they follow from the messages (`comm_src`, `comm_dst`, `comm_tag`)
+and the process groups (`pg_name`, listed in `comm_groups.json`). The functions `pb_...` write the few parts of Protocol
+Buffers' wire format (protobuf.dev/programming-guides/encoding) that a trace needs, in the place of a dependency; the
+tests read with its library what they write.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
 """Event logs -> a Plotly figure: what every rank does, above the memory that it holds, on one time axis.
 
-Rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. A figure of more is a heat map of what ranks mostly do.
-The critical path is a line over the bars, which is switched on in the legend.
-
-A Gantt chart whose bars are too many to draw: a heat map whose cells show what their rank mostly does in them.
-
-The colour of a cell says what takes most of its time (computing, exposed communication or waiting), and its strength
-how much of it.
-
-Several runs on one common time axis as a Plotly figure: a Gantt each, and their memory together.
-
-The memory below a Gantt chart: a curve a rank, or a band for many ranks; or areas by kind for one rank.
-
-Of a run with journals, the memory by kind of the rank that holds most is shown first. A menu switches to another rank,
-or to the totals of all ranks.
+- **One run** (`figure`): rank 0 is on top. Up to `MAX_BARS` bars are drawn one by one. The critical path is a line over
+  the bars, which is switched on in the legend.
+- **More bars** become a heat map (`Heat`). The colour of a cell says what takes most of its ranks' time (computing,
+  exposed communication or waiting), and its strength how much of it.
+- **Several runs** on one common time axis (`compare_figure`): a Gantt chart each, and their memory together.
+- **Memory**: a curve a rank, or a band for many ranks; or areas by kind for one rank, where a run has journals. The
+  rank that holds most is shown first. A menu switches to another rank, or to the totals of all ranks.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """How a figure is laid out: the Gantt chart above memory, axes, legends, and the words around them (`View`).
 
-What shared links carried, below a picture: a strip of time for each of the busiest, and what was delayed most.
+**Shared links** (`link_panel`) are shown below a picture: a strip of time for each of the busiest, and what was delayed
+most. A strip is as dark as its link is full, from the beginning of the step to its end. It is drawn of bins, in each of
+which the mean counts.
 
-A strip is as dark as its link is full, from the beginning of the step to its end. It is drawn of bins, in each of which
-the mean counts.
-
-Figures as plain dicts of data and layout, which pages write as JSON, and Plotly's figures made of them.
-
-A page needs nothing of the Python package of Plotly but its JavaScript and its default template, both of which are
-files. Importing the package and letting it validate every property takes several times as long as all else that a page
-takes, so only `as_figure` does that: for whoever asks for a figure, and for tests, which so validate what pages hold.
+**Figures** are plain dicts of data and layout (`Drawing`), which pages write as JSON. A page needs nothing of the
+Python package of Plotly but its JavaScript and its default template, both of which are files. Importing the package and
+letting it validate every property takes several times as long as all else that a page takes, so only `as_figure` does
+that: for whoever asks for a figure, and for tests, which so validate what pages hold.
 """
 
 from __future__ import annotations

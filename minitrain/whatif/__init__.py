@@ -5,9 +5,12 @@ look at the clock, so what one asks is answered for a thousand machines (`joint_
 config of columns (`recorded`); the graph of the run is timed with the answers, and its figures are columns
 (`joint_figures`).
 
-`replayed_runs` times runs again that share the links of one platform. `diff` says where the gap between two runs comes
-from. `noise` says what may disturb a run; `monte_carlo` times one under thousands of draws of
-it, or with another duration of each operation, and `distribution` has what comes of that, as figures and in
-words. `figure` draws both. `disturbed_run` is a step in which devices die, until one succeeds on those that are left,
-and `goodput` weeks of training with checkpoints, restarts and repairs.
+| what | files |
+|---|---|
+| runs that share the links of one platform, timed again | `replayed_runs` |
+| where the gap between two runs comes from | `diff` |
+| what may disturb a run, and thousands of draws of it | `noise`, `monte_carlo`, also with other durations or prices |
+| what comes of draws, as figures and in words; pictures of it, and of gaps | `distribution`; `figure` |
+| a step in which devices die, until one succeeds on those that are left | `disturbed_run` |
+| weeks of training with checkpoints, restarts and repairs | `goodput` |
 """

@@ -1,17 +1,9 @@
 """The figures of a run that was executed for several machines at once, as columns: those of `Run`, machine by machine.
 
-Each is computed when it is asked for, with the operations of `Run` in their order, so that the numbers are the same to
-the last float.
-
-How long ranks are at work on each machine, read from logs whose times are those of all machines.
-
-These are the sums of `minitrain.run.analysis.breakdown`, for all machines at
-once. The terms are added in the same order, so that the sums are the same floats.
-
-What ranks communicate along each axis, on each machine: the totals of `minitrain.run.analysis.breakdown`.
-
-The sums over intervals are added in the same order, machine by machine, and means over ranks are rounded once, so that
-the totals are the same floats. Bytes are the same on all machines.
+Each figure of `JointFigures` is computed when it is asked for, with the operations of `Run` in their order, so that the
+numbers are the same to the last float. Logs hold the times of all machines. How long ranks are at work (`rank_times`)
+and what they communicate along each axis (`communication_by_axis`) are the sums of `minitrain.run.analysis.breakdown`,
+added in the same order; means over ranks are rounded once. Bytes are the same on all machines.
 """
 
 from __future__ import annotations

@@ -1,22 +1,17 @@
-"""`monte_carlo`: the step time of a finished run under noise, as a distribution, and what makes its tail.
+"""The step time of a finished run under noise (`monte_carlo`), or with other durations or prices (`sensitivity`).
 
-A strategy does not look at the clock, so that its run need not be repeated: the recorded operations keep their
-dependencies, and only their durations are drawn. A strategy that would choose another order under noise is not
-modelled.
+**`monte_carlo`** gives the step time as a distribution, and what makes its tail. A strategy does not look at the clock,
+so that its run need not be repeated: the recorded operations keep their dependencies, and only their durations are
+drawn. A strategy that would choose another order under noise is not modelled.
 
-`sensitivity`: how the step time changes with one kind of operation, or with one figure of the hardware.
+**`sensitivity`** says how the step time changes with one kind of operation, or with one figure of the hardware. The
+step time is the longest path through the recorded operations. Its derivative by the duration of a kind, as a share of
+that duration, is the time that the kind takes on the critical path. That holds as long as the path stays the same. So
+the step is also timed with each kind quicker and slower by a given share, as in `minitrain.run.analysis.retiming`.
 
-The step time is the longest path through the recorded operations. Its derivative by the duration of a kind, as a share
-of that duration, is the time that the kind takes on the critical path. That holds as long as the path stays the same.
-So the step is also timed with each kind quicker and slower by a given share. Only durations change, as in
-`minitrain.run.analysis.retiming`.
-
-The effect of a bandwidth, a latency or a rate is found by executing the run on changed machines: see `price_swings`.
-
-How a step time changes with each figure of the hardware config: bandwidths, latencies, rates, efficiencies.
-
-The run is executed once more, with the clocks of many machines (see `minitrain.whatif.joint_execution`). Two have one
-figure lower and higher by a given share, which gives the two step times. Two others have it lower and higher by a
+**`price_swings`** does so for each figure of the hardware config: bandwidths, latencies, rates, efficiencies. The run
+is executed once more, with the clocks of many machines (see `minitrain.whatif.joint_execution`). Two have one figure
+lower and higher by a given share, which gives the two step times. Two others have it lower and higher by a
 ten-thousandth, which gives the derivative. Whole numbers (how many ranks a tier spans) and rows of efficiencies are
 left as they are; a row acts as the peak that it is a share of.
 """

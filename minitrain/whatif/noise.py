@@ -1,28 +1,24 @@
-"""`Noise`: what may make operations last longer or shorter than their price, as one value.
+"""`Noise`: what may make operations last longer or shorter than their price, as one value; and draws of it for a run.
 
 All noise is a factor on the durations of a run. Computing and communication have three kinds each:
 
 - *jitter*: every operation has a factor of its own, lognormal with mean 1: exp(sigma z - sigma^2 / 2). On average an
   operation lasts as long as its price, so that all that is added to the mean step is waiting.
-- *measured*: in the place of jitter, a factor drawn from measured durations.
+- *measured*: in the place of jitter, a factor drawn from measured durations. A `Histogram` has how they are spread
+  around their median.
 - *stragglers* and `slowdown`: a rank whose computing is slow for a whole step, now and then or always; *slow links*
   are the same for communication.
 
 A collective has one factor for all its members, and a message has one for both sides. Left out: noise that lasts for
 several steps, and ranks that fail (see `minitrain.whatif.disturbed_run`).
 
-`Histogram`: how a measured duration is spread around its median.
+`Activities` are what has a draw of its own in a sample: an operation of one rank, or a whole collective, since its
+members begin and end together. Thousands of samples are timed at once by `minitrain.run.analysis.retiming`, to the last
+float. Loading stays as it was recorded, and is no part of the step.
 
-A run as activities: what is drawn once in a sample of noise.
-
-An *activity* is an operation of one rank, or a whole collective, since its members begin and end together. Thousands of
-samples are timed at once by `minitrain.run.analysis.retiming`, to the last float. Loading stays as it was recorded, and
-is no part of the step.
-
-Draws of noise: how long every activity of a run lasts in each sample.
-
-Every sample has a generator of its own, seeded by the seed and by the sample's number. So a sample is the same whatever
-others are drawn, and can be drawn again alone. Within a sample, jitter is drawn first, then stragglers, then links.
+`Draws` say how long every activity lasts in each sample. A sample has a generator of its own, seeded by the seed and by
+the sample's number. So a sample is the same whatever others are drawn, and can be drawn again alone. Within a
+sample, jitter is drawn first, then stragglers, then links.
 """
 
 from __future__ import annotations

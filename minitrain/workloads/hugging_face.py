@@ -1,33 +1,24 @@
 """Reading configs of Hugging Face's transformers: the fields of a `Transformer` that a config.json describes.
 
-A key is read, or it is known to have no bearing on parameters, FLOPs and memory (how weights are initialised, how text
-is generated), or it is a fault: what cannot be modelled is never passed over in silence. Keys that are absent have the
-values that transformers gives them; sizes must be there.
+`ConfigReader` reads a config key by key, and collects missing, wrong and unknown keys for one error. A key is read, or
+it is known to have no bearing on parameters, FLOPs and memory (how weights are initialised, how text is generated), or
+it is a fault: what cannot be modelled is never passed over in silence. Keys that are absent have the values that
+transformers gives them; sizes must be there. `max_position_embeddings` is the longest sequence that a model takes, and
+no wish: samples have 8,192 tokens or less.
 
-Some things are read as something else with the same parameters and multiplications, which `Transformer.taken_as` then
-names, since other tools' arguments made of the model would train another one: `hugging_face_families` says which.
+A function for each family says how its config is read; before them is what many families call alike. Some things are
+read as something else with the same parameters and multiplications. `Transformer.taken_as` then names them, since other
+tools' arguments made of the model would train another one: GPT-NeoX's parallel residual connections as one after the
+other; rotary frequencies that are scaled for longer contexts as they were before, and those of layers with windows as
+those of the others; Granite's and Gemma's factors on embeddings, residuals, scores and logits as 1; gpt-oss's clamped
+SwiGLU as SwiGLU; the vision tower of Gemma 3 as absent, and DeepSeek's multi-token prediction module too, as published
+parameter counts do. Without a name there: the variants of GELU, and Nemotron's norms, whose weights are kept less 1, as
+Gemma's are.
 
-`max_position_embeddings` is the longest sequence that a model takes, and no wish: samples have 8,192 tokens or less.
+`read_lora` reads adapters as PEFT writes them: an adapter_config.json as a `Lora`, as strictly.
 
-Reading a model's config key by key: missing, wrong and unknown keys are collected for one error.
-
-Reading what the configs of many families of Hugging Face's transformers call alike.
-
-How configs of models with layernorm and two matrices in their MLP are read: GPT-2, GPT-NeoX, OPT and Nemotron.
-
-How the config of each family of Hugging Face's transformers is read.
-
-Read as something else with the same parameters and multiplications, and named in `taken_as`: GPT-NeoX's parallel
-residual connections as one after the other; rotary frequencies that are scaled for longer contexts as they were before,
-and those of layers with windows as those of the others; Granite's and Gemma's factors on embeddings, residuals, scores
-and logits as 1; gpt-oss's clamped SwiGLU as SwiGLU; the vision tower of Gemma 3 as absent, and DeepSeek's multi-token
-prediction module too, as published parameter counts do. Without a name there: the variants of GELU, and Nemotron's
-norms, whose weights are kept less 1, as Gemma's are.
-
-Source: `configuration_*.py` and `modeling_*.py` of transformers 4.57, whose parameter counts a test compares.
-
-Adapters as PEFT writes them: an adapter_config.json as a `Lora`, read as strictly. Source: `LoraConfig` of
-github.com/huggingface/peft (0.21.2).
+Source: `configuration_*.py` and `modeling_*.py` of transformers 4.57, whose parameter counts a test compares;
+`LoraConfig` of github.com/huggingface/peft (0.21.2).
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Layers of one square matrix: the specified workload, the default of every run, the dense one, and rows of any width.
 
-**Specified, "dense".** Modelled: `BLOCK_SIZE` tokens a sample, in half precision; an optimizer that reads and writes
-three arrays of the weight's size. A backward of the specified layer costs what its forward does, 4 H^2 flop a token for
-both. That of the dense layer makes the gradients of its input and of its weight by a multiplication each: 6 H^2, as
-real layers do. Left out: attention, biases, normalisation, activation functions, embeddings.
+**`MatmulLayer`** is the specified one, `BLOCK_SIZE` tokens a sample, in half precision; its optimizer reads and writes
+three arrays of the weight's size. Its backward costs what its forward does, 4 H^2 flop a token for both.
+**`DenseLayer`** ("dense") makes the gradients of its input and of its weight by a multiplication each: 6 H^2, as real
+layers do. Left out: attention, biases, normalisation, activation functions, embeddings.
 
 The size constants come from `minitrain.tensors`, because the specification has tensors with a `memory()` of their own.
 Only tensors, this file and `minitrain.lib` may use them: all other code asks the run's workload.
 
-**Rows.** Dense layers of any width on one row a sample: what real processes train where no transformer is given. A
-layer is y = tanh(x) W with a W x W matrix; forward multiplies once, backward twice. An optimizer holds two moments a
-weight, and a step reads and writes weight and moments, and reads the gradient.
+**`DenseRows`** are dense layers of any width on one row a sample: what real processes train where no transformer is
+given. A layer is y = tanh(x) W with a W x W matrix; forward multiplies once, backward twice. An optimizer holds two
+moments a weight, and a step reads and writes weight and moments, and reads the gradient.
 """
 
 from __future__ import annotations

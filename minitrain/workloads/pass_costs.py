@@ -1,28 +1,28 @@
 """The demand of a pass through a unit, whole or in steps: floating-point operations, bytes read and written, kernels.
 
-A matrix multiplication reads both operands and writes its result. Its backward is two of the same work: one for the
-gradient of its input, one for that of its weight, which is written in the precision of gradients. Flash attention reads
-queries, keys and values and writes its output. It computes only pairs that the causal mask leaves, and in backward the
-scores again, which makes five multiplications of forward's two (Dao 2023, "FlashAttention-2", section 3.1.2). Unfused
-attention computes all pairs, and its softmax reads scores and writes probabilities. Norm and residual connection read
-and write the hidden state five times: the norm once each, the sum two times in and one out.
+**A whole pass** (`pass_cost`). A matrix multiplication reads both operands and writes its result. Its backward is two
+of the same work: one for the gradient of its input, one for that of its weight, which is written in the precision of
+gradients. Flash attention reads queries, keys and values and writes its output. It computes only pairs that the causal
+mask leaves, and in backward the scores again, which makes five multiplications of forward's two (Dao 2023,
+"FlashAttention-2", section 3.1.2). Unfused attention computes all pairs, and its softmax reads scores and writes
+probabilities. Norm and residual connection read and write the hidden state five times: the norm once each, the sum two
+times in and one out.
 
 Left out: activation functions and dropout, which are fused with their neighbours, what a kernel costs to launch,
 experts that get more tokens than others, and soft caps of the logits or within flash attention. Keys and values that
 several heads of queries share count for each of them.
 
-**Context parallelism**: an attention is computed in steps, since keys and values come from several ranks. Forward has
-three: `keys_values` (norm, and the multiplications that make queries, keys and values), `attend` (the core, of the
-rank's queries and some keys) and `project` (output projection and residual connection). Backward has their mirrors:
-`backward_project`, `backward_attend` and `backward_keys_values`. Over all ranks and all keys they have the operations
-of an undivided attention. The bytes are more, since queries are read again for every block of keys.
+**In steps** (`step_cost`, `step_kernels`): with context parallelism keys and values come from several ranks. Forward
+has three steps: `keys_values` (norm, and the multiplications that make queries, keys and values), `attend` (the core,
+of the rank's queries and some keys) and `project` (output projection and residual connection). Backward has their
+mirrors: `backward_project`, `backward_attend` and `backward_keys_values`. Over all ranks and all keys they have the
+operations of an undivided attention. The bytes are more, since queries are read again for every block of keys.
 
-The core is counted by area (see `workload`): a block whose keys all come later than the queries costs nothing. Flash
-attention computes the pairs that the causal mask leaves; unfused attention computes all pairs of two shards if it
-computes any. Adding the results of two blocks costs nothing here: it is fused with the core, as in published kernels.
-
-Keys and values are tensors of their own: what is on the wire is as large as what is kept, which is less than the
-queries where heads are grouped. A layer's input stands for all else that is kept.
+The core is counted by area (see `workload`): a block whose keys all come later than the queries costs nothing. Of two
+shards unfused attention computes all pairs if it computes any. Adding the results of two blocks costs nothing here: it
+is fused with the core, as in published kernels. Keys and values are tensors of their own: what is on the wire is as
+large as what is kept, which is less than the queries where heads are grouped. A layer's input stands for all else that
+is kept.
 
 The steps around the core run the kernels that an undivided attention runs there. Of the multiplications, all but the
 output projection belong to `keys_values`. Of the passes over memory, the residual connection and the gradients of

@@ -1,4 +1,4 @@
-"""The trained model as a value: a transformer, with its parameters, its FLOPs and its units; and the shipped ones.
+"""The trained model as a value: a transformer, its parameters, FLOPs and units, which weights train; shipped models.
 
     import minitrain as mt
 
@@ -9,21 +9,19 @@
 large-scale language model training on GPU clusters using Megatron-LM", for FLOPs and parameters; Korthikanti et al.
 (2022), "Reducing activation recomputation in large transformer models", for memory.
 
-Which weights of a transformer train: all, those of its last layers, or low-rank adapters beside frozen matrices.
-
+**Which weights train** (`with_trained`): all, those of the last layers, or low-rank adapters beside frozen matrices.
 What is frozen has no gradient, no optimizer state and no multiplication for its gradient, and what was kept for that
 alone is not kept. A unit below all that is trained has no backward.
 
-Each adapted matrix, k inputs by n outputs, has two more: A of k x rank, and B of rank x n. Tensor parallelism cuts
-them as it cuts the matrix: where that is cut by columns, B is, and every part has A; where it is cut by rows, A is, and
-every part has B. What every part has, each takes all tokens through, so that a part's gradient of it is one share of a
-sum over the parts. Megatron-Bridge exchanges the rank's activations in every pass instead, and has no such sum.
+**Adapters** (Hu et al. 2021, "LoRA: Low-rank adaptation of large language models"). Each adapted matrix, k inputs by n
+outputs, has two more: A of k x rank, and B of rank x n. Tensor parallelism cuts them as it cuts the matrix: where that
+is cut by columns, B is, and every part has A; where it is cut by rows, A is, and every part has B. What every part has,
+each takes all tokens through, so that a part's gradient of it is one share of a sum over the parts. Megatron-Bridge
+exchanges the rank's activations in every pass instead, and has no such sum.
 
-Source: Hu et al. (2021), "LoRA: Low-rank adaptation of large language models".
-
-The models that come with minitrain have names and sources. Their `seq_len` is that of most of pre-training, which may
-be shorter than the context that a model is used with. Precision is mixed, bf16 or fp16 beside single precision: 2 + 4 +
-12 bytes a parameter.
+**Shipped models** (`models`) have names and sources. Their `seq_len` is that of most of pre-training, which may be
+shorter than the context that a model is used with. Precision is mixed, bf16 or fp16 beside single precision: 2 + 4 + 12
+bytes a parameter.
 """
 
 from __future__ import annotations

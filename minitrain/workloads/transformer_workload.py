@@ -7,7 +7,7 @@ have sizes of their own (see `precision`). A layer's input is what the layer bef
 take nothing. Gradients of activations are as large as these.
 
 Time is that of a roofline over a whole unit (`pass_costs` says what it counts), or the sum of its kernels
-(`pass_kernels`).
+(`unit_kernels`).
 """
 
 from __future__ import annotations

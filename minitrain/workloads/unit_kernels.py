@@ -1,22 +1,24 @@
 """The kernels of a unit of a transformer: what one rank runs forward, backward and for an update.
 
-Matrix multiplications are the unit's own (`Unit.gemms`); around them run passes over memory, whose bytes follow from
-what they read and write: a norm reads and writes each element once forward, and backward reads gradient and input,
+`forward_kernels` and `backward_kernels` list those of a whole pass. `pass_kernels` selects what one operation of the
+engine runs of them (a pass through a unit, half of one, the loss, an update), and adds what it computes again. The
+first half of a split backward is all but the gradients of weights, which are the second. A workload whose operations
+can be priced by kernels has the methods of `ListsKernels`.
+
+**Passes over memory** run around matrix multiplications, which are the unit's own (`Unit.gemms`). Their bytes follow
+from what they read and write: a norm reads and writes each element once forward, and backward reads gradient and input,
 writes a gradient, and reads once more for its weight's; dropout with the residual's addition reads two tensors and
 writes one and a mask. What Megatron-LM fuses is fused here: bias, dropout and addition; the activation function with
-its bias; scale, mask and softmax.
-
-Left out: communication; the router's top-k; recomputation, which runs forward's kernels again.
+its bias; scale, mask and softmax. Left out: communication; the router's top-k.
 
 Source: which tensors there are is Korthikanti et al. (2022), section 4; which of them a kernel reads and writes follows
 from Megatron-LM's fused kernels. The counts of launches are an estimate: 16 forward and 34 backward a layer, more where
 attention is unfused, and `launches_of_experts` where there are experts.
 
-Passes over memory that multiplications in eight bits need: casts, and transpositions for the gradients of weights.
-
-Hopper's matrix units take eight-bit operands in one order alone. So backward needs the input of each multiplication,
-and the gradient of its result, transposed. Norms and activation functions write both in eight bits themselves. What is
-left is
+**Eight bits** (`eight_bit_passes`): multiplications in eight bits need casts, and transpositions for the gradients of
+weights. Hopper's matrix units take eight-bit operands in one order alone. So backward needs the input of each
+multiplication, and the gradient of its result, transposed. Norms and activation functions write both in eight bits
+themselves. What is left is
 
 | what | forward | backward |
 |---|---|---|
@@ -40,13 +42,6 @@ Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1
 `csrc/extensions/normalization.cpp` (2.x); `create_hp_tensor_with_amax` (2.7, pull requests 2004 and 2013);
 `non_tn_fp8_gemm_supported` of `csrc/extensions/util.cpp`; `GroupedLinear`, which casts all that it is given;
 `dot_general` of github.com/google/aqt (2024), with `config_v3` of MaxText's `layers/quantizations.py`.
-
-The kernels of an operation that the engine prices: a pass through a unit, half of one, the loss, an update.
-
-`unit_kernels` lists what a unit runs forward and backward. This file selects what one operation runs of that, and adds
-what it computes again. The first half of a split backward is all but the gradients of weights, which are the second.
-
-A workload whose operations can be priced by kernels has the methods of `ListsKernels`.
 """
 
 from __future__ import annotations

@@ -3,21 +3,19 @@
 A workload is any object with the methods of `Workload`. It knows no hardware: a predictor makes seconds of its FLOPs
 and bytes. The default is `minitrain.workloads.matmul`.
 
-Context parallelism: the shards of a sequence that a pass works on, and the pairs that the causal mask leaves there.
+**Context parallelism** (`Context`, `num_pairs`): the shards of a sequence that a pass works on, and the pairs that the
+causal mask leaves there. A sequence is cut into equal shards. A rank holds some of them, and its queries see keys of
+its own and of other shards. The work of attention is that of the pairs whose key is not later than the query, and
+within the window if there is one. So it is counted by area: of two shards of c tokens, c^2 pairs where the keys lie
+before the queries, c (c + 1) / 2 where they are the same, and none where they come later. A rank with one shard of n
+has little work near the beginning of the sequence, and much near its end. With the shards i and 2n - 1 - i of 2n, all
+ranks have the same (Llama 3, section 3.3.2; "zigzag" in implementations of ring attention).
 
-A sequence is cut into equal shards. A rank holds some of them, and its queries see keys of its own and of other shards.
-The work of attention is that of the pairs whose key is not later than the query, and within the window if there is one.
-So it is counted by area: of two shards of c tokens, c^2 pairs where the keys lie before the queries, c (c + 1) / 2
-where they are the same, and none where they come later.
-
-A rank with one shard of n has little work near the beginning of the sequence, and much near its end. With the shards i
-and 2n - 1 - i of 2n, all ranks have the same (Llama 3, section 3.3.2; "zigzag" in implementations of ring attention).
-
-Compressed gradients: bytes on the wire and in memory, passes through memory, multiplications. Compressors say what they
-send and keep of weights of given shapes (`minitrain.tensors.compressed`); a workload says the shapes (`matrices`) and
-the bytes of a gradient's element. Quantising, selecting and adding errors are limited by memory. PowerSGD multiplies
-each matrix by a factor three times, and makes the first factor's columns orthonormal: 2 n r^2 FLOPs by the Gram-Schmidt
-procedure.
+**Compressed gradients** (`Packing`): bytes on the wire and in memory, passes through memory, multiplications.
+Compressors say what they send and keep of weights of given shapes (`minitrain.tensors.compressed`); a workload says the
+shapes (`matrices`) and the bytes of a gradient's element. Quantising, selecting and adding errors are limited by
+memory. PowerSGD multiplies each matrix by a factor three times, and makes the first factor's columns orthonormal: 2 n
+r^2 FLOPs by the Gram-Schmidt procedure.
 """
 
 from __future__ import annotations

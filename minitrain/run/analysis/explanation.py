@@ -1,12 +1,11 @@
 """One run explained: where its time goes, why ranks wait, what sets the step time, what would help, what fills memory.
 
-Parts of it are in modules of their own: `breakdown`, `retiming`, `memory_over_time`. Here they are put together, as
-objects and as data that can be written as JSON.
+An `Explanation` puts together what `breakdown`, `retiming` and `memory_over_time` find, as objects and as data that can
+be written as JSON. Two further analyses are here:
 
-Why ranks are idle: every gap with the operation that ended it, the rank that it waited for, and its kind.
-
-A gap is a time in which no stream of a rank is at work. It ends with an operation of the rank that had to wait for one
-of another rank, or with the step. Its kind says why:
+**Why ranks are idle** (`Gaps`). A gap is a time in which no stream of a rank is at work. It ends with an operation of
+the rank that had to wait for one of another rank, or with the step. Each gap has the operation that ended it, the rank
+that it waited for, and a kind:
 
 - step's end: the rank has done its part, and others have not.
 - straggler: a collective waited for its last member.
@@ -16,13 +15,12 @@ of another rank, or with the step. Its kind says why:
   for.
 - recovery: the run was interrupted, as by a device that died.
 
-The bubble by the textbook's formula beside the measured one, for the shipped pipeline schedules.
-
-In the formulas, p is the number of ranks of a pipeline, m the number of microbatches, and v the number of stages a
-rank. tf, ti and tw are the seconds that forward, input gradient and weight gradient of one microbatch take on one rank,
-and tb = ti + tw. The tests of `minitrain.search.schedules` check the formulas. They hold where communication takes no
-time, so the bubble is measured twice: in the run as it was, and in the run timed again without communication. The
-second figure is the one to compare with the formula. The difference between the two is the cost of communication.
+**The textbook's bubble** (`ClosedForm`) beside the measured one, for the shipped pipeline schedules. In the formulas, p
+is the number of ranks of a pipeline, m the number of microbatches, and v the number of stages a rank. tf, ti and tw are
+the seconds that forward, input gradient and weight gradient of one microbatch take on one rank, and tb = ti + tw. The
+tests of `minitrain.search.schedules` check the formulas. They hold where communication takes no time, so the bubble is
+measured twice: in the run as it was, and in the run timed again without communication. The second figure is the one to
+compare with the formula. The difference between the two is the cost of communication.
 """
 
 from __future__ import annotations

@@ -1,36 +1,28 @@
 """The layouts that a plan considers: precisions, choices of groups, strategies, degrees, microbatches, recomputation.
 
-Layouts that cannot be the best are not made. Recomputation is considered only where memory is short, since it costs
-time. Of precisions that cost the same, the first is taken that all devices of a choice of groups have.
+`layouts` yields them, each a `Candidate`: replicas, or pipelines of groups of devices. A candidate has what `simulate`
+needs, and a lower bound of its step time: what its busiest device computes. Nothing that communicates or waits is in
+the bound, so that a candidate whose bound is above a simulated step cannot win. Layouts that cannot be the best are not
+made. Recomputation is considered only where memory is short, since it costs time. Of precisions that cost the same, the
+first is taken that all devices of a choice of groups have.
 
-A layout that a step may have on a cluster: replicas (`replicas`), or pipelines of groups of devices (`pipelines`).
+**Pipelines** stand beside one another; their stages are groups of devices, in the order of the devices. Layers are cut
+into stages such that the slowest is as fast as it can be, with each device's memory as a bound (`balanced_stages`). The
+best cut of the first layers into the first stages is extended stage by stage (dynamic programming). That is exact for
+contiguous stages, whatever each stage takes and holds for each layer.
 
-Each candidate has what `simulate` needs, and a lower bound of its step time: what its busiest device computes. Nothing
-that communicates or waits is in the bound, so that a candidate whose bound is above a simulated step cannot win.
+**Replicas** lie on all devices. Samples are shared by finishing time (`samples_by_finishing_time`): one after the
+other, to the replica that would finish it first. For replicas whose time grows with their samples this is optimal up to
+one sample (list scheduling of equal tasks on uniform machines). Every replica has at least one sample; one that should
+have none is a device to leave out. Replicas take equally many microbatches, which fit into memory; those that gather
+weights together must. Where memory is short, replicas of other strategies may take microbatches as large as each device
+has room for, and more of them on some devices.
 
-Cutting layers into stages such that the slowest stage is as fast as it can be, with each device's memory as a bound.
-
-Stages come in the order of their devices. The best cut of the first layers into the first stages is extended stage by
-stage (dynamic programming), which is exact for contiguous stages, whatever each stage takes and holds for each layer.
-
-Layouts that are pipelines beside one another, whose stages are groups of devices, with layers by finishing time.
-
-Dividing a power budget between groups of devices, by what a watt buys.
-
-Under a cap a device's clock grows with the cube root of its dynamic power (see `minitrain.machine.device_groups`). The
-time of a step that is divided by speed is inverse to the sum of rate x clock over all devices, so this sum is
-maximised. With d the dynamic power of a device at its full clock and x its share of it, it is the sum of
-rate x^(1/3), subject to a given sum of d x. By Lagrange, x grows with (rate / d)^(3/2), and is 1 at most.
-
-Sharing samples by finishing time: one after the other, to the replica that would finish it first.
-
-For replicas whose time grows with their samples this is optimal up to one sample (list scheduling of equal tasks on
-uniform machines). Every replica has at least one sample; one that should have none is a device to leave out.
-
-Layouts that are replicas on all devices, with samples by finishing time, in microbatches that fit into memory.
-
-Replicas take equally many microbatches; those that gather weights together must. Where memory is short, replicas of
-other strategies may take microbatches as large as each device has room for, and more of them on some devices.
+**A power budget** is divided between groups by what a watt buys (`within_budget`). Under a cap a device's clock grows
+with the cube root of its dynamic power (see `minitrain.machine.device_groups`). The time of a step that is divided by
+speed is inverse to the sum of rate x clock over all devices, so this sum is maximised. With d the dynamic power of a
+device at its full clock and x its share of it, it is the sum of rate x^(1/3), subject to a given sum of d x. By
+Lagrange, x grows with (rate / d)^(3/2), and is 1 at most.
 """
 
 from __future__ import annotations

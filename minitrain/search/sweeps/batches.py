@@ -1,14 +1,12 @@
 """Running the configurations of a sweep on an executor, in batches.
 
 A batch is as many configurations as one worker simulates in about `_BATCH_S`: one where runs are large, hundreds where
-they are small. When the sweep is killed, the batches that are being simulated are lost, and nothing else.
+they are small. When the sweep is killed, the batches that are being simulated are lost, and nothing else. The
+configurations of a batch share strategies, predictors and folding's history, each made once (`SharedByBatch`).
 
-Rows of configurations that differ in prices alone, by one execution: see `minitrain.whatif.joint_execution`.
-
-The rows are those that a simulation of each configuration gives, to the last float. What cannot be executed so, or
-fails, is simulated one configuration after the other instead; each that fails then has an error of its own.
-
-What the configurations of a batch share: strategies, predictors and folding's history, each made once.
+Configurations that differ in prices alone share one execution (`minitrain.whatif.joint_execution`). Their rows are
+those that a simulation of each gives, to the last float. What cannot be executed so, or fails, is simulated one
+configuration after the other instead; each that fails then has an error of its own.
 """
 
 from __future__ import annotations

@@ -4,19 +4,17 @@ An address is a text: "tcp://host:8786" (or tls, ucx, ws) of a Dask scheduler, "
 runs on this machine, "ray://host:10001" or "ray:ADDRESS" for any other that `ray.init` can find. A connection that is
 made here ends here; what the caller has made stays as it is. Both packages are extras, imported where one is used.
 
-Workers on a cluster are sent work as bytes: a function, its arguments, and the strategies' own files. minitrain itself
-must be installed there. A strategy given as "path.py:function" is sent as its file and the files beside it that it
-imports; the worker puts them into a folder of its own and loads the strategy from there. A function of a module that is
-not installed is pickled by value, with the modules in its folder. Other files that a configuration names (of hardware,
-of a model) are not sent.
+**What is sent** (`Sender`): a function, its arguments, and the strategies' own files, as bytes. minitrain itself must
+be installed there. A strategy given as "path.py:function" is sent as its file and the files beside it that it imports;
+the worker puts them into a folder of its own and loads the strategy from there. A function of a module that is not
+installed is pickled by value, with the modules in its folder. Other files that a configuration names (of hardware, of a
+model) are not sent.
 
-Dask's scheduler itself repeats the tasks of a lost worker, and gives up a task that has lost four workers (its setting
+**Lost workers.** Dask's scheduler repeats their tasks, and gives up a task that has lost four workers (its setting
 `allowed-failures`). When the scheduler is lost, the client waits some seconds for one at the same address, to which the
-tasks are sent again.
-
-A task of Ray is a remote function, as Ray has no executor of `concurrent.futures`. Ray would repeat the task of a lost
-worker without a warning. That is switched off here, so that a loss is reported, and a task that ends its process is
-given up.
+tasks are sent again. A task of Ray is a remote function, as Ray has no executor of `concurrent.futures`. Ray would
+repeat the task of a lost worker without a warning. That is switched off here, so that a loss is reported, and a task
+that ends its process is given up.
 """
 
 from __future__ import annotations

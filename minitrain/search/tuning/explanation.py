@@ -1,10 +1,10 @@
 """Why the best layout wins: where its time goes, what others lose, what limits it, and what would change that.
 
-The same layouts are priced on machines with other prices: which price would have to change for another layout to win.
-
-A search as one HTML page has all configurations, the front, and any layout at a click. The best are simulated once
-more: for them, the page has where their time goes, what fills the memory, and what each place of the pipeline does.
-`minitrain.search.page` writes it.
+- `explain` simulates the best layouts once more, and compares them.
+- `turns` prices the same layouts on machines with other prices: which price would have to change for another to win.
+- `write_tuning_page` makes one HTML page: all configurations, the front, and any layout at a click. Of the best it has
+  where their time goes, what fills the memory, and what each place of the pipeline does. `minitrain.search.page` writes
+  it.
 """
 
 from __future__ import annotations

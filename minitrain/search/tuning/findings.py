@@ -1,8 +1,8 @@
-"""What a search has found: `Findings`, and `Choice`, one configuration of it.
+"""What a search has found: `Findings`, and `Choice`, one configuration of it, also in the options of other tools.
 
-A choice can be said in the options of other tools: those of `minitrain.workloads.exchange`, PyTorch's FSDP, and
-Calculon. Names are those of `torch.distributed.fsdp.fully_shard`, and of the execution files of Calculon
-(`calculon/llm/llm.py`). What a tool has no option for is written as a comment, or refused.
+The tools are those of `minitrain.workloads.exchange`, PyTorch's FSDP, and Calculon. Names are those of
+`torch.distributed.fsdp.fully_shard`, and of the execution files of Calculon (`calculon/llm/llm.py`). What a tool has no
+option for is written as a comment, or refused.
 """
 
 from __future__ import annotations

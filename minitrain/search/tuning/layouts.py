@@ -1,9 +1,10 @@
-"""Layouts of `megatron` that are priced together, and the pieces of their steps as columns, one a layout.
+"""Layouts of `megatron` that are priced together: the order of their pipelines, and their pieces as columns.
 
-The order of a pipeline: which steps each rank takes, and what it sends and receives between them.
+`order_of` says which steps each rank of a pipeline takes, and what it sends and receives between them. The strategy is
+executed on stand-ins that compute nothing: each stage is one layer, each microbatch one sample, and whatever is
+received is there at once. Only the order in which a rank asks for its operations is kept.
 
-The strategy is executed on stand-ins that compute nothing: each stage is one layer, each microbatch one sample, and
-whatever is received is there at once. Only the order in which a rank asks for its operations is kept.
+`Columns` has the pieces of the steps of layouts of one structure, with a column for each layout.
 """
 
 from __future__ import annotations
