@@ -399,6 +399,9 @@ def _filled(columns: Columns, order: Order, place: int, platform: Platform) -> D
     layers = [layer for stage in columns.stages_of(place) for layer in layout.stages[stage]]
     share = ends.dp if ends.zero else 1
     sizes = [(layer, workload.held_bytes(layer, ends.tp)) for layer in layers]
+    has_table = bool(workload.table_layers) and set(workload.table_layers) <= {*layers}
+    counted = workload.with_one_table(in_shards=False) if has_table else workload
+    at_update = [counted.held_bytes(layer, ends.tp) for layer in layers]
     logits = num_logits(workload, passes.microbatch_size) / (passes.tp * passes.cp)
     known = Place(
         workload=workload,
@@ -408,7 +411,7 @@ def _filled(columns: Columns, order: Order, place: int, platform: Platform) -> D
         num_logits=logits if at_loss else 0.0,
         peak_bytes=tensors,
         at_loss_bytes=at_loss,
-        at_update_bytes=sum(weight + gradient + state / share for _, (weight, gradient, state) in sizes),
+        at_update_bytes=sum(weight + gradient + state / share for weight, gradient, state in at_update),
         is_scattered=passes.sequence_parallel,
         is_single=columns.num_microbatches * columns.num_chunks == 1,
         num_in_flight=_num_in_flight(order, place) / columns.num_chunks,
