@@ -43,11 +43,9 @@ class WatchedTransport(Protocol):
 
     def unsettled_calls(self) -> list[Call]:
         """Return every call without an outcome."""
-        ...
 
     def close(self, error: BaseException) -> None:
         """End every unsettled call with an error."""
-        ...
 
 
 class DeadlockDetector:

@@ -33,7 +33,6 @@ class Watcher(Protocol):
 
     def look(self, now_s: float) -> float | None:
         """Do what is due at a time on the loop's clock, s; return when to be asked again, None for never."""
-        ...
 
     def rest(self, *, beside_old_threads: bool) -> bool:
         """Hear that nothing can happen any more, and return whether something was begun.
@@ -41,7 +40,6 @@ class Watcher(Protocol):
         Args:
             beside_old_threads: whether threads live that were there before the loop, and might know of it.
         """
-        ...
 
 
 class _Selector(selectors.DefaultSelector):

@@ -219,19 +219,15 @@ class Device(Protocol):
     @property
     def capacity_bytes(self) -> float:
         """The main memory."""
-        ...
 
     def peak_flop_per_s(self, datatype: str) -> float:
         """Return the peak rate for a datatype, FLOP/s."""
-        ...
 
     def seconds(self, cost: Cost, datatype: str) -> float:
         """Return how long an operation of a cost takes, s, of which the operation pays `cost.share`."""
-        ...
 
     def load_seconds(self, size_bytes: float) -> float:
         """Return how long it takes to load weights from the host, s."""
-        ...
 
 
 @final

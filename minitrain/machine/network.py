@@ -317,7 +317,6 @@ class PricesOps(Protocol):
 
     def time(self, op: str, size_bytes: float, num_ranks: float) -> float:
         """Return how long an operation lasts, s."""
-        ...
 
 
 def two_level_seconds(op: str, size_bytes: float, inner: PricesOps, outer: PricesOps, split: Split) -> float:

@@ -82,11 +82,9 @@ class TransferPrices(Protocol):
 
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         """Price a collective among some ranks, by an algorithm or by the network's choice."""
-        ...
 
     def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
         """Price one side ("send" or "recv") of a message."""
-        ...
 
 
 class Predictor(TransferPrices, Protocol):
@@ -95,37 +93,29 @@ class Predictor(TransferPrices, Protocol):
     @property
     def workload(self) -> Workload:
         """What the layers cost and hold."""
-        ...
 
     @property
     def peak_flop_per_s(self) -> float | None:
         """The device's peak rate, or None where durations are given by hand."""
-        ...
 
     @property
     def capacity_bytes(self) -> float | None:
         """The device's memory, or None where there is no device."""
-        ...
 
     def compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = ...) -> Price:
         """Price a forward, loss, backward, backward_input or backward_weight of a layer."""
-        ...
 
     def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = ...) -> Price:
         """Price an optimizer step on some shards of a layer, or of one of its parts."""
-        ...
 
     def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = ...) -> Price:
         """Price loading some shards of a layer's weight, or of one of its parts."""
-        ...
 
     def slowed(self, factor: float) -> Predictor:
         """Return the same predictor for a rank whose computing takes `factor` times as long."""
-        ...
 
     def training(self, workload: Workload) -> Predictor:
         """Return the same machine for another workload."""
-        ...
 
 
 def decide(

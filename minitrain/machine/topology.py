@@ -83,11 +83,9 @@ class RankNodes(Protocol):
 
     def one_of_each_shape(self, ranks: Sequence[int], steps: Iterable[Step]) -> list[Sequence[int]]:
         """Return groups that stand for a group and all its copies: copies of equal shape have equal prices."""
-        ...
 
     def distance(self, source: int, dest: int) -> Hashable:
         """Return what the price of a message between two ranks depends on."""
-        ...
 
 
 @final
@@ -276,11 +274,9 @@ class Topology(Protocol):
 
     def collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Transfer:
         """Price a collective of `size_bytes` bytes among `ranks`, by the algorithm that was asked for, if any."""
-        ...
 
     def p2p(self, size_bytes: float, source: int, dest: int) -> Transfer:
         """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""
-        ...
 
 
 @final

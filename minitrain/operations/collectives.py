@@ -71,23 +71,18 @@ class Brought(Protocol):
 
     def mismatch(self, rule: str) -> Exception:
         """Return the error of members that do not keep a rule."""
-        ...
 
     def agree(self, *names: str) -> None:
         """Require tensors of one kind that agree in some fields."""
-        ...
 
     def is_one(self, name: str) -> bool:
         """Return whether all bring the same in a field."""
-        ...
 
     def union(self, name: str) -> Any:
         """Return the union of a set that each brings."""
-        ...
 
     def total(self, count: Callable[[Any], int]) -> int:
         """Return the sum of a number over what each brings."""
-        ...
 
 
 @final

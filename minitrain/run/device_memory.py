@@ -664,7 +664,6 @@ class DeviceMemoryFigures:
         @property
         def class_models(self) -> Sequence[Any]:
             """The models of the ranks, or of the classes of ranks that are alike."""
-            ...
 
     @cached_property
     def device_memory(self) -> DeviceMemory | None:

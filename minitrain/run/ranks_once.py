@@ -269,22 +269,18 @@ class RanksAlike:
         @property
         def doubts(self) -> list[str]:
             """What a calibration has not measured."""
-            ...
 
         @property
         def mfu(self) -> float | None:
             """Model FLOPs utilization."""
-            ...
 
         @property
         def timeline(self) -> Timeline:
             """The events as columns."""
-            ...
 
         @property
         def step_timeline(self) -> Timeline:
             """The columns that figures of the step are made from."""
-            ...
 
     @property
     def is_folded(self) -> bool:

@@ -384,7 +384,6 @@ class OfStrategy(Protocol[P, R_co]):
 
     def __call__(self, strategy: str | Strategy, *args: P.args, **keywords: P.kwargs) -> R_co:
         """Simulate a strategy with parameters of the run and options of its own."""
-        ...
 
 
 class OfStrategies(Protocol[P, R_co]):
@@ -394,7 +393,6 @@ class OfStrategies(Protocol[P, R_co]):
         self, strategies: str | Iterable[str | Strategy] | None = None, *args: P.args, **keywords: P.kwargs
     ) -> R_co:
         """Simulate strategies with the same parameters."""
-        ...
 
 
 class OverGrid(Protocol[P, R_co]):
@@ -409,7 +407,6 @@ class OverGrid(Protocol[P, R_co]):
         **keywords: P.kwargs,
     ) -> R_co:
         """Simulate every strategy with every configuration."""
-        ...
 
 
 class OnMachines(Protocol[P, R_co]):
@@ -423,7 +420,6 @@ class OnMachines(Protocol[P, R_co]):
         **keywords: P.kwargs,
     ) -> R_co:
         """Simulate a strategy on each of several machines."""
-        ...
 
 
 def of_strategy(_keywords: Callable[P, RunParameters]) -> Callable[[Callable[..., R_co]], OfStrategy[P, R_co]]:

@@ -50,15 +50,12 @@ class Content(Protocol):
 
     def add(self, other: Any) -> Content:
         """Return the content of the sum."""
-        ...
 
     def shard(self, shard: int, num_shards: int) -> Content:
         """Return the content of one of `num_shards` parts."""
-        ...
 
     def combine(self, other: Any) -> Content:
         """Return the content of the combination."""
-        ...
 
 
 def summed(result: Result, left: Any, right: Any) -> Result:
@@ -177,7 +174,6 @@ class Reduceable(Protocol[T]):
 
     def __add__(self, other: T) -> T:
         """Return the element-wise sum."""
-        ...
 
 
 class Gatherable(Protocol[O]):
@@ -187,15 +183,12 @@ class Gatherable(Protocol[O]):
 
     def shard(self, shard: int, num_shards: int) -> O:
         """Return one of `num_shards` equal parts."""
-        ...
 
     def is_complete(self) -> bool:
         """Return whether every shard is held."""
-        ...
 
     def combine(self, other: O) -> O:
         """Return a tensor that holds the shards of both."""
-        ...
 
 
 class ReduceableGatherable(Reduceable[TO], Gatherable[TO], Protocol[TO]):

@@ -74,43 +74,33 @@ class Net(Protocol):
 
     def optimizer_of(self, layer: int) -> Any:
         """Return what takes the step of a layer, which knows its matrices."""
-        ...
 
     def size(self, layer: int, part: Part) -> int:
         """Return the number of elements of a part of a layer's weight."""
-        ...
 
     def num_frozen(self, layer: int, part: Part) -> int:
         """Return how many of these elements, the first, are not trained."""
-        ...
 
     def has_backward(self, layer: int) -> bool:
         """Return whether something is trained in a layer or before it."""
-        ...
 
     def initial_weight(self, layer: int, part: Part) -> torch.Tensor:
         """Return a part of the weight of a layer before the first step, flat."""
-        ...
 
     def positions(self, sequence: SequencePart) -> Positions:
         """Return the positions of a part of the sequence."""
-        ...
 
     def where(self, symbol: Any, positions: Positions) -> Positions:
         """Return the positions of a tensor's tokens as layers are given them."""
-        ...
 
     def shape(self, layer: int, num_samples: int, positions: Positions) -> tuple[int, ...]:
         """Return the shape of a layer's input; of the model's output for the number of layers."""
-        ...
 
     def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:
         """Return the model's input for some samples, at some positions."""
-        ...
 
     def loss(self, output: Rows, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return these samples' and positions' share of the mean loss of the batch."""
-        ...
 
 
 class _Given(torch.autograd.Function):

@@ -575,17 +575,14 @@ class ListsKernels(Protocol):
 
     def first_like(self, layer: int) -> int:
         """Return the first layer that runs the same kernels."""
-        ...
 
     def pass_kernels(self, typ: str, num_samples: int, layer: int, mode: PassMode, style: Style) -> KernelList:
         """Return the kernels of a forward, loss, backward, backward_input or backward_weight of a layer."""
-        ...
 
     def update_kernels(
         self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int, style: Style
     ) -> KernelList:
         """Return the kernels of an optimizer step on some shards of a layer, or of one of its parts."""
-        ...
 
 
 def pass_kernels(model: Architecture, unit: Unit, work: Work, typ: str, recompute: str, style: Style) -> KernelList:

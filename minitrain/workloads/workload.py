@@ -287,7 +287,6 @@ class Workload(Protocol):
 
         That is its rows where it is cut between rows, since what is less than a row would cost nothing.
         """
-        ...
 
     def compute_cost(self, typ: str, num_samples: int, layer: int, mode: PassMode = ...) -> Cost:
         """Return the cost of a pass of some samples, such as forward, loss, backward, backward_input, backward_weight.
@@ -295,42 +294,33 @@ class Workload(Protocol):
         The loss is of layer `num_layers`, one after the last. `mode` is another one than `USUAL` only where layers
         differ, or are divided into parts.
         """
-        ...
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = ...) -> Cost:
         """Return the cost of an optimizer step on some shards of a layer, or of one of its parts."""
-        ...
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int = ...) -> int:
         """Return the bytes read from storage to load some shards of a layer, or of one of its parts."""
-        ...
 
     def common_bytes(self, weight_grad: Any) -> int:
         """Return the bytes on the wire of what all parts of a layer hold, of the gradient of one part."""
-        ...
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes that a tensor puts on the wire."""
-        ...
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the elements that a tensor holds in memory."""
-        ...
 
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:
         """Return the elements that a layer's forward keeps for its backward, its input included.
 
         It is called only where layers differ.
         """
-        ...
 
     def recomputed_flop(self, num_samples: int, layer: int, mode: PassMode) -> float:
         """Return the FLOPs that a backward does again, counted as in `training_flop`; called as `kept_elements` is."""
-        ...
 
     def training_flop(self, num_samples: int, num_layers: int) -> float:
         """Return the floating-point operations that one training step has to do, summed over its layers."""
-        ...
 
 
 class AlikeLayers:

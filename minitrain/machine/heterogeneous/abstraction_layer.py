@@ -112,19 +112,15 @@ class HardwareBackend(Protocol):
 
     def reason_unavailable(self) -> str | None:
         """Return why it cannot be used on this machine, or None."""
-        ...
 
     def reason_unsupported(self, cost: Operation, datatype: str) -> str | None:
         """Return why it cannot compute an operation with a datatype, or None."""
-        ...
 
     def put(self, array: NDArray[Any]) -> Any:
         """Return an array in the device's memory."""
-        ...
 
     def get(self, array: Any) -> NDArray[Any]:
         """Return an array in the host's memory."""
-        ...
 
     def execute(self, kind: OperationKind, operands: Sequence[Any], options: Options, cost: Operation) -> Timed:
         """Return the result of an operation, and how long it took, s.
@@ -138,7 +134,6 @@ class HardwareBackend(Protocol):
         Raises:
             DeviceFailure: the device has died.
         """
-        ...
 
 
 @final

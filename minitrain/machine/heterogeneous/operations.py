@@ -386,7 +386,6 @@ class ArrayLibrary(Protocol):
 
     def compute(self, kind: OperationKind, operands: Sequence[Any], options: Options) -> Any:
         """Return the result of an operation when it is there."""
-        ...
 
 
 _REAL = ("float64", "float32", "float16")

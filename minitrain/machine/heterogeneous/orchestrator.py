@@ -98,7 +98,6 @@ class DeviceCoordinator(Protocol):
         Raises:
             DeviceFailure: the device has died.
         """
-        ...
 
 
 @final
