@@ -7,84 +7,41 @@ Prices, laws, memory, strict runs, proofs, folded runs, logs and exports read th
 the room `engine`.
 """
 
-from minitrain.operations.event_log import (
-    COLLECTIVES,
-    COMM,
-    COMMUNICATIONS,
-    COMPUTE,
-    COMPUTING,
-    EVENT_TYPES,
-    FETCH,
-    HOST_MOVES,
-    LAUNCHED,
-    LAYER,
-    LOAD_WEIGHTS,
-    MEMORY,
-    NO_SAMPLES,
-    NOTE,
-    OFFLOAD,
-    ON_COMPUTE,
-    PASSES,
-    PRICE,
-    RECV,
-    ROUTING,
-    SAMPLES,
-    SEND,
-    STORES,
-    STREAM,
-    STRIDE,
-    TIME,
-    TYP,
-    UNITS_PER_ELEMENT,
-    UPDATE,
-    WAITED_FOR,
-    WRITE,
-    Event,
-    EventLog,
-    MemoryChange,
-    Note,
-    Outage,
-    ReadOnlyLog,
-    Stream,
-)
-
-__all__ = [
-    "COLLECTIVES",
-    "COMM",
-    "COMMUNICATIONS",
-    "COMPUTE",
-    "COMPUTING",
-    "EVENT_TYPES",
-    "FETCH",
-    "HOST_MOVES",
-    "LAUNCHED",
-    "LAYER",
-    "LOAD_WEIGHTS",
-    "MEMORY",
-    "NOTE",
-    "NO_SAMPLES",
-    "OFFLOAD",
-    "ON_COMPUTE",
-    "PASSES",
-    "PRICE",
-    "RECV",
-    "ROUTING",
-    "SAMPLES",
-    "SEND",
-    "STORES",
-    "STREAM",
-    "STRIDE",
-    "TIME",
-    "TYP",
-    "UNITS_PER_ELEMENT",
-    "UPDATE",
-    "WAITED_FOR",
-    "WRITE",
-    "Event",
-    "EventLog",
-    "MemoryChange",
-    "Note",
-    "Outage",
-    "ReadOnlyLog",
-    "Stream",
-]
+from minitrain.operations.event_log import COLLECTIVES as COLLECTIVES
+from minitrain.operations.event_log import COMM as COMM
+from minitrain.operations.event_log import COMMUNICATIONS as COMMUNICATIONS
+from minitrain.operations.event_log import COMPUTE as COMPUTE
+from minitrain.operations.event_log import COMPUTING as COMPUTING
+from minitrain.operations.event_log import EVENT_TYPES as EVENT_TYPES
+from minitrain.operations.event_log import FETCH as FETCH
+from minitrain.operations.event_log import HOST_MOVES as HOST_MOVES
+from minitrain.operations.event_log import LAUNCHED as LAUNCHED
+from minitrain.operations.event_log import LAYER as LAYER
+from minitrain.operations.event_log import LOAD_WEIGHTS as LOAD_WEIGHTS
+from minitrain.operations.event_log import MEMORY as MEMORY
+from minitrain.operations.event_log import NO_SAMPLES as NO_SAMPLES
+from minitrain.operations.event_log import NOTE as NOTE
+from minitrain.operations.event_log import OFFLOAD as OFFLOAD
+from minitrain.operations.event_log import ON_COMPUTE as ON_COMPUTE
+from minitrain.operations.event_log import PASSES as PASSES
+from minitrain.operations.event_log import PRICE as PRICE
+from minitrain.operations.event_log import RECV as RECV
+from minitrain.operations.event_log import ROUTING as ROUTING
+from minitrain.operations.event_log import SAMPLES as SAMPLES
+from minitrain.operations.event_log import SEND as SEND
+from minitrain.operations.event_log import STORES as STORES
+from minitrain.operations.event_log import STREAM as STREAM
+from minitrain.operations.event_log import STRIDE as STRIDE
+from minitrain.operations.event_log import TIME as TIME
+from minitrain.operations.event_log import TYP as TYP
+from minitrain.operations.event_log import UNITS_PER_ELEMENT as UNITS_PER_ELEMENT
+from minitrain.operations.event_log import UPDATE as UPDATE
+from minitrain.operations.event_log import WAITED_FOR as WAITED_FOR
+from minitrain.operations.event_log import WRITE as WRITE
+from minitrain.operations.event_log import Event as Event
+from minitrain.operations.event_log import EventLog as EventLog
+from minitrain.operations.event_log import MemoryChange as MemoryChange
+from minitrain.operations.event_log import Note as Note
+from minitrain.operations.event_log import Outage as Outage
+from minitrain.operations.event_log import ReadOnlyLog as ReadOnlyLog
+from minitrain.operations.event_log import Stream as Stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isfunction
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ DIVIDED = [*WITH_WHOLE_LAYERS, *IN_CONTEXT]  # and whole sequences, cp=1
 LOCAL = ["local_sgd", "diloco"]
 DELAYED = ["pipedream_2bw", "powersgd_ddp"]
 ALL = ["single", *DATA_PARALLEL, *LOCAL, *DELAYED, *PIPELINES, *ON_A_MESH, *DIVIDED, *SCHEDULED]
-GENERATORS = [name for name in schedules.__all__ if name.islower() and name not in ("validate",)]
+GENERATORS = [name for name, each in vars(schedules).items() if isfunction(each) and name != "validate"]
 
 Sizes = dict[str, Any]
 

@@ -16,47 +16,22 @@ machine/device.py.
 | `evidence` | compares predictions with the machine at hand, on networks too |
 """
 
-from minitrain.machine.devices.device_spec import A100_SPEC, DeviceSpec
-from minitrain.machine.devices.operations import (
-    Analysis,
-    KernelLaunch,
-    MatmulShape,
-    Operation,
-    Program,
-    matmul,
-    occupancy,
-    wave_efficiency,
-)
-from minitrain.machine.devices.simulator import (
-    AsicSimulator,
-    CpuSimulator,
-    DeviceSimulator,
-    GpuSimulator,
-    NvidiaA100Simulator,
-    OperationTime,
-    SimulationResult,
-    TpuSimulator,
-    make_simulator,
-)
-
-__all__ = [
-    "A100_SPEC",
-    "Analysis",
-    "AsicSimulator",
-    "CpuSimulator",
-    "DeviceSimulator",
-    "DeviceSpec",
-    "GpuSimulator",
-    "KernelLaunch",
-    "MatmulShape",
-    "NvidiaA100Simulator",
-    "Operation",
-    "OperationTime",
-    "Program",
-    "SimulationResult",
-    "TpuSimulator",
-    "make_simulator",
-    "matmul",
-    "occupancy",
-    "wave_efficiency",
-]
+from minitrain.machine.devices.device_spec import A100_SPEC as A100_SPEC
+from minitrain.machine.devices.device_spec import DeviceSpec as DeviceSpec
+from minitrain.machine.devices.operations import Analysis as Analysis
+from minitrain.machine.devices.operations import KernelLaunch as KernelLaunch
+from minitrain.machine.devices.operations import MatmulShape as MatmulShape
+from minitrain.machine.devices.operations import Operation as Operation
+from minitrain.machine.devices.operations import Program as Program
+from minitrain.machine.devices.operations import matmul as matmul
+from minitrain.machine.devices.operations import occupancy as occupancy
+from minitrain.machine.devices.operations import wave_efficiency as wave_efficiency
+from minitrain.machine.devices.simulator import AsicSimulator as AsicSimulator
+from minitrain.machine.devices.simulator import CpuSimulator as CpuSimulator
+from minitrain.machine.devices.simulator import DeviceSimulator as DeviceSimulator
+from minitrain.machine.devices.simulator import GpuSimulator as GpuSimulator
+from minitrain.machine.devices.simulator import NvidiaA100Simulator as NvidiaA100Simulator
+from minitrain.machine.devices.simulator import OperationTime as OperationTime
+from minitrain.machine.devices.simulator import SimulationResult as SimulationResult
+from minitrain.machine.devices.simulator import TpuSimulator as TpuSimulator
+from minitrain.machine.devices.simulator import make_simulator as make_simulator

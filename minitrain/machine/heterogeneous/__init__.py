@@ -14,113 +14,55 @@ Open `abstraction_layer` first: it computes an operation on any backend.
 | `timeline` | says when everything of that happens: units, links, power and heat |
 """
 
-from minitrain.machine.heterogeneous.abstraction_layer import (
-    DeviceFailure,
-    Execution,
-    FailingBackend,
-    HardwareAbstractionLayer,
-    HardwareBackend,
-    HostBackend,
-    NoBackendError,
-    Placed,
-    PlacedArray,
-    SimulatedBackend,
-    place_of,
-    standard_layer,
-)
-from minitrain.machine.heterogeneous.operations import OPERATIONS
-from minitrain.machine.heterogeneous.orchestrator import (
-    DeviceCoordinator,
-    LayerCoordinator,
-    LimitedBackend,
-    MultiDeviceOrchestrator,
-    OrchestratedRun,
-    Recovery,
-    share_devices,
-)
-from minitrain.machine.heterogeneous.profiler import Claim, ComprehensiveHardwareProfiler, Suite, VerificationReport
-from minitrain.machine.heterogeneous.taxonomy import (
-    DetectedDevice,
-    EnhancedHardwareDetector,
-    EnhancedHardwareTaxonomy,
-    HardwareCapabilityProfile,
-    HardwareClass,
-    HardwareRelationship,
-    HardwareTaxonomy,
-    PrecisionType,
-    profiles_of,
-)
+from minitrain.machine.heterogeneous.abstraction_layer import DeviceFailure as DeviceFailure
+from minitrain.machine.heterogeneous.abstraction_layer import Execution as Execution
+from minitrain.machine.heterogeneous.abstraction_layer import FailingBackend as FailingBackend
+from minitrain.machine.heterogeneous.abstraction_layer import HardwareAbstractionLayer as HardwareAbstractionLayer
+from minitrain.machine.heterogeneous.abstraction_layer import HardwareBackend as HardwareBackend
+from minitrain.machine.heterogeneous.abstraction_layer import HostBackend as HostBackend
+from minitrain.machine.heterogeneous.abstraction_layer import NoBackendError as NoBackendError
+from minitrain.machine.heterogeneous.abstraction_layer import Placed as Placed
+from minitrain.machine.heterogeneous.abstraction_layer import PlacedArray as PlacedArray
+from minitrain.machine.heterogeneous.abstraction_layer import SimulatedBackend as SimulatedBackend
+from minitrain.machine.heterogeneous.abstraction_layer import place_of as place_of
+from minitrain.machine.heterogeneous.abstraction_layer import standard_layer as standard_layer
+from minitrain.machine.heterogeneous.operations import OPERATIONS as OPERATIONS
+from minitrain.machine.heterogeneous.orchestrator import DeviceCoordinator as DeviceCoordinator
+from minitrain.machine.heterogeneous.orchestrator import LayerCoordinator as LayerCoordinator
+from minitrain.machine.heterogeneous.orchestrator import LimitedBackend as LimitedBackend
+from minitrain.machine.heterogeneous.orchestrator import MultiDeviceOrchestrator as MultiDeviceOrchestrator
+from minitrain.machine.heterogeneous.orchestrator import OrchestratedRun as OrchestratedRun
+from minitrain.machine.heterogeneous.orchestrator import Recovery as Recovery
+from minitrain.machine.heterogeneous.orchestrator import share_devices as share_devices
+from minitrain.machine.heterogeneous.profiler import Claim as Claim
+from minitrain.machine.heterogeneous.profiler import ComprehensiveHardwareProfiler as ComprehensiveHardwareProfiler
+from minitrain.machine.heterogeneous.profiler import Suite as Suite
+from minitrain.machine.heterogeneous.profiler import VerificationReport as VerificationReport
+from minitrain.machine.heterogeneous.taxonomy import DetectedDevice as DetectedDevice
+from minitrain.machine.heterogeneous.taxonomy import EnhancedHardwareDetector as EnhancedHardwareDetector
+from minitrain.machine.heterogeneous.taxonomy import EnhancedHardwareTaxonomy as EnhancedHardwareTaxonomy
+from minitrain.machine.heterogeneous.taxonomy import HardwareCapabilityProfile as HardwareCapabilityProfile
+from minitrain.machine.heterogeneous.taxonomy import HardwareClass as HardwareClass
+from minitrain.machine.heterogeneous.taxonomy import HardwareRelationship as HardwareRelationship
+from minitrain.machine.heterogeneous.taxonomy import HardwareTaxonomy as HardwareTaxonomy
+from minitrain.machine.heterogeneous.taxonomy import PrecisionType as PrecisionType
+from minitrain.machine.heterogeneous.taxonomy import profiles_of as profiles_of
+from minitrain.machine.heterogeneous.workload_manager import DataMovementOptimizer as DataMovementOptimizer
+from minitrain.machine.heterogeneous.workload_manager import DataMovementPlan as DataMovementPlan
 from minitrain.machine.heterogeneous.workload_manager import (
-    DataMovementOptimizer,
-    DataMovementPlan,
-    HardwareAwareWorkloadManager,
-    HeterogeneousScheduler,
-    Move,
-    ScheduledTask,
-    SynchronizationManager,
+    HardwareAwareWorkloadManager as HardwareAwareWorkloadManager,
 )
-from minitrain.machine.heterogeneous.workloads import (
-    ArraySpec,
-    EnhancedTestTask,
-    EnhancedWorkloadProfile,
-    Fusion,
-    FusionRule,
-    MemoryPlan,
-    TestTask,
-    WorkloadOperation,
-    WorkloadProfile,
-    split_by_samples,
-)
-
-__all__ = [
-    "OPERATIONS",
-    "ArraySpec",
-    "Claim",
-    "ComprehensiveHardwareProfiler",
-    "DataMovementOptimizer",
-    "DataMovementPlan",
-    "DetectedDevice",
-    "DeviceCoordinator",
-    "DeviceFailure",
-    "EnhancedHardwareDetector",
-    "EnhancedHardwareTaxonomy",
-    "EnhancedTestTask",
-    "EnhancedWorkloadProfile",
-    "Execution",
-    "FailingBackend",
-    "Fusion",
-    "FusionRule",
-    "HardwareAbstractionLayer",
-    "HardwareAwareWorkloadManager",
-    "HardwareBackend",
-    "HardwareCapabilityProfile",
-    "HardwareClass",
-    "HardwareRelationship",
-    "HardwareTaxonomy",
-    "HeterogeneousScheduler",
-    "HostBackend",
-    "LayerCoordinator",
-    "LimitedBackend",
-    "MemoryPlan",
-    "Move",
-    "MultiDeviceOrchestrator",
-    "NoBackendError",
-    "OrchestratedRun",
-    "Placed",
-    "PlacedArray",
-    "PrecisionType",
-    "Recovery",
-    "ScheduledTask",
-    "SimulatedBackend",
-    "Suite",
-    "SynchronizationManager",
-    "TestTask",
-    "VerificationReport",
-    "WorkloadOperation",
-    "WorkloadProfile",
-    "place_of",
-    "profiles_of",
-    "share_devices",
-    "split_by_samples",
-    "standard_layer",
-]
+from minitrain.machine.heterogeneous.workload_manager import HeterogeneousScheduler as HeterogeneousScheduler
+from minitrain.machine.heterogeneous.workload_manager import Move as Move
+from minitrain.machine.heterogeneous.workload_manager import ScheduledTask as ScheduledTask
+from minitrain.machine.heterogeneous.workload_manager import SynchronizationManager as SynchronizationManager
+from minitrain.machine.heterogeneous.workloads import ArraySpec as ArraySpec
+from minitrain.machine.heterogeneous.workloads import EnhancedTestTask as EnhancedTestTask
+from minitrain.machine.heterogeneous.workloads import EnhancedWorkloadProfile as EnhancedWorkloadProfile
+from minitrain.machine.heterogeneous.workloads import Fusion as Fusion
+from minitrain.machine.heterogeneous.workloads import FusionRule as FusionRule
+from minitrain.machine.heterogeneous.workloads import MemoryPlan as MemoryPlan
+from minitrain.machine.heterogeneous.workloads import TestTask as TestTask
+from minitrain.machine.heterogeneous.workloads import WorkloadOperation as WorkloadOperation
+from minitrain.machine.heterogeneous.workloads import WorkloadProfile as WorkloadProfile
+from minitrain.machine.heterogeneous.workloads import split_by_samples as split_by_samples

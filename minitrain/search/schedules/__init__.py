@@ -19,38 +19,20 @@ backward is split (a weight gradient still needs the activations), in units of a
 counts 1/v.
 """
 
-from minitrain.search.schedules.generators import (
-    chimera,
-    dualpipe_v,
-    gpipe,
-    interleaved_1f1b,
-    interleaved_zero_bubble,
-    looped_bfs,
-    one_f_one_b,
-    zb_1p,
-    zb_2p,
-    zb_h1,
-    zb_h2,
-    zbv,
-)
-from minitrain.search.schedules.schedule import Action, Cell, Kind, Schedule, validate
-
-__all__ = [
-    "Action",
-    "Cell",
-    "Kind",
-    "Schedule",
-    "chimera",
-    "dualpipe_v",
-    "gpipe",
-    "interleaved_1f1b",
-    "interleaved_zero_bubble",
-    "looped_bfs",
-    "one_f_one_b",
-    "validate",
-    "zb_1p",
-    "zb_2p",
-    "zb_h1",
-    "zb_h2",
-    "zbv",
-]
+from minitrain.search.schedules.generators import chimera as chimera
+from minitrain.search.schedules.generators import dualpipe_v as dualpipe_v
+from minitrain.search.schedules.generators import gpipe as gpipe
+from minitrain.search.schedules.generators import interleaved_1f1b as interleaved_1f1b
+from minitrain.search.schedules.generators import interleaved_zero_bubble as interleaved_zero_bubble
+from minitrain.search.schedules.generators import looped_bfs as looped_bfs
+from minitrain.search.schedules.generators import one_f_one_b as one_f_one_b
+from minitrain.search.schedules.generators import zb_1p as zb_1p
+from minitrain.search.schedules.generators import zb_2p as zb_2p
+from minitrain.search.schedules.generators import zb_h1 as zb_h1
+from minitrain.search.schedules.generators import zb_h2 as zb_h2
+from minitrain.search.schedules.generators import zbv as zbv
+from minitrain.search.schedules.schedule import Action as Action
+from minitrain.search.schedules.schedule import Cell as Cell
+from minitrain.search.schedules.schedule import Kind as Kind
+from minitrain.search.schedules.schedule import Schedule as Schedule
+from minitrain.search.schedules.schedule import validate as validate
