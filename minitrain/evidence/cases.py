@@ -313,7 +313,7 @@ def _platform(
         shares_by_rank=_blocks(framework, layout),
         captures=bool(row.words("framework").facts.get("graphs")),
         fused_loss=found.fused_loss or bool(row.words("framework").facts.get("fused_loss")),
-        memory=_memory_of(found.memory, layout, model),
+        memory=_memory_of(row, framework, found.memory, layout, model),
     )
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
@@ -322,8 +322,11 @@ def _platform(
     return found
 
 
-def _memory_of(memory: str, layout: Layout, model: Transformer) -> str:
+def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, model: Transformer) -> str:
     """Return how a framework allocates, which has optimizers of its own for each way to shard."""
+    if "torchtitan" in framework.words:
+        is_compiled = framework.is_compiled and row.words("framework").facts.get("compiled_loss", True)
+        return "fsdp2" if is_compiled else "fsdp2 eager loss"
     if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:
         return "deepspeed bf16"
     if memory == "deepspeed zero" and layout.zero == 0:

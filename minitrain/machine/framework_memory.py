@@ -12,14 +12,16 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "deepspeed" | a weight's in 16 bits | 6 | gradients in single precision, by themselves and in one array |
 | "deepspeed zero" | a weight's in 16 bits | 6 | a bucket, and two arrays of the rank's share of gradients |
 | "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
+| "fsdp2" | a unit's in 16 bits, and in single precision while they are reduced | 4 | no shards of weights in 16 bits |
+| "fsdp2 eager loss" | likewise | 12, of parts 16 | likewise |
 | "internevo zero" | a unit's | 12 | buckets, four copies of the rank's gradients, AdamW's temporaries |
 | "internevo fsdp" | a unit's | 12 | two copies of the rank's gradients, AdamW's temporaries |
 | "nanotron" | all of a microbatch in 16 bits, until its backward ends | 8 | activated gates, collectives' arrays |
 | "nanotron ddp" | likewise | 8 | likewise, and an array of each gradient in 16 bits |
 | "nanotron zero" | likewise | 8 | as "nanotron"; shards of weights, and two arrays of all weights, in 16 bits |
 
-With a loss in one kernel (`fused_loss`) gradients are put over logits, which stay in 16 bits; but for habits "", since
-the runs of torchtitan that are known (d1) have reserved as much as its eager ones.
+With a loss in one kernel (`fused_loss`) gradients are put over logits, which stay in 16 bits; but for habits "" and
+those of FSDP2, whose names say it.
 
 Sources:
 - **fused**: `gradient_accumulation_fusion` of Megatron-Core's `tensor_parallel/layers.py`, where the head's backward
@@ -32,6 +34,16 @@ Sources:
   `step` flattens the gradients of the rank's share and casts them; without ZeRO `step` of
   `runtime/fp16/fused_optimizer.py` casts each gradient, and flattens these; pipelines leave gradients in 16 bits to
   `clear_lp_grads` of the next backward (`runtime/bf16_optimizer.py`), and sum totals through `allreduce_bucket`;
+- **fsdp2**: torchtitan's `apply_fsdp` (`models/llama3/infra/parallelize.py`) shards weights in single precision, which
+  `foreach_all_gather` of PyTorch's `fsdp/_fully_shard/_fsdp_collectives.py` casts into what it sends; `foreach_reduce`
+  copies a unit's gradients into one array in single precision, which is there until the next unit's is reduced. The
+  first arrays are of a stream for gathers, sums of gradients of one for reductions: what a stream has freed serves no
+  other, so that both are reserved beside the most that computing takes. `run_train.sh` sets expandable segments, which
+  leave no block too small but for the loss: there what a layer's forward has made and not kept is free, and smaller
+  than logits. Compiled, as it is since April 2025 (pull request 1033), the loss takes logits and gradients in 16 bits.
+  Before, `log_softmax` and its backward have three arrays in single precision, and of parts
+  `_nll_loss_and_log_softmax_backward` (`tensor/parallel/loss.py`) four; and a block of logits in 16 bits has been
+  freed. `ColwiseParallel` gathers the head's input, which autograd keeps;
 - **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
   elements, of which two are in flight, `compute_norm` takes single-precision copies of all gradients, `_step` flattens
   and casts; `FSDPadaptOptimizer` copies and casts without flattening. PyTorch's AdamW makes the root of the second
@@ -157,8 +169,9 @@ class Habits:
 
     Args:
         new_gradient: what there is of gradients before they are in their totals: a "unit"'s, a "weight"'s in 16 bits,
-            "all" of a microbatch's in 16 bits, or "none".
+            "all" of a microbatch's in 16 bits, a unit's that are "reduced" into shards, or "none".
         logit_bytes: the most bytes of a logit at the loss.
+        parts_logit_bytes: the same where parts share it, if it is more.
         keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
         keeps_gradients: whether there are all gradients of a microbatch in 16 bits beside their totals.
         keeps_gates: whether SwiGLU keeps the activated gate, parts keep the array that they gather into, collectives
@@ -167,8 +180,9 @@ class Habits:
         update: what the update allocates; None for nothing.
     """
 
-    new_gradient: Literal["unit", "weight", "all", "none"] = "unit"
+    new_gradient: Literal["unit", "weight", "all", "reduced", "none"] = "unit"
     logit_bytes: int = 12
+    parts_logit_bytes: int = 0
     keeps_shapes: bool = False
     keeps_gradients: bool = False
     keeps_gates: bool = False
@@ -184,6 +198,8 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "deepspeed": Habits("weight", 6, update=_cast_and_flatten),
         "deepspeed zero": Habits("weight", 6, update=_flatten_and_cast),
         "deepspeed bf16": Habits("none", 6, keeps_gradients=True, update=_sum_in_single),
+        "fsdp2": Habits("reduced", 4),
+        "fsdp2 eager loss": Habits("reduced", 12, 16),
         "internevo zero": Habits(update=_flatten_and_step),
         "internevo fsdp": Habits(update=_step_by_units),
         "nanotron": Habits("all", 8, keeps_gates=True),
@@ -197,12 +213,16 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
 @final
 @dataclass(frozen=True, slots=True)
 class HeldWeight:
-    """A weight of a rank, or a layer's experts, in bytes: whole, its whole gradient, and the state that is held."""
+    """A weight of a rank, or a layer's experts, in bytes: whole, its whole gradient, and the state that is held.
+
+    A shard is gathered before it is used.
+    """
 
     layer: int
     weight_bytes: float
     gradient_bytes: float
     state_bytes: float
+    is_shard: bool = False
 
 
 @final
@@ -285,8 +305,10 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
         fused_loss: whether the loss is one kernel.
     """
     habits = HABITS[memory]
+    if habits.new_gradient == "reduced" and any(each.is_shard for each in place.weights):
+        return _in_streams(place, habits)
     moments: Iterable[tuple[float, float]]
-    if habits.new_gradient == "unit":
+    if habits.new_gradient in ("unit", "reduced"):
         moments = _as_counted(place)
     elif habits.new_gradient == "all":
         moments = _until_its_end(place, habits)
@@ -313,6 +335,73 @@ def _as_counted(place: Place) -> list[tuple[float, float]]:
     """Return moments in which units' gradients are there at once: tensors, and what is beside them."""
     at_loss = (place.at_loss_bytes, (HABITS[""].logit_bytes - LOGIT_BYTES) * place.num_logits)
     return [(place.peak_bytes, 0.0), *([at_loss] if place.num_logits else [])]
+
+
+def _in_streams(place: Place, habits: Habits) -> Fullest:
+    """Return what a rank holds whose units are gathered and reduced in streams of their own."""
+    sizes = place.workload.model.precision
+    elements = sum(each.state_bytes for each in place.weights) / sizes.optimizer_bytes  # of the shards
+    summed = sizes.gradient_bytes * elements
+    moments = [
+        (held - _HALF * elements, beside, 0.0 if place.is_single and not has_sums else summed)
+        for held, beside, has_sums in _of_units(place, habits)
+    ]
+    held, temporary, _ = max(moments, key=lambda each: each[0] + each[1])
+    largest = _HALF * max(_units_of(place))
+    gathered = largest + largest * elements / sum(_units_of(place))
+    computing = max(held + beside - sums for held, beside, sums in moments)
+    reserved = computing + summed + gathered + _free_at_loss(place, habits)
+    most = held + temporary
+    return Fullest(held, temporary, late_bytes=max(reserved - most, 0.0), lasting_bytes=most)
+
+
+def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool]]:
+    """Yield moments: tensors, what is beside them, and whether there are the sums of gradients for certain."""
+    units = _units_of(place)
+    first, head = units[0], units[-1] if place.num_logits else 0.0
+    logits, whole = place.num_logits, _sum_over_parts(place) if place.is_scattered else 0.0
+    if logits:
+        before = place.at_loss_bytes - LOGIT_BYTES * logits + whole  # the head's input, which parts have gathered
+        at_most = habits.logit_bytes if place.num_parts == 1 else max(habits.logit_bytes, habits.parts_logit_bytes)
+        yield before, at_most * logits, False
+        yield before, _HALF * (logits + head) + _input_gradients(place), False
+        yield before, (_HALF + _SINGLE) * head, False
+    block = max(units[1:-1], default=first)
+    again = max((_made_again(place, each.layer) for each in place.weights), default=0.0)
+    inner = max((_inner_gradients(place, each.layer) for each in place.weights), default=0.0)
+    counted = max((each.gradient_bytes for each in place.weights), default=0.0)
+    yield (
+        place.peak_bytes - LOGIT_BYTES * logits - counted,
+        _SINGLE * max(head, block) + _HALF * block + again + inner,
+        False,
+    )
+    yield place.at_update_bytes, (_HALF + _SINGLE) * first, True
+
+
+def _units_of(place: Place) -> list[float]:
+    """Return the elements of the units that are gathered at once: embedding, layers, head."""
+    found: list[float] = []
+    for each in sorted(place.weights, key=lambda each: each.layer):
+        size = each.weight_bytes / place.workload.model.precision.parameter_bytes
+        if place.workload.units[each.layer].kind in ("mlp", "moe") and found:
+            found[-1] += size
+        else:
+            found.append(size)
+    return found
+
+
+def _made_again(place: Place, layer: int) -> float:
+    """Return the bytes that a layer's forward makes and does not keep, which its backward makes again."""
+    kept = {each.name for each in place.saved(layer)}
+    saved = place.workload.units[layer].saved
+    found = sum(each.num_bytes(place.work) for each in saved if each.name not in kept and each.name != "logits")
+    return float(found) + (_sum_over_parts(place) if place.is_scattered else 0.0)
+
+
+def _free_at_loss(place: Place, habits: Habits) -> float:
+    """Return the bytes of free blocks at the loss: what a layer's forward has left, and an eager loss of logits."""
+    left = max((_made_again(place, each.layer) for each in place.weights), default=0.0)
+    return left + (_HALF * place.num_logits if habits.logit_bytes > _SINGLE else 0.0)
 
 
 def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tuple[float, float]]:

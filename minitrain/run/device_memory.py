@@ -286,7 +286,8 @@ def _weights_of(model: Any, workload: Any) -> list[HeldWeight]:
     for key, weight in model.weights.items():
         whole = workload.memory_elements(weight) * weight.num_shards / len(weight.shards)
         state = workload.memory_elements(states[key]) if key in states else 0.0
-        found.append(HeldWeight(weight.layer, whole, whole * sizes.gradient_bytes / sizes.parameter_bytes, state))
+        gradient = whole * sizes.gradient_bytes / sizes.parameter_bytes
+        found.append(HeldWeight(weight.layer, whole, gradient, state, len(weight.shards) < weight.num_shards))
     return found
 
 

@@ -461,7 +461,7 @@ def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
         in_core = (_ALL, "flash_attn", "context")
         yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), in_core)
     own = () if model.attention == "flash" and not in_eight else ("output",)
-    again = (_ALL, "context")
+    again = (_ALL, "context", "op") if in_eight else (_ALL, "context")
     yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), again, needed_for=own)
     yield from saved_by_second_norm(model, _ALL)
     if model.dropout:

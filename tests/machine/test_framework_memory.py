@@ -141,3 +141,36 @@ def test_what_an_update_takes_comes_on_top_of_the_reserve() -> None:
 def test_only_known_habits_are_taken() -> None:
     with pytest.raises(UsageError, match="memory of platform mine must be '', 'megatron'"):
         Platform(name="mine", memory="megatorn")
+
+
+def of_fsdp(memory: str, **changes: Any) -> DeviceMemory:
+    """Return the memory of a run of torchtitan's FSDP in two shards."""
+    sizes = {"world_size": 2, "workload": MODEL, "global_batch_size": 8, "fold": False}
+    platform = replace(find_platform("torchtitan-h100"), memory=memory)
+    found = mt.simulate("fsdp", platform=platform, **{**sizes, **changes}).device_memory
+    assert found is not None
+    return found
+
+
+def test_fsdp2_holds_states_and_whole_weights_of_two_units_at_the_loss() -> None:
+    block, table = 4 * HIDDEN**2 + 3 * FFN * HIDDEN + 2 * HIDDEN, VOCABULARY * HIDDEN
+    parameters = LAYERS * block + 2 * table + HIDDEN
+    layer = 4 * 2 * HIDDEN + 4 * 2 * HIDDEN + 4 * 8 + 3 * 2 * FFN
+    tokens, gathered = 4 * TOKENS, 2 * (table + HIDDEN) + 2 * block  # the head, and the last layer for its backward
+    held = 12 * parameters / 2 + gathered + tokens * (LAYERS * layer + 2 * 2 * HIDDEN)
+    for memory, logit_bytes in (("fsdp2", 4), ("fsdp2 eager loss", 12)):
+        found = of_fsdp(memory)
+        allocated = found.allocated_bytes - found.rounding_bytes - WORKSPACE_BYTES
+        assert allocated == pytest.approx(held + logit_bytes * VOCABULARY * tokens, rel=1e-6)
+        free = 2 * VOCABULARY * tokens if logit_bytes > 4 else 0
+        pools = 4 * parameters / 2 + 1.5 * 2 * (table + HIDDEN)  # sums of gradients; what is gathered, and the shard
+        assert found.reserved_bytes - found.allocated_bytes == pytest.approx(pools + free, abs=2**21)
+
+
+def test_parts_of_fsdp2_gather_the_input_of_the_head() -> None:
+    sizes = {"world_size": 4, "tp": 2, "recompute": "full"}
+    whole, parts = (of_fsdp("fsdp2 eager loss", sequence_parallel=flag, **sizes) for flag in (False, True))
+    tokens = 4 * TOKENS
+    assert whole.temporary_bytes == parts.temporary_bytes == 16 * VOCABULARY * tokens / 2
+    shards = (2 * 2 + 2 * LAYERS) * HIDDEN * tokens / 2  # of the head's two inputs, and of those of layers
+    assert whole.held_bytes - parts.held_bytes == pytest.approx(shards - 2 * HIDDEN * tokens, rel=1e-6)
