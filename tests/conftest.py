@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -23,7 +23,8 @@ from minitrain.engine.dist import Dist
 from minitrain.engine.model import Model
 
 settings.register_profile("all", deadline=None, derandomize=True)
-settings.register_profile("quick", settings.get_profile("all"), max_examples=40)
+settings.register_profile("ci", settings.get_profile("all"), max_examples=40)
+settings.register_profile("quick", settings.get_profile("all"), max_examples=12)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,9 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Grade on machines whose kernel does not hold all; let workers share what proofs compile, in pytest's folder.
 
-    Where slow tests are asked for, Hypothesis tries its 100 examples.
+    Where `ci` tests are asked for, Hypothesis tries 40 examples, and where slow ones are, its 100.
     """
-    settings.load_profile("quick" if config.option.markexpr == "not slow" else "all")
+    left_out = config.option.markexpr
+    settings.load_profile("all" if "not slow" not in left_out else "quick" if "not ci" in left_out else "ci")
     os.environ.setdefault("MINITRAIN_ISOLATION", "auto")
     if find_spec("filelock"):  # without it, JAX lets two workers write a file at once
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "jax"))
@@ -46,16 +48,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `slow` leaves any out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out parameter sets as `one_in` says, and trace one set of a test: the others execute the same lines."""
-    sets = Counter[str]()
+    """Leave out parameter sets as `one_in` and `few` say; trace one set of a test: others execute the same lines."""
+    tests = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        name = item.nodeid.partition("[")[0]
-        place, sets[name] = sets[name], sets[name] + 1
+        sets = tests[item.nodeid.partition("[")[0]]
         thinned = item.get_closest_marker("one_in")
-        if thinned is not None and place % thinned.args[0]:
+        if thinned is not None and len(sets) % thinned.args[0]:
             item.add_marker("slow")
-        if place and config.pluginmanager.hasplugin("_cov"):
+        if sets and config.pluginmanager.hasplugin("_cov"):
             item.add_marker("no_cover")
+        sets.append(item)
+    for sets in tests.values():
+        few = sets[0].get_closest_marker("few")
+        in_ci = [item for item in sets if item.get_closest_marker("slow") is None]
+        if few is not None and len(in_ci) > few.args[0]:
+            apart = len(in_ci) // few.args[0]  # a step more each time: else one of two values would stay the same
+            quick = {turn * apart + turn % apart for turn in range(few.args[0])}
+            for place, item in enumerate(in_ci):
+                if place not in quick:
+                    item.add_marker("ci")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -77,6 +77,7 @@ def test_a_parameter_has_its_flags_in_each_command_that_has_it(name: str) -> Non
     assert shown <= {option.shown or str(DEFAULTS[name])}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["run", "sweep", "learn grade"])
 def test_help_fits_into_a_narrow_terminal_and_can_be_read_out(name: str) -> None:
     program = "from minitrain.cli import main; main()"

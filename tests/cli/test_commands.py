@@ -267,6 +267,7 @@ def test_a_strategy_shows_every_option_with_default_and_meaning(name: str) -> No
     assert all(parameter.name in text for parameter in parameters)
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("name", mt.strategies())
 @pytest.mark.parametrize("sizes", [(4, 5, 8), (4, 8, 7), (3, 6, 6), (5, 40, 40)])
 def test_the_rules_that_a_strategy_shows_name_what_its_errors_refuse(name: str, sizes: tuple[int, int, int]) -> None:
@@ -355,6 +356,7 @@ def test_without_traces_nothing_is_said_of_them(arguments: tuple[str, ...], monk
     assert "trace" not in " ".join([output, *said])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("columns", [30, 40, 60])
 @pytest.mark.parametrize("command", ["compare ddp 1f1b --no-trace", "run ddp --no-trace", "models", "hw list"])
 def test_a_narrow_terminal_gets_every_column_below_one_another(

@@ -74,6 +74,7 @@ def started(folder: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> Iter
         process.kill()
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("prefix", [(), LIMITED])
 def test_ctrl_c_ends_it_with_one_line_130_and_no_files(tmp_path: Path, prefix: tuple[str, ...]) -> None:
@@ -110,6 +111,7 @@ def test_a_command_with_limited_memory_ends_as_ever_or_in_one_sentence(code: str
     assert said.count("\n") <= 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(os.name != "posix", reason="needs a pipe that closes")
 @pytest.mark.parametrize("arguments", [("hw", "list"), ("hw", "list", "--json")])
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path, arguments: tuple[str, ...]) -> None:
@@ -122,6 +124,7 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path, arguments: tuple[s
     assert process.stderr == ""
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [("hw", "list"), ("strategies", "--json")])
 def test_a_full_disk_is_one_message(tmp_path: Path, arguments: tuple[str, ...]) -> None:

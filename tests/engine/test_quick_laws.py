@@ -105,6 +105,7 @@ def is_lawful(law: Callable[..., None], *arguments: Any) -> bool:
     return False
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("op", LAWFUL)
 def test_no_call_that_passes_the_quick_expression_breaks_the_law(op: str) -> None:
     _, law = LAWFUL[op]

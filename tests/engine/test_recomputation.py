@@ -109,6 +109,7 @@ def test_a_backward_costs_what_it_computes_again() -> None:
         )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", sorted(set(mt.strategies()) - {"single"}))
 def test_every_strategy_trades_time_for_memory(strategy: str) -> None:
     runs = [
@@ -124,6 +125,7 @@ def test_every_strategy_trades_time_for_memory(strategy: str) -> None:
     assert flops == {16 * sum(unit.recomputed_flop(256, recompute) for unit in units) for recompute in RECOMPUTE}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["ddp", "1f1b", "zb_h1", "zbv", "zero3"])
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_strict_folded_and_summary_runs_agree(strategy: str, recompute: Recompute) -> None:

@@ -139,6 +139,7 @@ def test_another_mixture_than_is_declared_is_disproved(monkeypatch: pytest.Monke
         mt.prove("diloco", **SIZES, **STREAMING)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("sizes", "options"),
     [

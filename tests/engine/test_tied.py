@@ -40,6 +40,7 @@ def test_the_references_gradient_is_that_of_one_table(model: mt.Transformer) -> 
     assert found[-1][-table.size :].reshape(hidden, vocabulary).T.ravel() == pytest.approx(found[0][: table.size])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "world_size", "model"),
     [

@@ -94,6 +94,7 @@ def test_memory_is_that_of_the_order() -> None:
     assert found["ZB-H2"] > found["ZB-H1"] >= found["1F1B"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("schedule", ["GPipe", "ZB-H1", "ZB-H2", "ZB-V", "DualPipeV"])
 def test_a_step_of_many_microbatches_takes_what_one_of_few_says(schedule: str) -> None:
     found = run_of(schedule, n_micro="24", gbs="96", n_layers="15")

@@ -155,6 +155,7 @@ def test_a_process_ends_when_its_pipe_closes() -> None:
     assert not _is_running(worker.pid)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_who_waits_for_a_process_that_is_stopped_or_stuck_learns_of_it(
     monkeypatch: pytest.MonkeyPatch, is_stuck: bool

@@ -18,6 +18,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_a_recorded_program_does_the_same_again(name: str, options: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"workload": "tiny-moe", "global_batch_size": 16, "strict": True}

@@ -73,6 +73,7 @@ def test_local_steps_are_refused_where_the_exercise_declares_none(name: str) -> 
         mt.simulate(replayed(programs, name), **sizes)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", sorted(mt.strategies().keys() - LOCAL))
 def test_a_replayed_program_is_the_same_run(name: str) -> None:
     sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}

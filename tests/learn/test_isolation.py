@@ -269,6 +269,7 @@ def attempts(request: Any, held: Isolation, tmp_path_factory: pytest.TempPathFac
     return tried(codes, request.param, tmp_path_factory.mktemp("attempts") / "02_ddp.py")
 
 
+@pytest.mark.few(32)
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's means are Linux's")
 @pytest.mark.parametrize("what", ALL)
 def test_the_kernel_stops_an_escape(what: str, attempts: dict[str, str]) -> None:
@@ -358,6 +359,7 @@ def test_required_isolation_refuses_to_grade_without_it(tmp_path: Path, monkeypa
     assert "the kernel does not hold: files, network, signals, processes" in as_text([Row("", found)]) or os.geteuid()
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's means are Linux's")
 @pytest.mark.parametrize("means", [(), (NO_NAMESPACES,)], ids=["PID namespace", "subreaper"])
 def test_processes_end_with_the_submission(
@@ -415,6 +417,7 @@ def test_the_means_of_this_machine_can_be_asked_for() -> None:
 IMPORTS = ("math", "dataclasses", "functools", "itertools", "typing", "collections", "heapq", "json", "numpy.random")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["auto", "none"])
 def test_honest_imports_simply_work(mode: str, tmp_path: Path) -> None:
     path = tmp_path / "02_ddp.py"

@@ -91,6 +91,7 @@ CLOSED: dict[str, dict[str, Closed]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", CLOSED)
 def test_closed_forms_are_near_the_reference(number: str) -> None:
     exercise = load_exercise(number)

@@ -63,6 +63,7 @@ def close(got: Numbers, want: Numbers) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
 def test_whole_attention_is_what_jax_computes(heads: int, kv_heads: int, window: int | None) -> None:

@@ -32,6 +32,7 @@ SIZES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", SIZES, ids=lambda options: ", ".join(f"{k}={v!s:.9}" for k, v in options.items()))
 @pytest.mark.parametrize("name", ["ring_attention", "gathered_context"])
 def test_a_cut_sequence_trains_as_a_whole_one_does(name: str, options: dict[str, Any]) -> None:

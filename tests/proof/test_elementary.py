@@ -34,6 +34,7 @@ FUNCTIONS: dict[str, Callable[..., Numbers]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
 def test_norms_are_what_jax_computes(kind: str) -> None:
     x, grad = draw(2)

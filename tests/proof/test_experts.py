@@ -54,6 +54,7 @@ RULES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_rows_sent_to_experts_give_the_dense_mixture_and_its_gradients(rule: RoutingRule, parts: int) -> None:

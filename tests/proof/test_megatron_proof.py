@@ -49,12 +49,14 @@ def by_turns(first: mt.Transformer, second: mt.Transformer, divisions: Sequence[
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("workload", "options"), by_turns(LLAMA_LIKE, QWEN_LIKE, DENSE))
 def test_a_dense_model_trains_as_on_one_device(workload: mt.Transformer, options: dict[str, Any]) -> None:
     proof = mt.prove("megatron", workload=workload, global_batch_size=8, microbatch_size=1, **options)
     assert proof.largest_relative < 1e-9
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("workload", "options"), by_turns(MIXTRAL_LIKE, DEEPSEEK_LIKE, EXPERTS))
 def test_a_model_with_experts_trains_as_on_one_device(workload: mt.Transformer, options: dict[str, Any]) -> None:
     stages: dict[str, Any] = {"layers_per_stage": STAGES} if options.get("schedule") == "dualpipe_v" else {}

@@ -110,6 +110,7 @@ def test_the_zoo_is_proven_whole() -> None:
     assert len(CASES) > 200
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("which", [slice(0, None, 2), pytest.param(slice(1, None, 2), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_every_strategy_trains_as_one_device_does(name: str, which: slice) -> None:
@@ -117,6 +118,7 @@ def test_every_strategy_trains_as_one_device_does(name: str, which: slice) -> No
         assert mt.prove(name, **sizes).largest < 1e-12, sizes
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     "problem", [Problem(width=11, seed=5, optimizer=Momentum()), Problem(optimizer=Adam(rate=1.0))]
@@ -127,6 +129,7 @@ def test_the_proof_holds_for_other_widths_seeds_and_optimizers(name: str, proble
     assert mt.prove(name, numerics=problem, **sizes).largest < bound
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize(
     ("ranks", "zero"),

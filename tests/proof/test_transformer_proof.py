@@ -87,6 +87,7 @@ def proven(name: str, model: Any, **sizes: Any) -> mt.Proof:
     return proof
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", mt.strategies())
 @pytest.mark.parametrize(
     "model",
@@ -99,12 +100,14 @@ def test_every_strategy_trains_a_transformer_as_one_device_does(name: str, model
         proven(name, model, **sizes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_every_kind_of_model_is_trained_as_one_device_does(model: mt.Transformer) -> None:
     for name, sizes in (("ddp", case(4)), ("zb_h1", case(2)), *(("megatron", sizes) for sizes in MEGATRON)):
         proven(name, model, **sizes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model", "factor"), [(MIXTRAL_LIKE, 0.4), (SWITCH_LIKE, 1.0)])
 def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_as_on_one_device(model: Any, factor: float) -> None:
     problem = TransformerProblem(model, capacity_factor=factor)
@@ -112,6 +115,7 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_as_on_one_device(mo
         proven("megatron", model, numerics=problem, **sizes)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [MIXTRAL_LIKE, DEEPSEEK_LIKE, SWITCH_LIKE], ids=lambda model: model.name)
 @pytest.mark.parametrize("factor", [None, 0.75])
 def test_experts_among_ranks_train_as_on_one_device(model: mt.Transformer, factor: float | None) -> None:

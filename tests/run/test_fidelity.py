@@ -141,6 +141,7 @@ def test_the_default_without_a_model_is_the_roofline() -> None:
     assert mt.simulate("ddp", world_size=2).events == mt.simulate("ddp", world_size=2, fidelity="roofline").events
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "hardware", "priced_by"),
     [

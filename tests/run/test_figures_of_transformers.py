@@ -46,6 +46,7 @@ def test_kinds_add_up_to_the_peak_and_are_those_of_the_journals(strategy: str, o
     assert with_journals.peak_memory_per_rank == run.peak_memory_per_rank
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("strategy", "options"), GRID, ids=str)
 def test_folded_summarized_and_saved_runs_say_the_same(strategy: str, options: dict[str, Any], tmp_path: Path) -> None:
     run = train(strategy, fold=False, **options)

@@ -35,6 +35,7 @@ def _require_near(left: Run, right: Run, names: tuple[str, ...] = _FIGURES) -> N
         assert getattr(left, name) == pytest.approx(getattr(right, name), rel=1e-9, abs=1e-12), name
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("hardware", ["v100_32g_nvl8", "a100_80g", "h200_141g_nvl8", "b200_192g_nvl8"])
 def test_the_winner_is_that_of_free_loads(hardware: str) -> None:
     sizes: dict[str, Any] = {"world_size": 8, "num_layers": 32, "global_batch_size": 64}
@@ -45,6 +46,7 @@ def test_the_winner_is_that_of_free_loads(hardware: str) -> None:
         assert run.step_time == pytest.approx(other.step_time, rel=1e-9)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", sorted({*mt.strategies()} - {"single"}))
 @pytest.mark.parametrize("sizes", [_SIZES, _UNALIKE], ids=["alike", "transformer"])
 def test_a_step_takes_what_it_takes_where_loading_is_free(name: str, sizes: dict[str, Any]) -> None:

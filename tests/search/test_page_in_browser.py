@@ -74,6 +74,7 @@ def test_a_click_on_a_point_or_a_row_shows_where_its_time_goes_and_what_its_rank
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [500, 1500])
 def test_a_sweep_is_sorted_by_a_column_and_shows_the_picture_of_what_is_chosen(
     open_page: Callable[..., Any], sweep: Path, width: int

@@ -920,6 +920,7 @@ def of_class(cheats: dict[str, dict[str, Any]]) -> list[Any]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "name"), of_class(FAILING))
 def test_a_cheat_fails_for_its_reason(kind: str, name: str, tmp_path: Path) -> None:
     require_own_reason(FAILING[kind][name], tmp_path, in_process=name != "what the collector knows")

@@ -40,6 +40,7 @@ SHIPPED = {  # exercise by strategy: where a shipped strategy, given as a file o
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", HANDWRITTEN)
 def test_right_submissions_in_other_styles_have_full_marks(name: str) -> None:
     exercise, path = load_exercise(HANDWRITTEN[name]), SUBMISSIONS / f"{name}.py"
@@ -47,6 +48,7 @@ def test_right_submissions_in_other_styles_have_full_marks(name: str) -> None:
     assert found.score == found.max_score, str(found)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.one_in(3)
 def test_shipped_strategies_have_full_marks(name: str, tmp_path: Path) -> None:
@@ -315,6 +317,7 @@ def test_what_a_submission_does_to_its_own_engine_changes_no_grade(what: str, ho
     assert (found.score, found.leaderboard) == (honest.max_score, honest.leaderboard), str(found)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", names_of(MISTAKEN))
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
     require_own_reason(MISTAKEN[name], tmp_path, in_process=True)

@@ -43,6 +43,7 @@ def run_cells(cells: list[str]) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_notebooks_run_from_top_to_bottom(exercise: Exercise, capsys: pytest.CaptureFixture[str]) -> None:
     notebook = json.loads(as_text(notebook_of(exercise)))

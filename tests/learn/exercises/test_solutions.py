@@ -33,6 +33,7 @@ def lines_of(text: str) -> int:
     return sum(bool(line) and not line.startswith("#") for line in code)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("exercise", shipped_exercises(), ids=lambda exercise: exercise.name)
 @pytest.mark.one_in(5)
 def test_a_solution_is_short_and_runs_where_it_lies(exercise: Exercise, tmp_path: Path) -> None:

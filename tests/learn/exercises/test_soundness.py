@@ -16,6 +16,7 @@ from minitrain.learn.verify import faults_of
 EXERCISES = shipped_exercises()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 @pytest.mark.one_in(3)
 def test_shipped_exercises_are_sound(exercise: Exercise) -> None:

@@ -154,6 +154,7 @@ def test_other_durations_give_the_times_of_the_rules(moves: list[Move], world_si
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", sorted(mt.strategies()))
 def test_a_graph_of_classes_gives_the_clocks_of_a_folded_run(name: str) -> None:
     world_size = 1 if name == "single" else 8

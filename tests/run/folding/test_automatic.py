@@ -58,6 +58,7 @@ def require_same(strategy: Any, **parameters: Any) -> mt.Run | None:
     return run
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_strategies_fold_unasked_where_ranks_are_alike(name: str) -> None:
     run = require_same(name, **SIZES)

@@ -33,6 +33,7 @@ def of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return executed
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", sorted(mt.strategies()))
 def test_ranks_of_every_shipped_strategy_do_what_their_class_does(name: str, of_somebody_else: list[int]) -> None:
     if name == "single":
@@ -42,6 +43,7 @@ def test_ranks_of_every_shipped_strategy_do_what_their_class_does(name: str, of_
     assert not run.is_folded or set(run.representatives) <= set(of_somebody_else)  # type: ignore[attr-defined]  # of a folded run
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -78,6 +78,7 @@ def _figures(configuration: Configuration, *, fold: bool) -> dict[str, Any]:
     return {"status": "ok", **figures}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MESHED)
 def test_rows_of_a_batch_are_those_of_runs_alone_and_in_full(name: str) -> None:
     configurations = _by_turns(name)
@@ -88,6 +89,7 @@ def test_rows_of_a_batch_are_those_of_runs_alone_and_in_full(name: str) -> None:
             assert {key: row[key] for key in figures} == figures
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MESHED)
 def test_classes_and_logs_are_those_of_runs_alone(name: str) -> None:
     _require_nothing_depends_on_what_came_before(_by_turns(name))
@@ -218,6 +220,7 @@ def _of_batch(name: str, batch: int, world_size: int = 16) -> Configuration:
     return STRATEGIES[name], sizes
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize(("first", "second"), [*permutations(BATCHES, 2)])
 def test_what_one_batch_needs_is_not_believed_of_another(name: str, first: int, second: int) -> None:

@@ -39,6 +39,7 @@ def _require_identical(strategy: Any, **parameters: Any) -> FoldedRun:
     return run
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [name for name in mt.strategies() if name not in ("single",)])
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_every_shipped_strategy_is_the_same_folded(name: str, microbatch_size: int | None) -> None:

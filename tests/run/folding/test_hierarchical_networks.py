@@ -50,6 +50,7 @@ def num_classes(run: mt.Run) -> int:
     return len(run.class_logs)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "world_size", "options"), CASES, ids=str)
 def test_every_shipped_strategy_is_the_same_folded_over_nodes(
     name: str, world_size: int, options: dict[str, Any]
@@ -61,6 +62,7 @@ def test_every_shipped_strategy_is_the_same_folded_over_nodes(
     assert isinstance(run, FoldedRun)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("world_size", [9, 12, 20, 36])
 @pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3", "zero3_prefetch", "ddp_overlap", "1f1b"])
 def test_a_last_node_that_is_not_full_changes_nothing(name: str, world_size: int) -> None:

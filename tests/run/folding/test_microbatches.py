@@ -35,6 +35,7 @@ def _of_all(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> Run:
         return mt.simulate("megatron", **given)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -46,6 +46,7 @@ def strict(program: Callable[[Model], Awaitable[Any]], world_size: int = 1, **pa
     return mt.simulate(program, strict=True, hardware=mt.FixedPredictor(), **{**sizes, **parameters})
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", mt.strategies())
 @pytest.mark.parametrize("microbatch_size", [None, 1])
 def test_shipped_strategies_pass_with_the_log_they_have(name: str, microbatch_size: int | None) -> None:
@@ -63,6 +64,7 @@ def test_shipped_strategies_pass_with_the_log_they_have(name: str, microbatch_si
         assert run.peak_memory == plain.peak_memory
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_schedules_pass_at_every_zero_stage(name: str, zero: int) -> None:

@@ -67,6 +67,7 @@ def run_time(part: mt.Cluster, step: dict[str, Any], strategy: str, shares: mt.S
     return mt.simulate(strategy, **machine, **step, **options).step_time
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_plan_is_within_three_percent_of_exhaustive_search(seed: int) -> None:
     cluster, step = random_case(seed)

@@ -121,6 +121,7 @@ def test_dualpipe_v_waits_half_a_forward_for_every_rank_but_one(unit: int) -> No
         assert result.step_time == 3 * unit * m + (p - 1) * unit / 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("p", "m", "makespans"),
     [(4, 8, [33, 33, 28.5, 26.25, 27, 25.5]), (8, 32, [117, 117, 106.5, 101.25, 103, 99.5])],

@@ -635,6 +635,7 @@ def test_the_command_finds_out_first_whether_files_can_be_written(tmp_path: Path
         assert "cannot be written: No such file or directory; name another file" in shown.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("grid", [("world_size",), ("a b=1",), ("layers=1,",), ("layers=1", "num_layers=2")])
 def test_the_command_refuses_a_grid_that_is_none(grid: tuple[str, ...]) -> None:
     shown = _command("ddp", *(part for text in grid for part in ("-g", text)))

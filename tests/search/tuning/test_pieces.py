@@ -27,6 +27,7 @@ def simulated(of: TuningProblem, options: Any) -> mt.Run:
     return mt.simulate("megatron", **{**of.parameters, **options, "fold": True, "check": False})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("seed", "fidelity", "world_size"), [(1, "roofline", 16), (2, "kernels", 16), (3, "roofline", 32)]
 )
@@ -57,6 +58,7 @@ def test_layouts_on_racks_that_are_not_full_are_put_together_from_pieces() -> No
     assert price_pipelines(of, [one.pipeline])[0].step_time_s == simulated(of, one.options).step_time
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("of_ring", [{"tp": [2], "cp": [2]}, {"tp": [1], "cp": [4]}, {"tp": [8], "cp": [2]}], ids=str)
 def test_rings_within_a_node_or_between_nodes_are_put_together_from_pieces(of_ring: dict[str, list[int]]) -> None:
     of = TuningProblem(replace(SMALL, seq_len=512), "h100_80g_nvl8", 64, 32, {}).by("megatron")
@@ -76,6 +78,7 @@ def test_rings_within_a_node_or_between_nodes_are_put_together_from_pieces(of_ri
         assert figures.needed_memory_bytes == pytest.approx(run.needed_memory_bytes, rel=0.005)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seq_len", [1024, 32768])
 def test_longer_rings_take_further_steps_like_the_last(seq_len: int) -> None:
     of = TuningProblem(replace(SMALL, seq_len=seq_len), "h100_80g_nvl8", 16, 4, {}).by("megatron")
