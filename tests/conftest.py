@@ -55,18 +55,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         thinned = item.get_closest_marker("one_in")
         if thinned is not None and len(sets) % thinned.args[0]:
             item.add_marker("slow")
-        if sets and config.pluginmanager.hasplugin("_cov"):
-            item.add_marker("no_cover")
         sets.append(item)
     for sets in tests.values():
-        few = sets[0].get_closest_marker("few")
-        in_ci = [item for item in sets if item.get_closest_marker("slow") is None]
-        if few is not None and len(in_ci) > few.args[0]:
-            apart = len(in_ci) // few.args[0]  # a step more each time: else one of two values would stay the same
-            quick = {turn * apart + turn % apart for turn in range(few.args[0])}
-            for place, item in enumerate(in_ci):
-                if place not in quick:
-                    item.add_marker("ci")
+        quick = _quick(sets)
+        if config.pluginmanager.hasplugin("_cov"):
+            for item in sets:
+                if item is not (quick or sets)[0]:
+                    item.add_marker("no_cover")
+
+
+def _quick(sets: list[pytest.Item]) -> list[pytest.Item]:
+    """Mark what `few` leaves out of the parameter sets of one test, and return those that are tried by default."""
+    in_ci = [item for item in sets if item.get_closest_marker("slow") is None]
+    few = sets[0].get_closest_marker("few")
+    if few is not None and len(in_ci) > few.args[0]:
+        apart = len(in_ci) // few.args[0]  # a step more each time: else one of two values would stay the same
+        chosen = {turn * apart + turn % apart for turn in range(few.args[0])}
+        for place, item in enumerate(in_ci):
+            if place not in chosen:
+                item.add_marker("ci")
+    return [item for item in in_ci if item.get_closest_marker("ci") is None]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -179,6 +179,7 @@ def test_grade_exits_with_0_for_full_marks_alone(learn: Learn) -> None:
     assert message in result.stderr.replace("\n", " ")
 
 
+@pytest.mark.ci
 def test_grade_says_how_submissions_are_kept_apart(learn: Learn) -> None:
     Path("ddp.py").write_text(RIGHT)
     assert learn("grade", "ddp.py", "--isolation", "none").stdout.endswith("\n  isolation: none\n")

@@ -255,6 +255,7 @@ def test_folded_ranks_equal_all_ranks(how: str) -> None:
     assert mt.simulate("powersgd_ddp", world_size=4096, global_batch_size=8192, **sizes).is_folded
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workload", ["tiny", pytest.param("tiny-moe", marks=pytest.mark.slow)])
 def test_matrices_of_a_transformer(workload: str) -> None:
     sizes: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "num_steps": 2, "lora": 2}

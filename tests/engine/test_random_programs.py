@@ -461,20 +461,20 @@ def outcome(moves: Programs, num_layers: int, batch: int, *, strict: bool = True
 
 
 @pytest.mark.no_cover  # that of the next test goes through the same lines
-@settings(max_examples=300)
+@settings(max_examples=8 * settings().max_examples)
 @given(programs())
 def test_a_program_ends_in_an_error_of_ours_or_has_trained_the_model(program: tuple[Programs, int, int]) -> None:
     run, world = outcome(*program)
     assert run is None or world.trained(program[1])
 
 
-@settings(max_examples=100)
+@settings(max_examples=3 * settings().max_examples)
 @given(programs())
 def test_no_program_hangs_or_breaks_what_is_not_strict(program: tuple[Programs, int, int]) -> None:
     outcome(*program, strict=False)
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.data())
 def test_an_unchanged_program_is_accepted_and_has_trained_the_model(data: Any) -> None:
     num_ranks = data.draw(st.integers(1, 3))

@@ -68,6 +68,7 @@ def test_the_numbers_that_made_the_runs_are_found(tmp_path: Path) -> None:
     assert high >= fitted.platform.clock * 0.999
 
 
+@pytest.mark.ci
 def test_a_host_that_launches_slowly_is_found(tmp_path: Path) -> None:
     truth = Platform(name="truth", launch_s=8e-5, clock=0.9)
     fitted = fit_platform(runs(tmp_path / "runs.csv", truth), numbers=("clock", "launch_s"))
@@ -85,6 +86,7 @@ def test_runs_that_scatter_leave_wide_intervals_and_say_so(tmp_path: Path) -> No
     assert fitted.platform.fitted_error > 0.05
 
 
+@pytest.mark.ci
 def test_a_number_that_no_run_tells_of_is_left_alone(tmp_path: Path) -> None:
     fitted = fit_platform(runs(tmp_path / "runs.csv", Platform(name="truth", clock=0.8), num=8))
     assert fitted.platform.parts_exposed == 1.0  # no run divides its layers

@@ -59,6 +59,7 @@ def test_the_command_prints_errors_by_table() -> None:
     assert max(map(len, result.output.splitlines())) <= 60
 
 
+@pytest.mark.ci
 def test_json_is_one_object_a_figure(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = CliRunner().invoke(app, ["validate", "c2", "--json", "--html", str(page), "--without", "waves, starts"])
@@ -83,6 +84,7 @@ def test_a_table_of_which_nothing_can_be_simulated_fails_with_the_reasons(tmp_pa
     assert "n_gpus" in result.output
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 def test_an_interrupt_ends_the_command_and_its_processes() -> None:
     command = [sys.executable, "-m", "minitrain", "validate", "m1", "--jobs", "2"]

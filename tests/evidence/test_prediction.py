@@ -129,6 +129,7 @@ def test_errors_are_told_by_device_framework_and_parallelism() -> None:
     assert replace(done, results=named_alike).answered == {"b3": (2, 2)}
 
 
+@pytest.mark.ci
 def test_processes_change_nothing() -> None:
     assert mt.validate("c2", jobs=2).rows == mt.validate("c2").rows
 
@@ -174,7 +175,9 @@ def runs_that_ran(most_ranks: int = 256) -> list[Case]:
     return cases
 
 
-@pytest.mark.parametrize("one_in", [36, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "one_in", [150, pytest.param(36, marks=pytest.mark.ci), pytest.param(6, marks=pytest.mark.slow)]
+)
 def test_published_runs_that_ran_fit_into_their_devices(one_in: int) -> None:
     cases = runs_that_ran()
     assert len(cases) == 810

@@ -186,6 +186,7 @@ def test_the_lab_answers_in_node(lab: Path) -> None:
     assert "deadlock" in deadlock["error"].lower() or "wait" in deadlock["error"]
 
 
+@pytest.mark.ci
 def test_what_cannot_be_fetched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="the lab is built with npm, which is not installed"):

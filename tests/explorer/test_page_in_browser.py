@@ -134,6 +134,7 @@ def test_a_strategy_is_checked_while_it_is_typed(page: Any) -> None:
     other.close()
 
 
+@pytest.mark.ci
 def test_what_never_ends_can_be_stopped_and_the_page_goes_on(page: Any) -> None:
     after(page, lambda: page.select_option("#knob-strategy", "own"))
     text = page.locator("#field-source textarea")

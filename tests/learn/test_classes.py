@@ -102,6 +102,7 @@ def test_a_class_is_graded_to_its_end_in_the_order_of_its_files(odd: Path) -> No
     assert {row["student"]: row["score"] for row in table if row["score"] != "0"} == {"alice": "100", "bob": "100"}
 
 
+@pytest.mark.ci
 def test_one_worker_does_the_same(tmp_path: Path) -> None:
     write(tmp_path, {"02_a.py": DDP, "02_b.py": "async def ddp(model):\n    return model\n"})
     rows = grade_all(find_submissions([tmp_path], shipped_exercises()), workers=1)
@@ -120,6 +121,7 @@ def test_nobody_imports_the_work_of_somebody_else(tmp_path: Path) -> None:
     assert "No module named 'alice'" in rows[1].failure
 
 
+@pytest.mark.ci
 def test_a_helper_that_is_imported_is_no_row(tmp_path: Path) -> None:
     write(tmp_path, {"02_mine.py": WITH_HELPER, "helper.py": HELPER, "tools/deep.py": "number = 1\n"})
     (found,) = find_submissions([str(tmp_path / "*.py")], shipped_exercises())
@@ -128,6 +130,7 @@ def test_a_helper_that_is_imported_is_no_row(tmp_path: Path) -> None:
     assert row.score == 100, row.failure
 
 
+@pytest.mark.ci
 def test_an_error_in_a_helper_is_told_its_line(tmp_path: Path) -> None:
     write(tmp_path, {"02_mine.py": WITH_HELPER, "helper.py": "def share(model):\n    return 1 / 0\n"})
     (row,) = grade_all(find_submissions([tmp_path], shipped_exercises(), together=True))
@@ -176,6 +179,7 @@ def notebook(*cells: str, **more: object) -> str:
     return json.dumps({"cells": [{"cell_type": "markdown", "source": "import os"}, *code], "nbformat": 4, **more})
 
 
+@pytest.mark.ci
 def test_a_notebook_is_graded_by_what_its_cells_define(tmp_path: Path) -> None:
     begin = "from minitrain.lib import Model\n"
     cells = [
@@ -230,6 +234,7 @@ UNGRADED = {
 }
 
 
+@pytest.mark.ci
 def test_what_is_alike_but_for_names_is_told_and_costs_nothing(learn: Learn, tmp_path: Path) -> None:
     renamed = re.sub(r"\bmodel\b", "my_model", DDP).replace('"""', '"""I wrote this. ', 1)
     copies = {"class/al/02_ddp.py": DDP, "class/bo/ddp.py": f"# mine\n{renamed}", "class/al/ddp.py": DDP}
@@ -373,6 +378,7 @@ def test_a_file_whose_name_is_an_option_is_none(learn: Learn, monkeypatch: pytes
 SLEEPS = DDP + "\nimport time\ntime.sleep(60)\n"
 
 
+@pytest.mark.ci
 def test_a_killed_process_costs_its_own_submission_alone(tmp_path: Path) -> None:
     write(tmp_path, {"02_a.py": SLEEPS, "02_b.py": DDP, "02_c.py": DDP})
     others, killed = {*multiprocessing.active_children()}, list[int | None]()
@@ -394,6 +400,7 @@ def test_a_killed_process_costs_its_own_submission_alone(tmp_path: Path) -> None
     assert rows[0].reason == "the process that judged it was killed; the machine may lack memory"
 
 
+@pytest.mark.ci
 def test_rows_are_kept_as_they_come_and_not_graded_again(learn: Learn, tmp_path: Path) -> None:
     folder = write(tmp_path / "class", {"02_a.py": DDP, "02_b.py": "async def ddp(model):\n    return model\n"})
     asked = ("grade", str(folder), "--format", "json", "--results", str(tmp_path / "rows.jsonl"))

@@ -38,6 +38,7 @@ def test_a_grade_shows_itself_beside_what_is_expected_without_scripts() -> None:
     assert mt.grade(ddp, "05", keep_run=False)._repr_html_().count("<svg") == 0
 
 
+@pytest.mark.ci
 def test_pytest_grades_exercises_by_marker(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["minitrain.learn.pytest_plugin"]\n')
     (tmp_path / "test_mine.py").write_text(

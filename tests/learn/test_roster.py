@@ -82,6 +82,7 @@ def test_a_table_without_students_is_refused(text: str, tmp_path: Path) -> None:
         with_grades(tmp_path / "empty.csv", [])
 
 
+@pytest.mark.ci
 def test_the_command_prints_the_table_and_who_is_missing(tmp_path: Path) -> None:
     (tmp_path / "class" / "jdoe").mkdir(parents=True)
     (tmp_path / "class" / "jdoe" / "02_ddp.py").write_text(DDP)

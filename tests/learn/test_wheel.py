@@ -92,6 +92,7 @@ def test_the_same_files_give_the_same_wheel(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="links and shell scripts")
 def test_the_gradescope_zip_works_where_nothing_of_ours_is(tmp_path: Path) -> None:
     exercise = with_secret_sizes(load_exercise("02"), "a secret")

@@ -66,7 +66,7 @@ def check_believable(config: SystemConfig) -> None:
         assert 0 <= 1e9 / memory.throughput(1e9) < math.inf
 
 
-@settings(max_examples=100)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.lists(st.tuples(st.sampled_from(places(GOOD)), VALUES), min_size=1, max_size=4), st.booleans())
 def test_changed_values_give_a_believable_config_or_our_error(
     changes: list[tuple[tuple[Any, ...], Any]], remove: bool
@@ -88,13 +88,13 @@ def test_changed_values_give_a_believable_config_or_our_error(
         check_believable(result)
 
 
-@settings(max_examples=70)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.dictionaries(st.one_of(st.text(max_size=8), st.sampled_from(sorted(GOOD)), st.integers()), VALUES))
 def test_any_mapping_is_no_config(raw: dict[Any, Any]) -> None:
     assert loaded(raw) is None
 
 
-@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(
@@ -119,7 +119,7 @@ def test_damaged_text_gives_a_config_or_our_error(tmp_path: Path, cuts: list[tup
         check_believable(result)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_config(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "random.json"

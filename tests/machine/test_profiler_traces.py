@@ -342,6 +342,7 @@ def test_the_class_that_a_model_consists_of_is_its_layer(tmp_path: Path, calls: 
     assert len(found.layers) == calls[kind]
 
 
+@pytest.mark.ci
 @pytest.mark.torch
 def test_traces_as_torch_writes_them_are_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")

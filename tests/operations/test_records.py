@@ -159,6 +159,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_way_to_run_does_every_operation_or_refuses_it(program: str, way: str) -> None:

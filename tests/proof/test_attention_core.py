@@ -75,7 +75,7 @@ def test_whole_attention_is_what_jax_computes(heads: int, kv_heads: int, window:
         close(got, want)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     seed=st.integers(0, 9),
     num_shards=st.integers(1, 5),

@@ -91,7 +91,7 @@ def dense_fixed(tokens: Numbers, router: Numbers, matrices: Numbers, routing: Ro
     return jnp.einsum("bte,btef->btf", weights * routing.taken, jnp.einsum("btd,edf->btef", tokens, matrices))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=settings().max_examples)
 @given(
     experts=st.integers(1, 8),
     per_token=st.integers(1, 8),

@@ -47,6 +47,7 @@ def proven_sizes() -> dict[str | None, tuple[int, int]]:
     return found
 
 
+@pytest.mark.ci
 def test_what_exercises_train_has_the_gradients_that_jax_finds() -> None:
     sizes = proven_sizes()
     assert set(sizes) == {None, "tiny", "tiny-moe"}

@@ -23,7 +23,7 @@ def parts_of(count: int) -> list[Part]:
     return [Part(index, count) for index in range(count)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data(), count=PARTS)
 def test_a_part_has_as_many_elements_as_the_workload_prices(data: st.DataObject, count: int) -> None:
     model = data.draw(transformers(count))
@@ -38,7 +38,7 @@ def test_initial_weights_have_every_parameter_of_the_model(model: mt.Transformer
     assert sum(problem.initial_weight(layer).size for layer in range(len(problem.units))) == model.num_parameters
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data(), count=PARTS)
 def test_parts_hold_every_element_and_share_only_what_nobody_cuts(data: st.DataObject, count: int) -> None:
     model = data.draw(transformers(count))
@@ -79,7 +79,7 @@ def test_experts_are_cut_by_expert_parts_and_the_rest_is_held_by_all_of_them() -
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples)
 @given(data=st.data(), count=PARTS)
 def test_weights_by_name_flatten_to_what_they_were(data: st.DataObject, count: int) -> None:
     model = data.draw(transformers(count))

@@ -60,7 +60,7 @@ def back(layers: TransformerLayers, layer: int, x: Tokens, grad: Any, count: int
     return whole, of_input
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data(), count=st.integers(2, 4), factor=st.none() | st.floats(0.3, 1.5))
 def test_parts_add_up_to_the_whole_unit_and_its_gradients(data: st.DataObject, count: int, factor: Any) -> None:
     problem = TransformerProblem(data.draw(transformers(count)), capacity_factor=factor)

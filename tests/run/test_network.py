@@ -106,6 +106,7 @@ def test_hybrid_sharding_works_on_servers_that_must_be_filled(name: str, hardwar
     assert mt.simulate(name, network="hierarchical", **sizes, **options).network == "hierarchical"
 
 
+@pytest.mark.ci
 def test_hybrid_sharding_is_last_on_a_flat_network_and_quicker_than_zero3_over_nodes() -> None:
     sharded = ["zero1", "zero2", "zero3", "hsdp"]
 

@@ -188,6 +188,7 @@ GRID: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", GRID, ids=str)
 @pytest.mark.parametrize("name", IN_CONTEXT)
 @pytest.mark.one_in(3)
@@ -220,6 +221,7 @@ def test_a_saved_run_is_read_as_it_was(name: str, tmp_path: Any) -> None:
     assert b"backward_attend" in (tmp_path / "trace.json").read_bytes()
 
 
+@pytest.mark.ci
 def test_a_ring_hides_its_messages_where_blocks_are_large() -> None:
     exposed = [
         mt.simulate(

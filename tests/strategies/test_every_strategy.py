@@ -171,14 +171,14 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
     } | options
 
 
-@settings(max_examples=300)
+@settings(max_examples=8 * settings().max_examples)
 @given(case=legal_sizes())
 def test_every_strategy_trains_completely_on_sizes_that_divide(case: tuple[str, Sizes]) -> None:
     name, sizes = case
     require_complete(mt.simulate(name, hardware=units(), **sizes))
 
 
-@settings(max_examples=300)
+@settings(max_examples=8 * settings().max_examples)
 @given(
     name=st.sampled_from(ALL),
     world=st.integers(1, 9),
@@ -206,13 +206,14 @@ def test_any_sizes_train_completely_or_are_refused_in_one_line(
     assert "\n" not in refusal
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ALL)
 def test_task_order_never_changes_the_log(name: str, shuffling: LoopFactories) -> None:
     logs = [mt.simulate(name, loop_factory=f, **example(name)).logs for f in (None, *map(shuffling, range(5)))]
     assert all(log == logs[0] for log in logs)
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(case=legal_sizes(), seed=st.integers(0, 2**32))
 def test_task_order_never_changes_the_log_of_any_sizes(
     case: tuple[str, Sizes], seed: int, shuffling: LoopFactories
@@ -231,6 +232,7 @@ def test_compare_takes_the_whole_zoo() -> None:
 WITH_EXPERTS = replace(MIXTRAL_LIKE, num_layers=4)  # ten units: enough for eight stages
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", ALL)
 def test_loading_holds_less_than_the_step_does(name: str) -> None:
     sizes = example(name)
@@ -422,6 +424,7 @@ def passes(run: mt.Run) -> list[list[tuple[Any, ...]]]:
     return [[(e.typ, e.layer, e.samples, e.time) for e in log if e.stream == "compute"] for log in run.logs]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_the_loops_run_the_schedules_of_their_names(p: int) -> None:
     for k, v in product((1, 2, 3), (1, 2, 3)):

@@ -209,6 +209,7 @@ GRID = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("workload", "options"),
     [
@@ -265,6 +266,7 @@ def test_a_shared_sequence_moves_the_bytes_of_its_keys_and_values(cp_comm_type: 
     assert sums[SBH // cp] == 4 * L + 2  # over the parts, of the rank's tokens
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize(("cp", "tp"), [(2, 2), (4, 2), (2, 4)])
@@ -304,6 +306,7 @@ def test_states_are_shared_within_groups_and_summed_over_the_others(zero: int) -
     assert [event.size_bytes for event in layers] == [4 * size // 2 for size in held]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("modules", "word"),
     [("core_attn", "selective"), ("mlp", "full"), ("self_attn+mlp", "full"), ("layernorm", "full")],
@@ -362,6 +365,7 @@ def test_tensor_parallelism_divides_the_default_layers_too() -> None:
     assert sums == {2 * 2 * 4096 * 1024: 4 * (2 * 8 - 1)}  # all layers but the first, twice, and the first once
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", GRID, ids=str)
 @pytest.mark.one_in(3)
 def test_folded_summary_and_strict_runs_agree(options: dict[str, Any]) -> None:

@@ -266,6 +266,7 @@ GRID: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "options"), GRID, ids=str)
 @pytest.mark.one_in(2)
 def test_folded_summary_and_strict_runs_agree(strategy: str, options: dict[str, Any]) -> None:
@@ -291,6 +292,7 @@ BESIDE: list[dict[str, Any]] = [
 """Experts beside other divisions of a layer, and the classes of ranks that fold."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", BESIDE, ids=str)
 @pytest.mark.one_in(2)
 def test_experts_beside_other_divisions_agree_in_all_ways_to_run(options: dict[str, Any]) -> None:

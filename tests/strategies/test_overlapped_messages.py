@@ -51,6 +51,7 @@ def order_of(run: mt.Run, num_stages: int) -> Schedule:
     return Schedule.from_orders(orders, "read")
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("hardware", MACHINES.values(), ids=MACHINES)
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("overlap", [True, False], ids=["hidden", "waited for"])
@@ -133,6 +134,7 @@ SEVERAL_STAGES_A_RANK = {"chimera", "interleaved_1f1b", "interleaved_zero_bubble
 """Schedules in which a message may come while its rank works for another of its stages."""
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "options"), ways())
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_pipeline_is_proved_and_strict_both_ways(name: str, options: dict[str, Any], overlap: bool) -> None:

@@ -125,6 +125,7 @@ def test_what_is_repeated_is_counted(recompute: str, ep: int) -> None:
     assert run.trained_model.recomputed_flop == expected > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "recompute",
     [

@@ -102,6 +102,7 @@ def test_other_strategies_sizes_and_depths_are_predicted() -> None:
         assert mt.simulate(name, **given, hardware=found).step_time == pytest.approx(truly, rel=0.06), name
 
 
+@pytest.mark.ci
 def test_intervals_hold_as_many_steps_as_they_say() -> None:
     """Eight in ten; of 10 calibrations, each with nine programs that it has seen and nine that it has not."""
     held, seen = [], 0

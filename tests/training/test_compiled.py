@@ -15,6 +15,7 @@ import minitrain as mt
 NEEDS_A_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
+@pytest.mark.ci
 @NEEDS_A_COMPILER
 @pytest.mark.parametrize(
     "given",

@@ -166,6 +166,7 @@ def names_of(world_size: int) -> list[str]:
     return [f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in names]
 
 
+@pytest.mark.ci
 def test_local_steps_are_those_of_their_reference(tmp_path: Path) -> None:
     dense: dict[str, Any] = {"num_layers": 3, "workload": DenseRows(Problem().width, 8)}
     for name in LOCAL:
@@ -180,6 +181,7 @@ def test_local_steps_are_those_of_their_reference(tmp_path: Path) -> None:
 LOOP = f"{Path(__file__).parents[1] / 'engine' / 'own_loop.py'}:zero3_loop"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("world_size", "strategy", "delay"),
     [(1, "pipedream_2bw:pp=1", 1), (2, "pipedream_2bw:pp=2", 1), (2, "pipedream_2bw:pp=1", 1), (2, LOOP, 0)],
@@ -214,6 +216,7 @@ def test_steps_in_turn_are_those_of_their_reference(world_size: int, strategy: s
         np.testing.assert_allclose(layers[layer][1].numpy(), moments, rtol=0, atol=1e-10)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["powersgd:2", "topk:0.1"])
 def test_compressed_steps_are_those_of_their_papers(how: str, tmp_path: Path) -> None:
     """Two rounds of two workers: the second goes on with the errors and the factors that the first has left."""
@@ -312,10 +315,14 @@ def test_rounds_on_real_processes_carry_momentum_and_every_replicas_state(tmp_pa
             np.testing.assert_allclose(layers[layer][0].numpy(), wanted.ravel(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.ci
 def test_rounds_on_real_processes_learn() -> None:
     given: dict[str, Any] = {"num_layers": 2, "global_batch_size": 64, "workload": DenseRows(256, 16)}
     run = mt.train("diloco", world_size=2, local_steps=4, steps=12, force=True, **given)
     assert run.losses[-1] < 0.9 * run.losses[0]
+
+
+def test_rounds_have_no_common_state_and_masters_of_no_rounded_weights() -> None:
     with pytest.raises(mt.UsageError, match="one state for all ranks"):
         mt.train("diloco", world_size=2, num_layers=2, global_batch_size=64, steps=1, checkpoints="here", force=True)
     with pytest.raises(mt.UsageError, match="float32 or float64"):
@@ -348,10 +355,14 @@ async def overtaken(model: mt.Model) -> mt.Model:
 
 def test_messages_without_tags_go_in_lanes(tmp_path: Path) -> None:
     """As on nccl, whose messages have no tags; groups of gloo do for it here."""
-    moe: dict[str, Any] = {"workload": "tiny-moe"}
     dense: dict[str, Any] = {"num_layers": 8, "workload": DenseRows(Problem().width, 8)}
     names = ["1f1b", "zb_h1", overtaken]
     require_same(trained(names, 2, tmp_path, has_tags=False, **dense), reference(**dense))
+
+
+@pytest.mark.ci
+def test_experts_go_in_lanes(tmp_path: Path) -> None:
+    moe: dict[str, Any] = {"workload": "tiny-moe"}
     one, other = (trained(["moe:ep=2"], 2, tmp_path / str(has_tags), has_tags, **moe) for has_tags in (True, False))
     require_same(one, {key: tuple(map(torch.Tensor.numpy, both)) for key, both in other["moe:ep=2"].items()})
 
@@ -391,6 +402,7 @@ def test_of_adapters_alone_no_more_is_sent_than_is_priced(given_to_torch: Any, t
     assert [each for each in given_to_torch if each[1] != each[2]] == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp", "1f1b", "zb_h1", "pp_dp:pp=2", "ddp_overlap"])
 @pytest.mark.parametrize("workload", [None, "tiny"])
 def test_a_proof_and_a_simulation_are_the_same_program(name: str, workload: str | None) -> None:
@@ -400,27 +412,29 @@ def test_a_proof_and_a_simulation_are_the_same_program(name: str, workload: str 
 
 
 @pytest.mark.parametrize(
-    ("is_dense", "world_size"),
+    ("is_dense", "world_size", "one_of"),
     [
-        pytest.param(True, 2, marks=pytest.mark.slow),
-        (True, 4),
-        (False, 2),
-        pytest.param(False, 4, marks=pytest.mark.slow),
+        (True, 2, 6),
+        pytest.param(True, 2, 1, marks=pytest.mark.slow),
+        pytest.param(True, 4, 1, marks=pytest.mark.ci),
+        pytest.param(False, 2, 1, marks=pytest.mark.ci),
+        pytest.param(False, 4, 1, marks=pytest.mark.slow),
     ],
 )
 def test_all_shipped_strategies_train_what_a_single_device_trains(
-    world_size: int, is_dense: bool, given_to_torch: Any, tmp_path: Path
+    world_size: int, is_dense: bool, one_of: int, given_to_torch: Any, tmp_path: Path
 ) -> None:
     """Dense layers send the bytes that the simulation prices, too."""
     given: dict[str, Any] = {"num_layers": 8, "workload": DenseRows(Problem().width, 8)}
     if not is_dense:
         given = {"workload": replace(mt.models()["tiny"], num_layers=4)}  # ten units, for eight stages
-    found = trained(names_of(world_size), world_size, tmp_path, **given)
+    found = trained(names_of(world_size)[::one_of], world_size, tmp_path, **given)
     require_same(found, reference(**given))
     assert {name.split(",")[0] for name, *_ in given_to_torch} >= {"all_reduce", "all_gather", "reduce_scatter", "send"}
     assert not is_dense or [each for each in given_to_torch if each[1] != each[2]] == []
 
 
+@pytest.mark.ci
 def test_experts_that_are_whole_are_trained(tmp_path: Path) -> None:
     given: dict[str, Any] = {"workload": "tiny-moe"}
     require_same(trained(["ddp", "zero3", "1f1b"], 2, tmp_path, **given), reference(**given))
@@ -453,7 +467,7 @@ def parts_of(name: str) -> set[str]:
     ("workload", "world_size"),
     [
         pytest.param("tiny", 2, marks=pytest.mark.slow),
-        ("tiny", 4),
+        pytest.param("tiny", 4, marks=pytest.mark.ci),
         ("tiny-moe", 2),
         pytest.param("tiny-moe", 4, marks=pytest.mark.slow),
     ],
@@ -485,13 +499,15 @@ TIED = (
 )
 
 
-def test_a_table_that_embedding_and_head_share_takes_the_steps_of_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [TIED[2:4], pytest.param(TIED, marks=pytest.mark.ci)])
+def test_a_table_that_embedding_and_head_share_takes_the_steps_of_both(names: Sequence[str], tmp_path: Path) -> None:
     model = replace(GPT_LIKE, tied_embeddings=True)
     wanted = reference(workload=model)
-    for name, layers in trained(TIED, 2, tmp_path, workload=model).items():
+    for name, layers in trained(names, 2, tmp_path, workload=model).items():
         require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", ODD, ids=lambda model: model.name)
 @pytest.mark.one_in(3)
 def test_odd_models_are_trained_as_on_a_single_device(model: mt.Transformer, tmp_path: Path) -> None:
@@ -500,13 +516,14 @@ def test_odd_models_are_trained_as_on_a_single_device(model: mt.Transformer, tmp
         require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
 
 
-def test_what_is_divided_may_wait_in_the_hosts_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["offloaded_context", pytest.param("offloaded_tensor_parallel", marks=pytest.mark.ci)])
+def test_what_is_divided_may_wait_in_the_hosts_memory(name: str, tmp_path: Path) -> None:
     wanted, model, path = reference(workload="tiny"), mt.models()["tiny"], Path(__file__).parent / "offloaded_parts.py"
-    names = [f"{path}:offloaded_tensor_parallel", f"{path}:offloaded_context"]
-    for name, layers in trained(names, 2, tmp_path, workload="tiny", hardware="h100_80g_nvl8").items():
-        require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
+    (layers,) = trained([f"{path}:{name}"], 2, tmp_path, workload="tiny", hardware="h100_80g_nvl8").values()
+    require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["ddp", "zero2", "zero3", "fsdp", "zero3_prefetch", "1f1b"])
 @pytest.mark.one_in(3)
 def test_what_a_step_no_longer_needs_is_freed(name: str) -> None:
@@ -517,6 +534,7 @@ def test_what_a_step_no_longer_needs_is_freed(name: str) -> None:
         assert 0.95 * predicted < real < 1.3 * predicted
 
 
+@pytest.mark.ci
 def test_parts_take_the_memory_of_parts() -> None:
     """Weights, gradients and moments of half the layers, where data parallelism has all of them."""
     model = replace(mt.models()["tiny"], hidden_size=128, head_dim=16, ffn_hidden_size=512)
@@ -527,6 +545,7 @@ def test_parts_take_the_memory_of_parts() -> None:
     assert 0.4 * whole < half < 0.65 * whole
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_parts_are_less_than_the_whole(world_size: int, tmp_path: Path) -> None:
     name, wanted = f"megatron:tp={world_size}", reference(workload="tiny")
@@ -543,6 +562,7 @@ def test_dense_layers_that_are_divided_are_refused_before_a_process_starts(name:
         mt.train(name, steps=1)
 
 
+@pytest.mark.ci
 def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     given: dict[str, Any] = {"strategy": "megatron", "tp": 2, "workload": "tiny", "global_batch_size": 8}
     whole = mt.train(steps=3, **given).losses
@@ -551,6 +571,7 @@ def test_a_divided_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert [*first, *last] == list(whole)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("what", "names"),
     [

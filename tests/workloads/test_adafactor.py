@@ -71,6 +71,7 @@ def test_steps_are_pytorchs() -> None:
     assert state.numpy() == pytest.approx(moments, rel=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [

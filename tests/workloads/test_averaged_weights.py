@@ -43,6 +43,7 @@ def test_an_update_reads_both_and_writes_one() -> None:
     assert more["kernels"] == pytest.approx(more["roofline"], rel=0.05)  # the same bytes, at a measured rate
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [

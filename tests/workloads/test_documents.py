@@ -173,6 +173,7 @@ PROVEN = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PROVEN)
 def test_packed_documents_are_trained_as_on_one_device(name: str) -> None:
     assert mt.prove(name, documents=DRAWN, **TINY).largest < 1e-9
@@ -191,6 +192,7 @@ LATENT = replace(
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [GPT, WINDOWED, EXPERTS, LATENT], ids=["learned positions", "window", "moe", "mla"])
 def test_documents_cut_by_themselves_keep_their_positions(model: mt.Transformer) -> None:
     found = mt.prove("packed_context_parallel:cp=2,cut=document", documents=DRAWN, **{**TINY, "workload": model})
@@ -205,6 +207,7 @@ def _sees_places(self: Any, queries: Any, keys: Any, window: Any) -> Any:
     return ((keys <= queries[:, None]) & (keys >= self.starts[:, queries, None]))[:, None, None]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mask", [_forgets_documents, _sees_places])
 def test_a_forgotten_mask_is_disproved(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Packing, "visible", mask)

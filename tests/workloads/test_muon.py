@@ -41,6 +41,7 @@ def test_an_update_multiplies_as_the_iteration_does() -> None:
     assert costs[1].work_flop - costs[0].work_flop == 4 * 5 * 6 * 768**3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [

@@ -112,6 +112,7 @@ def test_gpt3_gains_by_adapters_what_their_paper_measured() -> None:
     assert full.step_time / part.step_time == pytest.approx(43.1 / 32.5, rel=0.05)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", [{"lora": 4}, {"lora": TWO}, {"frozen_layers": 1}, {"lora": 2, "frozen_layers": 1}])
 @pytest.mark.parametrize(
     ("strategy", "options"),

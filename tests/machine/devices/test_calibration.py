@@ -67,6 +67,7 @@ def test_a_calibrated_config_says_how_noisy_it_was_and_what_is_assumed() -> None
     assert list(calibrating.noisiest(noisy)) == [("b", 0.5), ("a", 0.1)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", ["numpy", "jax", pytest.param("torch", marks=pytest.mark.torch)])
 def test_this_machine_can_be_calibrated(backend: str, tmp_path: Path) -> None:
     pytest.importorskip(backend)

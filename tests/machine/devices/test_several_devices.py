@@ -87,6 +87,7 @@ for name, arguments in given.items():
 """
 
 
+@pytest.mark.ci
 def test_what_the_partitioner_would_divide_is_refused() -> None:
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     said = subprocess.run([sys.executable, "-c", DIVIDED], env=flags, capture_output=True, text=True, check=True)

@@ -51,6 +51,7 @@ class Calls(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
         return self.function(*given)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("module", "shapes"),
     [

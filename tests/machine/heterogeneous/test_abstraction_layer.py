@@ -55,6 +55,7 @@ def hal() -> HardwareAbstractionLayer:
     return standard_layer()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=needs_torch)])
 def test_backends_agree_on_every_operation(hal: HardwareAbstractionLayer, backend: str) -> None:
     for op_type in OPERATIONS:

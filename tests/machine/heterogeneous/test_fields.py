@@ -257,6 +257,7 @@ FILLED = {
 EVERY = [(kind, each.name) for kind in GIVEN for each in fields(kind)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "name"), EVERY, ids=[f"{kind.__name__}.{name}" for kind, name in EVERY])
 def test_each_field_decides_something(kind: type, name: str) -> None:
     given, other, seen = CASES[kind, name]
@@ -272,6 +273,7 @@ def test_every_public_class_with_fields_is_given_or_filled_in() -> None:
         assert {each.name for each in fields(public[name])} <= {each.name for each in fields(kind)}
 
 
+@pytest.mark.ci
 def test_components_stay_on_one_device_and_less_is_never_quicker() -> None:
     names = [f"{each}{branch}" for branch in (0, 2) for each in ("up", "act", "down")]
     whole = replace(LARGE, decomposable_components={"pair": {"operations": names}})
@@ -332,6 +334,7 @@ def test_what_would_decide_nothing_is_refused(given: dict[str, Any], message: st
 THERMAL = mt.Thermal(resistance_K_per_W=0.2, capacity_J_per_K=100, throttle_C=70, ambient_C=30)
 
 
+@pytest.mark.ci
 def test_heat_slows_a_device_of_the_orchestrator_by_the_law_of_its_clock() -> None:
     """A device that sustains 200 W has the clock that these leave beside its idle power, and draws no more."""
     cool, hot = (mt.Cluster([mt.Devices("l40s_48g_pcie8", 1, thermal=each)]) for each in (None, THERMAL))

@@ -93,6 +93,7 @@ def test_a_device_that_is_slower_than_its_config_or_faster_than_it_can_be_fails(
     assert all(reason in claim.reason for claim in report.failed)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -35,6 +35,7 @@ def direct() -> list[Any]:
     return weights_of(mt.prove("zero3", **SIZES))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", LIBRARIES)
 def test_a_strategys_numbers_agree_on_all_backends(backend: str, direct: list[Any]) -> None:
     proof = mt.prove("zero3", backend=backend, **SIZES)

@@ -71,7 +71,7 @@ def test_a_last_node_that_is_not_full_changes_nothing(name: str, world_size: int
     assert num_classes(run) == (world_size if name == "1f1b" else 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     pp=st.integers(1, 3),
     replicas=st.integers(1, 5),

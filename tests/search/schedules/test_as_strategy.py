@@ -96,7 +96,7 @@ def test_more_chunks_divide_the_bubble(generator: Generator) -> None:
         assert result.makespan_bubble == (p - 1) * sum(times)
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data(), p=st.integers(1, 6), extra=st.integers(0, 8), tf=st.integers(1, 9), ti=st.integers(1, 9))
 def test_zb_h1_saves_the_weight_gradients_twice(data: st.DataObject, p: int, extra: int, tf: int, ti: int) -> None:
     tw = data.draw(st.integers(0, min(tf, ti)))
@@ -186,7 +186,7 @@ def legal_schedules(draw: st.DrawFn) -> Schedule:
     return Schedule.from_orders(orders, "drawn")
 
 
-@settings(max_examples=80)
+@settings(max_examples=2 * settings().max_examples)
 @given(schedule=legal_schedules(), layers=st.integers(1, 2), dp=st.integers(1, 2), zero=st.integers(0, 3))
 def test_any_legal_order_runs_in_its_ideal_time(schedule: Schedule, layers: int, dp: int, zero: int) -> None:
     result = run(schedule, layers=layers, dp=dp, zero=zero)

@@ -197,6 +197,7 @@ def test_what_a_restart_ends_late_is_no_loss(last_worker: str, is_lost: bool) ->
     assert ["restarted" in text for text in said] == [True, False][: 1 + is_lost], said
 
 
+@pytest.mark.ci
 def test_a_search_on_dask_finds_what_one_process_finds(client: Client, file: Path) -> None:
     given: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "prune": "none"}
     strategies = ["fsdp", f"{file}:mine"]

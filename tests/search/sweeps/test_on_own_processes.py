@@ -27,6 +27,7 @@ def test_a_killed_process_loses_no_row_and_is_said_once(tmp_path: Path) -> None:
     assert len(results.read_text().splitlines()) == 2
 
 
+@pytest.mark.ci
 def test_what_kills_its_process_twice_is_a_failed_row_of_a_sweep_and_of_a_search(tmp_path: Path) -> None:
     deadly = f"{write_strategies(tmp_path)}:always_deadly"
     with pytest.warns(LostWorkersWarning, match="a worker was lost"):

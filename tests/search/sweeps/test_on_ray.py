@@ -70,6 +70,7 @@ def test_a_configuration_that_kills_every_worker_is_a_failed_row(ray: ModuleType
     assert "WorkerLostError" not in str(rows[0]["error"])
 
 
+@pytest.mark.ci
 def test_a_search_on_ray_finds_what_one_process_finds(ray: ModuleType, tmp_path: Path) -> None:
     given: dict[str, Any] = {"world_size": 2, "global_batch_size": 4, "prune": "none"}
     strategies = ["megatron", "fsdp", f"{write_strategies(tmp_path)}:mine"]
@@ -79,6 +80,7 @@ def test_a_search_on_ray_finds_what_one_process_finds(ray: ModuleType, tmp_path:
     assert found.rows == expected
 
 
+@pytest.mark.ci
 def test_a_missing_extra_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r'^Ray is not installed; `pip install "minitrain\[ray\]"` installs it'):

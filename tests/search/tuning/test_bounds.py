@@ -49,6 +49,7 @@ def test_pruning_keeps_the_best_of_a_random_space(seed: int) -> None:
     assert len(pruned.rows) == len(every.rows)
 
 
+@pytest.mark.ci
 def test_pruning_for_the_front_keeps_all_of_it() -> None:
     space = {"tp": [1, 2], "microbatch_size": [1, 2], "recompute": ["none", "full"], "offload": [None, "activations"]}
     given: dict[str, Any] = {"world_size": 4, "global_batch_size": 8, "strategies": "fsdp", "space": space, "jobs": 1}
