@@ -40,6 +40,7 @@ from minitrain.operations.event_log import WAITED_FOR as WAITED_FOR
 from minitrain.operations.event_log import WRITE as WRITE
 from minitrain.operations.event_log import Event as Event
 from minitrain.operations.event_log import EventLog as EventLog
+from minitrain.operations.event_log import MadeWhenRead as MadeWhenRead
 from minitrain.operations.event_log import MemoryChange as MemoryChange
 from minitrain.operations.event_log import Note as Note
 from minitrain.operations.event_log import Outage as Outage

@@ -10,9 +10,10 @@ the operation ran, with which ranks, how many bytes it moved, and which rank it 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, overload
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 from minitrain.errors import UsageError
 from minitrain.operations import collectives as operations
@@ -187,12 +188,57 @@ STRIDE = 10
 
 
 _set = object.__setattr__
+T = TypeVar("T")
+
+
+class MadeWhenRead(Sequence[T]):
+    """Values that are made when somebody reads them; they compare and add up as lists do."""
+
+    __slots__ = ()
+    _words = "value", "list"
+
+    @abstractmethod
+    def _at(self, place: int) -> T:
+        """Make the value of a place."""
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._at(place) for place in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            value, values = self._words
+            raise IndexError(f"{value} {index} of a {values} of {len(self)} is out of range")
+        return self._at(place)
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._at, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def __add__(self, other: Iterable[T]) -> list[T]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[T]) -> list[T]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 class ReadOnlyLog(Sequence[Event]):
     """A log that its readers cannot change: what looks like a change raises a `UsageError` that says so."""
 
     __slots__ = ()
+    _words = "event", "log"
 
     def _refuse_change(self, *_: Any) -> NoReturn:
         raise UsageError("a log is for reading: it holds what operations wrote, and only they add to it")
@@ -209,7 +255,7 @@ class ReadOnlyLog(Sequence[Event]):
         self._refuse_change()
 
 
-class EventLog(ReadOnlyLog):
+class EventLog(ReadOnlyLog, MadeWhenRead[Event]):
     """The events of one rank in program order, as a list that cannot be changed.
 
     Args:
@@ -245,38 +291,10 @@ class EventLog(ReadOnlyLog):
     def __len__(self) -> int:
         return len(self._rows) // STRIDE
 
-    @overload
-    def __getitem__(self, index: int) -> Event: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Event]: ...
-    def __getitem__(self, index: int | slice) -> Event | list[Event]:
-        if isinstance(index, slice):
-            return [self._event(place) for place in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(f"event {index} of a log of {len(self)}")
-        return self._event(place)
-
-    def __iter__(self) -> Iterator[Event]:
-        return (self._event(place) for place in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # like a list
-
-    def __add__(self, other: Iterable[Event]) -> list[Event]:
-        return [*self, *other]
-
-    def __radd__(self, other: Iterable[Event]) -> list[Event]:
-        return [*other, *self]
-
     def __repr__(self) -> str:
         return f"EventLog(rank={self._rank}, {list(self)!r})"
 
-    def _event(self, place: int) -> Event:
+    def _at(self, place: int) -> Event:
         """Make the event of one place."""
         row = self._rows[place * STRIDE : (place + 1) * STRIDE]
         typ, layer, time, price, units, samples, stream, waited_for, launched, note = row

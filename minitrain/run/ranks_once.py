@@ -14,8 +14,8 @@ folded run has one log for each class of ranks (see `minitrain.run.folding.expan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minitrain.operations import (
     LAUNCHED,
@@ -32,6 +32,7 @@ from minitrain.operations import (
     WAITED_FOR,
     Event,
     EventLog,
+    MadeWhenRead,
     Note,
     ReadOnlyLog,
 )
@@ -154,7 +155,7 @@ def _recomputed(log: EventLog) -> list[bool]:
     return []
 
 
-class OnceWritten(ReadOnlyLog):
+class OnceWritten(ReadOnlyLog, MadeWhenRead[Event]):
     """The log of a rank that did what another one did; its events are made when somebody reads them.
 
     Args:
@@ -180,34 +181,13 @@ class OnceWritten(ReadOnlyLog):
     def __len__(self) -> int:
         return len(self._other)
 
-    @overload
-    def __getitem__(self, index: int) -> Event: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Event]: ...
-    def __getitem__(self, index: int | slice) -> Event | list[Event]:
-        if isinstance(index, slice):
-            return [self._own(event) for event in self._other[index]]
-        return self._own(self._other[index])
-
-    def __iter__(self) -> Iterator[Event]:
-        return map(self._own, self._other)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # like a list
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle what it was made of."""
         return OnceWritten, (self._rank, self._other, self._samples, self._partners)
 
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-    def _own(self, event: Event) -> Event:
+    def _at(self, place: int) -> Event:
         """Return the rank's own event in the place of the other one's."""
+        event = self._other[place]
         group, peer, waited_for = self._partners[partners_of(event)]
         return Event(
             event.typ,

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from minitrain.engine.model import Model
 from minitrain.engine.semantics import LocalSteps
@@ -41,7 +41,6 @@ from minitrain.operations import (
     STRIDE,
     TIME,
     TYP,
-    Event,
     ReadOnlyLog,
 )
 from minitrain.run.analysis.breakdown import (
@@ -236,14 +235,10 @@ class SummaryLog(ReadOnlyLog):
     def __len__(self) -> int:
         return len(self._rows) // STRIDE
 
-    @overload
-    def __getitem__(self, index: int) -> Event: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Event]: ...
-    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+    def __getitem__(self, _: Any) -> NoReturn:
         self._refuse()
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> NoReturn:
         self._refuse()
 
     def __repr__(self) -> str:

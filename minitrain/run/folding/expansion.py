@@ -11,14 +11,25 @@ The result of a folded run: figures from one log for each class, and logs of all
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.engine.model import Model
-from minitrain.operations import COMM, LAYER, SAMPLES, STORES, STREAM, STRIDE, WAITED_FOR, EventLog, Stream
+from minitrain.operations import (
+    COMM,
+    LAYER,
+    SAMPLES,
+    STORES,
+    STREAM,
+    STRIDE,
+    WAITED_FOR,
+    EventLog,
+    MadeWhenRead,
+    Stream,
+)
 from minitrain.run.figures import peak_watts
 from minitrain.run.folding.attempt import FoldAttempt
 from minitrain.run.folding.mesh import ENDS, members_along
@@ -42,7 +53,7 @@ _AT_THE_END = ("_time", "_recomputed_flop", "_routed_copies", "_dropped_copies",
 _OF_CLASSES = frozenset({"attempt", "symbolic_columns"})
 
 
-class OfEveryRank(Sequence[T], Generic[T]):
+class OfEveryRank(MadeWhenRead[T]):
     """One value a rank, made when it is first looked at and kept from then on.
 
     Args:
@@ -60,42 +71,15 @@ class OfEveryRank(Sequence[T], Generic[T]):
     def __len__(self) -> int:
         return self._num_ranks
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        found = range(self._num_ranks)[index]  # raises an IndexError as a list does
-        return self._of(found) if isinstance(found, int) else [self._of(rank) for rank in found]
-
-    def __iter__(self) -> Iterator[T]:
-        return map(self._of, range(self._num_ranks))
-
-    def _of(self, rank: int) -> T:
+    def _at(self, place: int) -> T:
         """Return the value of a rank."""
-        if rank not in self._made:
-            self._made[rank] = self._make(rank)
-        return self._made[rank]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # like a list
-
-    def __add__(self, other: list[T]) -> list[T]:
-        return [*self, *other]
-
-    def __radd__(self, other: list[T]) -> list[T]:
-        return [*other, *self]
+        if place not in self._made:
+            self._made[place] = self._make(place)
+        return self._made[place]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a plain list of them all."""
         return list, (list(self),)
-
-    def __repr__(self) -> str:
-        return repr(list(self))
 
 
 class Expansion:
