@@ -379,20 +379,28 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
 
         None where durations were given by hand, and for workloads that say nothing of recomputation.
         """
-        if self.mfu is None or self.trained_model is None or not self.useful_flop:
+        again = self.hfu_to_mfu
+        return None if self.mfu is None or again is None else self.mfu * again
+
+    @property
+    def hfu_to_mfu(self) -> float | None:
+        """How many times the MFU the HFU is, on any machine; None for workloads that say nothing of recomputation."""
+        if self.trained_model is None or not self.useful_flop:
             return None
-        return self.mfu * (1 + self.trained_model.recomputed_flop / self.useful_flop)
+        return 1 + self.trained_model.recomputed_flop / self.useful_flop
+
+    @property
+    def tokens_trained(self) -> float | None:
+        """Tokens that the step trains on, but for the share of copies that experts did not take; None without any."""
+        if self.trained_model is None:
+            return None
+        return (1 - (self.dropped_token_fraction or 0.0)) * self.global_batch_size * self.trained_model.seq_len
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens that all ranks together train on in a second; None for workloads that have no tokens.
-
-        The share of copies of tokens that experts did not take is left out.
-        """
-        if self.trained_model is None or not self.step_time:
-            return None
-        taken = 1 - (self.dropped_token_fraction or 0.0)
-        return taken * self.global_batch_size * self.trained_model.seq_len / self.step_time
+        """`tokens_trained` of all ranks together in a second; None for workloads that have no tokens."""
+        tokens = self.tokens_trained
+        return None if tokens is None or not self.step_time else tokens / self.step_time
 
     @property
     def tokens_per_second_per_rank(self) -> float | None:

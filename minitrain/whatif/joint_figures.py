@@ -8,10 +8,8 @@ added in the same order; means over ranks are rounded once. Bytes are the same o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any, NamedTuple, final
 
@@ -22,6 +20,7 @@ from minitrain.run.analysis.breakdown import (
     AxisTotal,
     Meshes,
     axis_finder,
+    mean,
 )
 from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.run.device_memory import (
@@ -182,7 +181,7 @@ def _means(of_ranks: Sequence[dict[str, _Sums]], num_machines: int) -> list[dict
     for axis in sorted({axis for sums in of_ranks for axis in sums}):
         nothing = _Sums(0, 0.0, np.zeros(num_machines), np.zeros(num_machines))
         parts = [sums.get(axis, nothing) for sums in of_ranks]
-        number, size_bytes = _mean([part.number for part in parts]), _mean([part.size_bytes for part in parts])
+        number, size_bytes = mean([part.number for part in parts]), mean([part.size_bytes for part in parts])
         seconds, exposed_s = (_mean_of_columns([part[place] for part in parts]) for place in (2, 3))
         for machine, times in enumerate(zip(seconds, exposed_s, strict=True)):
             found[machine][axis] = AxisTotal(number, size_bytes, *times)
@@ -193,15 +192,7 @@ def _mean_of_columns(columns: Sequence[Any]) -> list[float]:
     """Return the mean of some columns on each machine, rounded once."""
     if all(column is columns[0] for column in columns):
         return columns[0].tolist()  # type: ignore[no-any-return]  # floats
-    return [_mean(values) for values in np.stack(columns, axis=1).tolist()]
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return a mean that is rounded once: a sum of floats is, and halving it is exact."""
-    count = len(values)
-    if count & (count - 1) == 0:
-        return math.fsum(values) / count
-    return float(sum(map(Fraction, values)) / count)
+    return [mean(values) for values in np.stack(columns, axis=1).tolist()]
 
 
 def excesses_of_devices(recorded: Recorded, sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
@@ -318,25 +309,18 @@ class JointFigures:
     @cached_property
     def mfu(self) -> Floats:
         """Model FLOPs utilization; nan where there is no device."""
-        peaks = np.array([np.nan if peak is None else peak for peak in self.peak_flop_per_s])
+        peaks = np.array(list(map(_or_nan, self.peak_flop_per_s)))
         return _ratio(self._run.useful_flop, peaks * self._run.world_size * self.step_time)
 
     @property
     def hfu(self) -> Floats:
         """Hardware FLOPs utilization; nan where it has none."""
-        trained, useful = self._run.trained_model, self._run.useful_flop
-        if trained is None or not useful:
-            return self._everywhere(np.nan)
-        return self.mfu * (1 + trained.recomputed_flop / useful)
+        return self.mfu * _or_nan(self._run.hfu_to_mfu)
 
     @property
     def tokens_per_second(self) -> Floats:
         """Tokens that all ranks train on in a second; nan where there are none."""
-        trained = self._run.trained_model
-        if trained is None:
-            return self._everywhere(np.nan)
-        num_tokens = self._run.global_batch_size * trained.seq_len
-        return np.where(self.step_time == 0, np.nan, _ratio(num_tokens, self.step_time))
+        return np.where(self.step_time == 0, np.nan, _ratio(_or_nan(self._run.tokens_trained), self.step_time))
 
     @property
     def tokens_per_second_per_rank(self) -> Floats:
@@ -513,6 +497,11 @@ _ON_ALL = frozenset(field.name for field in fields(Run)) | {"peak_memory", "sure
 def _or_none(number: Any) -> Any:
     """Return a number of a column, None for nan."""
     return None if number != number else number
+
+
+def _or_nan(number: float | None) -> float:
+    """Return a number as columns hold it, nan for None."""
+    return np.nan if number is None else number
 
 
 def _watts(place: int, sheet: Any) -> float | None:

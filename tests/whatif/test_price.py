@@ -191,6 +191,25 @@ def test_columns_are_those_of_the_runs() -> None:
     assert priced.fastest == int(np.where(priced.fits, priced.step_time, np.inf).argmin())
 
 
+def test_tokens_that_experts_did_not_take_are_left_out_on_every_machine() -> None:
+    model = mt.Transformer(
+        num_layers=2,
+        hidden_size=64,
+        num_heads=4,
+        vocab_size=128,
+        seq_len=32,
+        ffn_hidden_size=128,
+        num_experts=4,
+        experts_per_token=2,
+    )
+    sizes: dict[str, Any] = {"world_size": 4, "workload": model, "global_batch_size": 8}
+    priced = mt.price("moe", ["h100_80g_nvl8", "a100_80g"], **sizes, ep=4, imbalance=3, capacity_factor=1.25)
+    runs = list(priced)
+    assert all(run.dropped_token_fraction for run in runs)
+    assert priced.tokens_per_second.tolist() == [run.tokens_per_second for run in runs]
+    assert priced.hfu.tolist() == [run.hfu for run in runs]
+
+
 def test_clusters_and_platforms_are_simulated_beside_the_machines_that_are_priced_at_once() -> None:
     unlike = mt.Cluster([mt.Devices("h100_80g_nvl8", 4), mt.Devices("a100_80g", 4)], between_groups=mt.Link(12.5e9))
     priced = mt.price("zero3", ["h100_80g_nvl8", unlike, "a100_80g"], **_SIZES)

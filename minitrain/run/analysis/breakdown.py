@@ -535,13 +535,16 @@ def mean_by_axis(ranks: Sequence[Mapping[str, AxisTotal]]) -> dict[str, AxisTota
     axes = sorted({axis for totals in ranks for axis in totals})
     nothing = AxisTotal(0, 0.0, 0.0, 0.0)
     return {
-        axis: AxisTotal(*map(_mean, zip(*(totals.get(axis, nothing) for totals in ranks), strict=True)))
-        for axis in axes
+        axis: AxisTotal(*map(mean, zip(*(totals.get(axis, nothing) for totals in ranks), strict=True))) for axis in axes
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(sum(map(Fraction, values)) / len(values))
+def mean(values: Sequence[float]) -> float:
+    """Return a mean that is rounded once: a sum of floats is, and halving it is exact."""
+    count = len(values)
+    if count & (count - 1) == 0:
+        return math.fsum(values) / count
+    return float(sum(map(Fraction, values)) / count)
 
 
 _MOST_DURATIONS = 4096  # counted at a time, since there can be as many distinct durations as events
