@@ -20,6 +20,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from operator import attrgetter
 from typing import Any
@@ -600,7 +601,7 @@ class Moment:
 
     def __init__(self, excess: Excess, lines: Lines) -> None:
         self._excess = excess
-        self._lines = lines
+        self._place = partial(_line, lines, excess.rank)
         self._highest = float("-inf")
         self.text: list[str] = []
 
@@ -612,14 +613,6 @@ class Moment:
         if value > self._highest:
             self._highest = value
             self.text = [self._heading(player, number), *_held(player, number, self._excess.kinds, self._place)]
-
-    def _place(self, number: int) -> str | None:
-        """Return where in the submission a step of the rank stands."""
-        try:
-            known = self._lines[self._excess.rank][number]
-        except (LookupError, ValueError):
-            return None
-        return known if isinstance(known, str) else None
 
     def _heading(self, player: Player, number: int) -> str:
         """Return when it is, and after what."""
