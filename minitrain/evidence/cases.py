@@ -311,7 +311,9 @@ def _platform(
         gradient_accesses=_gradient_accesses(framework, layout),
         batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
         shares_by_rank=_blocks(framework, layout),
-        captures=bool(row.words("framework").facts.get("graphs")),
+        captures=row.words("framework").facts.get("graphs", framework.captures),
+        dispatcher=row.words("dispatcher").facts.get("dispatcher", "alltoall"),
+        pads_experts=row.number("capacity_factor") is not None,
         fused_loss=found.fused_loss or bool(row.words("framework").facts.get("fused_loss")),
         memory=_memory_of(row, framework, found.memory, layout, model),
     )

@@ -410,6 +410,8 @@ def _of_degrees(row: Row, layout: Layout) -> Iterator[Assumption]:
             yield Assumption(f"{column} not stated: 1", column)
     if not row.words("zero").is_stated and layout.num_replicas > 1:
         yield Assumption("zero not stated: 0", "zero", ("1", "3"))
+    if layout.ep > 1 and not row.words("dispatcher").is_stated:
+        yield Assumption("dispatcher not stated: alltoall", "dispatcher", ("deepep", "hybridep"))
     if row.text("mem_gib") and "kind" not in row.words("mem_kind").facts:
         yield Assumption("mem_kind not stated: allocated", "mem_kind", ("allocated",))
     memory = row.words("mem_kind").facts

@@ -211,6 +211,8 @@ class Framework:
         accesses_alone: the same where there is one replica: Megatron-LM of 2021 divides all the same, Megatron-Core
             does not where that is by 1.
         is_compiled: whether its platform stands for what `torch.compile` makes of it.
+        captures: whether CUDA graphs replay the passes of layers where the row does not say; if None, on devices whose
+            hosts are slow.
     """
 
     name: str
@@ -231,6 +233,7 @@ class Framework:
     gradient_accesses: float = 0.0
     accesses_alone: float = 0.0
     is_compiled: bool = False
+    captures: bool | None = None
 
     def is_named(self, names: Set[str]) -> bool:
         """Return whether names of a row are this framework's."""
@@ -289,6 +292,7 @@ _MEGATRON_CORE = replace(
     _NEMO,
     name="Megatron-Core",
     words="megatron-core|megatron-lm",
+    captures=False,
     parts_overlap="gradients",
     gradient_accesses=4,
     accesses_alone=2,

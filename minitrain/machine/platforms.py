@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from ast import literal_eval
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.files import read_json, write_text
+from minitrain.machine.dispatchers import DISPATCHERS
 from minitrain.machine.framework_memory import HABITS
 
 EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
@@ -44,6 +46,7 @@ _CHOICES: Mapping[str, Collection[str]] = MappingProxyType(
         "parts_overlap": EXPOSED,
         "batches_messages": ("no", "within nodes", "always"),
         "memory": HABITS,
+        "dispatcher": DISPATCHERS,
     }
 )
 _RULES: Mapping[str, str] = MappingProxyType(
@@ -75,7 +78,11 @@ class Platform:
         is_eager: whether PyTorch dispatches operations one by one from Python, at the pace of the device's host
             (`minitrain.machine.kernel_device.eager_launch_s`), where no `launch_s` is given.
         captures: whether CUDA graphs have captured the passes of layers, each of which is then one launch but for
-            experts.
+            experts; if None, on devices whose hosts are so slow that recipes do so
+            (`minitrain.machine.kernel_device.CAPTURED`).
+        dispatcher: how tokens travel to experts of other ranks: one of `minitrain.machine.dispatchers.DISPATCHERS`.
+        pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
+            their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
             that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
         parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
@@ -114,7 +121,9 @@ class Platform:
     eager: float = 1.0
     launch_s: float | None = None
     is_eager: bool = False
-    captures: bool = False
+    captures: bool | None = None
+    dispatcher: str = "alltoall"
+    pads_experts: bool = False
     parts_exposed: float = 1.0
     parts_overlap: str = "none"
     separate_gradients: bool = False
@@ -152,6 +161,18 @@ class Platform:
         'mine (fitted to +- 8 %)'
         """
         return self.name if self.fitted_error is None else f"{self.name} (fitted to +- {100 * self.fitted_error:.0f} %)"
+
+    def captures_on(self, device: str) -> bool:
+        """Return whether CUDA graphs have captured the passes of layers on a device, by the name of its config.
+
+        >>> find_platform("nemo-h100").captures_on("gb200_nvl72"), COMPONENTS.captures_on("gb200_nvl72")
+        (True, False)
+        """
+        from minitrain.machine.kernel_device import CAPTURED  # noqa: PLC0415  (which needs configs)
+
+        if self.captures is None:
+            return self.is_eager and device.partition("_")[0] in CAPTURED
+        return self.captures
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers that differ from those of components, by name."""
@@ -222,7 +243,8 @@ def find_platform(platform: str | Platform | None, device: str = "") -> Platform
     """Return a platform by its name, its framework's, from its file ("mine.json"), or as it is.
 
     Args:
-        platform: the platform; components alone if None.
+        platform: the platform, with what differs behind a colon ("megatron:dispatcher=deepep"); components alone if
+            None.
         device: the name of a hardware config, whose family a framework's platform is for.
 
     Raises:
@@ -230,11 +252,16 @@ def find_platform(platform: str | Platform | None, device: str = "") -> Platform
 
     >>> find_platform("megatron", "a100_80g").name
     'megatron-2021'
+    >>> find_platform("nemo-h100:dispatcher=deepep,captures=True").dispatcher
+    'deepep'
     """
     if platform is None:
         return COMPONENTS
     if isinstance(platform, Platform):
         return platform
+    if isinstance(platform, str) and ":" in platform and "=" in platform:
+        name, _, changes = platform.rpartition(":")
+        return _changed(find_platform(name, device), changes)
     if isinstance(platform, str) and platform.endswith(".json"):
         return Platform.read(platform)
     by_family = FRAMEWORKS.get(platform, {}) if isinstance(platform, str) else {}
@@ -248,3 +275,24 @@ def find_platform(platform: str | Platform | None, device: str = "") -> Platform
             platform=platform,
         )
     return found
+
+
+def _changed(platform: Platform, changes: str) -> Platform:
+    """Return a platform with other values of some fields, "name=value" each.
+
+    Raises:
+        UsageError: there is no such field, or a value is outside its rule.
+    """
+    known = [field.name for field in fields(Platform) if field.name not in _NO_NUMBERS]
+    found: dict[str, Any] = {}
+    for change in changes.split(","):
+        name, _, text = change.strip().partition("=")
+        if name not in known:
+            raise UsageError(
+                f"platform {platform.name} has no {name!r:.40}; it has {', '.join(known)}", platform=platform.name
+            )
+        try:
+            found[name] = literal_eval(text)
+        except (ValueError, SyntaxError):
+            found[name] = text
+    return replace(platform, **found)

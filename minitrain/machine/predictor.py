@@ -29,7 +29,8 @@ from minitrain.machine.columns import larger
 from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
 from minitrain.machine.device import STORAGE, Device, RooflineDevice
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
-from minitrain.machine.kernel_device import CAPTURED, KernelDevice, eager_launch_s, gradients_beside, rates_of
+from minitrain.machine.dispatchers import has_experts, kernels_of
+from minitrain.machine.kernel_device import KernelDevice, eager_launch_s, gradients_beside, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
 from minitrain.machine.network import (
@@ -408,18 +409,17 @@ class KernelPredictor(_ConfigPredictor):
             separate_gradients=platform.separate_gradients,
             stops_early=platform.stops_early,
             gradient_accesses=platform.gradient_accesses,
-            captures=platform.captures or (platform.is_eager and system.name.partition("_")[0] in CAPTURED),
+            captures=platform.captures_on(system.name),
+            captures_experts=platform.pads_experts and platform.captures_on(system.name),
+            dispatcher=platform.dispatcher,
             transposes=system.sheet.device_class != "tpu"
             and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
         launch_s = platform.launch_s
         if platform.is_eager and launch_s is None:
-            has_experts = bool(getattr(getattr(workload, "model", None), "num_experts", 0))
-            launch_s = eager_launch_s(system.name, has_experts=has_experts)
-        launch_s = 0.0 if "launches" in terms else launch_s
-        device = KernelDevice(
-            system, rates.scaled(platform.clock, platform.attention_clock).without(*terms), launch_s=launch_s
-        )
+            launch_s = eager_launch_s(system.name, has_experts=has_experts(workload) and not platform.pads_experts)
+        rates = rates.scaled(platform.clock, platform.attention_clock).without(*terms)
+        device = KernelDevice(system, rates, launch_s=0.0 if "launches" in terms else launch_s)
         super().__init__(workload, device, _topology(system, world_size, network, placement, pricing))
 
     def _remember_prices(self) -> None:
@@ -467,6 +467,8 @@ class KernelPredictor(_ConfigPredictor):
             price = super()._collective(op, size_bytes, ranks, algorithm)
             copies_s = _MATRICES_OF_UNIT * len(ranks) * eager_launch_s(self.system.name)
             return replace(price, seconds=price.seconds + copies_s)
+        if op == "all_to_all" and platform.dispatcher != "alltoall" and len(ranks) > 1 and has_experts(self.workload):
+            return self._dispatch(size_bytes, ranks)
         exposed = EXPOSED[platform.parts_overlap].get(op, 1.0)
         if exposed * platform.parts_exposed == 1 or not self._are_neighbours(ranks):
             return super()._collective(op, size_bytes, ranks, algorithm)
@@ -475,6 +477,16 @@ class KernelPredictor(_ConfigPredictor):
         hidden = (1 - exposed) and self._not_hidden(op, price.seconds, size_bytes, len(ranks))
         longer = exposed * price.seconds + (1 - exposed) * hidden
         return replace(price, seconds=platform.parts_exposed * longer, size_bytes=size_bytes)
+
+    def _dispatch(self, size_bytes: float, ranks: Sequence[int]) -> Price:
+        """Return the price of bringing copies of tokens to experts, or back, but by an all_to_all."""
+        model, places, dispatcher = cast(Any, self.workload).model, places_of(self.topology), self._platform.dispatcher
+        if (kernels := kernels_of(dispatcher, self.system.name)) is None or places is None:  # all ranks get all tokens
+            price = super()._collective("all_gather", size_bytes / model.experts_per_token * len(ranks), ranks)
+            return replace(price, size_bytes=size_bytes)
+        shape, num_units = places.shape(ranks), cast(KernelDevice, self.device).rates.num_units
+        seconds = kernels.seconds(model, size_bytes, shape, self._inner)
+        return Price(seconds, size_bytes, dispatcher, kernels.num_units / num_units, shape.tier.size)
 
     def _not_hidden(self, op: str, seconds: float, size_bytes: float, num_parts: int) -> float:
         """Return by how much a collective beside the gradient of a layer's columns makes a step longer, s.

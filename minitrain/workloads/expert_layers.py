@@ -23,8 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import chain
-from math import prod
+from math import comb, prod
 from types import MappingProxyType
 from typing import Any, Literal, final
 
@@ -50,6 +51,37 @@ _RESIDUAL = frozenset({"residual", "dropout and residual", "second norm"})
 _AROUND = _NORM | _RESIDUAL | {"residual gradient", "bias gradient", *PERMUTATIONS}
 _CHUNKS = 4  # copies that came are put into the order of the rank's experts, and results back: each read and written
 
+_ONCE = frozenset({"deepep", "hybridep"})
+_COUNTS_LAUNCHES, _CHUNK_LAUNCHES = 10, 4
+"""Launches that DeepEP and HybridEP save: of counts, three are left (of router and counts together 17 of 31:
+docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM, section 2.2.1), and copies are made in
+the order of experts, so that no chunks are sorted."""
+
+
+@lru_cache(maxsize=256)
+def num_touched(num_parts: int, num_experts: int, num_chosen: int) -> float:
+    """Return among how many of some parts of the experts a token's lie, in the mean.
+
+    Experts are taken to be chosen at random, all as often: a part has none of a token's with the chance that all of
+    them are among the others.
+
+    >>> round(num_touched(8, 256, 8), 2), round(num_touched(64, 256, 8), 2)
+    (5.29, 7.68)
+    """
+    others = num_experts - num_experts // num_parts
+    return num_parts * (1 - comb(others, num_chosen) / comb(num_experts, num_chosen))
+
+
+def shared_copies(model: Architecture, num_parts: int) -> float:
+    """Return how many tokens a rank is sent for each copy that its experts take, where a token travels once.
+
+    >>> from minitrain.workloads.transformer import models
+    >>> round(shared_copies(models()["deepseek-v3"], 8), 2)
+    0.66
+    """
+    num_chosen: int = model.experts_per_token
+    return num_touched(num_parts, model.num_experts, num_chosen) / num_chosen
+
 
 def kernels_of_experts(
     model: Architecture, unit: Unit, typ: str, num_copies: int, num_parts: int, recompute: Recompute, style: Style
@@ -71,12 +103,16 @@ def kernels_of_experts(
     work = Work(1, num_tokens, Degrees(ep=num_parts))
     experts = _with(unit, (projection for projection in unit.projections if projection.num_experts))
     again = "moe_act" if takes_again(recompute, "moe_act") else "none"
-    whole = pass_kernels(model, experts, work, typ, again, replace(style, captures=False))
+    whole = pass_kernels(model, experts, work, typ, again, replace(style, captures=style.captures_experts))
     kernels = _without(whole.kernels, _AROUND)
+    sends_once = style.dispatcher in _ONCE and typ != "backward_weight"
     if 1 < num_parts < model.num_experts and typ != "backward_weight":  # `sort_chunks_by_idxs` of Megatron-Core
-        moved = _CHUNKS * model.precision.activation_bytes * style.eager
+        accesses = 2 * shared_copies(model, num_parts) if sends_once else _CHUNKS
+        moved = accesses * model.precision.activation_bytes * style.eager
         kernels = (*kernels, MemoryPass("chunks", num_copies * model.hidden_size, moved))
-    around = sum(_LAUNCHES[each] for each in _AROUND_OF[typ])
+    if style.captures_experts:
+        return KernelList(kernels, whole.num_launches)
+    around = sum(_LAUNCHES[each] for each in _AROUND_OF[typ]) + _CHUNK_LAUNCHES * sends_once
     return KernelList(kernels, whole.num_launches - around)
 
 
@@ -104,7 +140,8 @@ def kernels_around_experts(
     else:
         found = _without(found, _RESIDUAL | {after} if typ in ("route", "backward_route") else _NORM | {before})
     in_graph = typ in ("route", "backward_route")
-    passes = KernelList(found, style.captured(_LAUNCHES[typ]) if in_graph else _LAUNCHES[typ])
+    launches = _LAUNCHES[typ] - _COUNTS_LAUNCHES * (typ == "route" and style.dispatcher in _ONCE)
+    passes = KernelList(found, style.captured(launches) if in_graph else launches)
     if typ != "backward_route":
         return passes
     names = "+".join(name for name in ("layernorm", "shared_experts") if takes_again(recompute, name))

@@ -202,7 +202,9 @@ class Style:
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
         captures: whether a pass is the replay of a CUDA graph, of one launch, but for experts.
+        captures_experts: whether these are too, as they can be where the number of their tokens does not change.
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
+        dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
     """
 
     attention: str = "flash2"
@@ -213,7 +215,9 @@ class Style:
     stops_early: bool = False
     gradient_accesses: float = 0.0
     captures: bool = False
+    captures_experts: bool = False
     transposes: bool = True
+    dispatcher: str = "alltoall"
 
     def captured(self, num_launches: int) -> int:
         """Return how many launches are left of some that a graph has."""
@@ -370,7 +374,7 @@ class _Lister:
 
     def _launches_of(self, gemm: Gemm, *, is_backward: bool) -> int:
         """Return the launches of a multiplication by itself, which others' layers have in theirs."""
-        if not gemm.is_of_experts:
+        if not gemm.is_of_experts or self.style.captures_experts:
             return 0
         precision = self.model.precision
         is_narrow = (self.style.datatype or precision.weight_datatype) in NARROW_BYTES

@@ -218,6 +218,7 @@ UNKNOWN = {
     "recompute": "fulll,selctive,nnone,uniformly so,selective-ish,layernrom,moe_axt,mla_up_prj,half,auto",
     "attention": "flsh,flahs2,unfusde,FA5,cuDN,TTE,softmaxx,falsh-attn 2,fused-ish,sparse,linear-ish",
     "schedule": "1f2b,gpie,gpipe2,interleavd,zb-h3,zb-h7,dualpip,dualpipe-w,zvb,zero-buble-h1,pipedreem,random",
+    "dispatcher": "al2all,deapep,hybirdep,tutell,flexx,broadcast",
     "sp": "maybe,tru,yess,onn,2,0.5",
     "tied_emb": "Flase,tide,maybe,half,Treu",
     "mlp": "swigul,gellu,reglu,maxout,swish,relu3",

@@ -503,3 +503,33 @@ def test_shards_of_2021_are_copied_one_by_one_while_computing_waits() -> None:
         for platform in (found.platform, None)
     )
     assert copied - base == pytest.approx(2 * 8 * 13.48e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dispatcher", "pads", "captures"),
+    [
+        ({}, "alltoall", False, False),
+        ({"dispatcher": "flex (DeepEP)", "framework": "Megatron Bridge"}, "deepep", False, None),
+        ({"dispatcher": "Hybrid-EP", "framework": "Megatron Bridge, partial CUDA graphs"}, "hybridep", False, True),
+        ({"capacity_factor": "1", "framework": "Megatron Bridge, no CUDA graphs"}, "alltoall", True, False),
+    ],
+)
+def test_a_row_says_how_tokens_travel_and_what_graphs_replay(
+    changes: dict[str, str], dispatcher: str, pads: bool, captures: bool | None
+) -> None:
+    found = case(**{**EXPERTS, "sp": "1", "ep": "8", "gpu": "GB200", "framework": "Megatron-Core", **changes}).platform
+    assert found is not None
+    assert (found.dispatcher, found.pads_experts, found.captures) == (dispatcher, pads, captures)
+
+
+def test_a_dispatcher_that_is_not_stated_is_assumed_where_tokens_travel() -> None:
+    said = "dispatcher not stated: alltoall"
+    assert said in [each.text for each in case(**EXPERTS, sp="1", ep="8").assumed]
+    for changes in ({"ep": "1"}, {"ep": "8", "dispatcher": "alltoall"}):
+        assert said not in [each.text for each in case(**EXPERTS, sp="1", **changes).assumed]
+
+
+def test_a_dispatcher_that_is_not_priced_is_refused() -> None:
+    for word, why in (("flex", "which library it calls"), ("tutel", "no price"), ("deepepp", "deepep")):
+        with pytest.raises(LackingError, match=f"dispatcher .*{why}"):
+            case(**EXPERTS, dispatcher=word)

@@ -447,7 +447,10 @@ def notes_on(given: Mapping[str, Any]) -> tuple[str, ...]:
     notes = ["experts are taken whole on their ranks, not divided by tensor parallelism"] * divides
     dispatcher = given.get("moe_token_dispatcher_type", "alltoall")
     if given.get("num_moe_experts") and ep > 1 and not str(dispatcher).startswith("alltoall"):
-        notes.append(f"tokens travel to experts by all_to_all, not by the dispatcher {dispatcher}")
+        notes.append(
+            f"tokens travel to experts by all_to_all, not by the dispatcher {dispatcher}; --platform "
+            "megatron:dispatcher=deepep, hybridep or allgather prices others"
+        )
     return tuple(notes)
 
 

@@ -332,7 +332,8 @@ def test_what_is_read_as_something_near_is_noted() -> None:
     )
     experts = "--num-experts 8 --expert-model-parallel-size 2 --moe-token-dispatcher-type flex"
     assert mt.read_recipe(f"{SMALL} {experts}").notes == (
-        "tokens travel to experts by all_to_all, not by the dispatcher flex",
+        "tokens travel to experts by all_to_all, not by the dispatcher flex; --platform megatron:dispatcher=deepep, "
+        "hybridep or allgather prices others",
     )
     rotary = mt.read_recipe(f"{SMALL} --use-rotary-position-embeddings").model
     assert rotary is not None

@@ -1,0 +1,88 @@
+"""How copies of tokens travel to the experts of other ranks: what crosses which links, and how quickly.
+
+`alltoall` sends each copy by itself, by NCCL. DeepEP and HybridEP send a token once to each node that has one of its
+experts, and on from there once to each rank, both at the same time; the rank makes the copies. `allgather` gives every
+rank all tokens. Source: `MoEAllGatherTokenDispatcher`, `MoEAlltoAllTokenDispatcher` and `MoEFlexTokenDispatcher` of
+Megatron-Core's `core/transformer/moe/token_dispatcher.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from minitrain.machine.network import Network
+    from minitrain.machine.topology import GroupShape
+
+DISPATCHERS = ("alltoall", "allgather", "deepep", "hybridep")
+
+BETWEEN_NODES = 0.88
+"""Share of an interface that a token's way between nodes reaches: DeepEP 51 GB/s among 64 H800, HybridEP 50.0 among 64
+H100, both with what stays in the node (an eighth), of 50 GB/s (docs/legacy.md and docs/README_Hybrid-EP.md of
+github.com/deepseek-ai/DeepEP)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What a library's kernels reach.
+
+    Args:
+        within: share of the links into a node, one way, by the most ranks of a node that exchange tokens, the fewest
+            first.
+        num_units: multiprocessors that they take.
+    """
+
+    within: tuple[tuple[int, float], ...]
+    num_units: int
+
+    def seconds(self, model: Any, size_bytes: float, shape: GroupShape, inner: Network) -> float:
+        """Return how long tokens take that travel once to each node and once to each rank, s.
+
+        Args:
+            model: whose experts.
+            size_bytes: of all copies that a rank sends, what stays on it included.
+            shape: the ranks that exchange tokens, each of which has a part of the experts.
+            inner: the links within a node.
+        """
+        from minitrain.workloads.expert_layers import num_touched  # noqa: PLC0415  (only where kernels are priced)
+
+        split, outer = shape.split, shape.tier
+        token_bytes, sizes = size_bytes / model.experts_per_token, (model.num_experts, model.experts_per_token)
+        local = split.num_ranks / split.num_nodes
+        share = next((share for most, share in self.within if local <= most), self.within[-1][1])
+        within = token_bytes * num_touched(split.num_ranks, *sizes) * (1 - 1 / local)
+        across = token_bytes * num_touched(split.num_nodes, *sizes) * (1 - 1 / split.num_nodes)
+        times = within / (share * inner.bandwidth * 1e9), across / (BETWEEN_NODES * outer.bandwidth * 1e9)
+        seconds: float = outer.latency + max(times)
+        return seconds
+
+
+_HYBRIDEP = Kernels(((8, 0.72), (16, 0.69), (72, 0.68)), 16)
+_DEEPEP = Kernels(((72, 0.67),), 20)
+_DEEPEP_BLACKWELL = Kernels(((8, 0.44), (72, 0.28)), 24)
+
+_KERNELS: Mapping[str, Mapping[str, Kernels]] = MappingProxyType(
+    {
+        "hybridep": {"": _HYBRIDEP},
+        "deepep": {"": _DEEPEP, **dict.fromkeys(("b200", "b300", "gb200", "gb300"), _DEEPEP_BLACKWELL)},
+    }
+)
+"""By library and family of devices, in 16 bits, without what a rank keeps: HybridEP on GB200, 750 GB/s of 8 ranks'
+tokens, 662 of 16 and 632 of 36 dispatched with 16 or 32 of its multiprocessors (time of kernels alone); DeepEP on H800,
+153 GB/s of 8, and on GB200 with 24, 494 dispatched and 420 combined of 8, 400 and 190 of 32 (docs/README_Hybrid-EP.md;
+docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM, section 2.2.1)."""
+
+
+def kernels_of(dispatcher: str, device: str) -> Kernels | None:
+    """Return what a dispatcher's kernels reach on a device; None for those that NCCL's collectives are."""
+    by_family = _KERNELS.get(dispatcher, {})
+    return by_family.get(device.partition("_")[0], by_family.get(""))
+
+
+def has_experts(workload: Any) -> bool:
+    """Return whether a workload is a transformer that has experts."""
+    return bool(getattr(getattr(workload, "model", None), "num_experts", 0))

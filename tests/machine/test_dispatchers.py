@@ -1,0 +1,120 @@
+"""How tokens travel to experts: once to each node and rank, at published rates."""
+
+from dataclasses import replace
+from math import comb
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minitrain as mt
+from minitrain.errors import UsageError
+from minitrain.machine import load_config
+from minitrain.machine.dispatchers import DISPATCHERS, kernels_of
+from minitrain.machine.network import Split
+from minitrain.machine.platforms import find_platform
+from minitrain.machine.topology import GroupShape
+from minitrain.workloads.expert_layers import kernels_around_experts, kernels_of_experts, num_touched, shared_copies
+from minitrain.workloads.kernels import KernelList
+from minitrain.workloads.shapes import Work
+from minitrain.workloads.transformer_workload import TransformerWorkload
+from minitrain.workloads.unit_kernels import Style
+
+DEEPSEEK = mt.models()["deepseek-v3"]
+LAYER = next(unit for unit in DEEPSEEK.units() if unit.kind == "moe")
+SIZES: dict[str, Any] = {"world_size": 16, "workload": "mixtral-8x7b", "global_batch_size": 64, "microbatch_size": 1}
+
+
+@given(st.integers(0, 6), st.integers(1, 8))
+def test_a_token_touches_as_many_parts_as_it_can(log_parts: int, chosen: int) -> None:
+    parts = 2**log_parts
+    touched = num_touched(parts, 64, chosen)
+    assert max(1, min(parts, chosen) * 0.5) <= touched <= min(parts, chosen)
+    assert num_touched(64, 64, chosen) == pytest.approx(chosen)
+    assert num_touched(1, 64, chosen) == 1
+    assert num_touched(2, 64, chosen) == pytest.approx(2 * (1 - comb(32, chosen) / comb(64, chosen)))
+
+
+# Published: 4096 tokens of 7168 elements in 16 bits, of eight experts each, random among eight a rank; GB/s of what is
+# received, what stays included (docs/README_Hybrid-EP.md of github.com/deepseek-ai/DeepEP, time of kernels alone).
+@pytest.mark.parametrize(
+    ("hardware", "ranks", "nodes", "published"),
+    [
+        ("gb200_nvl72", 8, 1, 750.15),
+        ("gb200_nvl72", 16, 1, 661.93),
+        ("gb200_nvl72", 32, 1, 629.79),
+        ("gb200_nvl72", 36, 1, 612.85),
+        ("b200_192g_nvl8", 8, 1, 734.95),
+        ("h100_80g_nvl8", 32, 4, 57.69),
+        ("h100_80g_nvl8", 64, 8, 49.97),
+    ],
+)
+def test_hybrid_eps_published_dispatch_is_met_within_a_tenth(
+    hardware: str, ranks: int, nodes: int, published: float
+) -> None:
+    model = replace(DEEPSEEK, num_experts=8 * ranks)
+    inner, *_, outer = sorted(load_config(hardware).networks, key=lambda tier: tier.size)
+    kernels = kernels_of("hybridep", hardware)
+    assert kernels is not None
+    shape = GroupShape(inner if nodes == 1 else outer, Split.of([ranks // nodes] * nodes))
+    seconds = kernels.seconds(model, 4096 * 8 * 7168 * 2, shape, inner)
+    touched = num_touched(ranks if nodes == 1 else nodes, 8 * ranks, 8)
+    assert 4096 * 7168 * 2 * touched / seconds / 1e9 == pytest.approx(published, rel=0.1)
+
+
+def test_between_nodes_tokens_that_travel_once_are_quicker_than_copies() -> None:
+    times = {name: step_time(f"nemo-h100:dispatcher={name}", ep=16) for name in DISPATCHERS}
+    assert times["deepep"] < times["alltoall"] < times["allgather"]
+
+
+def step_time(platform: str, **options: Any) -> float:
+    sizes = {**SIZES, "workload": TransformerWorkload(replace(mt.models()["mixtral-8x7b"], num_experts=16))}
+    return mt.simulate("megatron", platform=platform, hardware="h100_80g_nvl8", fold=True, **sizes, **options).step_time
+
+
+def test_padded_experts_are_launched_without_waiting() -> None:
+    waits, padded = (step_time(f"nemo-h100:pads_experts={value}", ep=8) for value in (False, True))
+    assert padded < waits
+
+
+def experts_kernels(style: Style) -> KernelList:
+    return kernels_of_experts(DEEPSEEK, LAYER, "forward", 4096 * 8, 32, "none", style)
+
+
+def test_libraries_that_send_once_sort_no_chunks_and_count_by_fewer_kernels() -> None:
+    usual, once = (experts_kernels(Style(dispatcher=name)) for name in ("alltoall", "deepep"))
+    (of_usual,), (of_once,) = (
+        [k for k in each.kernels if getattr(k, "name", "") == "chunks"] for each in (usual, once)
+    )
+    assert of_once.traffic_bytes / of_usual.traffic_bytes == pytest.approx(2 * shared_copies(DEEPSEEK, 32) / 4)
+    assert usual.num_launches - once.num_launches == 4
+    routes = [
+        kernels_around_experts(DEEPSEEK, LAYER, "route", Work(1, 4096), "none", Style(dispatcher=name))
+        for name in ("alltoall", "deepep")
+    ]
+    assert routes[0].num_launches - routes[1].num_launches == 10
+
+
+def test_graphs_have_experts_too_where_their_tokens_are_padded() -> None:
+    plain, captured = (experts_kernels(Style(captures=True, captures_experts=value)) for value in (False, True))
+    assert captured.num_launches == 1 < plain.num_launches
+
+
+def test_a_platform_is_changed_behind_a_colon() -> None:
+    changed = find_platform("nemo-h100:dispatcher=hybridep,captures=True,clock=0.8")
+    assert (changed.dispatcher, changed.captures, changed.clock, changed.eager) == ("hybridep", True, 0.8, 1.15)
+    assert find_platform("megatron:launch_s=1e-5", "a100_80g").name == "megatron-2021"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("dispatch=deepep", "nemo-h100 has no 'dispatch'; it has clock"),
+        ("dispatcher=flex", "dispatcher of platform nemo-h100 must be 'alltoall', .*, got 'flex'"),
+        ("clock=fast", "clock of platform nemo-h100 must be a number > 0, got 'fast'"),
+    ],
+)
+def test_a_change_that_no_platform_can_have_is_refused(changes: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_platform(f"nemo-h100:{changes}")
