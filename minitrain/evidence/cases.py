@@ -326,9 +326,10 @@ def _platform(
 
 def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, model: Transformer) -> str:
     """Return how a framework allocates, which has optimizers of its own for each way to shard."""
-    if "torchtitan" in framework.words:
-        is_compiled = framework.is_compiled and row.words("framework").facts.get("compiled_loss", True)
-        return "fsdp2" if is_compiled else "fsdp2 eager loss"
+    facts = row.words("framework").facts
+    if layout.zero >= 2 and ("torchtitan" in framework.words or facts.get("fsdp2")):
+        loss = "fsdp2" if facts.get("compiled_loss", True) else "fsdp2 eager loss"
+        return loss if framework.is_compiled else "fsdp2 eager"
     if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:
         return "deepspeed bf16"
     if memory == "deepspeed zero" and layout.zero == 0:

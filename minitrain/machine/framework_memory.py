@@ -14,6 +14,8 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
 | "fsdp2" | a unit's in 16 bits, and in single precision while they are reduced | 4 | no shards of weights in 16 bits |
 | "fsdp2 eager loss" | likewise | 12, of parts 16 | likewise |
+| "fsdp2 eager" | likewise | 12, of parts 16 | likewise; activated gates, keys and values of each head |
+| "torchtitan" | of shards as "fsdp2", else as "" | | |
 | "internevo zero" | a unit's | 12 | buckets, four copies of the rank's gradients, AdamW's temporaries |
 | "internevo fsdp" | a unit's | 12 | two copies of the rank's gradients, AdamW's temporaries |
 | "nanotron" | all of a microbatch in 16 bits, until its backward ends | 8 | activated gates, collectives' arrays |
@@ -43,7 +45,8 @@ Sources:
   than logits. Compiled, as it is since April 2025 (pull request 1033), the loss takes logits and gradients in 16 bits.
   Before, `log_softmax` and its backward have three arrays in single precision, and of parts
   `_nll_loss_and_log_softmax_backward` (`tensor/parallel/loss.py`) four; and a block of logits in 16 bits has been
-  freed. `ColwiseParallel` gathers the head's input, which autograd keeps;
+  freed. `ColwiseParallel` gathers the head's input, which autograd keeps. Eager, so it keeps what `silu` and
+  `repeat_kv` of `models/llama3/model/model.py` make;
 - **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
   elements, of which two are in flight, `compute_norm` takes single-precision copies of all gradients, `_step` flattens
   and casts; `FSDPadaptOptimizer` copies and casts without flattening. PyTorch's AdamW makes the root of the second
@@ -172,6 +175,8 @@ class Habits:
             "all" of a microbatch's in 16 bits, a unit's that are "reduced" into shards, or "none".
         logit_bytes: the most bytes of a logit at the loss.
         parts_logit_bytes: the same where parts share it, if it is more.
+        of_shards: whether that holds of weights in shards alone, and others are as counted.
+        expands: whether SwiGLU keeps the activated gate, and attention keys and values of each head.
         keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
         keeps_gradients: whether there are all gradients of a microbatch in 16 bits beside their totals.
         keeps_gates: whether SwiGLU keeps the activated gate, parts keep the array that they gather into, collectives
@@ -183,6 +188,8 @@ class Habits:
     new_gradient: Literal["unit", "weight", "all", "reduced", "none"] = "unit"
     logit_bytes: int = 12
     parts_logit_bytes: int = 0
+    of_shards: bool = False
+    expands: bool = False
     keeps_shapes: bool = False
     keeps_gradients: bool = False
     keeps_gates: bool = False
@@ -200,6 +207,8 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "deepspeed bf16": Habits("none", 6, keeps_gradients=True, update=_sum_in_single),
         "fsdp2": Habits("reduced", 4),
         "fsdp2 eager loss": Habits("reduced", 12, 16),
+        "fsdp2 eager": Habits("reduced", 12, 16, expands=True),
+        "torchtitan": Habits("reduced", 4, of_shards=True),
         "internevo zero": Habits(update=_flatten_and_step),
         "internevo fsdp": Habits(update=_step_by_units),
         "nanotron": Habits("all", 8, keeps_gates=True),
@@ -259,6 +268,11 @@ class Place:
     recompute: Recompute = "none"
 
     @property
+    def is_sharded(self) -> bool:
+        """Return whether weights lie in shards."""
+        return any(each.is_shard for each in self.weights)
+
+    @property
     def work(self) -> Any:
         """Return what the rank does in a pass."""
         return self.workload.work(
@@ -305,7 +319,7 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
         fused_loss: whether the loss is one kernel.
     """
     habits = HABITS[memory]
-    if habits.new_gradient == "reduced" and any(each.is_shard for each in place.weights):
+    if habits.new_gradient == "reduced" and (place.is_sharded or not habits.of_shards) and place.weights:
         return _in_streams(place, habits)
     moments: Iterable[tuple[float, float]]
     if habits.new_gradient in ("unit", "reduced"):
@@ -352,30 +366,54 @@ def _in_streams(place: Place, habits: Habits) -> Fullest:
     computing = max(held + beside - sums for held, beside, sums in moments)
     reserved = computing + summed + gathered + _free_at_loss(place, habits)
     most = held + temporary
-    return Fullest(held, temporary, late_bytes=max(reserved - most, 0.0), lasting_bytes=most)
+    return Fullest(
+        held,
+        temporary,
+        update_bytes=-_HALF * elements,  # what is counted when the update begins, and is not there
+        late_bytes=max(reserved - most, 0.0),
+        lasting_bytes=most,
+    )
 
 
 def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool]]:
-    """Yield moments: tensors, what is beside them, and whether there are the sums of gradients for certain."""
-    units = _units_of(place)
-    first, head = units[0], units[-1] if place.num_logits else 0.0
-    logits, whole = place.num_logits, _sum_over_parts(place) if place.is_scattered else 0.0
+    """Yield moments: tensors, what is beside them, and whether there are the sums of gradients for certain.
+
+    They are: the loss, the head's backward and its reduction, the last layer's backward, the first one's, and the
+    reduction of the embedding's gradient.
+    """
+    units, logits = _units_of(place), place.num_logits
+    first, head, block = units[0], units[-1], max(units[1:-1], default=units[0])
+    layers = [each.layer for each in place.weights]
+    again = max(_made_again(place, habits, layer) + _inner_gradients(place, layer) for layer in layers)
+    cast = 0.0 if place.is_sharded else _HALF  # of a lone rank, which gathers nothing, but casts
     if logits:
-        before = place.at_loss_bytes - LOGIT_BYTES * logits + whole  # the head's input, which parts have gathered
+        kept = sum(_expanded(place, layer) for layer in layers) if habits.expands else 0.0
+        kept += _sum_over_parts(place) if place.is_scattered else 0.0  # the head's input, which parts have gathered
+        before = place.at_loss_bytes - LOGIT_BYTES * logits + kept + cast * head
         at_most = habits.logit_bytes if place.num_parts == 1 else max(habits.logit_bytes, habits.parts_logit_bytes)
         yield before, at_most * logits, False
         yield before, _HALF * (logits + head) + _input_gradients(place), False
         yield before, (_HALF + _SINGLE) * head, False
-    block = max(units[1:-1], default=first)
-    again = max((_made_again(place, each.layer) for each in place.weights), default=0.0)
-    inner = max((_inner_gradients(place, each.layer) for each in place.weights), default=0.0)
-    counted = max((each.gradient_bytes for each in place.weights), default=0.0)
-    yield (
-        place.peak_bytes - LOGIT_BYTES * logits - counted,
-        _SINGLE * max(head, block) + _HALF * block + again + inner,
-        False,
-    )
+        yield before, (_SINGLE - _HALF) * head + (_HALF + cast) * block + again, False
+    later = place.workload.model.precision.gradient_bytes * _held_share(place) * (first + block)
+    yield place.at_update_bytes - later, (_HALF + _HALF + _SINGLE) * block + again, True
     yield place.at_update_bytes, (_HALF + _SINGLE) * first, True
+
+
+def _expanded(place: Place, layer: int) -> float:
+    """Return the bytes of what eager operations keep beside: an activated gate, and keys and values of each head."""
+    found = _activated_gates(place, layer)
+    grouped = [each for each in place.saved(layer) if each.name in ("keys", "values")]
+    if len(grouped) == len(("keys", "values")):
+        model = place.workload.model
+        found += (model.num_heads / model.num_kv_heads - 1) * sum(each.num_bytes(place.work) for each in grouped)
+    return found
+
+
+def _held_share(place: Place) -> float:
+    """Return which share of the weights is the rank's."""
+    elements = sum(each.state_bytes for each in place.weights) / place.workload.model.precision.optimizer_bytes
+    return float(elements / sum(_units_of(place)))
 
 
 def _units_of(place: Place) -> list[float]:
@@ -390,17 +428,18 @@ def _units_of(place: Place) -> list[float]:
     return found
 
 
-def _made_again(place: Place, layer: int) -> float:
+def _made_again(place: Place, habits: Habits, layer: int) -> float:
     """Return the bytes that a layer's forward makes and does not keep, which its backward makes again."""
-    kept = {each.name for each in place.saved(layer)}
-    saved = place.workload.units[layer].saved
-    found = sum(each.num_bytes(place.work) for each in saved if each.name not in kept and each.name != "logits")
-    return float(found) + (_sum_over_parts(place) if place.is_scattered else 0.0)
+    every, kept = (replace(place, recompute=again).saved(layer) for again in ("none", place.recompute))
+    found = float(sum(each.num_bytes(place.work) for each in every if each not in kept))
+    if habits.expands:
+        found += _expanded(replace(place, recompute="none"), layer) - _expanded(place, layer)
+    return found + (_sum_over_parts(place) if place.is_scattered else 0.0)
 
 
 def _free_at_loss(place: Place, habits: Habits) -> float:
     """Return the bytes of free blocks at the loss: what a layer's forward has left, and an eager loss of logits."""
-    left = max((_made_again(place, each.layer) for each in place.weights), default=0.0)
+    left = max(_made_again(place, habits, each.layer) for each in place.weights)
     return left + (_HALF * place.num_logits if habits.logit_bytes > _SINGLE else 0.0)
 
 

@@ -174,3 +174,31 @@ def test_parts_of_fsdp2_gather_the_input_of_the_head() -> None:
     assert whole.temporary_bytes == parts.temporary_bytes == 16 * VOCABULARY * tokens / 2
     shards = (2 * 2 + 2 * LAYERS) * HIDDEN * tokens / 2  # of the head's two inputs, and of those of layers
     assert whole.held_bytes - parts.held_bytes == pytest.approx(shards - 2 * HIDDEN * tokens, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "recompute", "allocated_gib", "reserved_gib"),  # one H100, PyTorch 2.11, eager, of November 2026
+    [
+        ((16, 2048, 8192, 32, 8, 128256, 4096), 2, "none", 41.12, 49.92),
+        ((24, 2048, 5504, 16, 16, 32000, 2048), 4, "none", 32.36, 39.30),
+        ((28, 3072, 8192, 24, 8, 32000, 4096), 1, "none", 47.73, 60.24),
+        ((28, 3072, 8192, 24, 8, 32000, 4096), 2, "full", 46.04, 51.20),
+        ((8, 4096, 14336, 32, 8, 128256, 8192), 1, "op", 48.04, 62.97),
+    ],
+    ids=str,
+)
+def test_measured_runs_of_eager_fsdp2_allocate_and_reserve_as_much(
+    sizes: tuple[int, ...], batch: int, recompute: str, allocated_gib: float, reserved_gib: float
+) -> None:
+    layers, hidden, ffn, heads, grouped, vocabulary, tokens = sizes
+    model = replace(MODEL, num_layers=layers, hidden_size=hidden, ffn_hidden_size=ffn, num_heads=heads)
+    model = replace(model, num_kv_heads=grouped, head_dim=hidden // heads, vocab_size=vocabulary, seq_len=tokens)
+    changes = {"world_size": 1, "global_batch_size": batch, "workload": model, "recompute": recompute}
+    found = of_fsdp("fsdp2 eager", check=False, **changes)
+    assert found.allocated_bytes / 2**30 == pytest.approx(allocated_gib, rel=0.01)
+    assert found.reserved_bytes / 2**30 == pytest.approx(reserved_gib, rel=0.04)
+
+
+def test_torchtitan_keeps_weights_that_are_not_in_shards_as_they_are_counted() -> None:
+    plain, shards = (of_fsdp(memory, world_size=1) for memory in ("torchtitan", "fsdp2"))
+    assert plain.allocated_bytes == of_fsdp("", world_size=1).allocated_bytes > shards.allocated_bytes
