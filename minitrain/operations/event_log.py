@@ -157,6 +157,10 @@ class Stream:
     group: tuple[int, ...] | None = None
     peer: int | None = None
 
+    def __reduce__(self) -> Any:
+        """Copy and pickle the compute stream, which is known by identity, as itself."""
+        return "ON_COMPUTE" if self is ON_COMPUTE else (Stream, (self.kind, self.group, self.peer))
+
 
 ON_COMPUTE = Stream(COMPUTE)
 NO_SAMPLES: frozenset[int] = frozenset()

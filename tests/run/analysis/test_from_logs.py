@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import fields
 from typing import Any
 
@@ -33,6 +35,11 @@ def test_rows_and_events_give_the_same_columns(name: str) -> None:
     run = mt.simulate(name, **_LARGE)
     assert all(isinstance(log, EventLog) for log in run.logs)
     _require_same(as_timeline(run.logs), timeline_of_events([list(log) for log in run.logs]))
+
+
+def test_copies_of_logs_say_the_same() -> None:
+    logs = mt.simulate("zero3_prefetch", **_LARGE).logs
+    assert pickle.loads(pickle.dumps(logs)) == copy.deepcopy(logs) == logs
 
 
 def _forwards(*samples: list[int], layer: int = 0) -> EventLog:
