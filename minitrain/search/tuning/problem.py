@@ -142,20 +142,26 @@ class Machine:
         places = places_of(self.predictor.topology)
         return places is None or bool(places.lie_alike(size))
 
-    def figures(self, step_time_s: float, busy_s: float | None = None) -> dict[str, Any]:
+    def figures(
+        self, step_time_s: float, busy_s: float | None = None, useful_flop: float | None = None, tokens: Any = None
+    ) -> dict[str, Any]:
         """Return the figures of a step.
 
         Args:
             step_time_s: how long it takes, s; 0 of a strategy that does nothing but load.
             busy_s: how long ranks compute or communicate, together, s; None where that is not known.
+            useful_flop: of a step whose experts drop tokens; the workload's where None.
+            tokens: that it trains on; those of the batch where None.
         """
-        problem, peak = self.problem, self.predictor.peak_flop_per_s
-        seq_len = getattr(self.workload, "seq_len", None)
-        rate = None if seq_len is None or not step_time_s else problem.global_batch_size * seq_len / step_time_s
+        problem, peak, seq_len = self.problem, self.predictor.peak_flop_per_s, getattr(self.workload, "seq_len", None)
+        useful_flop = self.useful_flop if useful_flop is None else useful_flop
+        if tokens is None and seq_len is not None:
+            tokens = problem.global_batch_size * seq_len
+        rate = None if tokens is None or not step_time_s else tokens / step_time_s
         dollars = dollars_of(self.sheets, problem.world_size, step_time_s)
         return {
             "step_time_s": step_time_s,
-            "mfu": self.useful_flop / (step_time_s * problem.world_size * peak) if peak and step_time_s else None,
+            "mfu": useful_flop / (step_time_s * problem.world_size * peak) if peak and step_time_s else None,
             "tokens_per_second": rate,
             "tokens_per_second_per_rank": None if rate is None else rate / problem.world_size,
             "dollars": dollars,

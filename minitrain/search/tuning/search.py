@@ -57,6 +57,8 @@ class Figures:
         is_pruned: whether its bound is worse than what was known.
         is_bound: whether the memory is what it holds at least.
         why_pruned: why it need not be priced, where that is not its bound.
+        useful_flop: of the step that was simulated; None for the workload's.
+        tokens: that it trains on; None for those of the batch.
     """
 
     step_time_s: float | None = None
@@ -68,6 +70,8 @@ class Figures:
     is_pruned: bool = False
     is_bound: bool = False
     why_pruned: str | None = None
+    useful_flop: float | None = None
+    tokens: float | None = None
 
 
 @final
@@ -230,7 +234,8 @@ async def _figures_of(problem: TuningProblem, shared: SharedByBatch, strategy: A
     except Exception as error:  # a strategy may raise anything, and the others go on
         return Figures(error=reason_of(error).partition("\n")[0])
     busy_s = float((parts.computing + parts.exposed).sum())
-    return Figures(run.step_time, run.peak_memory_bytes, busy_s, run.needed_memory_bytes)
+    found = Figures(run.step_time, run.peak_memory_bytes, busy_s, run.needed_memory_bytes)
+    return replace(found, useful_flop=run.useful_flop, tokens=run.tokens_trained)
 
 
 def first_line(error: BaseException) -> str:
@@ -280,7 +285,7 @@ def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most
     }
     if known.step_time_s is None:
         return row | dict.fromkeys(_TIMES)
-    return row | machine.figures(known.step_time_s, known.busy_s)
+    return row | machine.figures(known.step_time_s, known.busy_s, known.useful_flop, known.tokens)
 
 
 _TIMES = (

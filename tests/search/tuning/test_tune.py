@@ -246,3 +246,20 @@ def test_several_precisions_are_searched_and_the_words_are_of_the_best_one() -> 
     assert found.best.simulate().step_time == found.best.step_time_s
     assert "--fp8-format hybrid" in found.best.words("megatron-lm")
     assert "the best in fp8 (MFU by the peak of float16)" in found.priced_by()
+
+
+def test_tokens_that_experts_drop_are_not_trained_on() -> None:
+    sizes_of_model: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "vocab_size": 128,
+        "seq_len": 32,
+    }
+    model = mt.Transformer(**sizes_of_model, ffn_hidden_size=128, num_experts=4, experts_per_token=2)
+    sizes: dict[str, Any] = {"world_size": 4, "global_batch_size": 8, "hardware": "h100_80g_nvl8"}
+    space: dict[str, Any] = {"ep": [4], "microbatch_size": [2], "capacity_factor": [0.5]}
+    (row,) = mt.tune(model, **sizes, strategies=["moe"], space=space, jobs=1).rows
+    run = mt.simulate("moe", workload=model, **sizes, ep=4, microbatch_size=2, capacity_factor=0.5)
+    assert run.dropped_token_fraction == 0.5
+    assert (row["tokens_per_second"], row["mfu"]) == (run.tokens_per_second, run.mfu)
