@@ -303,11 +303,11 @@ def _platform(
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
     if wanted is not None:
         found = find_platform(wanted)
-        return replace(found, attention=_generation(row) or found.attention)
+        return replace(found, **_attention_kernel(row, found))
     found = find_platform(framework.platform_of(row))
     found = replace(
         found,
-        attention=_generation(row) or found.attention,
+        **_attention_kernel(row, found),
         gradient_accesses=_gradient_accesses(framework, layout),
         batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
         shares_by_rank=_blocks(framework, layout),
@@ -354,10 +354,14 @@ def _hides_in_gradients(row: Row, framework: Framework) -> bool:
     return framework.parts_overlap == "gradients" and not overlaps
 
 
-def _generation(row: Row) -> str | None:
-    """Return which attention kernel a row names; None where it names none, or one that its device has no figures of."""
-    kernel = row.words("attention").facts.get("kernel")
-    return kernel if kernel in rates_of(load_config(device_of(row))).attention else None
+def _attention_kernel(row: Row, platform: Platform) -> dict[str, Any]:
+    """Return which attention kernel a row names, and its blocks; the platform's where its device has no figures."""
+    facts = row.words("attention").facts
+    is_known = facts.get("kernel") in rates_of(load_config(device_of(row))).attention
+    return {
+        "attention": facts["kernel"] if is_known else platform.attention,
+        "attention_block": facts.get("block", platform.attention_block),
+    }
 
 
 def _about(row: Row, layout: Layout) -> str:

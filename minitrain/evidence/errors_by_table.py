@@ -298,6 +298,13 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "t4", "22B and 52B, TPU v4 (MaxText)", "blind", lacks="heads, matrices of an MLP, attention"
             ),
+            PublishedTable(
+                "t5",
+                "Llama 7B and 70B, 1T, TPU v4 to v6e, Trainium 2 (AXLearn, TorchPrime, MaxText)",
+                "blind",
+                lacks="recomputation of older AXLearn and of TorchPrime",
+            ),
+            PublishedTable("t6", "DeepSeek-V3, Qwen3, gpt-oss, Mixtral, TPU v5p to TPU7x (MaxText)"),
             PublishedTable("n4", "OPT and GPT-Neo, GH200 and mixed nodes (Sailor)", "layers' times are measured (n1)"),
             PublishedTable(
                 "f1",

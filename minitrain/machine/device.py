@@ -311,19 +311,23 @@ class AttentionRate:
         efficiency: share of the datatype's dense peak, where the device is full.
         tail: share of the longest block's time for which the device is not full at the end.
         head_efficiency: rows `(lower bound of the head size, factor)`, bounds strictly descending to 0.
+        block: queries, and keys, of a block that is computed whole if the mask leaves any of its pairs, where the
+            efficiency counts all of these; 1 where it counts what the mask leaves.
     """
 
     efficiency: Annotated[float, SHARE]
     tail: Annotated[float, NON_NEGATIVE]
     head_efficiency: Annotated[Rows, SHARES, "[head size, share]"]
+    block: Annotated[int, WHOLE] = 1
 
     def share(self, head_dim: int) -> float:
         """Return the share of the peak for a head size."""
         return self.efficiency * efficiency_at(self.head_efficiency, head_dim, 1)
 
-    def scaled(self, factor: float) -> AttentionRate:
-        """Return the same kernels at another clock."""
-        return replace(self, efficiency=self.efficiency * factor)
+    def scaled(self, factor: float, block: int | None = None) -> AttentionRate:
+        """Return the same kernels at another clock, with other blocks where they compute blocks whole."""
+        blocks = block if block and self.block > 1 else self.block
+        return replace(self, efficiency=self.efficiency * factor, block=blocks)
 
 
 class AttentionRates(NamedTuple):
@@ -332,9 +336,9 @@ class AttentionRates(NamedTuple):
     forward: Annotated[AttentionRate, Record(AttentionRate)]
     backward: Annotated[AttentionRate, Record(AttentionRate)]
 
-    def scaled(self, factor: float) -> AttentionRates:
-        """Return the same kernels at another clock."""
-        return AttentionRates(self.forward.scaled(factor), self.backward.scaled(factor))
+    def scaled(self, factor: float, block: int | None = None) -> AttentionRates:
+        """Return the same kernels at another clock, with other blocks where they compute blocks whole."""
+        return AttentionRates(self.forward.scaled(factor, block), self.backward.scaled(factor, block))
 
 
 @final
@@ -353,6 +357,7 @@ class KernelRates(ReadOnly):
         matmul_bandwidth: share of `GBps` that a matrix multiplication reaches.
         splits: ways to cut k between units, whose partial sums are then added up.
         unaligned: factor on the rate where a row in memory is no multiple of 16 bytes.
+        grouped: factor on the rate of experts' multiplications, which one kernel does with groups of unlike rows.
         weight_gradient: factor on the time of a weight gradient, whose operands are both transposed.
         matmul_start_s: what a matrix multiplication costs beside its work, s.
         memory_start_s: the same for a pass over memory, s.
@@ -375,6 +380,7 @@ class KernelRates(ReadOnly):
     matmul_bandwidth: float = 0.96
     splits: tuple[int, ...] = (1, 2, 4)
     unaligned: float = 0.685
+    grouped: Annotated[float, SHARE] = 1.0
     weight_gradient: float = 1.03
     matmul_start_s: float = 1.75e-6
     memory_start_s: float = 1.5e-6
@@ -407,15 +413,16 @@ class KernelRates(ReadOnly):
         """Return the generation that is meant where nobody says: "flash2", or the first that the config has."""
         return "flash2" if "flash2" in self.attention else next(iter(self.attention), "flash2")
 
-    def scaled(self, factor: float, attention: float = 1.0) -> KernelRates:
+    def scaled(self, factor: float, attention: float = 1.0, block: int | None = None) -> KernelRates:
         """Return the same device at another clock: arithmetic `factor` times as fast, the memory as it is.
 
         Args:
             factor: of all arithmetic.
             attention: of attention's kernels beside that.
+            block: queries, and keys, of their blocks, where they compute blocks whole; the config's if None.
         """
         matmul = {key: replace(rate, tflops=rate.tflops * factor) for key, rate in self.matmul.items()}
-        flash = {key: rates.scaled(factor * attention) for key, rates in self.attention.items()}
+        flash = {key: rates.scaled(factor * attention, block) for key, rates in self.attention.items()}
         return replace(self, matmul=matmul, attention=flash)
 
     def without(self, *terms: str) -> KernelRates:

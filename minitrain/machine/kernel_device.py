@@ -12,8 +12,9 @@ as 216 (wave quantisation), that narrow results use narrow and less efficient ti
 pipeline. Experts differ in their tokens: their last tile of rows is half full in the mean.
 
 Flash attention takes its FLOPs at the generation's share of the peak, and a share of its longest block at the end, when
-units run dry. A pass over memory takes its bytes at the achieved bandwidth. A pass through a layer takes no less time
-than its kernels need to be launched.
+units run dry. A config may say that its efficiency counts whole blocks of queries and keys, as kernels compute them
+whose mask leaves a part: then short sequences and narrow windows have more work. A pass over memory takes its bytes at
+the achieved bandwidth. A pass through a layer takes no less time than its kernels need to be launched.
 
 Left out: caches and their hit rates, clocks that fall under power, kernels that run beside each other. Sources: the
 model's constants are `KernelRates`; wave and tile quantisation are described in NVIDIA's "Matrix multiplication
@@ -199,13 +200,16 @@ class KernelDevice:
     def _tiled_seconds(self, kernel: Matmul, rate: MatmulRate, tile: tuple[int, int], split: int) -> float:
         """Return the time with one tile and one split of k: the slower of waves and traffic, and adding up partials."""
         rates, (rows, columns) = self.rates, tile
-        of_rows = max(1.0, kernel.m / rows + 0.5) if kernel.has_unequal_rows else ceil(kernel.m / rows)
+        is_uneven = kernel.is_grouped and kernel.kind != "weight_gradient"
+        of_rows = max(1.0, kernel.m / rows + 0.5) if is_uneven else ceil(kernel.m / rows)
         num_tiles = kernel.batch * of_rows * ceil(kernel.n / columns) * split
         num_waves = ceiling(num_tiles / rates.num_units)
         flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
         unit_flop_per_s = rate.tflops * 1e12 / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
         if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
             unit_flop_per_s *= rates.unaligned
+        if kernel.is_grouped:
+            unit_flop_per_s *= rates.grouped
         bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
         partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
         busiest: float = larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
@@ -218,7 +222,7 @@ class KernelDevice:
         rates, rate = self.rates, self.rates.attention_rate(kernel.generation, is_backward=kernel.is_backward)
         flop_per_s = self.peak_flop_per_s(kernel.datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
         longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)
-        busy = kernel.work_flop / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
+        busy = kernel.flop_in_blocks(rate.block) / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
         slower: float = larger(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
         return rates.attention_start_s[kernel.is_backward] + slower
 

@@ -53,6 +53,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed"), "a number > 0"),
         "launch_s": "a number of seconds >= 0, or None",
+        "attention_block": "a number > 0, or None",
         "gradient_accesses": "a number >= 0",
     }
 )
@@ -92,6 +93,8 @@ class Platform:
             checkpoints and jax.checkpoint's dead code elimination do.
         attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
             the config's only one.
+        attention_block: queries, and keys, of a block of that kernel, where its efficiency counts blocks that it
+            computes whole (`minitrain.machine.device.AttentionRate`); the config's if None.
         fused_loss: whether softmax and cross entropy are one kernel.
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
@@ -129,6 +132,7 @@ class Platform:
     separate_gradients: bool = False
     stops_early: bool = False
     attention: str | None = None
+    attention_block: int | None = None
     fused_loss: bool = False
     gradient_accesses: float = 0.0
     batches_messages: str = "no"
@@ -139,7 +143,7 @@ class Platform:
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             value = getattr(self, name)
-            if name == "launch_s" and value is None:
+            if value is None and "None" in rule:
                 continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             may_be_zero = ">= 0" in rule

@@ -418,7 +418,7 @@ class KernelPredictor(_ConfigPredictor):
         launch_s = platform.launch_s
         if platform.is_eager and launch_s is None:
             launch_s = eager_launch_s(system.name, has_experts=has_experts(workload) and not platform.pads_experts)
-        rates = rates.scaled(platform.clock, platform.attention_clock).without(*terms)
+        rates = rates.scaled(platform.clock, platform.attention_clock, platform.attention_block).without(*terms)
         device = KernelDevice(system, rates, launch_s=0.0 if "launches" in terms else launch_s)
         super().__init__(workload, device, _topology(system, world_size, network, placement, pricing))
 

@@ -35,7 +35,8 @@ class Matmul:
         datatype: key of the hardware config's rates.
         element_bytes: bytes of an element of either operand.
         result_bytes: bytes read and written for an element of the result; 8 where it is added up in single precision.
-        has_unequal_rows: whether `m` is the mean of multiplications that differ in their rows, as those of experts do.
+        is_grouped: whether the batch is that of experts, which differ in their tokens: `m` is their mean, or `k` of a
+            weight's gradient.
 
     Example:
         >>> Matmul(4096, 1536, 5120).work_flop
@@ -50,7 +51,7 @@ class Matmul:
     datatype: str = "float16"
     element_bytes: float = 2
     result_bytes: int = 2
-    has_unequal_rows: bool = False
+    is_grouped: bool = False
 
     @property
     def title(self) -> str:
@@ -97,6 +98,7 @@ class FlashAttention:
         element_bytes: bytes of an element.
         has_dropout: whether probabilities are dropped, for which the kernel makes a random number each.
         longest_row: keys that a query sees at most, where that is known to be fewer than all.
+        window: keys that a query sees at most by a sliding window; None for all.
     """
 
     num_samples: int
@@ -113,6 +115,7 @@ class FlashAttention:
     element_bytes: int = 2
     has_dropout: bool = False
     longest_row: int | None = None
+    window: int | None = None
 
     @property
     def title(self) -> str:
@@ -123,6 +126,18 @@ class FlashAttention:
     def work_flop(self) -> float:
         """Return the floating-point operations of the pairs that the mask leaves."""
         return self.num_samples * self.num_heads * self.num_pairs * self._pair_flop
+
+    def flop_in_blocks(self, size: int) -> float:
+        """Return the same where a block of queries and keys is computed whole if the mask leaves any of its pairs.
+
+        Args:
+            size: queries, and keys, of a block.
+        """
+        size = min(size, self.num_keys)
+        most = (self.num_keys if self.window is None else min(self.window, self.num_keys)) - 1
+        reach = min(-(-self.num_keys // size), 1 + -(-most // size))
+        whole, left = _triangle(-(-self.num_keys // size), reach) * size**2, _triangle(self.num_keys, most + 1)
+        return self.work_flop * whole / left
 
     @property
     def num_random(self) -> float:
@@ -144,6 +159,11 @@ class FlashAttention:
     @property
     def _pair_flop(self) -> float:
         return 2 * (self.key_dim + self.value_dim) * (FLASH_BACKWARD if self.is_backward else 1)
+
+
+def _triangle(length: int, reach: int) -> int:
+    """Return the pairs of queries and keys of a causal sequence whose queries see so many at most, with themselves."""
+    return reach * (reach + 1) // 2 + (length - reach) * reach
 
 
 @final
@@ -233,14 +253,14 @@ def backward_matmuls(
         >>> (first.m, first.n, first.k), (second.m, second.n, second.k)
         ((4096, 5120, 1536), (1536, 5120, 4096))
     """
-    rows = gemm.is_of_experts
-    left = Matmul(gemm.m, gemm.k, gemm.n, gemm.batch, "input_gradient", datatype, element_bytes, 2, rows)
+    groups = gemm.is_of_experts
+    left = Matmul(gemm.m, gemm.k, gemm.n, gemm.batch, "input_gradient", datatype, element_bytes, 2, groups)
     if not gemm.is_trained:
         return (left,)
     kind: Operand = "weight_gradient" if gemm.has_weight else "input_gradient"
     adds_up = gemm.has_weight and gradient_bytes > 2
     result_bytes = 2 * gradient_bytes if adds_up else 2
-    return left, Matmul(gemm.n, gemm.k, gemm.m, gemm.batch, kind, datatype, element_bytes, result_bytes)
+    return left, Matmul(gemm.n, gemm.k, gemm.m, gemm.batch, kind, datatype, element_bytes, result_bytes, groups)
 
 
 def kernels_of_weight_pass(workload: Any, typ: str, layer: int, mode: PassMode, datatype: str) -> KernelList:

@@ -480,6 +480,7 @@ class _Lister:
             datatype=model.precision.datatype,
             element_bytes=model.precision.activation_bytes,
             has_dropout=model.attention_dropout > 0,
+            window=core.window,
         )
 
     def _memory(self, name: str, num_elements: int, tensors: float, more_bytes: float = 0) -> MemoryPass:

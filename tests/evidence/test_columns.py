@@ -65,6 +65,11 @@ READ: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "not stated in the paper, of early days => unfused", {"attention": "unfused"}),
     ("recompute", "selective (per-op)", {"recompute": "selective", "per_op": True}),
     ("recompute", "layernorm + moe_act", {"modules": ("layernorm", "moe_act")}),
+    (
+        "attention",
+        "flash, fused backward, blocks of 2048",
+        {"attention": "flash", "kernel": "splash_fused", "block": 2048},
+    ),
     ("recompute", "save_out_proj", {"keeps": ("out_proj",)}),
     (
         "recompute",

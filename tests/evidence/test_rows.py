@@ -533,3 +533,13 @@ def test_a_dispatcher_that_is_not_priced_is_refused() -> None:
     for word, why in (("flex", "which library it calls"), ("tutel", "no price"), ("deepepp", "deepep")):
         with pytest.raises(LackingError, match=f"dispatcher .*{why}"):
             case(**EXPERTS, dispatcher=word)
+
+
+def test_a_row_says_which_attention_kernel_ran_and_in_which_blocks() -> None:
+    given = {"framework": "MaxText", "zero": "3", "pp": "1", "dp": "8", "n_micro": "1", "recompute": "full"}
+    tpu = case(**given, gpu="TPU v6e", attention="flash, fused backward, blocks of 2048").platform
+    assert tpu is not None
+    assert (tpu.attention, tpu.attention_block) == ("splash_fused", 2048)
+    usual = case(**given, gpu="TPU v6e", attention="flash").platform
+    assert usual is not None
+    assert (usual.attention, usual.attention_block) == (None, None)

@@ -241,5 +241,31 @@ def test_the_last_tile_of_an_expert_is_half_full_in_the_mean() -> None:
     device = KernelDevice(load_config("h100_80g_nvl8"))
     equal = Matmul(512, 8192, 5120, 16)
     rest = device.rates.matmul_start_s
-    unequal = device.kernel_seconds(replace(equal, has_unequal_rows=True)) - rest
+    unequal = device.kernel_seconds(replace(equal, is_grouped=True)) - rest
     assert unequal == pytest.approx((device.kernel_seconds(equal) - rest) * 72 / 64, rel=0.03)
+
+
+def test_experts_multiply_at_their_share_of_the_rate_where_a_device_gives_one() -> None:
+    tpu = KernelDevice(load_config("tpu_v5p"))
+    one = Matmul(8192, 8192, 8192, 8, "weight_gradient")
+    rest = tpu.rates.matmul_start_s
+    grouped = tpu.kernel_seconds(replace(one, is_grouped=True)) - rest
+    assert grouped == pytest.approx((tpu.kernel_seconds(one) - rest) / 0.8, rel=1e-12)
+    assert A100.rates.grouped == 1
+
+
+def test_larger_blocks_of_attention_have_more_work_where_they_are_computed_whole() -> None:
+    tpu, block = load_config("tpu_v6e"), 4096
+    flash = FlashAttention(2, block, block, 32, 8, 128, 128, block * (block + 1) // 2, generation="splash")
+    usual, whole = (KernelDevice(tpu, rates_of(tpu).scaled(1.0, block=size)) for size in (None, block))
+    start = usual.rates.attention_start_s[False]
+    ratio = (whole.kernel_seconds(flash) - start) / (usual.kernel_seconds(flash) - start)
+    assert ratio == pytest.approx(64 / 36, rel=1e-12)  # all pairs, of 36 blocks of 64
+    assert rates_of(A100.system).scaled(1.0, block=block).attention == rates_of(A100.system).attention
+
+
+def test_a_backward_kernel_of_five_products_is_quicker_than_two_of_seven() -> None:
+    tpu = KernelDevice(load_config("tpu_v7x"))
+    apart = FlashAttention(2, 4096, 4096, 32, 8, 128, 128, 4096 * 4097 // 2, is_backward=True, generation="splash")
+    fused = replace(apart, generation="splash_fused")
+    assert tpu.kernel_seconds(apart) / tpu.kernel_seconds(fused) == pytest.approx(7 / 5, rel=0.01)

@@ -82,6 +82,16 @@ def test_flash_attention_backward_has_two_and_a_half_times_the_forward_flop() ->
     assert ahead.traffic_bytes == 2 * 8 * (8 * 2 + 8 * 1)
 
 
+def test_blocks_of_attention_are_computed_whole_if_the_mask_leaves_any_of_their_pairs() -> None:
+    causal = FlashAttention(1, 8, 8, num_heads=2, num_kv_heads=1, key_dim=4, value_dim=4, num_pairs=36)
+    assert causal.flop_in_blocks(1) == causal.work_flop
+    assert causal.flop_in_blocks(2) == causal.work_flop * 40 / 36  # 10 blocks of 4
+    assert causal.flop_in_blocks(16) == causal.work_flop * 64 / 36
+    narrow = replace(causal, window=2, num_pairs=15)
+    assert narrow.flop_in_blocks(1) == narrow.work_flop
+    assert narrow.flop_in_blocks(4) == narrow.work_flop * 48 / 15  # 3 blocks of 16
+
+
 @pytest.mark.parametrize("model", [GPT, LLAMA])
 def test_units_list_the_flop_that_the_model_counts(model: mt.Transformer) -> None:
     causal = model.attention == "flash"
