@@ -23,7 +23,8 @@ A kernel and the call that launched it carry one correlation id. Where and when 
 3. Else it is forward, and the layer is that of the range around the call.
 
 A trace without kernels is one of a CPU, where an operation that no other operation calls is what a kernel is elsewhere.
-Kernels of communication (NCCL, RCCL, c10d) are left out, since a run pays for transfers itself.
+Kernels of communication (NCCL, RCCL, c10d) are left out, since a run pays for transfers itself. So are, of a layer's
+time, the copies within FSDP2's hooks ("FSDP::"), which put weights and gradients where NCCL takes and leaves them.
 
 Source of the format: the keys that Kineto writes (output_json.cpp of github.com/pytorch/kineto), and what autograd's
 sequence numbers mean (torch.autograd.profiler, "Forward-backward correlation").
@@ -127,6 +128,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 _MODULE = "nn.Module: "
 _AUTOGRAD = "autograd::engine::evaluate_function"
 _UPDATE = "Optimizer.step"
+_MOVES = "FSDP::"
 _COMMUNICATION = re.compile(r"^(nccl|rccl|ncclKernel|ncclDev|c10d::|_c10d_functional::|gloo:)", re.IGNORECASE)
 
 Thread = tuple[Any, Any]
@@ -152,12 +154,14 @@ class Launch:
         phase: "forward", "backward" or "update".
         layer: the layer, as its range is labelled; None where no range says it.
         pass_: what tells one pass of a layer from another.
+        moves: whether FSDP moves weights or gradients by it.
     """
 
     kernel: Kernel
     phase: str
     layer: int | str | None = None
     pass_: int = 0
+    moves: bool = False
 
     @property
     def span(self) -> tuple[float, float]:
@@ -253,6 +257,12 @@ class LaunchedKernels:
     def _launch(self, kernel: Kernel) -> Launch:
         """Return what a kernel was launched for."""
         around = list(self._around(*kernel.launched))
+        found = self._purpose(kernel, around)
+        found.moves = any(one.name.startswith(_MOVES) for one in around)
+        return found
+
+    def _purpose(self, kernel: Kernel, around: Sequence[Range]) -> Launch:
+        """Return what the ranges around a launch say of it."""
         marked = _marked(around)
         if any(map(_is_autograd, around)):
             of_function = self._layer_of_function(kernel.launched[0], around)
@@ -448,7 +458,7 @@ def _settled(launches: Sequence[Launch]) -> list[Launch]:
         before = groups[place - 1][0] if place else ""
         after = groups[place + 1] if place + 1 < len(groups) else ("", [])
         if (before, phase, after[0]) == ("backward", "forward", "update"):
-            each = [Launch(launch.kernel, "update", None, after[1][0].pass_) for launch in each]  # noqa: PLW2901
+            each = [replace(launch, phase="update", layer=None, pass_=after[1][0].pass_) for launch in each]  # noqa: PLW2901
         found += each
     return found
 
@@ -712,7 +722,8 @@ def _times(found: FoundLayers) -> tuple[_Busy, float, float]:
     """Return the median time of each layer's passes and of the updates, s, and the share of all time that they are."""
     passes: dict[tuple[int | str, str, int], list[tuple[float, float]]] = {}
     updates: dict[int, list[tuple[float, float]]] = {}
-    for launch in found.launches:
+    computing = [launch for launch in found.launches if not launch.moves]
+    for launch in computing:
         if launch.phase == "update":
             updates.setdefault(launch.pass_, []).append(launch.span)
         elif launch.layer is not None:
@@ -721,7 +732,7 @@ def _times(found: FoundLayers) -> tuple[_Busy, float, float]:
     for (layer, phase, _), spans in passes.items():
         busy.setdefault((layer, phase), []).append(union(spans) * _S)
     known = [span for each in (passes, updates) for spans in each.values() for span in spans]
-    whole = union(launch.span for launch in found.launches)
+    whole = union(launch.span for launch in computing)
     update_s = median([union(spans) * _S for spans in updates.values()] or [0.0])
     return {key: median(each) for key, each in busy.items()}, update_s, union(known) / whole if whole else 0.0
 
