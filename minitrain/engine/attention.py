@@ -293,13 +293,11 @@ def _require_step(model: RankState, op: str, layer: int, inp: Any, *others: Any)
 def _require_recomputation(model: RankState, layer: int, recompute: str) -> None:
     """Require that keys and values are kept as they travel, or made again by all steps of the attention."""
     if "mla_up_proj" in modules_of(recompute):
-        raise broken(
-            model,
-            "keys_values",
+        rule = (
             "the projections up from the latents are not computed again by themselves where a sequence is cut between "
-            f'ranks, whose keys and values travel; use "self_attn" or "full", got recompute={recompute!r}',
-            layer,
+            f'ranks, whose keys and values travel; use "self_attn" or "full", got recompute={recompute!r}'
         )
+        raise broken(model, "keys_values", rule, layer)
 
 
 def _mode_of_forward(model: RankState, op: str, layer: int, inp: Any) -> PassMode:
@@ -310,13 +308,8 @@ def _mode_of_forward(model: RankState, op: str, layer: int, inp: Any) -> PassMod
     """
     mode = known_mode(inp)
     if mode is None:
-        raise broken(
-            model,
-            op,
-            f"the queries of {describe(inp)} have not been made; call keys_values of the same input first",
-            layer,
-            value=inp,
-        )
+        rule = f"the queries of {describe(inp)} have not been made; call keys_values of the same input first"
+        raise broken(model, op, rule, layer, value=inp)
     return mode
 
 
@@ -328,14 +321,11 @@ def _mode_of_backward(model: RankState, op: str, layer: int, inp: Any) -> PassMo
     """
     mode = _mode_of_forward(model, op, layer, inp)
     if takes_again(mode.recompute, "self_attn"):
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{describe(inp)} is all that was kept of this attention; take keys_values, attend and project again, with "
-            'recompute="none", before its backward',
-            layer,
-            value=inp,
+            'recompute="none", before its backward'
         )
+        raise broken(model, op, rule, layer, value=inp)
     return mode
 
 
@@ -344,23 +334,17 @@ def _law_of_attend(model: RankState, op: str, layer: int, inp: Any, keys_values:
     _require_step(model, op, layer, inp, *grad, keys_values)
     mode = _mode_of_forward(model, op, layer, inp)
     if keys_values.samples != inp.samples or keys_values.sequence.cut != inp.sequence.cut:
-        raise broken(
-            model,
-            op,
+        rule = (
             "queries and keys must be of the same samples, whose sequence is cut alike, got "
-            f"{describe(inp)} and {describe(keys_values)}",
-            layer,
-            value=keys_values,
+            f"{describe(inp)} and {describe(keys_values)}"
         )
+        raise broken(model, op, rule, layer, value=keys_values)
     if keys_values.num_parts != mode.num_parts:
-        raise broken(
-            model,
-            op,
+        rule = (
             f"queries and keys must be of the same part of the heads, got {describe(keys_values)} for queries of a "
-            f"part of {mode.num_parts}",
-            layer,
-            value=keys_values,
+            f"part of {mode.num_parts}"
         )
+        raise broken(model, op, rule, layer, value=keys_values)
 
 
 def _law_of_project(model: RankState, layer: int, inp: Any, weight: Any, attended: Any) -> None:
@@ -428,14 +412,11 @@ def _require_of_input(model: RankState, op: str, name: str, layer: int, inp: Any
     require_same_shards(model, op, layer, inp, value)
     same_part = (value.parts, value.num_parts) == (weight.parts, weight.num_parts)
     if value.samples != inp.samples or not same_part:
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{name} must be of the input's samples and of the weight's part, got {describe(value)} for "
-            f"{describe(inp)} and {describe(weight)}",
-            layer,
-            value=value,
+            f"{describe(inp)} and {describe(weight)}"
         )
+        raise broken(model, op, rule, layer, value=value)
 
 
 def _lacks(model: RankState, op: str, layer: int, value: ActivationGrad | Attended, what: str, remedy: str) -> LawError:

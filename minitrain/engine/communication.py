@@ -361,12 +361,11 @@ class Communication(HostMemory):
         if v.__class__ in COPIES or isinstance(v, Launched):  # whose result is looked at once it is there
             return v
         if isinstance(v, Tensor):
-            raise TensorTypeError(
+            message = (
                 f"all_to_all on rank {self._rank} needs a list of one tensor for each rank, or copies of tokens for "
-                f"experts, got {type(v).__name__}",
-                rank=self._rank,
-                value=v,
+                f"experts, got {type(v).__name__}"
             )
+            raise TensorTypeError(message, rank=self._rank, value=v)
         return list(v)
 
     def _member(self, group: Groupish) -> Group:
@@ -406,18 +405,16 @@ class Communication(HostMemory):
     def _require_result(self, op: str, launched: Operation) -> None:
         """Require that a launched operation, which another one is given, is of this rank and has a result to give."""
         if launched.model is not self:
-            raise TensorTypeError(
+            message = (
                 f"{op} on rank {self._rank} got the launched {launched.op} of rank {launched.rank}; give it results of "
-                "this rank's own operations, and send tensors to other ranks",
-                rank=self._rank,
-                op=op,
+                "this rank's own operations, and send tensors to other ranks"
             )
+            raise TensorTypeError(message, rank=self._rank, op=op)
         if launched.op in (SEND, "barrier", OFFLOAD, WRITE):
-            raise TensorTypeError(
-                f"{op} on rank {self._rank} needs a tensor, got the launched {launched.op}, which gives none; await it",
-                rank=self._rank,
-                op=op,
+            message = (
+                f"{op} on rank {self._rank} needs a tensor, got the launched {launched.op}, which gives none; await it"
             )
+            raise TensorTypeError(message, rank=self._rank, op=op)
 
     def _checked(self, op: str, value: Any) -> Any:
         """Return the result of a launched operation as another one takes it."""

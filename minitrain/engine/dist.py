@@ -412,10 +412,8 @@ class Dist:
         found = self._communicators.get(members)
         if found is None:
             if not members or members[0] < 0 or members[-1] >= self.world_size:
-                raise UsageError(
-                    f"a group needs ranks of 0..{self.world_size - 1}, at least one; got {list(members)}",
-                    ranks=members,
-                )
+                message = f"a group needs ranks of 0..{self.world_size - 1}, at least one; got {list(members)}"
+                raise UsageError(message, ranks=members)
             found = self.communicator_kind(self, members, Barrier(len(members)), is_world=False)
             self._communicators[members] = found
         return found
@@ -459,11 +457,8 @@ class Dist:
         """Raise a UsageError unless both are ranks of this world and different."""
         for name, rank in (("source", source), ("dest", dest)):
             if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
-                raise UsageError(
-                    f"{name} must be a rank of 0..{self.world_size - 1}, got {rank!r}",
-                    source=source,
-                    dest=dest,
-                )
+                message = f"{name} must be a rank of 0..{self.world_size - 1}, got {rank!r}"
+                raise UsageError(message, source=source, dest=dest)
         if source == dest:
             raise UsageError(f"rank {source} cannot send to itself; keep the tensor", source=source, dest=dest)
 

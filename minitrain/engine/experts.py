@@ -404,13 +404,11 @@ def _require_experts(model: RankState, op: str, layer: int) -> None:
         return
     experts = _experts_or_none(model)
     known = ranges(experts.layers) if experts is not None and experts.layers else "none"
-    raise broken(
-        model,
-        op,
+    rule = (
         f"layer {layer} must have experts; layers with experts are {known}: use load_weights and forward for the "
-        "others (model.has_experts says which)",
-        layer,
+        "others (model.has_experts says which)"
     )
+    raise broken(model, op, rule, layer)
 
 
 def _law_of_part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
@@ -444,14 +442,11 @@ def _law_of_capacity(
 ) -> None:
     """Require that what is over the experts' capacity may be dropped, if anything is."""
     if load.dropped and not drop_tokens:
-        raise broken(
-            model,
-            "route",
+        rule = (
             f"experts take at most {factor} times the mean, and {float(load.dropped):.3g} of all copies are over that; "
-            "raise capacity_factor, balance the router, or let tokens be dropped (drop_tokens=True)",
-            layer,
-            dropped=load.dropped,
+            "raise capacity_factor, balance the router, or let tokens be dropped (drop_tokens=True)"
         )
+        raise broken(model, "route", rule, layer, dropped=load.dropped)
 
 
 def _require_all_parts(model: RankState, op: str, name: str, value: Any, inp: Any) -> None:
@@ -459,22 +454,14 @@ def _require_all_parts(model: RankState, op: str, name: str, value: Any, inp: An
     samples: frozenset[int] = inp.samples
     if len(value.parts) != value.num_parts:
         missing = ranges(set(range(value.num_parts)) - value.parts)
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{name} must come from all parts of the experts, got {describe(value)}; {laws.are(missing)} missing: "
-            "all_to_all them back over the ranks that hold the parts",
-            value.layer,
-            value=value,
+            "all_to_all them back over the ranks that hold the parts"
         )
+        raise broken(model, op, rule, value.layer, value=value)
     if value.samples != samples:
-        raise broken(
-            model,
-            op,
-            f"{name} must be of the samples of inp ({ranges(samples)}), got {describe(value)}",
-            value.layer,
-            samples=(samples, value.samples),
-        )
+        rule = f"{name} must be of the samples of inp ({ranges(samples)}), got {describe(value)}"
+        raise broken(model, op, rule, value.layer, samples=(samples, value.samples))
     _require_same_part(model, op, f"{name} and inp", value.sequence, inp.sequence, value.layer)
 
 
@@ -498,14 +485,11 @@ def _law_of_backward_combine(model: RankState, layer: int, inp: Any, outputs: An
     _require_same_part(model, op, "inp and grad", inp.sequence, grad.sequence, layer)
     mode = passage_of(inp).mode
     if mode is not None and takes_again(mode.recompute, "moe"):
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{describe(inp)} is all that was kept of this layer; take route, the experts and combine again, with "
-            'recompute="none", before its backward',
-            layer,
-            value=inp,
+            'recompute="none", before its backward'
         )
+        raise broken(model, op, rule, layer, value=inp)
 
 
 def _law_of_backward_route(model: RankState, layer: int, inp: Any, grad: Any, tokens_grad: Any, weight: Any) -> None:
@@ -521,14 +505,11 @@ def _law_of_forward(model: RankState, layer: int, tokens: Any, weight: Any) -> N
     if isinstance(weight, RouterWeight):
         raise _router_does_not_pass(model, op, layer, weight)
     if isinstance(weight, ExpertWeight) and type(tokens) is Activation:
-        raise broken(
-            model,
-            op,
+        rule = (
             f"experts must be given copies of tokens, got {describe(tokens)}; route it, and all_to_all the copies over "
-            "the ranks that hold the parts",
-            layer,
-            value=tokens,
+            "the ranks that hold the parts"
         )
+        raise broken(model, op, rule, layer, value=tokens)
     laws.require_inputs(model, op, layer, tokens, weight, of_experts=True)
     _require_of_part(model, op, "inp", tokens, weight)
 
@@ -536,13 +517,10 @@ def _law_of_forward(model: RankState, layer: int, tokens: Any, weight: Any) -> N
 def _router_does_not_pass(model: RankState, op: str, layer: int, weight: Any) -> LawError:
     """Return the error for a router piece where a layer's weight is needed."""
     around = "route and combine" if op == "forward" else "backward_combine and backward_route"
-    return broken(
-        model,
-        op,
-        f"the weight must be of a whole layer, or a part of experts, got {describe(weight)}; it goes through {around}",
-        layer,
-        value=weight,
+    rule = (
+        f"the weight must be of a whole layer, or a part of experts, got {describe(weight)}; it goes through {around}"
     )
+    return broken(model, op, rule, layer, value=weight)
 
 
 def _require_of_part(model: RankState, op: str, name: str, copies: Any, weight: Any) -> None:
@@ -554,14 +532,11 @@ def _require_of_part(model: RankState, op: str, name: str, copies: Any, weight: 
         if len(copies.parts) == copies.num_parts
         else "each part gets the copies that are for it, and the numbers of parts must agree"
     )
-    raise broken(
-        model,
-        op,
+    rule = (
         f"{name} must be the copies for the weight's part of the experts, got {describe(copies)} for "
-        f"{describe(weight)}; {remedy}",
-        copies.layer,
-        value=copies,
+        f"{describe(weight)}; {remedy}"
     )
+    raise broken(model, op, rule, copies.layer, value=copies)
 
 
 def _law_of_backward(model: RankState, op: str, layer: int, tokens: Any, grad: Any, weight: Any) -> None:
@@ -570,14 +545,11 @@ def _law_of_backward(model: RankState, op: str, layer: int, tokens: Any, grad: A
         raise _router_does_not_pass(model, op, layer, weight)
     laws.require_inputs(model, op, layer, tokens, grad, weight, of_experts=True)
     if grad.parts != tokens.parts or grad.num_parts != tokens.num_parts:
-        raise broken(
-            model,
-            op,
+        rule = (
             f"grad must be of the same part of the experts as inp, got {describe(grad)} for {describe(tokens)}; "
-            "all_to_all it over the ranks that hold the parts",
-            layer,
-            value=grad,
+            "all_to_all it over the ranks that hold the parts"
         )
+        raise broken(model, op, rule, layer, value=grad)
     if op != "backward_weight":
         _require_of_part(model, op, "inp", tokens, weight)
     elif len(tokens.parts) != 1:
@@ -588,20 +560,16 @@ def _law_of_update(model: RankState, weight: Any, weight_grad: Any, state: Any) 
     """Require gradient and state of the same piece as the weight; the laws of every update are checked before."""
     kinds = _OF_PIECE.get(type(weight))
     if kinds is None:
-        raise broken(
-            model,
-            "update",
+        rule = (
             f"weight, gradient and state must be of the same piece of the layer, got {describe(weight)}, "
-            f"{describe(weight_grad)} and {describe(state)}",
-            weight.layer,
+            f"{describe(weight_grad)} and {describe(state)}"
         )
+        raise broken(model, "update", rule, weight.layer)
     for name, value, kind in zip(("weight_grad", "opt_state"), (weight_grad, state), kinds, strict=True):
         require_kind(model, "update", name, value, kind)
     if weight_grad.sequence.share != 1:
-        raise broken(
-            model,
-            "update",
+        rule = (
             f"the gradient must cover the whole sequence, got {weight_grad.sequence.share} of it; reduce it over the "
-            "ranks that have the others",
-            weight.layer,
+            "ranks that have the others"
         )
+        raise broken(model, "update", rule, weight.layer)

@@ -167,12 +167,11 @@ class LocalComputation(RankState):
         """
         declared = _declared(self, "mix")
         if not declared.goes_on:
-            raise StrategyError(
+            message = (
                 f"mix on rank {self._rank}: replicas go on from the common weight; declare fragments, overlap or "
-                "mixing of @mt.local_steps, or leave it out",
-                op="mix",
-                rank=self._rank,
+                "mixing of @mt.local_steps, or leave it out"
             )
+            raise StrategyError(message, op="mix", rank=self._rank)
         laws.require_inputs(self, "mix", layer, weight, local)
         if weight.__class__ is not Weight or weight.step != 1:
             rule = f"weight must be the common one that outer_update has returned, got {describe(weight)}"
@@ -342,12 +341,11 @@ def bounds_of(samples: Set[int]) -> tuple[int, int]:
 def _declared(model: RankState, op: str) -> LocalSteps:
     """Return what the strategy declares."""
     if model._semantics is None:
-        raise StrategyError(
+        message = (
             f"{op} on rank {model._rank}: the strategy means one synchronous step, in which replicas have no weights "
-            "of their own; declare @mt.local_steps, @mt.delayed_steps or @mt.approximate_steps before it",
-            op=op,
-            rank=model._rank,
+            "of their own; declare @mt.local_steps, @mt.delayed_steps or @mt.approximate_steps before it"
         )
+        raise StrategyError(message, op=op, rank=model._rank)
     return model._semantics
 
 
@@ -435,12 +433,10 @@ class TiedEmbeddings(RankState):
         """Require the whole gradient of one of the two layers."""
         if layer not in self.tied_layers:
             has = f"layers {' and '.join(map(str, self.tied_layers))} do" if self.tied_layers else "no layers do"
-            raise StrategyError(
-                f"{op} on rank {self._rank}: layer {layer} shares no table with another, {has}; see model.tied_layers",
-                op=op,
-                rank=self._rank,
-                layer=layer,
+            message = (
+                f"{op} on rank {self._rank}: layer {layer} shares no table with another, {has}; see model.tied_layers"
             )
+            raise StrategyError(message, op=op, rank=self._rank, layer=layer)
         laws.require_inputs(self, op, layer, grad)
         if grad.__class__ not in (WeightGrad, WeightGradPart) or not grad.is_complete():
             rule = f"tables are summed whole, before gradients are sharded, got {describe(grad)}"
@@ -554,12 +550,11 @@ def _compressor(model: RankState, op: str) -> Compressor:
     """Return the compressor that the strategy declares."""
     meant = model._semantics
     if meant is None or meant.compression is None:
-        raise StrategyError(
+        message = (
             f"{op} on rank {model._rank}: the strategy means exact gradients; declare @mt.approximate_steps(...), or "
-            'compression="int4" of @mt.local_steps(...), before it',
-            op=op,
-            rank=model._rank,
+            'compression="int4" of @mt.local_steps(...), before it'
         )
+        raise StrategyError(message, op=op, rank=model._rank)
     return meant.compression
 
 

@@ -59,22 +59,19 @@ class HostStore(Store[OnHost]):
 
     def __setitem__(self, key: Any, value: OnHost) -> None:
         if not isinstance(value, OnHost):
-            raise LawError(
+            rule = (
                 f"model.host of rank {self._rank} holds what was offloaded alone, got {describe(value)}; "
-                "`model.host[key] = await model.offload(tensor)` moves a tensor there",
-                rank=self._rank,
-                value=value,
+                "`model.host[key] = await model.offload(tensor)` moves a tensor there"
             )
+            raise LawError(rule, rank=self._rank, value=value)
         if self._begun.pop(id(value), None) is not None:
             self._account.units -= value._units
         elif getattr(value, "_home", None) is not self._account:
-            raise LawError(
+            rule = (
                 f"model.host of rank {self._rank} takes what offload gave, once, got {value!r}, which was deleted from "
-                "it, or is a copy; offload the tensor again",
-                rank=self._rank,
-                layer=value.layer,
-                value=value,
+                "it, or is a copy; offload the tensor again"
             )
+            raise LawError(rule, rank=self._rank, layer=value.layer, value=value)
         super().__setitem__(key, value)
         self._require_room()
 
@@ -209,20 +206,17 @@ class HostMemory(RankState):
     def _require_stored(self, op: str, v: Any, elsewhere: str) -> None:
         """Require what lies in host memory, and counts there."""
         if not isinstance(v, OnHost):
-            raise LawError(
+            rule = (
                 f"{op} on rank {self._rank} takes what offload gave, got {describe(v)}, which is {elsewhere}; offload "
-                "it first",
-                rank=self._rank,
-                value=v,
+                "it first"
             )
+            raise LawError(rule, rank=self._rank, value=v)
         if self._host is None or getattr(v, "_home", None) is not self._host._account:
-            raise LawError(
+            rule = (
                 f"{op} on rank {self._rank}: what was offloaded must be in model.host, so that its memory counts, got "
-                f"{v!r}; put it there, and delete it after the {op} is submitted",
-                rank=self._rank,
-                layer=v.layer,
-                value=v,
+                f"{v!r}; put it there, and delete it after the {op} is submitted"
             )
+            raise LawError(rule, rank=self._rank, layer=v.layer, value=v)
 
     def _copy(self, op: str, value: Any, units: int, result: Any, tensor: Any) -> Operation:
         """Submit a copy, which waits for nobody but those before it on its stream."""
@@ -254,12 +248,8 @@ class HostMemory(RankState):
 def _not_on_device(model: RankState, value: Any) -> Exception:
     """Return the error for what cannot be offloaded."""
     if isinstance(value, OnHost):
-        return LawError(
-            f"offload on rank {model._rank}: {value!r}; it need not be offloaded again",
-            rank=model._rank,
-            layer=value.layer,
-            value=value,
-        )
+        rule = f"offload on rank {model._rank}: {value!r}; it need not be offloaded again"
+        return LawError(rule, rank=model._rank, layer=value.layer, value=value)
     return TensorTypeError(
         f"offload on rank {model._rank} takes a tensor, got {type(value).__name__} ({value!r:.80})"
         + ("; give it `await work` instead of `work`" if isinstance(value, Launched) else ""),

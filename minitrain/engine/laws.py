@@ -67,12 +67,8 @@ def sample_numbers(model: RankState, samples: Iterable[Any], *others: type) -> S
         numbers = [number if isinstance(number, others) else _integer(model, samples, number) for number in numbers]
     if len(numbers) > model.global_batch_size:
         require_inside(model, [number for number in numbers if isinstance(number, int)])
-        raise broken(
-            model,
-            "get_input_activation",
-            f"samples must be at most the {model.global_batch_size} of the global batch, got more; give each once",
-            0,
-        )
+        rule = f"samples must be at most the {model.global_batch_size} of the global batch, got more; give each once"
+        raise broken(model, "get_input_activation", rule, 0)
     return numbers
 
 
@@ -91,11 +87,8 @@ def _no_integers(model: RankState, samples: Any, number: Any) -> TensorTypeError
     found = _text(samples) if isinstance(samples, list | tuple | str) else ""
     if not 0 < len(found) <= _LONGEST:
         found = _text(number)[:_LONGEST] or f"a {type(number).__name__}"
-    return TensorTypeError(
-        f"get_input_activation on rank {model._rank}: samples must be integers, got {found}",
-        rank=model._rank,
-        value=number,
-    )
+    message = f"get_input_activation on rank {model._rank}: samples must be integers, got {found}"
+    return TensorTypeError(message, rank=model._rank, value=number)
 
 
 def _text(value: Any) -> str:
@@ -114,14 +107,11 @@ def require_inside(model: RankState, numbers: Sequence[int]) -> None:
     if min(ends) >= 0 and max(ends) < model.global_batch_size:
         return
     found = numbers[:: 1 if numbers.step > 0 else -1] if isinstance(numbers, range) else sorted(set(numbers))
-    raise broken(
-        model,
-        "get_input_activation",
+    rule = (
         f"samples must lie in 0..{model.global_batch_size - 1} (global_batch_size {model.global_batch_size}), "
-        f"got [{', '.join(map(shown, found[:8]))}]",
-        0,
-        samples=found,
+        f"got [{', '.join(map(shown, found[:8]))}]"
     )
+    raise broken(model, "get_input_activation", rule, 0, samples=found)
 
 
 def broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any) -> LawError:
@@ -134,21 +124,14 @@ def broken(model: RankState, op: str, rule: str, layer: Any = None, **facts: Any
 def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -> None:
     """Require a tensor of one kind."""
     if value.__class__ is OnHost:
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{name} must be in the device's memory, and the {value.kind.__name__} of layer {value.layer} was "
-            "offloaded to the host's; `await model.fetch(...)` brings it back",
-            value.layer,
-            value=value,
+            "offloaded to the host's; `await model.fetch(...)` brings it back"
         )
+        raise broken(model, op, rule, value.layer, value=value)
     if value.__class__ is not kind and not isinstance(value, kind):
-        raise TensorTypeError(
-            f"{op} on rank {model._rank}: {name} must be a {kind.__name__}, got {describe(value)}",
-            op=op,
-            rank=model._rank,
-            value=value,
-        )
+        message = f"{op} on rank {model._rank}: {name} must be a {kind.__name__}, got {describe(value)}"
+        raise TensorTypeError(message, op=op, rank=model._rank, value=value)
 
 
 def require_layer(model: RankState, op: str, name: str, value: Any, expected: int, layer: Any) -> None:
@@ -164,25 +147,19 @@ def require_whole(model: RankState, op: str, name: str, value: Any) -> None:
         return
     if isinstance(value, PARTIAL):
         missing = ranges(set(range(value.num_parts)) - value.parts)
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{name} must be a complete sum, got {describe(value)}; {are(missing)} missing: all_reduce it over the "
-            "ranks that hold the parts (or reduce_scatter it, for shards of the sequence)",
-            value.layer,
-            value=value,
+            "ranks that hold the parts (or reduce_scatter it, for shards of the sequence)"
         )
+        raise broken(model, op, rule, value.layer, value=value)
     if isinstance(value, OF_ATTENTION):
         raise broken(model, op, f"{name} must be what goes from layer to layer, got {describe(value)}", value.layer)
     if in_pieces(value):
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{name} must hold the whole sequence, got {describe(value)}; all_gather it over the ranks that hold the "
-            "shards",
-            value.layer,
-            value=value,
+            "shards"
         )
+        raise broken(model, op, rule, value.layer, value=value)
 
 
 _WHOLE = frozenset({Activation, ActivationGrad})
@@ -196,26 +173,18 @@ def are(parts: str) -> str:
 def require_complete(model: RankState, op: str, weight: Weight) -> None:
     """Require all shards of a weight."""
     if not weight.is_complete():
-        raise broken(
-            model,
-            op,
-            f"the weight must be complete, got {describe(weight)}; all_gather it first",
-            weight.layer,
-            value=weight,
-        )
+        rule = f"the weight must be complete, got {describe(weight)}; all_gather it first"
+        raise broken(model, op, rule, weight.layer, value=weight)
 
 
 def require_stored(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a tensor (or an equal one) in one of the rank's stores."""
     if not model.holds(value):
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{name} must be in one of the rank's stores, so that its memory counts, got {describe(value)}; "
-            "put it in a dict of model.storage()",
-            value.layer,
-            value=value,
+            "put it in a dict of model.storage()"
         )
+        raise broken(model, op, rule, value.layer, value=value)
 
 
 def require_inputs(model: RankState, op: str, layer: int, *values: Any, of_experts: bool = False) -> None:
@@ -254,14 +223,11 @@ def _require_tokens(model: RankState, op: str, name: str, value: Any) -> None:
     """Require all or some tokens of whole samples, not copies of tokens that go to experts."""
     if value.__class__ in COPIES:
         kind = Activation if name == "inp" else ActivationGrad
-        raise broken(
-            model,
-            op,
+        rule = (
             f"{name} must be the {kind.__name__} of whole samples, got {describe(value)}, copies of tokens; forward "
-            "and backward take these with a part of the experts, and combine puts them together",
-            value.layer,
-            value=value,
+            "and backward take these with a part of the experts, and combine puts them together"
         )
+        raise broken(model, op, rule, value.layer, value=value)
     if value.__class__ not in (ActivationShard, ActivationGradShard):
         require_whole(model, op, name, value)
 
@@ -270,13 +236,8 @@ def _require_same_samples(model: RankState, op: str, layer: int, given: Mapping[
     """Require an input and a gradient of the same samples, where there are both."""
     inp, grad = given.get("inp"), given.get("grad")
     if inp is not None and grad is not None and inp.samples != grad.samples:
-        raise broken(
-            model,
-            op,
-            f"inp and grad must be of the same samples, got {describe(inp)} and {describe(grad)}",
-            layer,
-            samples=(inp.samples, grad.samples),
-        )
+        rule = f"inp and grad must be of the same samples, got {describe(inp)} and {describe(grad)}"
+        raise broken(model, op, rule, layer, samples=(inp.samples, grad.samples))
 
 
 def is_usual_half(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any) -> bool:
@@ -326,15 +287,11 @@ def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad, r
         is_local = model._semantics is not None and not model._semantics.in_turn
         remedy = remedy or ("a step of a replica's own updates model.local_copy(layer, weight)" if is_local else ADD_UP)
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
-        raise broken(
-            model,
-            "update",
+        rule = (
             f"the gradient of layer {layer} must cover all {model.global_batch_size} samples, {missing[:8]} "
-            f"{'is' if len(missing) == 1 else 'are'} missing ({len(weight_grad.samples)} are there); {remedy}",
-            layer,
-            samples=weight_grad.samples,
-            missing=missing,
+            f"{'is' if len(missing) == 1 else 'are'} missing ({len(weight_grad.samples)} are there); {remedy}"
         )
+        raise broken(model, "update", rule, layer, samples=weight_grad.samples, missing=missing)
 
 
 @lru_cache
@@ -390,12 +347,8 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
     """Require gradient and state of the weight's part, and a gradient that has seen the whole sequence."""
     for name, value in (("weight_grad", weight_grad), ("opt_state", opt_state)):
         if (value.parts, value.num_parts) != (weight.parts, weight.num_parts):
-            raise broken(
-                model,
-                "update",
-                f"{name} must be of the weight's part, got {describe(value)} for {describe(weight)}",
-                layer,
-            )
+            rule = f"{name} must be of the weight's part, got {describe(value)} for {describe(weight)}"
+            raise broken(model, "update", rule, layer)
     if isinstance(weight_grad, WeightGradPart) and weight_grad.sequence.share != 1:
         has_adapters = getattr(model._runtime_predictor.workload, "has_adapters", False)
         raise broken(model, "update", _not_seen(layer, weight_grad.sequence, has_adapters), layer, value=weight_grad)
@@ -454,12 +407,8 @@ def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < model.num_layers:
         raise broken(model, "load_weights", f"layer must lie in 0..{model.num_layers - 1}, got {layer!r}", layer)
     if not (isinstance(shard, int) and isinstance(num_shards, int) and 0 <= shard < num_shards):
-        raise broken(
-            model,
-            "load_weights",
-            f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}",
-            layer,
-        )
+        rule = f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}"
+        raise broken(model, "load_weights", rule, layer)
     _require_rows(model, "load_weights", layer, num_shards)
 
 
@@ -474,12 +423,8 @@ def _require_rows(model: RankState, op: str, layer: int, num_shards: int) -> Non
     """Require that each shard of a layer holds one of its rows at least."""
     most = model._runtime_predictor.workload.max_shards(layer)
     if num_shards > most:
-        raise broken(
-            model,
-            op,
+        rule = (
             f"a layer of {most} rows cannot be cut into {num_shards} shards, each of which needs a row; use at most "
-            f"{most} shards, for example within groups of ranks, as hsdp does",
-            layer,
-            num_shards=num_shards,
-            max_shards=most,
+            f"{most} shards, for example within groups of ranks, as hsdp does"
         )
+        raise broken(model, op, rule, layer, num_shards=num_shards, max_shards=most)

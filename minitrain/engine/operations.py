@@ -526,12 +526,11 @@ class HandedOver:
         """
         results = [found() for found in self._results]
         if any(result is None for result in results):
-            raise StrategyError(
+            message = (
                 f"{operation.op} on rank {operation.rank} was awaited before and its result was freed since; "
-                "keep the result in a store if it is needed again",
-                rank=operation.rank,
-                op=operation.op,
+                "keep the result in a store if it is needed again"
             )
+            raise StrategyError(message, rank=operation.rank, op=operation.op)
         return results if self._is_bucket else next(iter(results), None)
 
 

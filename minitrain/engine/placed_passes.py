@@ -132,21 +132,17 @@ def _require_shards(model: RankState, shards: Iterable[int], num_shards: Any) ->
         found = NONE
     whole = all(isinstance(shard, int) and not isinstance(shard, bool) for shard in found)
     if not counts or not found or not whole or not 0 <= min(found) <= max(found) < num_shards:
-        raise broken(
-            model,
-            "get_input_shard",
+        rule = (
             f"shards must be some of 0..num_shards-1, got {shards!r:.80} of {num_shards!r:.80}; for example "
-            "shards=[model.rank], num_shards=model.world_size",
-            0,
+            "shards=[model.rank], num_shards=model.world_size"
         )
+        raise broken(model, "get_input_shard", rule, 0)
     if num_shards % len(found):
-        raise broken(
-            model,
-            "get_input_shard",
+        rule = (
             f"the ranks must have equal shares of the sequence, got {len(found)} shards of {num_shards}; give a rank "
-            "one shard of n, or two of 2n",
-            0,
+            "one shard of n, or two of 2n"
         )
+        raise broken(model, "get_input_shard", rule, 0)
     _require_divisible(model, num_shards)
     return found
 
@@ -167,12 +163,11 @@ def _require_divisible(model: RankState, num_shards: int) -> None:
     below = seq_len - seq_len % num_shards
     if below != seq_len:
         remedy = f"{below} or {below + num_shards}" if below else f"{num_shards}"
-        raise UsageError(
+        message = (
             f"seq_len ({seq_len}) must be a multiple of num_shards ({num_shards}), so that all shards of the sequence "
-            f"are equal; use seq_len={remedy}",
-            seq_len=seq_len,
-            num_shards=num_shards,
+            f"are equal; use seq_len={remedy}"
         )
+        raise UsageError(message, seq_len=seq_len, num_shards=num_shards)
 
 
 def mode_of_pass(recompute: Any, inp: Any, weight: Any, keys: frozenset[int] = NONE) -> PassMode:
@@ -200,26 +195,18 @@ def _require_tokens_apart(model: RankState, op: str, layer: int, inp: Any, grad:
         require_same_shards(model, op, layer, inp, grad)
     if in_context(inp) and has_attention(model, layer):
         way = "keys_values, attend and project" if op == "forward" else "the mirrors of its steps"
-        raise broken(
-            model,
-            op,
+        rule = (
             f"an attention needs the keys and values of the whole sequence, and inp is {describe(inp)}; take it in "
-            f"steps: {way} (see minitrain.tensors.placed)",
-            layer,
-            value=inp,
+            f"steps: {way} (see minitrain.tensors.placed)"
         )
+        raise broken(model, op, rule, layer, value=inp)
 
 
 def require_same_shards(model: RankState, op: str, layer: int, inp: Any, grad: Any) -> None:
     """Require two tensors of the same shards of the sequence."""
     if inp.sequence != grad.sequence:
-        raise broken(
-            model,
-            op,
-            f"all must be of the same shards of the sequence, got {describe(inp)} and {describe(grad)}",
-            layer,
-            value=grad,
-        )
+        rule = f"all must be of the same shards of the sequence, got {describe(inp)} and {describe(grad)}"
+        raise broken(model, op, rule, layer, value=grad)
 
 
 def forward_placed(model: RankState, layer: int, inp: Any, weight: Weight, recompute: Any) -> Any:

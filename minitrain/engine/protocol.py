@@ -236,11 +236,8 @@ def require_axes(axes: Mapping[str, int], world_size: int) -> None:
     product = math.prod(axes.values())
     if product != world_size:
         shape = " x ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"
-        raise UsageError(
-            f"the product of a mesh's axes must be world_size ({world_size}), got {shape} = {product}",
-            axes=dict(axes),
-            world_size=world_size,
-        )
+        message = f"the product of a mesh's axes must be world_size ({world_size}), got {shape} = {product}"
+        raise UsageError(message, axes=dict(axes), world_size=world_size)
 
 
 class Call(ABC):

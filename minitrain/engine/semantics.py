@@ -597,19 +597,16 @@ def _by_part(layer: int, found: Sequence[tuple[int, Weight]]) -> Iterable[Sequen
     parts: defaultdict[frozenset[int], list[tuple[int, Weight]]] = defaultdict(list)
     for rank, weight in found:
         if getattr(weight, "num_parts", 1) != getattr(first, "num_parts", 1):
-            raise LawError(
+            rule = (
                 f"the final weights of layer {layer} must be of parts of one division on all ranks, got "
-                f"{describe(first)} on rank {first_rank} and {describe(weight)} on rank {rank}",
-                layer=layer,
-                rank=rank,
+                f"{describe(first)} on rank {first_rank} and {describe(weight)} on rank {rank}"
             )
+            raise LawError(rule, layer=layer, rank=rank)
         parts[weight.parts].append((rank, weight))
     missing = ranges(set(range(first.num_parts)).difference(*parts))
     if missing:
-        raise LawError(
-            f"the final weight of layer {layer} is incomplete: part {missing} of {first.num_parts} is on no rank",
-            layer=layer,
-        )
+        rule = f"the final weight of layer {layer} is incomplete: part {missing} of {first.num_parts} is on no rank"
+        raise LawError(rule, layer=layer)
     return parts.values()
 
 
@@ -619,29 +616,26 @@ def _check_layer(layer: int, found: Sequence[tuple[int, Weight]]) -> None:
     shards: set[int] = set()
     for rank, weight in found:
         if weight.step != 1:
-            raise LawError(
+            rule = (
                 f"the final weight of layer {layer} on rank {rank} must have seen exactly one update, got "
-                f"{describe(weight)}",
-                layer=layer,
-                rank=rank,
+                f"{describe(weight)}"
             )
+            raise LawError(rule, layer=layer, rank=rank)
         if weight.num_shards != first.num_shards:
-            raise LawError(
+            rule = (
                 f"the final weights of layer {layer} must be cut alike on all ranks, got {describe(first)} on rank "
-                f"{first_rank} and {describe(weight)} on rank {rank}",
-                layer=layer,
-                rank=rank,
+                f"{first_rank} and {describe(weight)} on rank {rank}"
             )
+            raise LawError(rule, layer=layer, rank=rank)
         if len(shards) < first.num_shards:  # a thousand replicas may hold a thousand shards each: one will do
             shards |= weight.shards
     if len(shards) != first.num_shards:
         missing = sorted(set(range(first.num_shards)) - shards)
-        raise LawError(
+        rule = (
             f"the final weight of layer {layer} is incomplete: shards {missing[:8]} of {first.num_shards} are on no "
-            "rank",
-            layer=layer,
-            missing=missing,
+            "rank"
         )
+        raise LawError(rule, layer=layer, missing=missing)
 
 
 @dataclass(slots=True)
@@ -676,12 +670,11 @@ def require_handed_on(models: Sequence[TrainedRank]) -> None:
             finals = model.final_experts if isinstance(weight, ExpertWeight) else model.final_weights
             handed = finals.get(weight.layer)
             instead = "none of it" if handed is None else describe(handed)
-            raise LawError(
+            rule = (
                 f"rank {rank} begins a step with {describe(weight)} and ends it with {instead}; the next step "
-                f"begins with what set_final_weight({weight.layer}, ...) was given, so hand in all that a rank loads",
-                rank=rank,
-                layer=weight.layer,
+                f"begins with what set_final_weight({weight.layer}, ...) was given, so hand in all that a rank loads"
             )
+            raise LawError(rule, rank=rank, layer=weight.layer)
 
 
 def _not_loaded(model: TrainedRank) -> Iterator[Weight]:

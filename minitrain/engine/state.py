@@ -99,10 +99,8 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
 def refuse_change(model: RankState, name: str) -> NoReturn:
     """Raise the error for an attribute of a model that its strategy assigns or deletes."""
-    raise StrategyError(
-        f"model.{name} of rank {model._rank} is for reading; only the operations of a model change it",
-        rank=model._rank,
-    )
+    message = f"model.{name} of rank {model._rank} is for reading; only the operations of a model change it"
+    raise StrategyError(message, rank=model._rank)
 
 
 class RankState:

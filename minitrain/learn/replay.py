@@ -199,12 +199,11 @@ class Player:
                 continue
             if other_part not in overlapping_shards(part, weight.num_parts, other_parts):
                 continue
-            raise LawError(
+            rule = (
                 f"{kind} on rank {self.model.rank}: weights of layer {weight.layer} were loaded before, at least in "
-                "part; they are loaded once in a step, so keep what is needed again, or gather it",
-                rank=self.model.rank,
-                layer=weight.layer,
+                "part; they are loaded once in a step, so keep what is needed again, or gather it"
             )
+            raise LawError(rule, rank=self.model.rank, layer=weight.layer)
         self.loaded[kind, weight.layer].append((weight.num_shards, shard, weight.num_parts, part))
 
     def put(self, store: str, key: int, name: Any) -> None:

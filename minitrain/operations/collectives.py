@@ -294,10 +294,8 @@ def all_to_all(brought: Brought) -> ResultOf:
         return _exchange(brought)
     for rank, value in zip(getattr(brought, "ranks", [0]), values, strict=True):
         if len(value) != brought.size:
-            raise LawError(
-                f"all_to_all needs one tensor for each of the {brought.size} ranks, rank {rank} brought {len(value)}",
-                rank=rank,
-            )
+            rule = f"all_to_all needs one tensor for each of the {brought.size} ranks, rank {rank} brought {len(value)}"
+            raise LawError(rule, rank=rank)
     return lambda _, place: [_duplicate(value[place]) for value in values]
 
 

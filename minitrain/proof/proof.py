@@ -348,14 +348,11 @@ def _require_close(
     """
     for result, (difference, what) in zip(results, relative, strict=True):
         if not difference <= RELATIVE:
-            raise ProofError(
+            message = (
                 f"layer {result.layer} ({problem.units[result.layer].name}) on rank {result.rank} differs from "
-                f"single-device training: its {what} by {difference:.3g} of the largest element",
-                layer=result.layer,
-                rank=result.rank,
-                difference=difference,
-                what=what,
+                f"single-device training: its {what} by {difference:.3g} of the largest element"
             )
+            raise ProofError(message, layer=result.layer, rank=result.rank, difference=difference, what=what)
 
 
 def _require_every_element(run: Run, results: Sequence[Result]) -> None:
@@ -382,11 +379,9 @@ def _require_equal(results: Sequence[Result]) -> None:
             apart = ~np.isclose(got, expected, rtol=RELATIVE, atol=ABSOLUTE)
             if apart.any():
                 first = tuple(int(index) for index in np.argwhere(apart)[0])
-                raise ProofError(
+                message = (
                     f"layer {result.layer} on rank {result.rank} differs from single-device training by up to "
                     f"{result.difference():.3g}: {apart.sum()} of {apart.size} elements of its {quantity} differ, the "
-                    f"first of them, {list(first)}, is {got[first]:.6g} instead of {expected[first]:.6g}",
-                    layer=result.layer,
-                    rank=result.rank,
-                    difference=result.difference(),
+                    f"first of them, {list(first)}, is {got[first]:.6g} instead of {expected[first]:.6g}"
                 )
+                raise ProofError(message, layer=result.layer, rank=result.rank, difference=result.difference())

@@ -116,10 +116,8 @@ class Exclusion:
         """
         excluded = self.found(given)
         if excluded:
-            raise UsageError(
-                f"{self.spelling} does not go with {', '.join(excluded)}{self.reason}; leave one out",
-                **{self.name: given[self.name]},
-            )
+            message = f"{self.spelling} does not go with {', '.join(excluded)}{self.reason}; leave one out"
+            raise UsageError(message, **{self.name: given[self.name]})
 
 
 def is_given(name: str, value: Any) -> bool:

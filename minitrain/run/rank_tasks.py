@@ -470,11 +470,8 @@ def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
         for work in model._in_flight.values():
             if any(id(other) in model._in_flight for other in work.launched_memory.followers):
                 continue  # the last one of a chain is to be awaited
-            raise StrategyError(
-                f"rank {model._rank} launched {work.op} and never awaited it; `await work` before returning",
-                rank=model._rank,
-                op=work.op,
-            )
+            message = f"rank {model._rank} launched {work.op} and never awaited it; `await work` before returning"
+            raise StrategyError(message, rank=model._rank, op=work.op)
 
 
 @dataclass(frozen=True, slots=True)

@@ -419,10 +419,8 @@ def _load_from_file(path: Path, function_name: str) -> Strategy:
     function = getattr(module, function_name, None)
     if function is None:
         found = [name for name, value in vars(module).items() if inspect.iscoroutinefunction(value)]
-        raise StrategyError(
-            f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}",
-            path=str(path),
-        )
+        message = f"{path} has no function {function_name!r}; its async functions are {', '.join(found) or 'none'}"
+        raise StrategyError(message, path=str(path))
     return function  # type: ignore[no-any-return]  # load_strategy checks its kind
 
 
@@ -604,10 +602,8 @@ def split_options(strategy: str) -> tuple[str, dict[str, Any]]:
     for pair in _at_commas(text):
         option, equals, value = (part.strip() for part in pair.partition("="))
         if not (colon and equals and option.isidentifier() and value) or option in options:
-            raise StrategyError(
-                f"options of one strategy are written name:option=value,option=value, each once; got {strategy!r}",
-                strategy=strategy,
-            )
+            message = f"options of one strategy are written name:option=value,option=value, each once; got {strategy!r}"
+            raise StrategyError(message, strategy=strategy)
         options[option] = literal(value)
     return name, options
 

@@ -261,13 +261,11 @@ def require_disjoint(tensor: Any, left: Any, right: Any, name: str, of: str) -> 
     """
     twice = getattr(left, name) & getattr(right, name)
     if twice:
-        raise LawError(
+        rule = (
             f"sums over {of}: shard {ranges(twice)} of {tensor.sequence.num_shards} is in both (layer {tensor.layer}); "
-            "add what comes of each shard once",
-            left=left,
-            right=right,
-            layer=tensor.layer,
+            "add what comes of each shard once"
         )
+        raise LawError(rule, left=left, right=right, layer=tensor.layer)
 
 
 def altered(tensor: T, **changes: Any) -> T:
@@ -344,10 +342,8 @@ class Sharded(Tensor, Generic[O]):
                 layer=self.layer,
             )
         if not 0 <= shard < num_shards:
-            raise LawError(
-                f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards} (layer {self.layer})",
-                layer=self.layer,
-            )
+            rule = f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards} (layer {self.layer})"
+            raise LawError(rule, layer=self.layer)
 
 
 class Passage:
@@ -516,14 +512,12 @@ def _wholes(one: Any, other: Any) -> tuple[Any, Any] | None:
     if not all(missing):
         lacks = int(bool(missing[1]))
         grads = (other, one) if lacks else (one, other)
-        raise LawError(
+        rule = (
             f"gradients that add: one is of whole sequences (samples {ranges(grads[1].samples)}), the other lacks "
             f"shards {ranges(missing[lacks])} of {cuts[lacks].num_shards} of its own (samples "
-            f"{ranges(grads[0].samples)}, layer {one.layer}); all_reduce that over the ranks that share these first",
-            left=one,
-            right=other,
-            layer=one.layer,
+            f"{ranges(grads[0].samples)}, layer {one.layer}); all_reduce that over the ranks that share these first"
         )
+        raise LawError(rule, left=one, right=other, layer=one.layer)
     return None
 
 

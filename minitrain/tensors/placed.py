@@ -524,13 +524,11 @@ def _sum_of_parts(left: Any, right: Any) -> Any:
     require_same("partial sums that add", left, right, *fields_beside(type(left), "parts"))
     twice = left.parts & right.parts
     if twice:
-        raise LawError(
+        rule = (
             f"partial sums that add: part {ranges(twice)} of {left.num_parts} is in both (layer {left.layer}); add "
-            "each part once",
-            left=left,
-            right=right,
-            layer=left.layer,
+            "each part once"
         )
+        raise LawError(rule, left=left, right=right, layer=left.layer)
     return summed(with_parts(left, left.parts | right.parts), left, right)
 
 
@@ -543,13 +541,11 @@ def _union_of_pieces(left: Any, right: Any) -> Any:
     require_same("shards of a sequence that combine", left, right, "layer", "samples")
     pieces = left.sequence.pieces | right.sequence.pieces
     if right.sequence.with_pieces(pieces) != left.sequence.with_pieces(pieces):
-        raise LawError(
+        rule = (
             f"shards of a sequence that combine must be cut alike, got {left.sequence} and {right.sequence} (layer "
-            f"{left.layer})",
-            left=left,
-            right=right,
-            layer=left.layer,
+            f"{left.layer})"
         )
+        raise LawError(rule, left=left, right=right, layer=left.layer)
     return combined(with_pieces(left, pieces), left, right)
 
 

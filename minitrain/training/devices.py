@@ -309,9 +309,8 @@ def require_gpu_memory(peaks: Sequence[float]) -> None:
     """
     for device, peak in enumerate(peaks):
         if peak > (size := torch.cuda.get_device_properties(device).total_memory):
-            raise UsageError(
+            message = (
                 f"a rank needs {peak / GIB:.2f} GiB for its tensors, as simulated, and GPU {device} has "
-                f"{size / GIB:.2f} GiB; use a smaller model or more ranks that divide it, or force=True (--force)",
-                needed_bytes=peak,
-                free_bytes=size,
+                f"{size / GIB:.2f} GiB; use a smaller model or more ranks that divide it, or force=True (--force)"
             )
+            raise UsageError(message, needed_bytes=peak, free_bytes=size)

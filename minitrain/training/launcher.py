@@ -421,21 +421,19 @@ def _require_life(process: _Process, program: RankProgram, passed_s: float, limi
     process.silent_s += passed_s
     step, row, is_own_code = process.doing
     if process.is_stopped:
-        raise TrainingError(
+        message = (
             f"rank {process.rank} was stopped by a signal in step {max(step, 0)}, and cannot go on; run again, and let "
-            "nothing send SIGSTOP to its process",
-            rank=process.rank,
-            step=step,
+            "nothing send SIGSTOP to its process"
         )
+        raise TrainingError(message, rank=process.rank, step=step)
     if row >= 0 and is_own_code and process.same_s > limit_s:
         raise _idle(program, step, row, process.same_s)
     if process.has_joined and process.silent_s > limit_s:
-        raise TrainingError(
+        message = (
             f"rank {process.rank} has not answered for {process.silent_s:.0f} s in step {max(step, 0)}: it is in code "
-            "that lets nothing else run; give a larger patience if it computes",
-            rank=process.rank,
-            step=step,
+            "that lets nothing else run; give a larger patience if it computes"
         )
+        raise TrainingError(message, rank=process.rank, step=step)
     with suppress(OSError):  # it has ended, which its pipe will tell
         process.pipe.send("?")
 
@@ -447,12 +445,11 @@ def _limit_s(patience_s: float) -> float:
 
 def _idle(program: RankProgram, step: int, row: int, seconds: float) -> TrainingError:
     """Return the error of a rank that does nothing."""
-    return TrainingError(
+    message = (
         f"rank {program.rank} has done nothing for {seconds:.0f} s of step {step}: {program.between(row)}; end what it "
-        "waits for in the strategy, or give a larger patience",
-        rank=program.rank,
-        step=step,
+        "waits for in the strategy, or give a larger patience"
     )
+    return TrainingError(message, rank=program.rank, step=step)
 
 
 def watch_itself(program: RankProgram, world_size: int, doing: Doing, patience_s: float) -> threading.Event:

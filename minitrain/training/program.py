@@ -158,12 +158,11 @@ def _named(operation: tuple[str, int | None]) -> str:
 
 def _differs(rank: int, row: int, does: str, recorded: str) -> StrategyError:
     """Return the error of a rank that does something else than it did in the simulation."""
-    return StrategyError(
+    message = (
         f"rank {rank} does something else than in the simulation: its operation {row} is {does}, and was {recorded}; a "
-        "strategy must do the same in every step and every process, whatever the time, a random number or a file says",
-        rank=rank,
-        row=row,
+        "strategy must do the same in every step and every process, whatever the time, a random number or a file says"
     )
+    return StrategyError(message, rank=rank, row=row)
 
 
 @final

@@ -163,10 +163,8 @@ class Training:
             require_compiler()
         found = self.checkpoints and self.checkpoints.newest()
         if found and found[0] >= self.steps:
-            raise UsageError(
-                f"the checkpoint {found[1]} has {found[0]} steps already; ask for more in all, got {self.steps}",
-                steps=self.steps,
-            )
+            message = f"the checkpoint {found[1]} has {found[0]} steps already; ask for more in all, got {self.steps}"
+            raise UsageError(message, steps=self.steps)
 
     def task(self, program: Program, rank: int, meeting: str | None) -> Task:
         """Return what one rank does."""
@@ -251,13 +249,12 @@ def require_room(program: Program, num_here: int, backend: str) -> None:
     needed = sum(peaks) + num_here * PROCESS_BYTES
     free = free_bytes()
     if free is not None and needed > free:
-        raise UsageError(
+        message = (
             f"{num_here} processes need {needed / GIB:.2f} GiB ({max(peaks) / GIB:.2f} "
             f"GiB of tensors on the largest, as simulated, and {PROCESS_BYTES / GIB:.2f} GiB each for torch), and "
-            f"{free / GIB:.2f} GiB of memory are free; use a smaller model or fewer ranks, or force=True (--force)",
-            needed_bytes=needed,
-            free_bytes=free,
+            f"{free / GIB:.2f} GiB of memory are free; use a smaller model or fewer ranks, or force=True (--force)"
         )
+        raise UsageError(message, needed_bytes=needed, free_bytes=free)
 
 
 def free_bytes() -> int | None:

@@ -258,10 +258,8 @@ async def _step(task: Task, model: Model) -> None:
     """Run the strategy on the rank for a step."""
     result = await task.strategy(model, **task.options)
     if result is not model:
-        raise StrategyError(
-            f"the strategy must return the model of its rank, got {result!r:.80}; end it with `return model`",
-            rank=model._rank,
-        )
+        message = f"the strategy must return the model of its rank, got {result!r:.80}; end it with `return model`"
+        raise StrategyError(message, rank=model._rank)
 
 
 def require_one_program(task: Task) -> None:

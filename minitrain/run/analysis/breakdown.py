@@ -346,12 +346,11 @@ def checked_end(latest: float, end: float | None) -> float:
     if end is None:
         return latest
     if end < latest * (1 - 1e-9):
-        raise UsageError(
+        message = (
             f"a step must not end before its log: got an end at {end} s and events until {latest} s; "
-            "leave it out to use the latest end",
-            end=end,
-            latest_end=latest,
+            "leave it out to use the latest end"
         )
+        raise UsageError(message, end=end, latest_end=latest)
     return end
 
 

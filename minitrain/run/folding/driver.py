@@ -314,13 +314,12 @@ class _Search(Generic[R]):
 
     def _refuse(self, attempt: FoldAttempt, place: str) -> NoReturn:
         """Raise why a strategy cannot be folded."""
-        raise StrategyError(
+        message = (
             f"{self.prepared.name} cannot be folded: what it does depends on the rank in a way that folding does not "
             f"follow, by {place}; let ranks differ in shard index and samples alone (see `minitrain.span`), or "
-            "simulate without fold=True",
-            place=place,
-            is_split=attempt.may_change_axes and len(attempt.axes) > 1,
+            "simulate without fold=True"
         )
+        raise StrategyError(message, place=place, is_split=attempt.may_change_axes and len(attempt.axes) > 1)
 
     async def _attempt(self, attempt: FoldAttempt) -> tuple[FoldAttempt, Run | None]:
         """Make an attempt, and return what was found out and the run; no run if ranks diverged.
@@ -610,13 +609,12 @@ def _require_same(prepared: PreparedRun, run: FoldedRun, model: Model) -> None:
 
 def _refuse(prepared: PreparedRun, rank: int, what: str, cause: Exception | None = None) -> NoReturn:
     """Raise how a rank differs from its class."""
-    raise StrategyError(
+    message = (
         f"{prepared.name} cannot be folded: rank {rank} was executed by itself too, and does something else than the "
         f"ranks that it was folded with ({what}); let ranks differ in shard index and samples alone, share nothing "
-        "that they change, draw no numbers, or simulate without fold=True",
-        rank=rank,
-        is_split=False,
-    ) from cause
+        "that they change, draw no numbers, or simulate without fold=True"
+    )
+    raise StrategyError(message, rank=rank, is_split=False) from cause
 
 
 class Answers:

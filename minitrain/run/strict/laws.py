@@ -69,13 +69,8 @@ def require_valid(ledger: Ledger, op: str, values: Iterable[Any], *, whatever_ve
             )
         else:
             continue
-        raise LawError(
-            f"{op} on rank {ledger.rank}: {describe(value)} {fault}",
-            op=op,
-            rank=ledger.rank,
-            layer=value.layer,
-            value=value,
-        )
+        rule = f"{op} on rank {ledger.rank}: {describe(value)} {fault}"
+        raise LawError(rule, op=op, rank=ledger.rank, layer=value.layer, value=value)
 
 
 def alteration(value: Any, fields: Fields, line: object) -> str:
@@ -97,42 +92,34 @@ def _brief(value: Any) -> str:
 
 def different_steps(rank: int, op: str, first: Any, second: Any) -> LawError:
     """Return the error for two tensors that were computed with weights of different steps."""
-    return LawError(
+    rule = (
         f"{op} on rank {rank}: both must stem from weights of the same step, got {describe(first)} of step "
-        f"{first._origin.step} and {describe(second)} of step {second._origin.step}",
-        op=op,
-        rank=rank,
-        layer=first.layer,
+        f"{first._origin.step} and {describe(second)} of step {second._origin.step}"
     )
+    return LawError(rule, op=op, rank=rank, layer=first.layer)
 
 
 def counted_twice(rank: int, first: Any, second: Any) -> LawError:
     """Return the error for a sum of two gradients that counts samples twice."""
     twice = first.samples & second.samples
     shown = ", ".join(map(str, sorted(twice)[:8])) + (", ..." if len(twice) > 8 else "")
-    return LawError(
+    rule = (
         f"+ on rank {rank}: {f'sample {shown} is' if len(twice) == 1 else f'samples {shown} are'} counted twice in "
         f"the gradient of layer {first.layer}, got {describe(first)} and {describe(second)}; add each sample's "
-        "gradient once",
-        op="+",
-        rank=rank,
-        layer=first.layer,
-        samples=twice,
+        "gradient once"
     )
+    return LawError(rule, op="+", rank=rank, layer=first.layer, samples=twice)
 
 
 def require_awaited(ledger: Ledger, op: str, given: Iterable[Any]) -> None:
     """Require that no tensor is the result of a launched operation which may not have ended yet."""
     for value in given:
         if id(value) in ledger.unawaited:
-            raise LawError(
+            rule = (
                 f"{op} on rank {ledger.rank}: {describe(value)} is the result of a launched operation that nobody has "
-                "awaited; await that for its result, which is there from its end on",
-                op=op,
-                rank=ledger.rank,
-                layer=value.layer,
-                value=value,
+                "awaited; await that for its result, which is there from its end on"
             )
+            raise LawError(rule, op=op, rank=ledger.rank, layer=value.layer, value=value)
 
 
 def require_usable(ledger: Ledger, op: str, given: Iterable[Any], delay: int = 0) -> int | None:
@@ -167,15 +154,12 @@ def _require_delay(ledger: Ledger, stepped: Iterable[Any], weight: Weight, delay
     for value in filter(_is_grad, stepped):
         wanted, found = max(0, weight.step - delay), value._origin.step
         if found != wanted:
-            raise LawError(
+            rule = (
                 f"update on rank {ledger.rank}: the gradient of step {weight.step} must be of weights of step "
                 f"{wanted}, as the strategy declares, got {describe(value)} of weights of step {found}; take its "
-                "samples forward and backward through those",
-                op="update",
-                rank=ledger.rank,
-                layer=weight.layer,
-                steps=(found, wanted),
+                "samples forward and backward through those"
             )
+            raise LawError(rule, op="update", rank=ledger.rank, layer=weight.layer, steps=(found, wanted))
 
 
 def _is_grad(value: Any) -> bool:
@@ -192,14 +176,11 @@ def _of_another_step(ledger: Ledger, op: str, value: Any, step: int) -> LawError
         if value.__class__ is Activation
         else f"a {type(value).__name__}"
     )
-    return LawError(
+    rule = (
         f"{op} on rank {ledger.rank}: {what} stems from weights of step {value._origin.step}, got {describe(value)}, "
-        f"and cannot be used with weights of step {step}; forward, backward and update take the same weights",
-        op=op,
-        rank=ledger.rank,
-        layer=value.layer,
-        steps=(value._origin.step, step),
+        f"and cannot be used with weights of step {step}; forward, backward and update take the same weights"
     )
+    return LawError(rule, op=op, rank=ledger.rank, layer=value.layer, steps=(value._origin.step, step))
 
 
 def require_update(ledger: Ledger, layer: int, grad: Any, weight: Any, opt_state: Any) -> None:
@@ -211,21 +192,17 @@ def require_update(ledger: Ledger, layer: int, grad: Any, weight: Any, opt_state
     if (weight.num_shards != opt_state.num_shards or weight.shards != opt_state.shards) and (
         _parts(weight) != _parts(opt_state)
     ):
-        raise LawError(
+        rule = (
             f"update on rank {ledger.rank}: the optimizer state must be of exactly the weight's shards, got "
-            f"{describe(opt_state)} for {describe(weight)}; shard both alike",
-            op="update",
-            rank=ledger.rank,
-            layer=layer,
+            f"{describe(opt_state)} for {describe(weight)}; shard both alike"
         )
+        raise LawError(rule, op="update", rank=ledger.rank, layer=layer)
     done = ledger.updated.get((layer, weight.step))
     if done is not None and _overlap(done, weight):
-        raise LawError(
-            f"update on rank {ledger.rank}: {describe(weight)} was updated already; each shard takes one update a step",
-            op="update",
-            rank=ledger.rank,
-            layer=layer,
+        rule = (
+            f"update on rank {ledger.rank}: {describe(weight)} was updated already; each shard takes one update a step"
         )
+        raise LawError(rule, op="update", rank=ledger.rank, layer=layer)
 
 
 def require_copied(ledger: Ledger, given: Iterable[Any]) -> None:
@@ -233,14 +210,11 @@ def require_copied(ledger: Ledger, given: Iterable[Any]) -> None:
     copied = {id(value._origin.buffer) for value in ledger.copied.values()}
     for value in given if copied else ():
         if isinstance(value, Weight | OptState) and id(value._origin.buffer) in copied:
-            raise LawError(
+            rule = (
                 f"update on rank {ledger.rank}: {describe(value)} is being copied to the host by a launched offload, "
-                "and the update works in place, so that the copy would have numbers of two steps; await it before",
-                op="update",
-                rank=ledger.rank,
-                layer=value.layer,
-                value=value,
+                "and the update works in place, so that the copy would have numbers of two steps; await it before"
             )
+            raise LawError(rule, op="update", rank=ledger.rank, layer=value.layer, value=value)
 
 
 def note_update(ledger: Ledger, weight: Weight) -> None:
@@ -284,13 +258,11 @@ def require_reducible(op: str, values: Sequence[WeightGrad], result: WeightGrad,
     if of_one_part and sum(map(num_summed, values)) != num_summed(result):
         found, first, second = _first_twice([_added(value) for value in values], members)
         sample = found[0] if isinstance(found, tuple) else found
-        raise LawError(
+        rule = (
             f"{op}: sample {sample} is counted twice in the gradient of layer {result.layer}, brought by {first} and "
-            f"by {second}; each sample goes to one rank of the group",
-            op=op,
-            layer=result.layer,
-            sample=sample,
+            f"by {second}; each sample goes to one rank of the group"
         )
+        raise LawError(rule, op=op, layer=result.layer, sample=sample)
     _require_one_step(op, values, members)
 
 
@@ -314,13 +286,11 @@ def require_gatherable(op: str, values: Sequence[Any], result: Any, members: Mem
     num_gathered = num_shards if in_pieces(first_value) and not in_pieces(result) else len(held(result))
     if sum(map(len, map(held, values))) != num_gathered and not isinstance(first_value, CompressedGrad):
         shard, first, second = _first_twice(list(map(held, values)), members)
-        raise LawError(
+        rule = (
             f"{op}: shard {shard} of {num_shards} of layer {result.layer} comes twice, from {first} and from "
-            f"{second}; each shard comes from one rank of the group",
-            op=op,
-            layer=result.layer,
-            shard=shard,
+            f"{second}; each shard comes from one rank of the group"
         )
+        raise LawError(rule, op=op, layer=result.layer, shard=shard)
     _require_one_step(op, values, members)
 
 
@@ -351,12 +321,8 @@ def _require_one_step(op: str, values: Sequence[Any], members: Members) -> None:
     steps = [value._origin.step for value in values]
     if steps.count(steps[0]) != len(steps):
         brought = "; ".join(f"{place}: step {step}" for place, step in zip(_places(members), steps, strict=True))
-        raise LawError(
-            f"{op}: all gradients must stem from weights of the same step, got {brought}",
-            op=op,
-            layer=values[0].layer,
-            steps=steps,
-        )
+        rule = f"{op}: all gradients must stem from weights of the same step, got {brought}"
+        raise LawError(rule, op=op, layer=values[0].layer, steps=steps)
 
 
 def require_final_weights(ledger: Ledger, weights: Mapping[int, Weight]) -> None:
@@ -368,16 +334,14 @@ def require_final_weights(ledger: Ledger, weights: Mapping[int, Weight]) -> None
     for layer, weight in weights.items():
         origin: Any = getattr(weight, "_origin", None)
         if getattr(origin, "ledger", None) is not ledger or origin.buffer is not None:
-            raise LawError(
+            rule = (
                 f"the final weight of layer {layer} on rank {ledger.rank} was not handed in there, got "
-                f"{describe(weight)}; call model.set_final_weight",
-                rank=ledger.rank,
-                layer=layer,
+                f"{describe(weight)}; call model.set_final_weight"
             )
+            raise LawError(rule, rank=ledger.rank, layer=layer)
         if FIELDS[type(weight)](weight) != origin.fields or weight.layer != layer:
-            raise LawError(
+            rule = (
                 f"the final weight of layer {layer} on rank {ledger.rank} was altered after it was handed in "
-                f"(made at {origin.line}), got {describe(weight)}",
-                rank=ledger.rank,
-                layer=layer,
+                f"(made at {origin.line}), got {describe(weight)}"
             )
+            raise LawError(rule, rank=ledger.rank, layer=layer)

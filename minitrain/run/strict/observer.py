@@ -314,22 +314,19 @@ def _require_durations(models: Sequence[Model]) -> None:
         for price in dict(zip(map(id, prices), prices, strict=True)).values():
             if price is not PENDING and not 0 <= price.seconds < math.inf:
                 typ = model._rows[prices.index(price) * STRIDE + TYP]
-                raise StrategyError(
-                    f"the hardware gives {price.seconds!r} s for a {typ}; a duration is a number of at least 0",
-                    rank=model._rank,
-                )
+                message = f"the hardware gives {price.seconds!r} s for a {typ}; a duration is a number of at least 0"
+                raise StrategyError(message, rank=model._rank)
 
 
 def _require_all_asked(models: Sequence[Any]) -> None:
     """Require that the transport did no operations but those that models asked for; a group of one rank needs none."""
     done, asked = models[0]._dist.num_operations, sum([model._meter.num_submitted for model in models])
     if done != asked:
-        raise StrategyError(
+        message = (
             f"the transport carried out {done} operations and the models asked for {asked}; use the operations of the "
-            "model, not those of model.dist, which cost no time",
-            done=done,
-            asked=asked,
+            "model, not those of model.dist, which cost no time"
         )
+        raise StrategyError(message, done=done, asked=asked)
 
 
 def _usual_step(ledger: Ledger, given: tuple[Any, ...]) -> Any:
@@ -389,13 +386,11 @@ def _require_offloaded(ledger: Ledger, op: str, value: Any) -> None:
     if isinstance(value, OnHost) and not (
         isinstance(origin, Unusable) and origin.ledger is ledger and origin.fields == (value.kind, value.fields)
     ):
-        raise LawError(
+        rule = (
             f"{op} on rank {ledger.rank}: {value!r} did not come out of an offload of this rank, or was altered "
-            "since; only what operations give can be used",
-            rank=ledger.rank,
-            layer=value.layer,
-            value=value,
+            "since; only what operations give can be used"
         )
+        raise LawError(rule, rank=ledger.rank, layer=value.layer, value=value)
 
 
 def _settle(record: Collective, members: Members, values: Sequence[Any], results: Sequence[Any]) -> None:

@@ -100,12 +100,11 @@ def rounds_of(name: str, num_ranks: int, num_microbatches: int) -> list[range]:
     if num_microbatches % num_rounds:
         below = num_microbatches - num_microbatches % num_rounds
         above = next(m for m in range(num_microbatches, 2 * num_microbatches) if m % (m // num_ranks) == 0)
-        raise UsageError(
+        message = (
             f"num_microbatches ({num_microbatches}) must be a multiple of its number of rounds, "
-            f"num_microbatches // num_ranks = {num_rounds}, for {name}; use {below} or {above}",
-            num_microbatches=num_microbatches,
-            num_ranks=num_ranks,
+            f"num_microbatches // num_ranks = {num_rounds}, for {name}; use {below} or {above}"
         )
+        raise UsageError(message, num_microbatches=num_microbatches, num_ranks=num_ranks)
     size = num_microbatches // num_rounds
     return [range(start, start + size) for start in range(0, num_microbatches, size)]
 
@@ -474,12 +473,11 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
     check_sizes("dualpipe_v", num_ranks, num_microbatches, num_chunks)
     check_chunks("dualpipe_v", num_chunks, 2, "use interleaved_zero_bubble for other numbers")
     if num_microbatches < 2 * num_ranks:
-        raise UsageError(
+        message = (
             f"num_microbatches ({num_microbatches}) must be at least the number of stages ({2 * num_ranks}) "
-            f"for dualpipe_v; use {2 * num_ranks} or more, or zbv",
-            num_microbatches=num_microbatches,
-            num_ranks=num_ranks,
+            f"for dualpipe_v; use {2 * num_ranks} or more, or zbv"
         )
+        raise UsageError(message, num_microbatches=num_microbatches, num_ranks=num_ranks)
     rows = (_dualpipe_v_row(rank, num_ranks, num_microbatches) for rank in range(num_ranks))
     return Schedule(tuple(rows), "dualpipe_v")
 

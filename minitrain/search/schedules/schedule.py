@@ -333,12 +333,11 @@ def _check_complete(schedule: Schedule) -> None:
         for microbatch in range(schedule.num_microbatches):
             missing = _missing(stage, microbatch, present)
             if missing:
-                raise StrategyError(
+                message = (
                     f"{missing} is missing: every stage (of {schedule.num_stages}) runs every microbatch "
-                    f"(of {schedule.num_microbatches}) forward and backward",
-                    rank=schedule.placement.get(stage),
-                    action=missing,
+                    f"(of {schedule.num_microbatches}) forward and backward"
                 )
+                raise StrategyError(message, rank=schedule.placement.get(stage), action=missing)
 
 
 def _check_copies(schedule: Schedule) -> None:

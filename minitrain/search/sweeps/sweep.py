@@ -96,10 +96,8 @@ def require_known_names(names: Iterable[str], strategies: Sequence[ChosenStrateg
         labels = " or ".join(dict.fromkeys(chosen.name for chosen in strategies))
         known = f"; use one of {', '.join([*options, *DEFAULTS])}"
         hint = did_you_mean(name, [*options, *DEFAULTS])
-        raise UsageError(
-            f"{name} is neither a parameter of `simulate` nor an option of {labels}{hint or known}",
-            name=name,
-        )
+        message = f"{name} is neither a parameter of `simulate` nor an option of {labels}{hint or known}"
+        raise UsageError(message, name=name)
 
 
 def num_points(grid: Grid, without: Collection[str] = ()) -> int | None:
@@ -301,11 +299,10 @@ def _failed(path: Path, what: str, error: OSError) -> UsageError:
 
 
 def _no_row(path: Path, number: int) -> UsageError:
-    return UsageError(
-        f"{path}, line {number}, is no row of results as it was written; remove the line, or name another results file",
-        path=str(path),
-        line=number,
+    message = (
+        f"{path}, line {number}, is no row of results as it was written; remove the line, or name another results file"
     )
+    return UsageError(message, path=str(path), line=number)
 
 
 class SharedOptions:
