@@ -407,6 +407,7 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
     fields = {**_sizes(row, tp), **_kind(row), **_experts(row), **_of_named(row)}
     if "tied" in row.words("tied_emb").facts:
         fields["tied_embeddings"] = row.words("tied_emb").facts["tied"]
+    fields["prediction_layers"] = int(row.number("mtp_layers") or 0)
     fields["attention"] = _attention(row, framework)
     fields["dropout"] = framework.dropout if fields["mlp"] == "gelu" and fields.get("bias", True) else 0.0
     try:

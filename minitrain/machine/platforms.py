@@ -41,12 +41,13 @@ input runs beside the gradient of the input, and backward's sum beside that of t
 """
 
 
-_CHOICES: Mapping[str, Collection[str]] = MappingProxyType(
+_CHOICES: Mapping[str, Collection[Any]] = MappingProxyType(
     {
         "parts_overlap": EXPOSED,
         "batches_messages": ("no", "within nodes", "always"),
         "memory": HABITS,
         "dispatcher": DISPATCHERS,
+        "captures": (None, False, True, "router"),
     }
 )
 _RULES: Mapping[str, str] = MappingProxyType(
@@ -79,8 +80,8 @@ class Platform:
         is_eager: whether PyTorch dispatches operations one by one from Python, at the pace of the device's host
             (`minitrain.machine.kernel_device.eager_launch_s`), where no `launch_s` is given.
         captures: whether CUDA graphs have captured the passes of layers, each of which is then one launch but for
-            experts; if None, on devices whose hosts are so slow that recipes do so
-            (`minitrain.machine.kernel_device.CAPTURED`).
+            experts; "router" if they have what leads to experts alone; if None, on devices whose hosts are so slow that
+            recipes do so (`minitrain.machine.kernel_device.CAPTURED`).
         dispatcher: how tokens travel to experts of other ranks: one of `minitrain.machine.dispatchers.DISPATCHERS`.
         pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
             their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
@@ -124,7 +125,7 @@ class Platform:
     eager: float = 1.0
     launch_s: float | None = None
     is_eager: bool = False
-    captures: bool | None = None
+    captures: bool | str | None = None
     dispatcher: str = "alltoall"
     pads_experts: bool = False
     parts_exposed: float = 1.0
@@ -166,8 +167,10 @@ class Platform:
         """
         return self.name if self.fitted_error is None else f"{self.name} (fitted to +- {100 * self.fitted_error:.0f} %)"
 
-    def captures_on(self, device: str) -> bool:
+    def captures_on(self, device: str) -> bool | str:
         """Return whether CUDA graphs have captured the passes of layers on a device, by the name of its config.
+
+        "router" if they have captured what leads to experts alone.
 
         >>> find_platform("nemo-h100").captures_on("gb200_nvl72"), COMPONENTS.captures_on("gb200_nvl72")
         (True, False)

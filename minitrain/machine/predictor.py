@@ -410,7 +410,7 @@ class KernelPredictor(_ConfigPredictor):
             stops_early=platform.stops_early,
             gradient_accesses=platform.gradient_accesses,
             captures=platform.captures_on(system.name),
-            captures_experts=platform.pads_experts and platform.captures_on(system.name),
+            captures_experts=platform.pads_experts and platform.captures_on(system.name) is True,
             dispatcher=platform.dispatcher,
             transposes=system.sheet.device_class != "tpu"
             and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,

@@ -224,7 +224,7 @@ USUAL_DROPOUT = 0.1
 _REQUIRED = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len")
 _FOLLOWING_COUNTS = ("ffn_hidden_size", "num_kv_heads", "head_dim", "num_positions", "moe_ffn_hidden_size")
 _COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len")
-_COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "frozen_layers")
+_COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "prediction_layers", "frozen_layers")
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
 _FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "sinks")
 _LAYERS = ("moe_layers", "window_layers")
@@ -660,6 +660,9 @@ class Architecture:
         moe_ffn_hidden_size: hidden size of one expert. Follows as ffn_hidden_size.
         moe_layers: the transformer layers that have experts, from 0. Follows as all if there are experts.
         router_bias: whether the router has a bias for each expert (DeepSeek-V3's, which balances the load).
+        prediction_layers: further layers, each of which predicts one token more from what the one before has made and
+            that token's embedding, by a matrix of its own, and with the head and a loss (DeepSeek-V3's multi-token
+            prediction). Their copy of the embedding's table is left out.
         lora: low-rank adapters, which alone are trained: a `Lora`, or its rank; None trains all weights.
         frozen_layers: how many transformer layers, from the first, are not trained, and the embedding with them. What
             lies below all that is trained has no backward.
@@ -718,6 +721,7 @@ class Architecture:
     moe_ffn_hidden_size: int = _FOLLOWS
     moe_layers: Sequence[int] = None  # type: ignore[assignment]  # as those above; a tuple afterwards
     router_bias: bool = False
+    prediction_layers: int = 0
     lora: Lora | None = None
     frozen_layers: int = 0
     documents: Documents | None = None

@@ -141,7 +141,7 @@ def kernels_around_experts(
         found = _without(found, _RESIDUAL | {after} if typ in ("route", "backward_route") else _NORM | {before})
     in_graph = typ in ("route", "backward_route")
     launches = _LAUNCHES[typ] - _COUNTS_LAUNCHES * (typ == "route" and style.dispatcher in _ONCE)
-    passes = KernelList(found, style.captured(launches) if in_graph else launches)
+    passes = KernelList(found, style.captured(launches, unit.kind) if in_graph else launches)
     if typ != "backward_route":
         return passes
     names = "+".join(name for name in ("layernorm", "shared_experts") if takes_again(recompute, name))

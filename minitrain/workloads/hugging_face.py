@@ -556,7 +556,7 @@ def _deepseek(config: ConfigReader, *, dense: int, router_bias: bool) -> Fields:
         "moe_ffn_hidden_size": config.count("moe_intermediate_size"),
         "moe_layers": None if config.faults else range(dense, fields["num_layers"]),
         "router_bias": router_bias,
-        "taken_as": (*fields["taken_as"], *(["multi-token prediction"] if prediction else [])),
+        "prediction_layers": prediction,
     }
 
 

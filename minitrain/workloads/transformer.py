@@ -36,7 +36,7 @@ from typing import Any, final
 from minitrain.errors import UsageError, closest, count_fault, refuse, shown
 from minitrain.workloads.architecture import Architecture, LatentAttention, Lora
 from minitrain.workloads.shapes import ADAPTER, RECOMPUTE, Cut, Projection, Recompute, SavedTensor, WeightShape, Work
-from minitrain.workloads.unit import Unit, attention_unit, embedding_unit, head_unit, mlp_unit, moe_unit
+from minitrain.workloads.unit import Unit, attention_unit, embedding_unit, head_unit, mlp_unit, moe_unit, predicting
 
 
 def with_trained(model: Architecture, units: Iterable[Unit]) -> tuple[Unit, ...]:
@@ -221,6 +221,9 @@ def _units(model: Architecture) -> tuple[Unit, ...]:
         after = sparse if layer in experts else dense
         assert after is not None  # made above, where any layer has it
         layers += replace(attention[layer in windows], layer=layer), replace(after, layer=layer)
+    of_last = predicting(model, layers[-2]), layers[-1]
+    for layer in range(model.num_layers, model.num_layers + model.prediction_layers):
+        layers += (replace(unit, layer=layer) for unit in of_last)
     return with_trained(model, (embedding_unit(model), *layers, head_unit(model)))
 
 

@@ -41,7 +41,7 @@ table is the embedding's; on a rank without that, a copy of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import Literal, final
@@ -628,6 +628,27 @@ def _vocabulary(model: Architecture) -> Cut:
     return Cut("vocab_size", model.vocab_size, is_padded=True)
 
 
+def predicting(model: Architecture, attention: Unit) -> Unit:
+    """Return the attention of a layer that predicts a further token.
+
+    Before it come a norm of what the layer before has made, one of the token's embedding, and a matrix for both
+    (`MultiTokenPredictionLayer` of Megatron-Core); behind its MLP, the norm before the head.
+    """
+    hidden_size, names = model.hidden_size, ("embedding", "hidden", "final")
+    norms = (
+        replace(weight, name=f"{name}_{weight.name}")
+        for name in names
+        for weight in norm_weights(hidden_size, has_bias=model.norm_bias)
+    )
+    size = 2 * hidden_size
+    return replace(
+        attention,
+        weights=(*attention.weights, *norms, WeightShape("prediction", (size, hidden_size))),
+        projections=(Projection("prediction", size, hidden_size), *attention.projections),
+        saved=(*attention.saved, SavedTensor("prediction input", 2 * size, model.precision.activation_bytes)),
+    )
+
+
 def embedding_unit(model: Architecture) -> Unit:
     """Return the embedding: the table of tokens, and that of learned positions, which every rank holds."""
     tables = [WeightShape("tokens", (model.vocab_size, model.hidden_size), _vocabulary(model))]
@@ -648,17 +669,18 @@ def embedding_unit(model: Architecture) -> Unit:
 def head_unit(model: Architecture) -> Unit:
     """Return the head: the final norm, the multiplication with the vocabulary, and the loss."""
     hidden_size, element, vocabulary = model.hidden_size, model.precision.activation_bytes, _vocabulary(model)
+    times = 1 + model.prediction_layers
     table = WeightShape("tokens", (hidden_size, model.vocab_size), vocabulary, 1, is_shared=model.tied_embeddings)
     return Unit(
         kind="head",
         layer=None,
         output_size=0,
         weights=(*norm_weights(hidden_size, has_bias=model.norm_bias), table),
-        projections=(Projection("logits", hidden_size, model.vocab_size, vocabulary),),
+        projections=(Projection("logits", hidden_size, model.vocab_size, vocabulary),) * times,
         core=None,
         saved=(
             SavedTensor("norm input", hidden_size, element, is_always_kept=True),
-            SavedTensor("head input", hidden_size, element, is_always_kept=True, needed_for=("tokens",)),
-            SavedTensor("logits", model.vocab_size, STATISTIC_BYTES, vocabulary, is_always_kept=True),
+            SavedTensor("head input", times * hidden_size, element, is_always_kept=True, needed_for=("tokens",)),
+            SavedTensor("logits", times * model.vocab_size, STATISTIC_BYTES, vocabulary, is_always_kept=True),
         ),
     )

@@ -201,7 +201,8 @@ class Style:
             not need (PyTorch's non-reentrant checkpoints).
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
-        captures: whether a pass is the replay of a CUDA graph, of one launch, but for experts.
+        captures: whether a pass is the replay of a CUDA graph, of one launch, but for experts; "router" if that of what
+            leads to experts alone is.
         captures_experts: whether these are too, as they can be where the number of their tokens does not change.
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
         dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
@@ -214,14 +215,15 @@ class Style:
     separate_gradients: bool = False
     stops_early: bool = False
     gradient_accesses: float = 0.0
-    captures: bool = False
+    captures: bool | str = False
     captures_experts: bool = False
     transposes: bool = True
     dispatcher: str = "alltoall"
 
-    def captured(self, num_launches: int) -> int:
-        """Return how many launches are left of some that a graph has."""
-        return min(1, num_launches) if self.captures else num_launches
+    def captured(self, num_launches: int, kind: str) -> int:
+        """Return how many launches are left of some that a graph has, of a kind of unit."""
+        is_captured = kind == "moe" if self.captures == "router" else self.captures
+        return min(1, num_launches) if is_captured else num_launches
 
 
 DEFAULT_STYLE = Style()
@@ -270,7 +272,7 @@ def repeated_kernels(
         return core
     in_whole = len(lister.listed(is_backward=False).kernels)
     share = -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole)
-    again = KernelList(kernels, style.captured(share) + lister.of_experts(recompute))
+    again = KernelList(kernels, style.captured(share, unit.kind) + lister.of_experts(recompute))
     if style.stops_early and unit.kind == "mlp" and unit.is_repeated(recompute):
         again = _without_last(again)
     return again + core
@@ -364,7 +366,9 @@ class _Lister:
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
             launches += (FLASH_LAUNCHES if self.unit.core.is_flash else UNFUSED_LAUNCHES)[is_backward]
-        return KernelList(tuple(kernels), self.of_experts(is_backward=is_backward) + self.style.captured(launches))
+        return KernelList(
+            tuple(kernels), self.of_experts(is_backward=is_backward) + self.style.captured(launches, self.unit.kind)
+        )
 
     def of_experts(self, recompute: str | None = None, *, is_backward: bool = False) -> int:
         """Return the launches of experts' multiplications: all, or those that are computed again."""

@@ -249,6 +249,7 @@ NO_NUMBERS = {
     "moe_ffn": "1k,-1",
     "n_shared_experts": "one,-1",
     "n_dense_layers": "three,0.5",
+    "mtp_layers": "one,-1",
     "imbalance": "balanced,0",
     "capacity_factor": "dropless,-1",
     "n_params": "8B,0",

@@ -543,3 +543,11 @@ def test_a_row_says_which_attention_kernel_ran_and_in_which_blocks() -> None:
     usual = case(**given, gpu="TPU v6e", attention="flash").platform
     assert usual is not None
     assert (usual.attention, usual.attention_block) == (None, None)
+
+
+def test_a_layer_of_multi_token_prediction_is_in_the_last_stage() -> None:
+    experts = {**EXPERTS, "sp": "1", "n_layers": "8", "pp": "2", "dp": "4", "n_micro": "6"}
+    plain, further = (case(**experts, mtp_layers=count) for count in ("0", "1"))
+    assert further.model.prediction_layers == 1
+    assert (plain.options["layers_per_stage"], further.options["layers_per_stage"]) == ([9, 9], [11, 9])
+    assert predict(plain).seconds < predict(further).seconds

@@ -19,7 +19,7 @@ from minitrain.workloads.expert_layers import kernels_around_experts, kernels_of
 from minitrain.workloads.kernels import KernelList
 from minitrain.workloads.shapes import Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
-from minitrain.workloads.unit_kernels import Style
+from minitrain.workloads.unit_kernels import Style, forward_kernels
 
 DEEPSEEK = mt.models()["deepseek-v3"]
 LAYER = next(unit for unit in DEEPSEEK.units() if unit.kind == "moe")
@@ -99,6 +99,14 @@ def test_libraries_that_send_once_sort_no_chunks_and_count_by_fewer_kernels() ->
 def test_graphs_have_experts_too_where_their_tokens_are_padded() -> None:
     plain, captured = (experts_kernels(Style(captures=True, captures_experts=value)) for value in (False, True))
     assert captured.num_launches == 1 < plain.num_launches
+
+
+def test_graphs_of_routers_leave_attention_to_the_host() -> None:
+    attention = next(unit for unit in DEEPSEEK.units() if unit.kind == "attention")
+    for captures, of_attention, of_route in ((False, 10, 26), ("router", 10, 1), (True, 1, 1)):
+        style = Style(captures=captures)
+        assert forward_kernels(DEEPSEEK, attention, Work(1, 4096), style).num_launches == of_attention
+        assert kernels_around_experts(DEEPSEEK, LAYER, "route", Work(1, 4096), "none", style).num_launches == of_route
 
 
 def test_a_platform_is_changed_behind_a_colon() -> None:

@@ -51,12 +51,21 @@ def test_a_config_has_the_parameters_that_transformers_counts(row: dict[str, Any
     assert mt.Transformer.from_hf(row["config"]).num_parameters == row["parameters"]
 
 
+def test_multi_token_prediction_is_read_of_published_configs() -> None:
+    found = mt.Transformer.from_hf(json.loads(DEEPSEEK_V3))
+    assert (found.prediction_layers, found.taken_as) == (1, ("rope_scaling yarn",))
+    # NVIDIA counts 1,028 TFLOP/s for 3,955 tokens/s (Megatron Bridge 26.02), and 782 for 3,139 without (25.11).
+    assert found.flop_per_token(4096, causal=True) == pytest.approx(1028e12 / 3955, rel=0.005)
+    assert mt.models()["deepseek-v3"].flop_per_token(4096, causal=True) == pytest.approx(782e12 / 3139, rel=0.01)
+    assert round(found.num_parameters / 1e9, 1) == 682.6  # 671.0, and a layer of 11.6
+
+
 @pytest.mark.parametrize(("text", "name"), [(GPT2, "gpt2"), (DEEPSEEK_V3, "deepseek-v3")], ids=["gpt2", "deepseek-v3"])
 def test_published_configs_are_the_shipped_models(text: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     shipped = mt.models()[name]
-    kept = ("seq_len", "max_seq_len", "num_positions", "attention", "name", "taken_as")
+    kept = ("seq_len", "max_seq_len", "num_positions", "attention", "name", "taken_as", "prediction_layers")
     changes: dict[str, Any] = {key: getattr(shipped, key) for key in kept}
     for source in (path, str(path), tmp_path, json.loads(text)):
         assert mt.Transformer.from_hf(source, **changes, source=shipped.source) == shipped

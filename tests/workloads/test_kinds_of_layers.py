@@ -13,8 +13,9 @@ import minitrain as mt
 from minitrain.view.run_folder import conditions
 from minitrain.workloads.kernels import FlashAttention, KernelList, MemoryPass
 from minitrain.workloads.pass_costs import pass_cost
-from minitrain.workloads.shapes import Work
-from minitrain.workloads.unit_kernels import backward_kernels, forward_kernels
+from minitrain.workloads.shapes import Work, norm_weights
+from minitrain.workloads.transformer_workload import TransformerWorkload
+from minitrain.workloads.unit_kernels import backward_kernels, forward_kernels, loss_kernels
 
 CONFIGS = {
     row["config"]["_name_or_path"]: row["config"]
@@ -217,7 +218,7 @@ def test_strategies_train_such_layers(strategy: str, options: dict[str, Any], fi
     "changes",
     [
         {"norm_placement": "both"}, {"qk_norm": "head"}, {"sinks": True}, {"score_cap": 5.0}, {"logit_cap": 5.0},
-        {"gate_clamp": 7.0}, {"mlp": "geglu"}, {"window": 8, "window_layers": (0,)},
+        {"gate_clamp": 7.0}, {"prediction_layers": 1}, {"mlp": "geglu"}, {"window": 8, "window_layers": (0,)},
     ],
 )  # fmt: skip
 def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> None:
@@ -240,3 +241,27 @@ def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> 
 def test_fields_that_break_their_rules_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(mt.UsageError, match=message):
         mt.Transformer(**{**SIZES, **changes})
+
+
+def test_a_layer_that_predicts_a_further_token_has_a_matrix_more_and_the_head_again() -> None:
+    experts: dict[str, Any] = {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": 64, "moe_layers": [1]}
+    plain = mt.Transformer(**SIZES, **experts)
+    further = replace(plain, prediction_layers=1)
+    units = further.units()
+    assert [unit.name for unit in units[-3:]] == ["attention 2", "moe 2", "head"]
+    hidden, last = plain.hidden_size, plain.units()[-3:-1]
+    assert further.num_parameters - plain.num_parameters == sum(
+        unit.num_parameters for unit in last
+    ) + 2 * hidden * hidden + 3 * sum(
+        weight.num_parameters for weight in norm_weights(hidden, has_bias=plain.norm_bias)
+    )
+    more = sum(unit.training_flop(32) for unit in last) + 3 * 32 * (2 * 2 * hidden * hidden)
+    head = plain.units()[-1]
+    assert further.flop_per_token(32) - plain.flop_per_token(32) == pytest.approx((more + head.training_flop(32)) / 32)
+    loss, losses = (loss_kernels(model, model.units()[-1], Work(1, 32)) for model in (plain, further))
+    assert losses.traffic_bytes == 2 * loss.traffic_bytes
+    assert units[-1].num_parameters == head.num_parameters
+    workloads = [TransformerWorkload(model) for model in (plain, further)]
+    longer = [mt.simulate("single", workload=each, hardware="h100_80g_nvl8", world_size=1) for each in workloads]
+    assert longer[0].step_time < longer[1].step_time
+    assert longer[0].peak_memory_bytes < longer[1].peak_memory_bytes

@@ -67,6 +67,7 @@ def model_fields(model: Transformer) -> Fields:
         "seq_length": model.seq_len,
         "max_position_embeddings": model.num_positions if model.positions == "learned" else model.seq_len,
         "vocab_size": model.vocab_size,
+        **({"mtp_num_layers": model.prediction_layers} if model.prediction_layers else {}),
         "make_vocab_size_divisible_by": 1,
         "gated_linear_unit": model.is_gated,
         "squared_relu": model.mlp == "relu2",
@@ -192,6 +193,7 @@ def _transformer_fields(given: Mapping[str, Any]) -> Fields:
     bias, dropout = given.get("add_bias_linear", True), given.get("hidden_dropout", _USUAL_DROPOUT)
     return {
         "num_layers": given["num_layers"],
+        "prediction_layers": given.get("mtp_num_layers") or 0,
         "hidden_size": given["hidden_size"],
         "num_heads": given["num_attention_heads"],
         "vocab_size": given["vocab_size"],

@@ -229,7 +229,7 @@ OPTIONS: tuple[Option, ...] = (
         "count", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "q_lora_rank",
         "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "tensor_model_parallel_size",
         "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
+        "expert_tensor_parallel_size", "mtp_num_layers",
         "num_layers_per_virtual_pipeline_stage", "micro_batch_size", "global_batch_size", "recompute_num_layers",
         virtual_pipeline_model_parallel_size="num-virtual-stages-per-pipeline-rank",
     ),
