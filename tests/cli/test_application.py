@@ -28,6 +28,7 @@ except SystemExit:
 """
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_begins_as_the_help_of_the_command_does(name: str) -> None:
     command = loaded(name)
@@ -39,6 +40,7 @@ def test_the_help_begins_with_what_most_people_want() -> None:
     assert list(COMMANDS)[:3] == ["compare", "run", "strategies"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arguments", [["--help"], ["learn", "list"]], ids=" ".join)
 def test_what_is_asked_for_at_the_beginning_loads_no_simulator(arguments: list[str]) -> None:
     found = subprocess.run(
@@ -77,7 +79,7 @@ def test_a_parameter_has_its_flags_in_each_command_that_has_it(name: str) -> Non
     assert shown <= {option.shown or str(DEFAULTS[name])}
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["run", "sweep", "learn grade"])
 def test_help_fits_into_a_narrow_terminal_and_can_be_read_out(name: str) -> None:
     program = "from minitrain.cli import main; main()"

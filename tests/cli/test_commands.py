@@ -255,6 +255,7 @@ def test_strategies_lists_every_shipped_one_with_what_it_is() -> None:
     assert "1F1B (PipeDream-Flush" in minitrain("strategies").stdout
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", mt.strategies())
 def test_a_strategy_shows_every_option_with_default_and_meaning(name: str) -> None:
     shown = printed_json("strategies", name)

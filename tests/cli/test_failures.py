@@ -200,6 +200,7 @@ def invoke(command: str) -> Result:
     return result
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(("command", "message"), USAGE, ids=[command for command, _ in USAGE])
 def test_nonsense_ends_with_one_message_and_exit_code_2(command: str, message: str) -> None:
     result = invoke(command)

@@ -172,6 +172,7 @@ STATES += [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("state", STATES, ids=range(len(STATES)))
 def test_what_is_no_progress_counts_as_none(folder: Path, state: str) -> None:
     (folder / ".minitrain-learn.json").write_text(state)

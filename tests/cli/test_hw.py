@@ -85,6 +85,7 @@ def test_show_lists_every_figure_with_its_unit_and_its_source() -> None:
         assert word in lines
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", shipped_configs())
 def test_show_fits_on_a_terminal_of_80_columns_and_40_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")

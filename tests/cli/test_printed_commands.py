@@ -40,6 +40,7 @@ def step_time(command: str) -> Any:
     return json.loads(invoked([*words, "--json", "--no-trace"]))["step_time_s"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pricing", PRICING, ids=" ".join)
 def test_the_command_of_a_search_gives_its_step(pricing: list[str]) -> None:
     given = ["tune", "megatron", *SEARCH, *SPACE, *pricing]

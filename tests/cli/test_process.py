@@ -23,6 +23,7 @@ def run(folder: Path, *arguments: str, **variables: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.ci
 def test_folders_of_the_working_directory_never_shadow_the_shipped_ones(tmp_path: Path) -> None:
     for decoy in ("strategies", "hw_configs", "minitrain"):
         (tmp_path / decoy).mkdir()
@@ -37,6 +38,7 @@ def test_folders_of_the_working_directory_never_shadow_the_shipped_ones(tmp_path
     assert (tmp_path / "traces" / "compare.html").is_file()
 
 
+@pytest.mark.ci
 def test_a_terminal_without_unicode_gets_a_table_all_the_same(tmp_path: Path) -> None:
     result = run(tmp_path, "compare", "ddp", "--layers", "2", "--no-trace", PYTHONIOENCODING="ascii")
     assert (result.returncode, result.stderr) == (0, "")
@@ -96,6 +98,7 @@ ENDS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space")
 @pytest.mark.parametrize("code", ENDS)
 def test_a_command_with_limited_memory_ends_as_ever_or_in_one_sentence(code: str) -> None:

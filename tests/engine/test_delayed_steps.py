@@ -121,7 +121,7 @@ def test_two_versions_of_the_weights_are_held_and_no_more() -> None:
             assert held[kind] == flushed[kind]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -194,6 +194,7 @@ def waiting_for_messages(name: str) -> dict[str, Any]:
     return {"overlap_messages": False} if name in PIPELINES else {}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3", *PIPELINES])
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16])
 def test_strategies_log_exactly_what_the_specification_computes(name: str, world_size: int) -> None:

@@ -406,7 +406,7 @@ GRID: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", GRID, ids=str)
 def test_folded_summary_strict_and_saved_runs_agree(options: dict[str, Any], tmp_path: Path) -> None:
     plain = train(fold=False, **options)

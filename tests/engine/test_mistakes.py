@@ -649,6 +649,7 @@ def test_a_mistake_ends_at_once_in_its_own_error(name: str) -> None:
         raise error
 
 
+@pytest.mark.ci
 def test_every_law_holds_without_assertions() -> None:
     program = (
         "import test_mistakes as t\n"

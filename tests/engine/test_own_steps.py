@@ -58,6 +58,7 @@ def test_stages_that_end_one_after_the_other_have_steps_until_the_clocks_return(
     assert mt.simulate("zero3", global_batch_size=16, **SIZES).round is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("model", [{"num_layers": 3}, {"workload": "tiny"}])
 def test_several_steps_are_proven(early: bool, model: dict[str, Any]) -> None:
@@ -89,6 +90,7 @@ def assert_equal(one: Any, other: Any) -> None:
         assert one == other
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "steps", "batch", "sizes"),
     [
@@ -113,6 +115,7 @@ def test_alike_steps_are_simulated_until_they_repeat(strategy: str, steps: str, 
     assert len(found.logs[0]) == len(each.logs[0])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("copy_s", "expected"), [(15, (6, 1)), (17, (24, 1)), (20, (12, 1))])
 def test_steps_that_do_not_repeat_yet_are_simulated_further(copy_s: int, expected: Any, tmp_path: Path) -> None:
     """Copies of 17 in steps of 16, awaited two steps later, hold nothing up until 16 steps have passed."""

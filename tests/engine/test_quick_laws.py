@@ -105,7 +105,7 @@ def is_lawful(law: Callable[..., None], *arguments: Any) -> bool:
     return False
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("op", LAWFUL)
 def test_no_call_that_passes_the_quick_expression_breaks_the_law(op: str) -> None:
     _, law = LAWFUL[op]
@@ -133,6 +133,7 @@ def variants_of_part(value: Any) -> list[Any]:
     return [value, *wrong(value), *halves]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("may_pass", "op", "names"),
     [

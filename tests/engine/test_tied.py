@@ -20,6 +20,7 @@ GPT = replace(TIED, norm="layernorm", mlp="gelu", positions="learned", bias=True
 SIZES: dict[str, Any] = {"workload": TIED, "global_batch_size": 6}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [TIED, GPT], ids=["without positions", "with positions"])
 def test_the_references_gradient_is_that_of_one_table(model: mt.Transformer) -> None:
     """Autograd follows a loss in which the head is made of the embedding."""

@@ -239,6 +239,7 @@ async def receives_a_little_too_much(model: Model) -> Model:
     return model
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("program", "place"), [(receives_much, 0), (receives_a_little_too_much, 3)])
 def test_the_moment_of_the_overflow_does_not_depend_on_the_order_of_tasks(
     program: Any, place: int, small: str, shuffling: Loops

@@ -276,6 +276,7 @@ def test_there_are_a_hundred_words_that_nobody_knows_over_all_columns_that_are_r
     assert LISTED.keys() == {name for name, column in columns().items() if column.kind != "text"}
 
 
+@pytest.mark.few(48)
 @pytest.mark.parametrize(("column", "text"), CELLS)
 def test_a_word_that_is_not_known_is_reported_with_the_nearest(column: str, text: str, tmp_path: Path) -> None:
     done = mt.validate(csv=write(tmp_path / "mine.csv", [{**USUAL, column: text}]))

@@ -63,6 +63,7 @@ def passes() -> tuple[float, float, float]:
     return times["forward"], times["backward_input"], times["backward_weight"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["1F1B", "GPipe", "interleaved", "ZB-H1", "ZB-H2"])
 def test_bubbles_are_those_of_the_papers(schedule: str) -> None:
     forward, inputs, weights = passes()
@@ -94,7 +95,7 @@ def test_memory_is_that_of_the_order() -> None:
     assert found["ZB-H2"] > found["ZB-H1"] >= found["1F1B"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["GPipe", "ZB-H1", "ZB-H2", "ZB-V", "DualPipeV"])
 def test_a_step_of_many_microbatches_takes_what_one_of_few_says(schedule: str) -> None:
     found = run_of(schedule, n_micro="24", gbs="96", n_layers="15")

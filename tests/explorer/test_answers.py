@@ -51,6 +51,7 @@ def test_ranks_that_do_the_same_are_one_row() -> None:
     assert [(row["name"], row["count"]) for row in rows] == [("pp 0: 8 ranks alike", 8), ("pp 1: 8 ranks alike", 8)]
 
 
+@pytest.mark.ci
 def test_the_python_and_the_command_print_the_same_figures() -> None:
     figures = told("evaluate", {**SMALL, "options": {"recompute": "full"}})[0]
     assert figures["command"].startswith("minitrain run zero3 ")

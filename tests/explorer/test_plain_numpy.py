@@ -48,6 +48,7 @@ def without_time(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in message.items() if name != "simulated_s"} for message in messages]
 
 
+@pytest.mark.ci
 def test_answers_without_numpy_are_the_same_to_the_last_float() -> None:
     asked: list[tuple[str, Any]] = [("evaluate", {"state": state}) for state in STATES]
     asked.append(("options", {"state": STATES[1]}))

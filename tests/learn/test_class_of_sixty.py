@@ -70,6 +70,7 @@ def test_sixty_are_graded_interrupted_twice_resumed_and_exported(tmp_path: Path)
     assert "right02,5,100" in graded(folder, results, "--roster", str(roster))
 
 
+@pytest.mark.ci
 def test_what_cannot_be_graded_and_what_a_platform_has_renamed_are_told_by_student(tmp_path: Path) -> None:
     everybody = in_time()
     students = {

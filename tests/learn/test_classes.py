@@ -110,6 +110,7 @@ def test_one_worker_does_the_same(tmp_path: Path) -> None:
     assert rows[1].failure.startswith("laws: no rank has called load_weights yet")
 
 
+@pytest.mark.ci
 def test_nobody_imports_the_work_of_somebody_else(tmp_path: Path) -> None:
     write(
         tmp_path, {"alice.py": DDP, "bob.py": "from alice import ddp\n", "carol.py": "import alice\nddp = alice.ddp\n"}
@@ -253,6 +254,7 @@ def test_what_is_alike_but_for_names_is_told_and_costs_nothing(learn: Learn, tmp
     assert found["bo/ddp.py"]["score"] == 100, found["bo/ddp.py"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("piece", ['"""', '"', '""" "', "#", "a", "\\", "'"])
 def test_hostile_sources_are_compared_at_once(piece: str) -> None:
     began = time.process_time()

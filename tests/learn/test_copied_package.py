@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from minitrain.learn.isolation import copy_minitrain, shared_copy
 
 
@@ -25,6 +27,7 @@ def test_what_processes_share_lacks_what_is_secret() -> None:
     assert not [path for name in ("reference.py", "hidden.json", "grader.py") for path in folder.rglob(name)]
 
 
+@pytest.mark.ci
 def test_what_processes_share_ends_with_their_grader() -> None:
     code = "from minitrain.learn.isolation import shared_copy; print(shared_copy())"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

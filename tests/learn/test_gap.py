@@ -91,6 +91,7 @@ def test_a_wrong_answer_fails_its_check(change: dict[str, Any], check: str, reas
     assert reason in failure.message
 
 
+@pytest.mark.ci
 def test_files_of_answers_are_read_and_not_run(tmp_path: Path) -> None:
     slow = slowed_for(GAP, "ada")
     answers = {"name": "ada", "step_time_ms": 5.4, "operation": slow.operation, "rank": slow.rank, "layer": slow.layer}

@@ -340,6 +340,7 @@ def test_a_process_that_ends_at_a_hidden_size_is_told_its_limits(tmp_path: Path)
     assert message.endswith("at a hidden size, or was stopped there: it may use 30 s and 2 GiB for all of them")
 
 
+@pytest.mark.ci
 def test_the_challenge_has_a_leaderboard() -> None:
     async def challenge(model: Any) -> Any:
         return await mt.strategies()["zero3_prefetch"](model, 4)

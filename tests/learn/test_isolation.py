@@ -269,7 +269,7 @@ def attempts(request: Any, held: Isolation, tmp_path_factory: pytest.TempPathFac
     return tried(codes, request.param, tmp_path_factory.mktemp("attempts") / "02_ddp.py")
 
 
-@pytest.mark.few(32)
+@pytest.mark.few(8)
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's means are Linux's")
 @pytest.mark.parametrize("what", ALL)
 def test_the_kernel_stops_an_escape(what: str, attempts: dict[str, str]) -> None:
@@ -291,6 +291,7 @@ def test_the_list_of_escapes_is_long_enough() -> None:
     assert sum(len(escapes) for _, escapes in ESCAPES.values()) >= 40
 
 
+@pytest.mark.few(1)
 def test_a_file_outside_is_not_removed(attempt: Attempt, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("here")
@@ -298,6 +299,7 @@ def test_a_file_outside_is_not_removed(attempt: Attempt, tmp_path: Path) -> None
     assert victim.read_text() == "here"
 
 
+@pytest.mark.few(1)
 def test_no_datagram_leaves_the_process(attempt: Attempt) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
@@ -310,6 +312,7 @@ def test_no_datagram_leaves_the_process(attempt: Attempt) -> None:
             server.recv(9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="other processors have no second set of system calls")
 def test_calls_of_another_instruction_set_end_the_process(attempt: Attempt) -> None:
     code = (
@@ -406,6 +409,7 @@ def test_a_process_reports_whatever_it_likes_and_is_not_believed() -> None:
     assert not_held({"landlock": "", "seccomp": ""}) == []
 
 
+@pytest.mark.ci
 def test_the_means_of_this_machine_can_be_asked_for() -> None:
     found = subprocess.run([sys.executable, "-m", "minitrain.learn"], capture_output=True, text=True, check=True)
     assert found.stdout.startswith("isolation: ")

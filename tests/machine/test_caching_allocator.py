@@ -108,6 +108,7 @@ class Map:
         return sum(int((owners > 0).sum()) for _, owners in self.segments)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("expandable", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_tensors_take_what_a_map_of_all_bytes_says(expandable: bool, seed: int) -> None:

@@ -138,6 +138,7 @@ def size_of(tier: Any) -> int:
     return int(tier.size)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("system", WITH_KERNELS, ids=lambda config: config.name)
 def test_no_kernel_is_faster_than_peak_and_memory_allow(system: SystemConfig) -> None:
     device, bytes_per_s = KernelDevice(system), system.mem1.GBps * 1e9

@@ -36,6 +36,7 @@ def loaded(folder: Path, text: str, name: str = "mine.yaml") -> SystemConfig:
     return load_config(path)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", shipped_configs())
 def test_a_config_says_the_same_in_yaml_and_in_json(tmp_path: Path, name: str) -> None:
     text = yaml.safe_dump(json.loads(shipped_text(name)))
@@ -60,6 +61,7 @@ def test_keys_that_come_twice_are_faults_in_yaml_too(tmp_path: Path) -> None:
         loaded(tmp_path, shipped_text("a100_80g").replace('"mem2"', '"mem1"'))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -98,6 +98,7 @@ CONSUMERS: list[Callable[[Any], None]] = [
 ]
 
 
+@pytest.mark.few(64)
 @pytest.mark.parametrize("reads", CONSUMERS, ids=lambda reads: reads.__name__)
 @pytest.mark.parametrize("name", RECORDS)
 def test_everybody_knows_every_operation(name: str, reads: Callable[[Any], None]) -> None:
@@ -159,7 +160,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_way_to_run_does_every_operation_or_refuses_it(program: str, way: str) -> None:
@@ -178,6 +179,7 @@ def test_totals_are_those_of_every_operation() -> None:
         assert totals.by_type == run_of(program).by_type
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", _WRITERS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_export_takes_every_operation(program: str, name: str, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_sweeps_of_every_kind_are_measured_against_the_floor() -> None:
     assert note.startswith("floor events")
 
 
+@pytest.mark.ci
 def test_the_floor_has_the_events_of_zero3() -> None:
     assert floor.floor(4, 3) == 4 * (7 * 3 + 1)
 
@@ -97,6 +98,7 @@ def test_machines_are_priced_beside_a_sweep(capsys: pytest.CaptureFixture[str]) 
     assert [row.split("|")[1].strip() for row in rows] == list(vector.CASES)
 
 
+@pytest.mark.ci
 def test_plans_for_unlike_devices_are_measured_against_simple_shares(capsys: pytest.CaptureFixture[str]) -> None:
     mixed.main(["--short", "--json"])
     (row,) = json.loads(capsys.readouterr().out)

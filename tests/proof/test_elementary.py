@@ -45,6 +45,7 @@ def test_norms_are_what_jax_computes(kind: str) -> None:
     np.testing.assert_allclose(arithmetic.normalised_backward(grad, x, kind), wanted, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_activation_functions_are_what_jax_computes(kind: str) -> None:
     grad, *inputs = draw(3 if kind == "swiglu" else 2)

@@ -49,14 +49,14 @@ def by_turns(first: mt.Transformer, second: mt.Transformer, divisions: Sequence[
     ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("workload", "options"), by_turns(LLAMA_LIKE, QWEN_LIKE, DENSE))
 def test_a_dense_model_trains_as_on_one_device(workload: mt.Transformer, options: dict[str, Any]) -> None:
     proof = mt.prove("megatron", workload=workload, global_batch_size=8, microbatch_size=1, **options)
     assert proof.largest_relative < 1e-9
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("workload", "options"), by_turns(MIXTRAL_LIKE, DEEPSEEK_LIKE, EXPERTS))
 def test_a_model_with_experts_trains_as_on_one_device(workload: mt.Transformer, options: dict[str, Any]) -> None:
     stages: dict[str, Any] = {"layers_per_stage": STAGES} if options.get("schedule") == "dualpipe_v" else {}
@@ -64,12 +64,14 @@ def test_a_model_with_experts_trains_as_on_one_device(workload: mt.Transformer, 
     assert proof.largest_relative < 1e-9
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{"cp": 2, "ep": 2}, {"cp": 2, "ep": 4, "tp": 2, "sequence_parallel": True}])
 def test_experts_train_on_tokens_of_shared_sequences(options: dict[str, Any]) -> None:
     proof = mt.prove("megatron", workload=MIXTRAL_LIKE, world_size=8, global_batch_size=8, zero=1, **options)
     assert proof.largest_relative < 1e-9
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{"tp": 2}, {"cp": 2}, {"tp": 2, "cp": 2}], ids=str)
 def test_an_order_of_ones_own_trains_a_divided_model(options: dict[str, Any]) -> None:
     strategy = mt.from_schedule(schedules.zbv(2, 4))

@@ -129,7 +129,7 @@ def test_the_proof_holds_for_other_widths_seeds_and_optimizers(name: str, proble
     assert mt.prove(name, numerics=problem, **sizes).largest < bound
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize(
     ("ranks", "zero"),

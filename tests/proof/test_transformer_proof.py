@@ -107,7 +107,7 @@ def test_every_kind_of_model_is_trained_as_one_device_does(model: mt.Transformer
         proven(name, model, **sizes)
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize(("model", "factor"), [(MIXTRAL_LIKE, 0.4), (SWITCH_LIKE, 1.0)])
 def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_as_on_one_device(model: Any, factor: float) -> None:
     problem = TransformerProblem(model, capacity_factor=factor)
@@ -196,6 +196,7 @@ def test_four_parts_divide_a_vocabulary_that_they_do_not_divide_evenly() -> None
         proven("megatron", GPT_LIKE, **case(4, tp=4, sequence_parallel=sequence_parallel))
 
 
+@pytest.mark.ci
 def test_tiny_is_proven_with_eight_parts_of_its_heads_and_sequence() -> None:
     proof = proven("megatron", "tiny", world_size=8, tp=4, pp=2, num_chunks=3, sequence_parallel=True)
     assert str(proof).startswith("megatron on 8 ranks trains tiny as one device does: the largest relative difference")

@@ -25,6 +25,7 @@ def _slack(run: mt.Run, rank: int) -> int:
     return int(2 * largest + 64 * len(run.memory_journals[rank]) * MIN_BLOCK_BYTES)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp", "1f1b", "zero3_prefetch"])
 def test_no_tensor_is_lost_and_none_stays(strategy: str, recompute: str) -> None:

@@ -141,6 +141,7 @@ FOLDED: list[tuple[str, dict[str, Any], bool]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("strategy", "parameters", "folds"), FOLDED)
 def test_folding_by_kind_gives_the_figures_of_the_full_run(
     strategy: str, parameters: dict[str, Any], folds: bool

@@ -89,6 +89,7 @@ def test_a_run_that_was_read_knows_what_was_needed(tmp_path: Path) -> None:
     assert loaded.needed_memory_bytes == run.needed_memory_bytes == memory_of(run).needed_bytes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "megatron:tp=2,pp=2,microbatch_size=1"])
 @pytest.mark.parametrize("changes", [{"log": "summary"}, {"fold": True}, {"strict": True, "fold": False}])
 def test_every_way_to_run_needs_the_same(strategy: str, changes: dict[str, Any]) -> None:

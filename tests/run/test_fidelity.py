@@ -100,6 +100,7 @@ def test_transfers_are_priced_by_curves_where_the_config_has_them() -> None:
     assert simulated(without="curves").network == "flat"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "1f1b", "megatron:tp=2,pp=2", "pp_dp:pp=2"])
 @pytest.mark.parametrize("hardware", ["a100_80g", "gh200_96g_nvl4"])
 def test_folding_gives_the_same_floats(strategy: str, hardware: str) -> None:

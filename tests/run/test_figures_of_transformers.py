@@ -36,6 +36,7 @@ def train(strategy: str, **options: Any) -> mt.Run:
     return mt.simulate(strategy, **usual | options)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("strategy", "options"), GRID, ids=str)
 def test_kinds_add_up_to_the_peak_and_are_those_of_the_journals(strategy: str, options: dict[str, Any]) -> None:
     run, with_journals = train(strategy, **options), train(strategy, memory_by_kind=True, **options)
@@ -46,7 +47,7 @@ def test_kinds_add_up_to_the_peak_and_are_those_of_the_journals(strategy: str, o
     assert with_journals.peak_memory_per_rank == run.peak_memory_per_rank
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "options"), GRID, ids=str)
 def test_folded_summarized_and_saved_runs_say_the_same(strategy: str, options: dict[str, Any], tmp_path: Path) -> None:
     run = train(strategy, fold=False, **options)
@@ -173,6 +174,7 @@ def test_tokens_of_a_rank_are_a_share_of_all() -> None:
     assert train("ddp", workload=None, num_layers=8).tokens_per_second_per_rank is None
 
 
+@pytest.mark.ci
 def test_a_sweeps_table_has_a_column_for_each_kind_and_axis(tmp_path: Path) -> None:
     parameters: dict[str, Any] = {"workload": "tiny", "world_size": 4, "global_batch_size": 8, "microbatch_size": 1}
     done = mt.sweep("megatron", {"tp": [1, 2]}, jobs=1, **parameters)

@@ -69,6 +69,7 @@ def test_a_file_beside_is_imported_in_every_way_that_python_knows(tmp_path: Path
     assert sys.path == before[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["run", "compare", "sweep", "prove"])
 def test_every_command_takes_a_file_with_a_helper(tmp_path: Path, command: str) -> None:
     path = write(tmp_path / "folder", within="import helper")

@@ -35,7 +35,7 @@ def _require_near(left: Run, right: Run, names: tuple[str, ...] = _FIGURES) -> N
         assert getattr(left, name) == pytest.approx(getattr(right, name), rel=1e-9, abs=1e-12), name
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hardware", ["v100_32g_nvl8", "a100_80g", "h200_141g_nvl8", "b200_192g_nvl8"])
 def test_the_winner_is_that_of_free_loads(hardware: str) -> None:
     sizes: dict[str, Any] = {"world_size": 8, "num_layers": 32, "global_batch_size": 64}
@@ -63,6 +63,7 @@ def test_stages_of_unequal_size_load_for_unequal_times() -> None:
     assert run.load_time == max(run.timeline.load_ends)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["ddp", "zero3", "zero3_prefetch", "1f1b", "pp_dp", "fsdp", "ddp_overlap"])
 @pytest.mark.parametrize("sizes", [_SIZES, _UNALIKE], ids=["alike", "transformer"])
 def test_all_ways_to_simulate_agree(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ def test_all_ways_to_simulate_agree(name: str, sizes: dict[str, Any], tmp_path: 
     _require_near(run, saved, tuple(one for one in _FIGURES if one not in ("energy_joules", "dollars")))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["ddp", "zero3", "1f1b", "zero3_prefetch"])
 @pytest.mark.parametrize("sizes", [_SIZES, _UNALIKE], ids=["alike", "transformer"])
 def test_prices_of_machines_agree_with_their_runs(name: str, sizes: dict[str, Any]) -> None:
@@ -90,6 +92,7 @@ def test_prices_of_machines_agree_with_their_runs(name: str, sizes: dict[str, An
             assert getattr(priced, figure)[place] == pytest.approx(getattr(run, figure), rel=1e-12, abs=1e-14)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["ddp", "1f1b", "zero3_prefetch"])
 @pytest.mark.parametrize("sizes", [_SIZES, _UNALIKE], ids=["alike", "transformer"])
 def test_noise_explanations_and_faults_count_from_the_end_of_loading(name: str, sizes: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def throughput(name: str, world_size: int, hardware: str, fidelity: str) -> floa
     return 1 / run.step_time
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fsdp", "zero3", "ddp"])
 @pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
 def test_ranks_of_racks_go_on_at_their_pace_around_full_racks(name: str, fidelity: str) -> None:
@@ -88,7 +88,7 @@ def test_ranks_of_racks_go_on_at_their_pace_around_full_racks(name: str, fidelit
     assert min(beyond) > 0.95 * max(found[1:])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fsdp", "zero3"])
 @pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
 def test_servers_lose_no_more_than_the_ports_of_the_emptiest(name: str, fidelity: str) -> None:

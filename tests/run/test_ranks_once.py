@@ -34,7 +34,7 @@ def saved(run: mt.Run, path: Path) -> tuple[mt.Run, list[Any]]:
     return mt.load_run(path), [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("strategy", LAYOUTS)
 def test_what_is_read_is_what_every_rank_did(strategy: str, fold: bool, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def continuous(name: str, num_steps: int) -> Any:
     return steps
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name", ["ddp_overlap", "zero3_prefetch", "gpipe", "1f1b", "zb_h1", "zb_h2", "zbv", "pp_zero3"]
 )

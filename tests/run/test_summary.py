@@ -57,6 +57,7 @@ def test_every_strategy_has_the_same_figures(strategy: str, most_events: int, ea
     require_equal(*both(strategy, **SIZES | ({"world_size": 1} if strategy == "single" else {})))
 
 
+@pytest.mark.ci
 @settings(max_examples=25)
 @given(
     strategy=st.sampled_from(["ddp_overlap", "zero3_prefetch", "1f1b", "pp_dp", "hsdp", "zb_h1", "dualpipe_v"]),

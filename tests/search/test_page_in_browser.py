@@ -48,6 +48,7 @@ def _place_of(page: Any, row: int) -> dict[str, float]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [500, 1400])
 def test_a_click_on_a_point_or_a_row_shows_where_its_time_goes_and_what_its_ranks_do(

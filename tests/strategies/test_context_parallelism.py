@@ -39,6 +39,7 @@ def moved(run: mt.Run, *typs: str, rank: int = 0) -> Counter[tuple[str, float]]:
 # ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("balanced", [True, False])
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_a_ring_sends_its_keys_and_values_twice_round_and_their_gradients_home(cp: int, balanced: bool) -> None:
@@ -92,6 +93,7 @@ def flop_of(run: mt.Run, rank: int, *typs: str) -> dict[str, float]:
 STEPS = ("keys_values", "attend", "project", "backward_project", "backward_attend", "backward_keys_values")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("balanced", [True, False])
 @pytest.mark.parametrize("name", IN_CONTEXT)
@@ -107,6 +109,7 @@ def test_all_ranks_together_do_the_work_of_one_device(name: str, balanced: bool,
     assert total["backward"] + sum(total[step] for step in STEPS[3:]) == whole["backward"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_two_shards_a_rank_leave_equal_work_and_one_leaves_a_staircase(cp: int) -> None:
     balanced, plain = (train("ring_attention", cp, balanced=flag) for flag in (True, False))
@@ -148,6 +151,7 @@ def test_pairs_are_counted_as_one_by_one(shards: set[int], window: int | None) -
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize(("cp", "tp"), [(2, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("name", IN_CONTEXT)
@@ -202,6 +206,7 @@ def test_strict_folded_and_summary_runs_agree(name: str, options: dict[str, Any]
     assert strict.peak_memory == plain.peak_memory
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", IN_CONTEXT)
 def test_replicas_and_parts_fold_and_the_ranks_of_a_sequence_stay_apart(name: str) -> None:
     folded = train(name, 32, cp=4, tp=2, global_batch_size=8, microbatch_size=1, fold=True)
@@ -238,6 +243,7 @@ def test_one_rank_of_a_sequence_is_a_replica() -> None:
     assert sum(flops[0].values()) == sum(flops[1].values())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("name", IN_CONTEXT)
 def test_steps_run_the_kernels_of_an_undivided_attention(name: str, recompute: Recompute) -> None:

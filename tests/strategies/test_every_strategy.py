@@ -116,6 +116,7 @@ def test_the_zoo_is_tested_whole() -> None:
     assert sorted(ALL) == sorted(mt.strategies())
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", ALL)
 def test_the_example_trains_completely(name: str) -> None:
     require_complete(mt.simulate(name, hardware=units(), **example(name)))
@@ -222,6 +223,7 @@ def test_task_order_never_changes_the_log_of_any_sizes(
     assert mt.simulate(name, **sizes).logs == mt.simulate(name, loop_factory=shuffling(seed), **sizes).logs
 
 
+@pytest.mark.ci
 def test_compare_takes_the_whole_zoo() -> None:
     comparison = mt.compare([name for name in ALL if name != "single"])
     assert [failure.error for failure in comparison.failed] == []
@@ -261,6 +263,7 @@ def events_of(run: mt.Run, typ: str) -> list[Event]:
     return [event for event in run.logs[0] if event.typ == typ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("lookahead", [1, 2, 4])
 @pytest.mark.parametrize(
     ("world_size", "per_rank", "microbatch_size"), [(8, 8, None), (8, 64, 8), (8, 32, None), (2, 16, 16)]

@@ -124,7 +124,7 @@ GRID: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", GRID, ids=str)
 @pytest.mark.one_in(2)
 def test_folded_summary_and_strict_runs_agree(options: dict[str, Any]) -> None:

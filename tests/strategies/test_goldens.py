@@ -27,6 +27,7 @@ SIZES = {"single": (1, 4, 4), "pp_hsdp": (8, 4, 16), "ring_attention": (4, 6, 2)
 SIZES |= {"pipedream_2bw": (2, 4, 16), "powersgd_ddp": (2, 4, 8)}
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", mt.strategies())
 def test_the_log_is_the_golden_one(name: str, tmp_path: Path, update_goldens: bool) -> None:
     world_size, num_layers, batch = SIZES.get(name, (4, 8, 8))

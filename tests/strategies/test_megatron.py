@@ -44,6 +44,7 @@ def test_tensor_parallelism_takes_four_all_reduces_of_2sbh_bytes_a_layer_and_mic
     assert sums == {"all_reduce": {SBH: 2 * (4 * L + 2), statistics: 2}}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_sequence_parallelism_takes_the_same_bytes_as_pairs(tp: int) -> None:
     moved = communicated(train(tp, tp=tp, sequence_parallel=True))
@@ -233,6 +234,7 @@ def test_every_combination_trains_every_sample_and_every_part(options: dict[str,
 ORDERS = ["1f1b", "combined_1f1b", "gpipe", "zb_h1", "zb_h2", "zb_1p", "zb_2p", "zbv", "dualpipe_v"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_order_runs_as_the_strategy_of_that_name(order: str) -> None:
     sizes: dict[str, Any] = {"world_size": 8, "num_layers": 8, "global_batch_size": 32, "microbatch_size": 1, "pp": 4}
@@ -306,7 +308,7 @@ def test_states_are_shared_within_groups_and_summed_over_the_others(zero: int) -
     assert [event.size_bytes for event in layers] == [4 * size // 2 for size in held]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("modules", "word"),
     [("core_attn", "selective"), ("mlp", "full"), ("self_attn+mlp", "full"), ("layernorm", "full")],

@@ -52,6 +52,7 @@ def exchanges(run: mt.Run, rank: int = 0) -> Counter[float]:
 # ---- what is exchanged -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ep", [2, 4, 8])
 @pytest.mark.parametrize("microbatch_size", [1, 2])
 def test_an_exchange_moves_tokens_times_k_times_h_times_two_bytes(ep: int, microbatch_size: int) -> None:
@@ -309,6 +310,7 @@ def test_groups_of_experts_across_parts_and_replicas_are_one_class() -> None:
     assert len(train("megatron", 32, global_batch_size=32, fold=True, **given).class_logs) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cp", [1, 2])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_an_exchange_moves_the_tokens_that_a_rank_has_of_its_sequences(tp: int, cp: int) -> None:
@@ -337,6 +339,7 @@ def test_tokens_beside_parts_need_shards_of_the_sequence() -> None:
         train("megatron", tp=2, ep=2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["moe", "deepseek_like"])
 def test_experts_that_get_different_shares_are_simulated_rank_by_rank(strategy: str) -> None:
     options: dict[str, Any] = {"ep": 4, "imbalance": 2, "global_batch_size": 64}

@@ -64,6 +64,7 @@ def test_the_same_order_takes_the_same_time_shipped_and_from_a_schedule(
     assert again.step_time == shipped.step_time
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_order_is_that_of_its_generator(name: str) -> None:
     generator, num_chunks = SHIPPED[name]
@@ -81,6 +82,7 @@ def test_megatron_takes_the_time_of_its_pipeline_alone(
     assert megatron.step_time == simulate(name, hardware, overlap_messages=overlap).step_time
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp", *SHIPPED])
 def test_messages_are_hidden_by_default_and_waiting_for_them_takes_longer(name: str) -> None:
     usual, waiting = simulate(name, "h100_80g_nvl8"), simulate(name, "h100_80g_nvl8", overlap_messages=False)
@@ -149,6 +151,7 @@ def test_every_pipeline_is_proved_and_strict_both_ways(name: str, options: dict[
     assert strict.peak_memory == usual.peak_memory or name in SEVERAL_STAGES_A_RANK
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("buffer", [1, None])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1", "pp_dp"])
 def test_hidden_messages_never_deadlock(name: str, buffer: int | None) -> None:

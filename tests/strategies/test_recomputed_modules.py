@@ -81,6 +81,7 @@ LATENT = replace(
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fidelity", ["roofline", pytest.param("kernels", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
@@ -97,6 +98,7 @@ def test_more_recomputation_holds_no_more_and_takes_no_less(options: dict[str, A
     assert runs[-1].step_time > runs[0].step_time
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("recompute", [*NESTED[:-1], "mla_up_proj", "layernorm+mla_up_proj+moe_act"])
 @pytest.mark.parametrize("ep", [1, 4])
 def test_a_rank_holds_what_its_units_keep(recompute: str, ep: int) -> None:

@@ -219,6 +219,7 @@ def test_nothing_to_measure_is_refused() -> None:
         mt.calibrate([], [{"num_layers": 2}])
 
 
+@pytest.mark.ci
 def test_real_steps_make_a_calibration_that_prices_others(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     told: list[str] = []

@@ -181,7 +181,7 @@ def test_local_steps_are_those_of_their_reference(tmp_path: Path) -> None:
 LOOP = f"{Path(__file__).parents[1] / 'engine' / 'own_loop.py'}:zero3_loop"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("world_size", "strategy", "delay"),
     [(1, "pipedream_2bw:pp=1", 1), (2, "pipedream_2bw:pp=2", 1), (2, "pipedream_2bw:pp=1", 1), (2, LOOP, 0)],
@@ -305,6 +305,7 @@ def rounds_of_diloco(
     return weights
 
 
+@pytest.mark.ci
 def test_rounds_on_real_processes_carry_momentum_and_every_replicas_state(tmp_path: Path) -> None:
     dense: dict[str, Any] = {"num_layers": 3, "workload": DenseRows(Problem().width, 8)}
     streaming: dict[str, Any] = {"fragments": 2, "overlap": 1, "mixing": 0.25}
@@ -402,7 +403,7 @@ def test_of_adapters_alone_no_more_is_sent_than_is_priced(given_to_torch: Any, t
     assert [each for each in given_to_torch if each[1] != each[2]] == []
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp", "1f1b", "zb_h1", "pp_dp:pp=2", "ddp_overlap"])
 @pytest.mark.parametrize("workload", [None, "tiny"])
 def test_a_proof_and_a_simulation_are_the_same_program(name: str, workload: str | None) -> None:

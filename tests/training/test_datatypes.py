@@ -50,6 +50,7 @@ def test_dense_layers_learn_in_bfloat16() -> None:
     assert half[-1] < 4.5
 
 
+@pytest.mark.ci
 def test_masters_keep_what_weights_round_away(tmp_path: Path) -> None:
     given: dict[str, Any] = {"strategy": "zero1", "dtype": "bfloat16", "optimizer": mt.proof.Adam(rate=1e-6)}
     mt.train(steps=4, checkpoints=tmp_path / "four", checkpoint_every=2, **given)

@@ -109,6 +109,7 @@ def steps_of(strategy: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return times, losses
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["ddp", OFFLOADING])
 def test_a_step_on_a_gpu_learns_the_same_and_has_times_of_the_hosts_clock(
     strategy: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch

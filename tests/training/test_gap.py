@@ -62,6 +62,7 @@ def named_by(gap: Any) -> tuple[Any, ...]:
     return is_as_long, first.cause, first.operation, *((told.ranks, told.layers) if told else ())
 
 
+@pytest.mark.ci
 def test_what_makes_a_real_step_longer_is_found(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(STRATEGY, encoding="utf-8")

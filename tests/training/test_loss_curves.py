@@ -14,6 +14,7 @@ import minitrain as mt
 from minitrain.training.train import LossCurve, LossCurves
 
 
+@pytest.mark.ci
 def test_the_same_updates_are_laid_over_each_strategys_own_seconds(tmp_path: Path) -> None:
     machine: dict[str, Any] = {"world_size": 8, "workload": "gpt2", "global_batch_size": 8}
     seen: list[tuple[str, int]] = []

@@ -108,6 +108,7 @@ def stretched(name: str, number: int) -> Any:
     return change
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layer", range(4))
 def test_a_slower_operation_in_a_trace_is_named(layer: int, tmp_path: Path) -> None:
     """Rank 1 takes longer for the forward of a layer, and rank 0 waits for it in the next gather."""
@@ -202,6 +203,7 @@ def test_kernels_of_nccl_are_matched_by_size_group_and_order(tmp_path: Path) -> 
     assert matches["forward"].matched == matches["backward"].matched == 8
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -84,6 +84,7 @@ def wanted() -> dict[int, tuple[Any, Any]]:
     return {k: (weight._content.values, model.final_states[k].values) for k, weight in model.final_weights.items()}
 
 
+@pytest.mark.few(1)
 @given(plan=plans)
 @settings(max_examples=5)
 def test_random_programs_train_what_a_single_device_trains(

@@ -133,6 +133,7 @@ async def in_two_groups(model: Any) -> Any:
     return model
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("strategy", "world_size"),
     [(beside, 2), (together, 2), (in_a_queue, 2), (launched_elsewhere, 2), (in_two_groups, 4)],

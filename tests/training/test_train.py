@@ -62,6 +62,7 @@ def test_zero3_learns_bytes_and_is_measured() -> None:
     )
 
 
+@pytest.mark.ci
 def test_all_ranks_leave_a_collective_after_the_last_has_come() -> None:
     run = mt.train("ddp", world_size=2, steps=5)
     assert run.predicted is not None
@@ -89,6 +90,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_losses(tmp_path: Path) -> Non
     wait_for(lambda: not left(str(tmp_path)))
 
 
+@pytest.mark.ci
 def test_another_strategy_goes_on_from_the_same_checkpoint(tmp_path: Path) -> None:
     mt.train("zero3", world_size=2, steps=4, checkpoints=tmp_path, dtype="float64")
     ddp = mt.train("ddp", world_size=4, steps=8, checkpoints=tmp_path, dtype="float64")
@@ -97,6 +99,7 @@ def test_another_strategy_goes_on_from_the_same_checkpoint(tmp_path: Path) -> No
     assert ddp.losses == pytest.approx(straight.losses[4:], abs=1e-9)
 
 
+@pytest.mark.ci
 def test_chains_of_launched_collectives_train_the_same() -> None:
     run = mt.train(f"{WRONG}:chained", world_size=4, steps=4, dtype="float64")
     assert run.losses == pytest.approx(mt.train("ddp", world_size=1, steps=4, dtype="float64").losses, abs=1e-12)
@@ -163,6 +166,7 @@ def at_a_free_port() -> list[str]:
         return ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("what", ["program", "code"])
 def test_nodes_with_different_code_are_refused(what: str, tmp_path: Path) -> None:
     """One node has a strategy with a line more."""
@@ -187,6 +191,7 @@ def test_nodes_with_different_code_are_refused(what: str, tmp_path: Path) -> Non
     assert any(re.search(what + r" \w{12} on ranks \[0\], \w{12} on ranks \[1\]", each) for each in said)
 
 
+@pytest.mark.ci
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     where = at_a_free_port()
@@ -201,6 +206,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     assert said[1] == b""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
@@ -264,6 +270,7 @@ def test_programs_are_the_same_wherever_they_are_simulated() -> None:
     assert record("ddp", {"world_size": 4, "num_layers": 4}).digest not in digests
 
 
+@pytest.mark.ci
 def test_measured_memory_is_what_is_predicted() -> None:
     """Of so small runs within 12 %, and of the same kinds; what torch and gloo hold for themselves is in it."""
     model = replace(mt.models()["tiny"], hidden_size=128, ffn_hidden_size=384, head_dim=16, seq_len=64)
@@ -320,6 +327,7 @@ def test_recomputation_frees_what_it_computes_again() -> None:
     assert max(full.peak_memory_per_rank) < 0.5 * max(none.peak_memory_per_rank)
 
 
+@pytest.mark.ci
 def test_a_submission_is_trained_and_compared_with_its_prediction(tmp_path: Path) -> None:
     exercise = load_exercise("05")
     shutil.copy(exercise.folder / "reference.py", tmp_path / "05_zero3.py")

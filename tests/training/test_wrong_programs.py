@@ -60,6 +60,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 SLOW = pytest.mark.slow  # another way to the same end is tried beside it
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
@@ -115,6 +116,7 @@ def test_a_wrong_rank_ends_all_and_is_named(name: str, error: type[Exception], m
         assert "on rank 1 of a real run, step 0" in found.value.__notes__
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -135,6 +137,7 @@ def test_a_rank_that_hangs_ends_all_and_is_named(name: str, message: str) -> Non
         mt.train(f"{WRONG}:{name}", world_size=2, steps=2, patience=2)
 
 
+@pytest.mark.ci
 def test_a_rank_may_print_megabytes() -> None:
     said: list[str] = []
     run = mt.train(f"{WRONG}:prints", world_size=2, steps=2, say=said.append)
@@ -143,6 +146,7 @@ def test_a_rank_may_print_megabytes() -> None:
     assert sum(map(len, said)) < 2**17
 
 
+@pytest.mark.ci
 def test_a_rank_may_read_a_file_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"order.txt"):
@@ -151,12 +155,14 @@ def test_a_rank_may_read_a_file_by_a_relative_path(tmp_path: Path, monkeypatch: 
     assert len(mt.train(f"{WRONG}:reads_file", world_size=2, steps=2).losses) == 2
 
 
+@pytest.mark.ci
 def test_a_step_begins_with_what_the_one_before_has_handed_in() -> None:
     assert len(mt.train(f"{WRONG}:hands_in_less", world_size=2, steps=1).losses) == 1
     with pytest.raises(mt.LawError, match="hands in less than it loads: no layer 0 on rank 1; hand in what is loaded"):
         mt.train(f"{WRONG}:hands_in_less", world_size=2, steps=2)
 
 
+@pytest.mark.ci
 def test_losses_that_are_no_numbers_are_said_once() -> None:
     with pytest.warns(LossWarning, match="the loss of step 1 is nan") as said:
         mt.train(f"{WRONG}:diverges", world_size=2, steps=4)
@@ -170,6 +176,7 @@ def test_wrong_programs_are_found_before_a_process_starts() -> None:
         mt.train(f"{WRONG}:mismatches", world_size=2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW), signal.SIGINT])
 def test_ending_the_launcher_ends_the_ranks(sent: signal.Signals, tmp_path: Path) -> None:
     command = [*minitrain(), "train", "ddp", "--world-size", "2", "--steps", "100000"]

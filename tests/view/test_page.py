@@ -149,6 +149,7 @@ def test_a_page_that_needs_the_internet_is_refused(tmp_path: Path) -> None:
         write_html(tmp_path / "page.html", [[]], include_plotlyjs="cdn")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("include", [True, "directory"])
 def test_a_large_page_is_a_small_file_that_needs_no_other(tmp_path: Path, include: bool | str) -> None:
     path = write_html(tmp_path / "page.html", _large(), _VIEW, include)

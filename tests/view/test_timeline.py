@@ -198,6 +198,7 @@ _COLORS = """() => {
 }"""
 
 
+@pytest.mark.few(2)
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "back"), [("light", "#ffffff"), ("dark", "#0d1117")])
 @pytest.mark.parametrize("width", [500, 1300])
@@ -340,6 +341,7 @@ def test_a_transformer_is_looked_into_down_to_its_kernels(open_page: Callable[..
     assert 0 < page.evaluate("timeline.shown()[0]") < page.evaluate("timeline.shown()[1]") < run.step_time * 0.6
 
 
+@pytest.mark.ci
 def test_sizes_that_nothing_has_are_drawn_as_the_largest() -> None:
     logs = [
         [Event("send", 0, 0, 0.0, 1.0, 1e30, stream=SEND, peer=1, size_bytes=1e90)],

@@ -116,6 +116,7 @@ def link_of(line: Timeline, event: int) -> Any:
     return ("group", stream.group) if stream.kind == "comm" else event
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inject", [one_operation, one_rank, one_kernel, one_link])
 def test_what_was_slowed_down_is_named_in_19_of_20_trials(inject: Any, runs: dict[str, mt.Run]) -> None:
     missed = []
@@ -339,6 +340,7 @@ def test_the_page_joins_both_runs_and_leads_from_a_part_to_its_operation(
     shown.wait_for_function("whole => timelines.every((one, place) => one.svg() !== whole[place])", arg=whole)
 
 
+@pytest.mark.ci
 def test_a_narrow_table_breaks_no_name_and_lists_no_rounding(runs: dict[str, mt.Run]) -> None:
     slower = again(runs["zero3"], noise=0.05)
     gap = mt.diff(runs["zero3"], slower)

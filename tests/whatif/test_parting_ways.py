@@ -57,6 +57,7 @@ LOOKS: dict[str, Callable[[mt.Model], int]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("look", LOOKS.values(), ids=list(LOOKS))
 def test_machines_on_which_a_look_at_a_clock_differs_are_executed_apart(look: Callable[[mt.Model], int]) -> None:
     priced = mt.price(looking(look), vary=_SPEEDS, **_SIZES)

@@ -63,6 +63,7 @@ def _require_equal_logs(figures: JointFigures, place: int, separate: mt.Run) -> 
         assert prices == [(price.seconds, price.size_bytes) for price in expected[PRICE::STRIDE]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fold", [True, pytest.param(False, marks=pytest.mark.slow)])  # any machines are tried so
 @pytest.mark.parametrize("strategy", sorted(mt.strategies()))
 @pytest.mark.one_in(3)
@@ -115,6 +116,7 @@ def test_any_machines_and_sizes_are_priced_as_by_separate_simulations(
     require_equal_to_separate(mt.price(strategy, machines, vary={} if fold else slowed, fold=fold, **sizes))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
 @pytest.mark.parametrize("strategy", ["fsdp", "megatron:tp=2", "1f1b"])
 def test_a_transformer_is_priced_as_by_separate_simulations(strategy: str, fidelity: str) -> None:
@@ -278,6 +280,7 @@ def test_a_mistake_of_the_strategy_is_that_of_a_separate_simulation() -> None:
     assert "on machine 0 of 2" in " ".join(caught.value.__notes__)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "more",
     [

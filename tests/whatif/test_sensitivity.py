@@ -77,6 +77,7 @@ def test_a_run_without_events_is_refused() -> None:
 _GRAPH_FREE: Any = {"world_size": 16, "num_layers": 4, "global_batch_size": 16}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["zero3_prefetch", "pp_zero1:pp=2", "1f1b"])
 def test_a_price_gives_the_steps_of_simulations_with_that_price(name: str) -> None:
     sizes = {**_GRAPH_FREE, "world_size": 4 if name == "1f1b" else 16}

@@ -190,6 +190,7 @@ def test_gated_gelu_costs_what_swiglu_costs() -> None:
     assert geglu.units()[2].saved_bytes(Work(1, 32)) == PLAIN.units()[2].saved_bytes(Work(1, 32))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("fidelity", ["roofline", "kernels"])
 @pytest.mark.parametrize(
     ("strategy", "options"),

@@ -138,6 +138,7 @@ class Measuring(Observer):
         assert store._account.units_of(value) == WORKLOAD.memory_elements(value) * UNITS_PER_ELEMENT, value
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("strategy", sorted(mt.strategies()))
 def test_whatever_a_strategy_stores_has_the_size_of_its_layer(strategy: str) -> None:
     world_size = 1 if strategy == "single" else 4
@@ -186,6 +187,7 @@ def test_memory_is_the_sum_over_the_layers_in_every_kind_of_run(
     assert run.peak_memory == 3 * weights + 2 * BATCH * sum(WIDTHS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "1f1b", "zb_h1"])
 def test_strict_and_summary_runs_give_the_figures_of_a_plain_one(strategy: str) -> None:
     plain, summary, strict = simulate(strategy), simulate(strategy, log="summary"), simulate(strategy, strict=True)

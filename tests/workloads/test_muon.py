@@ -58,6 +58,7 @@ def test_muon_is_that_of_one_device(strategy: str, options: dict[str, Any]) -> N
     assert mt.prove(strategy, **{"workload": muon("tiny"), **TINY, **options}).largest_relative < 1e-9
 
 
+@pytest.mark.ci
 def test_another_step_of_matrices_is_disproved(monkeypatch: pytest.MonkeyPatch) -> None:
     right = arithmetic.orthogonalised
     monkeypatch.setattr(arithmetic, "orthogonalised", lambda matrices: 0.98 * right(matrices))

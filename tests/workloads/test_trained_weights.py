@@ -103,6 +103,7 @@ def test_a_checkpoint_has_what_is_trained_alone() -> None:
         assert mt.goodput(strategy, **sizes, days=1).checkpoint.size_bytes == pytest.approx(14 * num_whole, rel=1e-3)
 
 
+@pytest.mark.ci
 def test_gpt3_gains_by_adapters_what_their_paper_measured() -> None:
     """Hu et al. 2021, section 4.2: 32.5 tokens/s a V100 in full, 43.1 with adapters of queries and values."""
     sizes: dict[str, Any] = {"world_size": 96, "tp": 8, "pp": 12, "global_batch_size": 48, "microbatch_size": 1}

@@ -31,6 +31,7 @@ def simulate(strategy: Any, world_size: int = 4, **parameters: Any) -> mt.Run:
     return mt.simulate(strategy, world_size=world_size, **usual | parameters)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", sorted(mt.strategies()))
 def test_every_strategy_trains_a_transformer_as_it_is(strategy: str) -> None:
     world_size, sizes = 1 if strategy == "single" else 4, {"workload": "gpt2", "seq_len": 128}

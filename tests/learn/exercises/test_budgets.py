@@ -153,7 +153,7 @@ def graded(name: str, folder: Path, *, hidden: bool = False) -> Grade:
     return grade(load_strategy(f"{path}:{function}")[1], exercise, hidden=hidden)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_what_is_done_once_too_often_is_refused(name: str, tmp_path: Path) -> None:
     found = graded(name, tmp_path)

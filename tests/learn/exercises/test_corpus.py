@@ -40,7 +40,7 @@ SHIPPED = {  # exercise by strategy: where a shipped strategy, given as a file o
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", HANDWRITTEN)
 def test_right_submissions_in_other_styles_have_full_marks(name: str) -> None:
     exercise, path = load_exercise(HANDWRITTEN[name]), SUBMISSIONS / f"{name}.py"
@@ -48,7 +48,7 @@ def test_right_submissions_in_other_styles_have_full_marks(name: str) -> None:
     assert found.score == found.max_score, str(found)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.one_in(3)
 def test_shipped_strategies_have_full_marks(name: str, tmp_path: Path) -> None:
@@ -309,6 +309,7 @@ def honest() -> Grade:
     return grade(RIGHT, "02")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", WITHOUT_EFFECT)
 def test_what_a_submission_does_to_its_own_engine_changes_no_grade(what: str, honest: Grade, tmp_path: Path) -> None:
     cheating = tmp_path / "cheating.py"
@@ -323,6 +324,7 @@ def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) 
     require_own_reason(MISTAKEN[name], tmp_path, in_process=True)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", OF_A_PROCESS)
 @pytest.mark.one_in(3)
 def test_what_tampers_with_its_process_fails_for_its_own_reason(name: str, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", names_of(WRONG))
 def test_wrong_submissions_fail_for_their_own_reason(name: str, tmp_path: Path) -> None:
     require_own_reason(("16", *WRONG[name]), tmp_path, in_process=True)

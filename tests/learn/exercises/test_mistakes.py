@@ -31,7 +31,7 @@ def function_of(exercise: Exercise, path: Path) -> object:
     return load_strategy(f"{path}:{exercise.function}")[1]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MISTAKES]
 )

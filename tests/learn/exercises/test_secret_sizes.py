@@ -42,7 +42,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in (*list(HANDWRIT
 """With the sizes of their exercises they are graded in test_corpus.py."""
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*list(HANDWRITTEN)[:3], *list(SHIPPED)[:3], *OTHERS])
 def test_right_submissions_keep_full_marks_with_drawn_sizes(name: str) -> None:
     number = HANDWRITTEN.get(name) or SHIPPED[name]

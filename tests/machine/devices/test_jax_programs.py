@@ -92,6 +92,7 @@ def lowered_flops(function: Callable[..., Any], shapes: list[tuple[int, ...]]) -
     return float(counted_by_xla["flops"])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("function", "shapes"), list(cases()))
 def test_flops_are_those_of_the_lowered_program(function: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
     assert program_of(function, *shapes).flops == pytest.approx(lowered_flops(function, shapes), rel=0.002)
@@ -200,6 +201,7 @@ def test_slices_read_what_they_keep_and_updates_write_what_they_change() -> None
     assert write.bytes == pytest.approx(2 * 2 * 64 * 4, abs=64)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["matmul", "mlp", "attention_block", "convolution"])
 def test_bytes_are_near_those_of_the_compiled_program(name: str) -> None:
     function, shapes = PROGRAMS[name]

@@ -70,6 +70,7 @@ def test_sizes_are_those_of_the_function_s_arrays() -> None:
         workload.message_bytes(5)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "gpipe", "1f1b", "zb_h1"])
 @pytest.mark.parametrize("fidelity", ["default", "seed"])
 def test_any_strategy_trains_such_layers(strategy: str, fidelity: str) -> None:

@@ -108,6 +108,7 @@ def test_lowered_and_compiled_programs_are_priced_by_what_xla_counts() -> None:
         mt.hw.simulate(loop)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_hlo_text_is_priced_as_the_program_that_says_it(dtype: str) -> None:
     lowered = jax.jit(lambda x, w: jnp.tanh(x @ w)).lower(STRUCT((96, 160), dtype), STRUCT((160, 320), dtype))

@@ -127,6 +127,7 @@ def test_attention_costs_two_products_an_element() -> None:
     assert program.flops == 2 * 2 * 2 * 4 * 32 * 32 * 16
 
 
+@pytest.mark.ci
 def test_attention_is_computed_by_the_units_that_multiply_matrices() -> None:
     attention = Calls(torch.nn.functional.scaled_dot_product_attention)
     graph = exported(attention, *[(8, 16, 1024, 64)] * 3)

@@ -184,6 +184,7 @@ def test_phases_are_synthetic_and_networks() -> None:
         cases_of("both")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("network", "gflop", "parameters"),
     [

@@ -128,6 +128,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("breaks", CAUSES, ids=lambda breaks: breaks.__name__)
 def test_the_layer_falls_back_and_says_what_happened(breaks: Any) -> None:
     with worker() as process:
@@ -145,6 +146,7 @@ def test_the_layer_falls_back_and_says_what_happened(breaks: Any) -> None:
         assert CAUSES[breaks] in reason
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("breaks", [killed, hangs], ids=lambda breaks: breaks.__name__)
 def test_the_orchestrator_moves_the_work_of_a_worker_that_fails(breaks: Any) -> None:
     with worker() as process:

@@ -286,6 +286,7 @@ def test_components_stay_on_one_device_and_less_is_never_quicker() -> None:
     assert whole.at_batch(8192).decomposable_components["pair"]["flops"] == 2 * figures["flops"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [1, 1.5, 3])
 def test_no_more_devices_compute_than_a_workload_is_said_to_be_wide(width: float) -> None:
     narrow = replace(LARGE, parallelism_characteristics={"width": width, "batch": 64})

@@ -246,6 +246,7 @@ def test_a_dependency_graph_is_honoured_by_both_clocks_and_the_plans() -> None:
     assert scheduled.finish_s["a1"] > scheduled.finish_s["t0"]
 
 
+@pytest.mark.ci
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=15, max_size=15), st.integers(0, 5))
 def test_what_happens_does_not_depend_on_which_worker_is_quicker(places: list[int], after: int) -> None:

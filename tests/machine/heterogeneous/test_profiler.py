@@ -85,6 +85,7 @@ def test_a_precision_that_is_claimed_and_refused_fails_with_the_reason() -> None
     assert "no such units" in claim.reason
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("times", "reason"), [(3, "where the config says"), (1e-4, "faster than it can be")])
 def test_a_device_that_is_slower_than_its_config_or_faster_than_it_can_be_fails(times: float, reason: str) -> None:
     report = profiler_of(Liar(times=times)).verify_capabilities(A100)
@@ -93,7 +94,7 @@ def test_a_device_that_is_slower_than_its_config_or_faster_than_it_can_be_fails(
     assert all(reason in claim.reason for claim in report.failed)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -229,6 +230,7 @@ for each in detector.detect():
 """
 
 
+@pytest.mark.ci
 def test_ten_detections_of_the_real_machine_are_equal_also_in_a_process_that_has_one_core() -> None:
     found = set()
     for _ in range(10):

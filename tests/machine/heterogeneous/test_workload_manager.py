@@ -52,6 +52,7 @@ def test_a_chain_and_what_takes_longer_to_send_than_to_compute_stay(manager: Har
         assert list(manager.decompose_workload(workload, devices)["components"]) == ["h100_80g_nvl8"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("size", "batch"), [(64, 32), (1024, 1024), (4096, 512)])
 def test_a_decomposition_is_never_slower_than_one_device(
     manager: HardwareAwareWorkloadManager, size: int, batch: int

@@ -49,6 +49,7 @@ def served(units: int, rate_per_s: float, service: str, count: int = 4000) -> Sc
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("units", "rate_per_s", "service"), [(1, 60, "equal"), (1, 50, "exponential"), (4, 260, "exponential")]
 )

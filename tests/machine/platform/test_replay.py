@@ -34,7 +34,7 @@ def simulated(name: str, world_size: int, contention: bool | str) -> Run:
     return mt.simulate(name, **{**sizes, **OPTIONS.get(name, {})}, contention=contention)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(set(mt.strategies())))
 def test_without_shared_links_all_moments_are_the_same_floats(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make = ClusterLinks.__init__

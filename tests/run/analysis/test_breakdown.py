@@ -106,6 +106,7 @@ def test_flat_logs_split_as_their_columns_do_to_the_last_float(
     assert pass_times(logs, typs) == pass_times(timeline, typs)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", [name for name in mt.strategies() if name != "single"])
 def test_runs_split_as_their_columns_do_to_the_last_float(name: str) -> None:
     run = mt.simulate(name, world_size=4, num_layers=8, global_batch_size=32)

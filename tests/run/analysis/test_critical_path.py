@@ -22,6 +22,7 @@ _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 _NAMES = sorted(set(mt.strategies()) - {"single"})
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.parametrize("slowdown", [{}, {1: 1.3, 2: 1.1}])
 def test_the_dependencies_give_back_every_time_to_the_last_float(name: str, slowdown: dict[int, float]) -> None:
@@ -29,6 +30,7 @@ def test_the_dependencies_give_back_every_time_to_the_last_float(name: str, slow
     np.testing.assert_array_equal(retimed_events(make_graph(line), line.duration)[1], line.time)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", _NAMES)
 def test_the_critical_path_is_as_long_as_the_step_and_never_waits(name: str) -> None:
     run = mt.simulate(name, **_SIZES, slowdown={1: 1.3})
@@ -108,6 +110,7 @@ def test_operations_that_wait_for_one_another_in_a_circle_are_refused() -> None:
         retimed_events(make_graph(line), line.duration)[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["1f1b", "zero3_prefetch", "hsdp"])
 def test_several_cases_at_once_give_the_floats_of_each_alone(name: str) -> None:
     line = mt.simulate(name, world_size=16, num_layers=16, global_batch_size=32).timeline

@@ -20,6 +20,7 @@ _NAMES = sorted(set(mt.strategies()) - {"single"})
 _EVEN = FixedPredictor(forward=2.0, backward=4.0, backward_input=2.0, backward_weight=2.0, send=0.25)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", _NAMES)
 def test_the_kinds_add_up_to_the_memory_of_every_event_and_to_the_peak(name: str) -> None:
     run = mt.simulate(name, **_SIZES, memory_by_kind=True)
@@ -56,6 +57,7 @@ def test_without_a_journal_the_mark_is_the_highest_logged_value() -> None:
     assert high_water(as_timeline([[]]), [[]])[0].elements == 0.0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "name",
     ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb_h1", "interleaved_zero_bubble", "zb_h2", "zbv", "pp_dp"],

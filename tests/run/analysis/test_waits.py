@@ -30,6 +30,7 @@ def _gaps(name: str, **more: Any) -> Any:
     return find_gaps(mt.simulate(name, **{**_SIZES, **more}).timeline)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", _NAMES)
 def test_the_gaps_of_every_rank_add_up_to_its_waiting(name: str) -> None:
     run = mt.simulate(name, **_SIZES, slowdown={1: 1.25})
@@ -38,6 +39,7 @@ def test_the_gaps_of_every_rank_add_up_to_its_waiting(name: str) -> None:
     np.testing.assert_allclose(seconds.sum(axis=1), run.breakdown.waiting, atol=1e-12 * run.step_time, rtol=1e-9)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", _NAMES)
 def test_what_a_gap_waited_for_came_from_another_rank_just_as_it_ended(name: str) -> None:
     gaps = _gaps(name, slowdown={1: 1.25})

@@ -79,6 +79,7 @@ def test_sizes_do_not_matter(name: str, world_size: int, layers: int, share: int
     require_same(name, world_size=world_size, num_layers=layers * world_size, global_batch_size=share * 32, **more)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [
@@ -117,6 +118,7 @@ def test_few_ranks_are_simulated_one_by_one() -> None:
     assert mt.simulate("pp_dp", **SIZES, pp=2).is_folded
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "more",
     [
@@ -137,6 +139,7 @@ def test_what_tells_ranks_apart_is_simulated_rank_by_rank(more: dict[str, Any]) 
     assert run.summary() == mt.simulate("ddp", **SIZES, **more, fold=False).summary()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [

@@ -78,7 +78,7 @@ def _figures(configuration: Configuration, *, fold: bool) -> dict[str, Any]:
     return {"status": "ok", **figures}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MESHED)
 def test_rows_of_a_batch_are_those_of_runs_alone_and_in_full(name: str) -> None:
     configurations = _by_turns(name)
@@ -89,7 +89,7 @@ def test_rows_of_a_batch_are_those_of_runs_alone_and_in_full(name: str) -> None:
             assert {key: row[key] for key in figures} == figures
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MESHED)
 def test_classes_and_logs_are_those_of_runs_alone(name: str) -> None:
     _require_nothing_depends_on_what_came_before(_by_turns(name))
@@ -227,6 +227,7 @@ def test_what_one_batch_needs_is_not_believed_of_another(name: str, first: int, 
     _require_nothing_depends_on_what_came_before([_of_batch(name, batch) for batch in (first, first, second, first)])
 
 
+@pytest.mark.ci
 @settings(max_examples=30)
 @given(
     st.lists(

@@ -123,6 +123,7 @@ def test_a_run_with_other_logs_reads_its_figures_from_them(both: tuple[FoldedRun
     assert changed.bubble_fraction == other.bubble_fraction
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [

@@ -54,6 +54,7 @@ def test_a_lone_rank_is_the_same_folded() -> None:
     _require_identical("single", world_size=1, num_layers=3, global_batch_size=2)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", SCHEDULED)
 @pytest.mark.parametrize("zero", range(4))
 def test_replicas_of_a_schedule_fold(name: str, zero: int) -> None:
@@ -199,6 +200,7 @@ ALLOWED: dict[str, Probe] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("probe", ALLOWED.values(), ids=ALLOWED)
 def test_what_is_the_same_for_all_ranks_folds(probe: Probe) -> None:
     async def strategy(model: mt.Model) -> mt.Model:
@@ -329,6 +331,7 @@ REFUSED: dict[str, Probe] = {
 }
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("probe", REFUSED.values(), ids=REFUSED)
 def test_where_ranks_part_ways_the_line_is_named(probe: Probe) -> None:
     async def strategy(model: mt.Model) -> mt.Model:
@@ -687,6 +690,7 @@ def test_blocks_of_ranks_fold_as_a_mesh_does(outer: int, inner: int, turned: boo
     assert len(_require_identical(_by_hand, inner=inner, turned=turned, **sizes).class_logs) == 1
 
 
+@pytest.mark.ci
 def test_a_million_ranks_in_blocks_are_one_class() -> None:
     sizes = {"world_size": 2**20, "num_layers": 1, "global_batch_size": 2**20, "hardware": "h200_141g_nvl8"}
     assert len(_folded(_by_hand, inner=8, **sizes).class_logs) == 1

@@ -71,6 +71,7 @@ def test_a_last_node_that_is_not_full_changes_nothing(name: str, world_size: int
     assert num_classes(run) == (world_size if name == "1f1b" else 1)
 
 
+@pytest.mark.ci
 @settings(max_examples=2 * settings().max_examples)
 @given(
     pp=st.integers(1, 3),
@@ -138,6 +139,7 @@ def sharded_along(axes: dict[str, int], sharded: Sequence[str]) -> Any:
     return strategy
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("shard_size", "num_found"),
     [(8, 1), (4, 1), (16, 1), (6, 6), (12, 1), (2, 1)],

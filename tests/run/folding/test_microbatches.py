@@ -35,7 +35,7 @@ def _of_all(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> Run:
         return mt.simulate("megatron", **given)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -70,6 +70,7 @@ def test_a_step_by_few_microbatches_is_that_of_every_rank(shortened: list[int]) 
     assert shortened
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -84,6 +84,7 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -> None:
     names = OPERATIONS[op]

@@ -77,6 +77,7 @@ def _num_calls(action: Callable[[], object]) -> int:
     return number
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_strict_run_takes_as_long_for_each_of_many_shards(at_once: bool) -> None:
     def calls(num_shards: int) -> int:

@@ -62,7 +62,7 @@ def best(cluster: mt.Cluster, models: dict[str, mt.Transformer], batch: int, how
     return min(times)
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("precisions", [("bf16", "fp16"), ("fp32", "bf16", "fp16")])
 def test_no_precision_of_exhaustive_search_is_three_percent_faster(precisions: tuple[str, ...]) -> None:
     step: dict[str, Any] = {"global_batch_size": 4, "fidelity": "kernels"}
@@ -71,7 +71,7 @@ def test_no_precision_of_exhaustive_search_is_three_percent_faster(precisions: t
     assert found.step_time <= 1.03 * best(TWO, models, 4, [{"fidelity": "kernels"}])
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("gibibytes", [0.4, 0.8, 1.5])
 def test_no_recomputation_of_exhaustive_search_is_three_percent_faster(gibibytes: float) -> None:
     cluster = tight(gibibytes)

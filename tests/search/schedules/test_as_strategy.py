@@ -79,6 +79,7 @@ def test_every_rank_runs_its_actions_in_the_order_of_the_schedule() -> None:
 # ---- how long it takes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("generator", [S.gpipe, S.one_f_one_b])
 def test_gpipe_and_1f1b_take_m_plus_p_minus_1_turns(generator: Generator) -> None:
     for p, m in product(range(1, 6), range(1, 9)):
@@ -86,6 +87,7 @@ def test_gpipe_and_1f1b_take_m_plus_p_minus_1_turns(generator: Generator) -> Non
         assert run(generator(p, m, 1), units(*times)).step_time == (m + p - 1) * sum(times)
 
 
+@pytest.mark.few(1)
 @pytest.mark.no_cover  # what is run here in all sizes, others run in a few
 @pytest.mark.parametrize("generator", [S.interleaved_1f1b, S.looped_bfs])
 def test_more_chunks_divide_the_bubble(generator: Generator) -> None:
@@ -104,6 +106,7 @@ def test_zb_h1_saves_the_weight_gradients_twice(data: st.DataObject, p: int, ext
     assert result.makespan_bubble == (p - 1) * (tf + ti - tw)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("generator", [S.zb_h2, S.zbv])
 def test_zb_h2_and_zbv_wait_for_nothing_between_first_start_and_last_end(generator: Generator) -> None:
     for p, extra in product(range(1, 7), range(4)):
@@ -113,6 +116,7 @@ def test_zb_h2_and_zbv_wait_for_nothing_between_first_start_and_last_end(generat
         assert result.makespan_bubble == p - 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", [1, 2, 7])
 def test_dualpipe_v_waits_half_a_forward_for_every_rank_but_one(unit: int) -> None:
     for p, extra in product(range(1, 6), range(4)):
@@ -121,7 +125,7 @@ def test_dualpipe_v_waits_half_a_forward_for_every_rank_but_one(unit: int) -> No
         assert result.step_time == 3 * unit * m + (p - 1) * unit / 2
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("p", "m", "makespans"),
     [(4, 8, [33, 33, 28.5, 26.25, 27, 25.5]), (8, 32, [117, 117, 106.5, 101.25, 103, 99.5])],
@@ -331,6 +335,7 @@ def test_every_schedule_trains_on_every_sample_once() -> None:
         require_every_sample_once(run(schedule, layers=2, dp=2, zero=zero))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize("schedule", [S.interleaved_1f1b(2, 4, 2), S.zbv(2, 4), S.dualpipe_v(2, 4)], ids=repr)
 def test_task_order_never_changes_the_log(schedule: Schedule, zero: int, shuffling: LoopFactories) -> None:

@@ -96,6 +96,7 @@ def multiples(*, least: int = 1) -> Iterator[tuple[int, int, int]]:
     return ((p, p * k, v) for p, k, v in product(range(1, 6), range(least, 4), range(1, 5)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("generator", [schedules.gpipe, schedules.one_f_one_b])
 @pytest.mark.parametrize("times", TIMES)
 def test_gpipe_and_1f1b_take_m_plus_p_minus_1_turns(generator: Generator, times: tuple[int, int, int]) -> None:
@@ -103,6 +104,7 @@ def test_gpipe_and_1f1b_take_m_plus_p_minus_1_turns(generator: Generator, times:
         assert run(generator(p, m, 1), *times).makespan == (m + p - 1) * sum(times)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("generator", [schedules.interleaved_1f1b, schedules.looped_bfs])
 @pytest.mark.parametrize("times", TIMES)
 def test_more_chunks_divide_the_bubble(generator: Generator, times: tuple[int, int, int]) -> None:
@@ -160,6 +162,7 @@ def test_zbv_has_no_bubble_between_first_start_and_last_end() -> None:
         assert times.makespan == 3 * (2 * p - 1 + extra) + Fraction(p - 1, 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", [1, 2, 7])
 def test_dualpipe_v_run_unfused_waits_half_a_forward_for_every_rank_but_one(unit: int) -> None:
     for p, extra in product(range(1, 8), range(10)):

@@ -82,7 +82,7 @@ def dump(schedule: Any, path: Path, form: str) -> str:
 NUM_RANKS = [2, 3, *(pytest.param(p, marks=pytest.mark.no_cover) for p in range(4, 9))]  # more take the same lines
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("ours", "theirs", "chunks"), FAMILIES)
 @pytest.mark.parametrize("p", NUM_RANKS)
 def test_every_order_that_torch_offers_is_torchs(

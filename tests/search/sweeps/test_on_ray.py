@@ -31,6 +31,7 @@ def ray() -> Iterator[ModuleType]:
         ray.shutdown()
 
 
+@pytest.mark.ci
 def test_ray_and_its_address_give_the_rows_of_one_process(ray: ModuleType) -> None:
     expected = alone(["ddp", "zero3"], GRID)
     for executor in (ray, "ray", "ray:auto"):

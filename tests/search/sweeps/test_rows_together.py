@@ -37,6 +37,7 @@ def _one_by_one(configurations: list[Any]) -> list[batches.Row]:
     return run_to_end(rows)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", list(_GRIDS))
 def test_rows_are_those_of_single_simulations_to_the_last_digit(name: str) -> None:
     grid, common = _GRIDS[name]

@@ -85,6 +85,7 @@ def test_rows_are_those_of_single_runs_in_the_order_of_the_grid() -> None:
     assert rows[-1]["status"] == "ok"
 
 
+@pytest.mark.ci
 def test_processes_and_threads_give_the_same_rows() -> None:
     expected = _sweep().rows()
     assert mt.sweep(["ddp", "zero3"], GRID, **SIZES).rows() == expected
@@ -326,6 +327,7 @@ def test_a_wrong_hardware_is_a_failed_row() -> None:
     assert "abacus" in row["error"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_a_sweep_goes_on_where_a_kill_ended_it(tmp_path: Path, most: int) -> None:
     results = tmp_path / "results.jsonl"
@@ -635,7 +637,7 @@ def test_the_command_finds_out_first_whether_files_can_be_written(tmp_path: Path
         assert "cannot be written: No such file or directory; name another file" in shown.stderr
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("grid", [("world_size",), ("a b=1",), ("layers=1,",), ("layers=1", "num_layers=2")])
 def test_the_command_refuses_a_grid_that_is_none(grid: tuple[str, ...]) -> None:
     shown = _command("ddp", *(part for text in grid for part in ("-g", text)))

@@ -42,6 +42,7 @@ def _rows(executor: Any, how: str, **more: Any) -> list[dict[str, Any]]:
     return mt.sweep(hanging, {"world_size": [1, 2, 4]}, executor, how=how, time_limit_s=0.3, **SIZES, **more).rows()  # type: ignore[call-arg]  # an option of its own
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["loop", "sleep", "catch"])
 def test_what_hangs_in_the_main_thread_is_a_failed_row(how: str) -> None:
     rows = _rows(Counting(), how)
@@ -63,6 +64,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.ci
 def test_what_hangs_in_another_thread_is_a_failed_row() -> None:
     """In a process of its own: a thread that is not interrupted would keep the tests from ending."""
     done = subprocess.run(

@@ -28,7 +28,7 @@ _AXES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(50))
 def test_pruning_keeps_the_best_of_a_random_space(seed: int) -> None:
     rng = random.Random(seed)

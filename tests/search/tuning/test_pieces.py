@@ -78,7 +78,7 @@ def test_rings_within_a_node_or_between_nodes_are_put_together_from_pieces(of_ri
         assert figures.needed_memory_bytes == pytest.approx(run.needed_memory_bytes, rel=0.005)
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("seq_len", [1024, 32768])
 def test_longer_rings_take_further_steps_like_the_last(seq_len: int) -> None:
     of = TuningProblem(replace(SMALL, seq_len=seq_len), "h100_80g_nvl8", 16, 4, {}).by("megatron")
@@ -111,6 +111,7 @@ def test_pieces_do_not_depend_on_which_stages_were_executed_before() -> None:
     assert used.stage(key, range(last - 5, last)) == fresh.stage(key, range(last - 5, last))
 
 
+@pytest.mark.ci
 def test_a_layout_has_the_same_figures_alone_and_among_others() -> None:
     of = problem(16, 32)
     chosen = [one.pipeline for one in layouts(of, 4, 20) if one.pipeline is not None]

@@ -172,6 +172,7 @@ WINNERS: list[tuple[str, str, int, int, int | None, dict[str, Any]]] = [
 """What is found for models that many train, and a layout of DeepSeek-V3."""
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
 @pytest.mark.parametrize(("name", "hardware", "ranks", "batch", "seq_len", "layout"), WINNERS)

@@ -73,6 +73,7 @@ def as_told(strategy: str, options: dict[str, Any], tool: str) -> dict[str, Any]
     return options
 
 
+@pytest.mark.few(32)
 @pytest.mark.parametrize(("tool", "name"), PAIRS)
 def test_what_is_written_is_read_as_the_same_model(tool: str, name: str) -> None:
     model = mt.models()[name]
@@ -288,6 +289,7 @@ SMALL = (
 )
 
 
+@pytest.mark.few(32)
 @pytest.mark.parametrize("flag", sorted({option.flag for option in OPTIONS} | without_bearing("Megatron-LM")))
 def test_a_misspelt_option_is_refused(flag: str) -> None:
     misspelt = flag[:3] + flag[4:]
