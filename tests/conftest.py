@@ -24,7 +24,7 @@ from minitrain.engine.model import Model
 
 settings.register_profile("all", deadline=None, derandomize=True)
 settings.register_profile("ci", settings.get_profile("all"), max_examples=40)
-settings.register_profile("quick", settings.get_profile("all"), max_examples=12)
+settings.register_profile("quick", settings.get_profile("all"), max_examples=10)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

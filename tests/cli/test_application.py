@@ -28,7 +28,7 @@ except SystemExit:
 """
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_begins_as_the_help_of_the_command_does(name: str) -> None:
     command = loaded(name)

@@ -71,7 +71,7 @@ def invoke(*words: str) -> Result:
     return result
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", range(len(NAMES)), ids=map(ascii, NAMES))
 def test_a_strategy_of_any_name_is_compared_saved_and_explained(folder: Path, place: int) -> None:
     result = invoke("compare", f"mine.py:s{place}", "ddp", *SIZES)

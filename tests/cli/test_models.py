@@ -22,7 +22,7 @@ def test_models_lists_every_shipped_model() -> None:
     assert [name for name in mt.models() if f" {name} " not in stdout] == []
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("model", mt.models().values(), ids=lambda model: model.name)
 def test_show_says_a_models_parameters(model: mt.Transformer) -> None:
     code, stdout, _ = invoke("models", "show", model.name)

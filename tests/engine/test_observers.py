@@ -65,6 +65,7 @@ class Watcher(Observer):
         self.told["finish"] += 1
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", ["ddp", "zero3_prefetch", "1f1b", "megatron"])
 @pytest.mark.parametrize("parameters", [{}, {"strict": True}, {"numerics": "numpy"}, {"memory_by_kind": True}], ids=str)
 def test_what_is_watched_is_the_run_that_nobody_watches(name: str, parameters: dict[str, Any]) -> None:

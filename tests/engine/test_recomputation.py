@@ -109,7 +109,7 @@ def test_a_backward_costs_what_it_computes_again() -> None:
         )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", sorted(set(mt.strategies()) - {"single"}))
 def test_every_strategy_trades_time_for_memory(strategy: str) -> None:
     runs = [

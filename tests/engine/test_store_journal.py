@@ -12,7 +12,7 @@ from minitrain.lib import Model, Weight
 from minitrain.operations import MemoryChange
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", mt.strategies())
 def test_what_the_journal_sums_to_is_every_events_memory(name: str) -> None:
     world_size = 1 if name == "single" else 8 if name == "pp_hsdp" else 4

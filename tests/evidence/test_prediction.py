@@ -94,6 +94,7 @@ def test_every_table_of_the_package_has_rows_with_a_source() -> None:
         assert all(row.text("source") for row in rows)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("table", ["c2", "e2", "h1"])
 def test_small_tables_are_as_near_as_they_are_said_to_be(table: str) -> None:
     limits = {"c2": 0.02, "e2": 0.04, "h1": 0.01}

@@ -106,6 +106,7 @@ def step_ms(page: Any) -> float:
     return float(page.locator("#figures tr", has_text="step").first.locator("td").nth(1).text_content().split()[0])
 
 
+@pytest.mark.ci
 @pytest.mark.browser
 def test_a_person_uses_the_lab(page: Any) -> None:
     run = mt.simulate("zero3", world_size=8, num_layers=8, global_batch_size=16)

@@ -12,6 +12,7 @@ import minitrain as mt
 from minitrain.cli import app
 
 
+@pytest.mark.ci
 def test_a_notebook_shows_the_page_until_it_is_closed() -> None:
     pytest.importorskip("starlette", reason="starlette is not installed")
     shown = mt.explore(strategy="zero3", world_size=8, options={"recompute": "full"})

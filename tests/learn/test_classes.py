@@ -331,6 +331,7 @@ def learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Learn:
     return lambda *args: CliRunner().invoke(app, ["learn", "grade", *map(str, args)])
 
 
+@pytest.mark.ci
 def test_grade_prints_a_table_of_a_class(learn: Learn) -> None:
     write(Path("class"), {"02_a.py": DDP, "essay.txt": "text"})
     kept = ("--results", "rows.jsonl")  # graded once

@@ -726,6 +726,7 @@ def test_budgets_on_file_stand_for_the_reference(own: Path) -> None:
     assert grade(RIGHT, exercise).passed
 
 
+@pytest.mark.ci
 def test_the_gradescope_zip_grades_in_a_clean_directory(tmp_path: Path) -> None:
     exercises: list[Exercise] = [load_exercise("02")]
     path = write_package(exercises, tmp_path / "autograder.zip", python=sys.executable)

@@ -75,7 +75,7 @@ def test_newer_hosts_hold_as_much_for_a_device_except_that_of_gb200(older: Syste
         assert newer.mem2.GiB >= older.mem2.GiB
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(6)
 @in_order
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 72, 144, 512, 576])
 def test_newer_networks_are_as_fast_for_every_operation_group_and_size(

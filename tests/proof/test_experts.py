@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minitrain.proof.experts import Routing, RoutingRule, route
@@ -91,7 +91,6 @@ def dense_fixed(tokens: Numbers, router: Numbers, matrices: Numbers, routing: Ro
     return jnp.einsum("bte,btef->btf", weights * routing.taken, jnp.einsum("btd,edf->btef", tokens, matrices))
 
 
-@settings(max_examples=settings().max_examples)
 @given(
     experts=st.integers(1, 8),
     per_token=st.integers(1, 8),

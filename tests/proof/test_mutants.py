@@ -109,7 +109,7 @@ MUTANTS: dict[str, tuple[Any, Patch]] = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_wrong_arithmetic_is_not_proven(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (owner, attribute, wrong) = MUTANTS[name]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
@@ -216,7 +216,6 @@ def test_the_proof_holds_for_other_seeds_and_optimizers(numerics: Any) -> None:
     assert proof.run.models[0].problem.optimizer == numerics.optimizer  # type: ignore[attr-defined]  # of a rank with numbers
 
 
-@settings(max_examples=25)
 @given(
     tp=st.sampled_from([1, 2]),
     pp=st.integers(1, 3),

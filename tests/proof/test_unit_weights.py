@@ -79,7 +79,6 @@ def test_experts_are_cut_by_expert_parts_and_the_rest_is_held_by_all_of_them() -
     )
 
 
-@settings(max_examples=settings().max_examples)
 @given(data=st.data(), count=PARTS)
 def test_weights_by_name_flatten_to_what_they_were(data: st.DataObject, count: int) -> None:
     model = data.draw(transformers(count))

@@ -135,6 +135,7 @@ DAMAGED: list[tuple[Change, str]] = [
 ]
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize(("change", "message"), DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_value_is_named_by_line_and_key(
     tmp_path: Path, whole: list[str], change: Change, message: str

@@ -103,6 +103,7 @@ class Circle:
         self.itself = self
 
 
+@pytest.mark.ci
 def test_circles_that_grew_old_are_looked_at_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "_MOST_UNTRAVERSED", 10_000)
     monkeypatch.setattr(collector, "_runs_beside_frozen", 0)

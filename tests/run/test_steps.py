@@ -169,6 +169,7 @@ def test_steps_are_counted(steps: Any) -> None:
         mt.simulate("ddp", world_size=2, steps=steps, **SIZES)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("asks", [mt.sensitivity, mt.monte_carlo, mt.replay])
 def test_what_times_a_run_again_is_for_one_step(asks: Any) -> None:
     run = mt.simulate("zb_h2", world_size=4, steps=20, **SIZES)

@@ -49,7 +49,7 @@ def both(strategy: Any, **parameters: Any) -> tuple[Run, Run]:
     return mt.simulate(strategy, **parameters), mt.simulate(strategy, log="summary", **parameters)
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("most_events", [1, 5, 100_000])
 @pytest.mark.parametrize("strategy", mt.strategies())
 def test_every_strategy_has_the_same_figures(strategy: str, most_events: int, eager: Callable[[int], None]) -> None:

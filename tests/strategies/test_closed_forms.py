@@ -99,6 +99,7 @@ def volume(run: mt.Run, rank: int) -> float:
     return sum(event.size_bytes * (2 if event.typ == "all_reduce" else 1) for event in run.logs[rank])
 
 
+@pytest.mark.ci
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.integers(1, 3))
 def test_zero_1_and_2_communicate_as_ddp_and_zero_3_half_as_much_again(n: int, layers: int, samples: int) -> None:
     sizes: Any = {"world_size": n, "num_layers": layers, "global_batch_size": n * samples}

@@ -117,6 +117,7 @@ def test_the_sum_of_a_layer_is_priced_as_a_ring_of_the_tensor_parallel_group() -
     assert event.group == (4, 5, 6, 7)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("tp", [2, 4])

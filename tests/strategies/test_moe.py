@@ -52,7 +52,7 @@ def exchanges(run: mt.Run, rank: int = 0) -> Counter[float]:
 # ---- what is exchanged -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ep", [2, 4, 8])
 @pytest.mark.parametrize("microbatch_size", [1, 2])
 def test_an_exchange_moves_tokens_times_k_times_h_times_two_bytes(ep: int, microbatch_size: int) -> None:
@@ -293,7 +293,7 @@ BESIDE: list[dict[str, Any]] = [
 """Experts beside other divisions of a layer, and the classes of ranks that fold."""
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("options", BESIDE, ids=str)
 @pytest.mark.one_in(2)
 def test_experts_beside_other_divisions_agree_in_all_ways_to_run(options: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def order_of(run: mt.Run, num_stages: int) -> Schedule:
     return Schedule.from_orders(orders, "read")
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("hardware", MACHINES.values(), ids=MACHINES)
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("overlap", [True, False], ids=["hidden", "waited for"])
@@ -64,7 +64,7 @@ def test_the_same_order_takes_the_same_time_shipped_and_from_a_schedule(
     assert again.step_time == shipped.step_time
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_order_is_that_of_its_generator(name: str) -> None:
     generator, num_chunks = SHIPPED[name]
@@ -160,6 +160,7 @@ def test_hidden_messages_never_deadlock(name: str, buffer: int | None) -> None:
         mt.simulate(name, world_size=world_size, num_layers=8, global_batch_size=16, **options)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["pp_dp", "pp_zero1", "pp_zero3", "pp_hsdp", "interleaved_1f1b", "zbv"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_replicas_of_a_pipeline_fold(name: str, overlap: bool) -> None:

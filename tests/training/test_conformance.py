@@ -524,7 +524,7 @@ def test_what_is_divided_may_wait_in_the_hosts_memory(name: str, tmp_path: Path)
     require_same({name: layers}, {key: divided(wanted, str(key), model) for key in layers})
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["ddp", "zero2", "zero3", "fsdp", "zero3_prefetch", "1f1b"])
 @pytest.mark.one_in(3)
 def test_what_a_step_no_longer_needs_is_freed(name: str) -> None:
@@ -546,7 +546,7 @@ def test_parts_take_the_memory_of_parts() -> None:
     assert 0.4 * whole < half < 0.65 * whole
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_parts_are_less_than_the_whole(world_size: int, tmp_path: Path) -> None:
     name, wanted = f"megatron:tp={world_size}", reference(workload="tiny")

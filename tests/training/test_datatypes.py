@@ -29,7 +29,7 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "workload"), [*STRATEGIES[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in STRATEGIES[2:])]
 )
@@ -43,7 +43,6 @@ def test_losses_are_those_of_single_precision_to_the_rounding_of_bfloat16(name: 
     assert half[-1] < half[0] - 1
 
 
-@pytest.mark.ci
 def test_dense_layers_learn_in_bfloat16() -> None:
     half, single = (mt.train("zero1", steps=30, dtype=dtype).losses for dtype in ("bfloat16", "float32"))
     assert half == pytest.approx(single, rel=0.03)

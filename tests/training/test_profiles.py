@@ -40,6 +40,7 @@ def changed(path: Path, folder: Path, change: Any) -> Path:
     return target
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "kind"), [("ddp_overlap", "ddp"), ("zero3", "fsdp"), ("zero3_prefetch", "fsdp")])
 def test_all_passes_updates_and_collectives_of_real_traces_are_matched(strategy: str, kind: str) -> None:
     run = predicted(strategy)

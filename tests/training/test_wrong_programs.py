@@ -60,7 +60,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 SLOW = pytest.mark.slow  # another way to the same end is tried beside it
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
@@ -176,7 +176,7 @@ def test_wrong_programs_are_found_before_a_process_starts() -> None:
         mt.train(f"{WRONG}:mismatches", world_size=2)
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=SLOW), signal.SIGINT])
 def test_ending_the_launcher_ends_the_ranks(sent: signal.Signals, tmp_path: Path) -> None:
     command = [*minitrain(), "train", "ddp", "--world-size", "2", "--steps", "100000"]

@@ -164,6 +164,7 @@ def test_nothing_is_cut_off_or_over_anything_else(
     assert pairs == []
 
 
+@pytest.mark.ci
 def test_a_page_follows_the_width_of_its_window(opened: Callable[..., Any], pages: Path) -> None:
     page = opened(pages / "small.html")
     before = page.evaluate("timeline.svg()")
@@ -173,6 +174,7 @@ def test_a_page_follows_the_width_of_its_window(opened: Callable[..., Any], page
     page.wait_for_function("before => timeline.svg() === before", arg=before)
 
 
+@pytest.mark.ci
 def test_on_black_messages_are_lighter(opened: Callable[..., Any], pages: Path) -> None:
     for scheme, color in {"light": "#332288", "dark": kind_of("send").dark}.items():
         page = opened(pages / "small.html", scheme)
@@ -247,6 +249,7 @@ _QUERY = """async sql => {
 }"""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["1f1b", "zero3_prefetch", "pp_dp"])
 @pytest.mark.one_in(3)
 def test_perfetto_imports_every_slice_counter_and_flow_without_an_error(

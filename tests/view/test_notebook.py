@@ -46,6 +46,7 @@ def test_a_rank_with_too_many_events_for_a_picture_has_its_figures_alone() -> No
     assert "<p><b>1f1b: 2 ranks" in run._repr_html_()
 
 
+@pytest.mark.ci
 @pytest.mark.browser
 def test_the_frame_of_a_notebook_is_as_high_as_its_timeline(open_page: Callable[..., Any], tmp_path: Path) -> None:
     run = mt.simulate("1f1b", world_size=4, num_layers=4, global_batch_size=8)

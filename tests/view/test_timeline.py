@@ -198,7 +198,7 @@ _COLORS = """() => {
 }"""
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "back"), [("light", "#ffffff"), ("dark", "#0d1117")])
 @pytest.mark.parametrize("width", [500, 1300])

@@ -116,7 +116,7 @@ def link_of(line: Timeline, event: int) -> Any:
     return ("group", stream.group) if stream.kind == "comm" else event
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("inject", [one_operation, one_rank, one_kernel, one_link])
 def test_what_was_slowed_down_is_named_in_19_of_20_trials(inject: Any, runs: dict[str, mt.Run]) -> None:
     missed = []

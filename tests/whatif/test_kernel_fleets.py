@@ -117,6 +117,7 @@ def test_machines_of_several_kinds_are_a_fleet_each() -> None:
     assert max(map(len, fleets)) > 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["platform", "without", "fidelity"])
 def test_how_kernels_are_priced_may_vary_too(name: str) -> None:
     values: dict[str, Any] = {

@@ -36,6 +36,7 @@ def factors_of(activities: Activities, noise: mt.Noise, samples: int) -> Floats:
     return Draws(lasting, noise, 1).durations(np.arange(samples))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.one_in(4)
 def test_a_slow_rank_makes_the_step_of_a_simulation_with_that_slowdown(name: str) -> None:
@@ -51,6 +52,7 @@ def test_one_rank_alone_is_as_slow_as_simulated() -> None:
     assert found.step_times.tolist() == [mt.simulate("single", **sizes, slowdown={0: 1.7}).step_time]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.one_in(4)
 def test_the_graph_of_activities_gives_the_clocks_of_the_run(name: str) -> None:
@@ -63,6 +65,7 @@ def test_the_graph_of_activities_gives_the_clocks_of_the_run(name: str) -> None:
     assert mt.monte_carlo(run, mt.Noise(), samples=3).step_times.tolist() == [run.step_time] * 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["zero3_prefetch", "pp_zero1", "zbv"])
 def test_a_sample_is_the_run_timed_again_and_its_path_is_as_long_as_the_step(name: str) -> None:
     activities = make_activities(mt.simulate(name, **_SIZES).timeline)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import minitrain as mt
@@ -97,7 +97,6 @@ def _machines(draw: st.DrawFn) -> Any:
     return base
 
 
-@settings(max_examples=25)
 @given(
     strategy=st.sampled_from(
         ["ddp_overlap", "zero3_prefetch", "pp_zero1:pp=2", "hsdp:shard_size=2", "1f1b", "zb_h1", "megatron:tp=2"]

@@ -21,6 +21,7 @@ def _priced(name: str, **prices: float) -> mt.Run:
     return mt.simulate(name, **_SIZES, hardware=mt.FixedPredictor(**{**_PRICES, **prices}))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["zero3", "zero3_prefetch", "1f1b", "ddp"])
 @pytest.mark.parametrize("kind", ["forward", "backward", "update"])
 def test_a_kind_that_is_slower_or_quicker_gives_the_step_of_a_simulation_with_that_price(name: str, kind: str) -> None:

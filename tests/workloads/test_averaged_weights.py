@@ -15,6 +15,7 @@ TINY: dict[str, Any] = {"world_size": 2, "workload": "tiny", "global_batch_size"
 LOOP = f"{Path(__file__).parents[1] / 'engine' / 'own_loop.py'}:zero3_loop"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "sharing"), [("ddp", 1), ("zero1", 2), ("fsdp", 2)])
 def test_an_average_is_a_part_of_the_state_in_memory_and_in_checkpoints(strategy: str, sharing: int) -> None:
     sizes: dict[str, Any] = {"world_size": 2, "workload": "gpt2", "global_batch_size": 2}

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 EXERCISES = shipped_exercises()
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_committed_notebooks_are_current(exercise: Exercise) -> None:
     path = ROOT / "notebooks" / f"{exercise.name}.ipynb"

@@ -34,6 +34,7 @@ def test_exercises_are_numbered_without_a_gap() -> None:
     assert len(numbers) >= 15
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_the_command_of_a_hint_is_one_that_runs(
     exercise: Exercise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

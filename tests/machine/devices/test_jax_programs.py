@@ -92,7 +92,7 @@ def lowered_flops(function: Callable[..., Any], shapes: list[tuple[int, ...]]) -
     return float(counted_by_xla["flops"])
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("function", "shapes"), list(cases()))
 def test_flops_are_those_of_the_lowered_program(function: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
     assert program_of(function, *shapes).flops == pytest.approx(lowered_flops(function, shapes), rel=0.002)

@@ -111,6 +111,7 @@ def test_a_device_that_computes_something_else_is_found_out(wrong: Any) -> None:
     assert not any(name.startswith(("peak", "memory")) for name in failed(report))
 
 
+@pytest.mark.ci
 def test_a_config_that_claims_too_much_of_this_machine_fails() -> None:
     boasting = HardwareCapabilityProfile("host", load_config("h100_80g_nvl8"))
     profiler = profiler_of(HostBackend("numpy"), "host")

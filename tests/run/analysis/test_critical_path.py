@@ -30,7 +30,7 @@ def test_the_dependencies_give_back_every_time_to_the_last_float(name: str, slow
     np.testing.assert_array_equal(retimed_events(make_graph(line), line.duration)[1], line.time)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", _NAMES)
 def test_the_critical_path_is_as_long_as_the_step_and_never_waits(name: str) -> None:
     run = mt.simulate(name, **_SIZES, slowdown={1: 1.3})

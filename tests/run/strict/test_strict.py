@@ -64,7 +64,7 @@ def test_shipped_strategies_pass_with_the_log_they_have(name: str, microbatch_si
         assert run.peak_memory == plain.peak_memory
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_schedules_pass_at_every_zero_stage(name: str, zero: int) -> None:

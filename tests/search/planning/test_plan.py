@@ -116,6 +116,7 @@ def test_uneven_shares_of_a_plan_train_what_one_device_does() -> None:
     assert "as one device does" in str(mt.prove(found.strategy, **found.arguments()))
 
 
+@pytest.mark.ci
 def test_memory_bounds_a_plan() -> None:
     small = mt.Cluster({"rtx_2080ti": 2, "a100_80g": 2}, between_groups=FAST, name="small")
     found = mt.plan("llama3.2-3b", small, seq_len=2048, global_batch_size=8, strategies=["fsdp", "megatron"])

@@ -608,6 +608,7 @@ def test_the_command_prints_the_fastest_and_counts(tmp_path: Path) -> None:
     assert len(results.read_text().splitlines()) == 4
 
 
+@pytest.mark.ci
 def test_the_command_prints_json() -> None:
     rows = json.loads(_command("ddp", "-g", "world_size=1,2", "--layers", "2", "--json").stdout)
     assert [row["world_size"] for row in rows] == [1, 2]

@@ -68,7 +68,7 @@ def test_a_pipeline_of_many_layers_with_experts_has_words() -> None:
     assert "--expert-model-parallel-size 4" in found.best.words("megatron-lm")
 
 
-@pytest.mark.few(1)
+@pytest.mark.ci
 @pytest.mark.parametrize("strategy", ["megatron", "deepseek_like", "fsdp"])
 def test_bounds_of_layouts_with_experts_are_never_above_what_they_take(strategy: str) -> None:
     problem = TuningProblem("tiny-moe", "h100_80g_nvl8", 8, 32, {}).by(strategy)
