@@ -21,8 +21,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
+from dataclasses import dataclass, field
 from typing import Protocol
-from weakref import WeakSet, ref
+from weakref import ReferenceType, WeakSet
 
 from minitrain.engine.event_loop import Owner, RankLoop, RankTask, renew_owner
 from minitrain.engine.protocol import MOST_LINES, Call, Waiter, lines_of_calls, other_places, shortened
@@ -48,11 +49,12 @@ class WatchedTransport(Protocol):
         """End every unsettled call with an error."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DeadlockDetector:
     """Finds deadlocks among the tasks of one transport.
 
     Args:
-        transport: the transport.
+        _transport: a weak reference to the transport: a cycle would live until Python's cycle collector runs.
 
     Attributes:
         num_operations: number of operations begun so far.
@@ -72,56 +74,30 @@ class DeadlockDetector:
         housekeeping: called every million operations or so, between two of them.
     """
 
-    __slots__ = (
-        "_is_suspected",
-        "_last_housekeeping",
-        "_last_num_operations",
-        "_last_progress",
-        "_next_look_s",
-        "_old_tasks",
-        "_old_threads",
-        "_pause_s",
-        "_transport",
-        "_waiting_since",
-        "claimed_ranks",
-        "finished_ranks",
-        "housekeeping",
-        "is_active",
-        "loop",
-        "num_operations",
-        "num_reports",
-        "on_deadlock",
-        "owners",
-        "progress",
-        "run_is_over",
-        "tasks",
-        "waiters",
-        "watches_run",
-    )
-
-    def __init__(self, transport: WatchedTransport) -> None:
-        self._transport = ref(transport)  # weak: a reference cycle would live until Python's cycle collector runs
-        self.num_operations = 0
-        self.claimed_ranks: set[int] = set()
-        self.finished_ranks: set[int] = set()
-        self.tasks: WeakSet[RankTask] = WeakSet()
-        self.owners: WeakSet[Owner] = WeakSet()
-        self.waiters: dict[int, Waiter] = {}
-        self.run_is_over = False
-        self.on_deadlock: Callable[[list[RankTask]], None] | None = None
-        self.housekeeping: Callable[[], None] | None = None
-        self.watches_run = False
-        self.progress: Callable[[], object] | None = None
-        self.num_reports = 0
-        self._last_progress: object = self  # unequal to every real value
-        self._waiting_since = self._next_look_s = 0.0  # on the loop's clock, s
-        self._last_num_operations = self._last_housekeeping = 0
-        self.is_active = False
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self._is_suspected = False  # whether the last look found that all wait
-        self._old_threads: set[threading.Thread] = set()
-        self._old_tasks: WeakSet[asyncio.Task[object]] = WeakSet()
-        self._pause_s = 0.0
+    _transport: ReferenceType[WatchedTransport]
+    num_operations: int = 0
+    claimed_ranks: set[int] = field(default_factory=set)
+    finished_ranks: set[int] = field(default_factory=set)
+    tasks: WeakSet[RankTask] = field(default_factory=WeakSet)
+    owners: WeakSet[Owner] = field(default_factory=WeakSet)
+    waiters: dict[int, Waiter] = field(default_factory=dict)
+    run_is_over: bool = False
+    on_deadlock: Callable[[list[RankTask]], None] | None = None
+    housekeeping: Callable[[], None] | None = None
+    watches_run: bool = False
+    progress: Callable[[], object] | None = None
+    num_reports: int = 0
+    _last_progress: object = field(default_factory=object)  # unequal to every real value
+    _waiting_since: float = 0.0  # on the loop's clock, s
+    _next_look_s: float = 0.0
+    _last_num_operations: int = 0
+    _last_housekeeping: int = 0
+    is_active: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
+    _is_suspected: bool = False  # whether the last look found that all wait
+    _old_threads: set[threading.Thread] = field(default_factory=set)
+    _old_tasks: WeakSet[asyncio.Task[object]] = field(default_factory=WeakSet)
+    _pause_s: float = 0.0
 
     @property
     def transport(self) -> WatchedTransport:

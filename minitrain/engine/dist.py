@@ -397,7 +397,7 @@ class Dist:
         self._undelivered: list[Call] = []
         self._held: dict[Call, None] = {}  # calls that wait for results of their own rank, in the order of submission
         self._refusals: Refusals | None = None  # made when the first operation is refused
-        self.detector = DeadlockDetector(self)
+        self.detector = DeadlockDetector(ref(self))
         self.world = self.communicator_kind(self, tuple(range(world_size)), self.barrier, is_world=True)
         self._communicators: dict[tuple[int, ...], Communicator] = {self.world.ranks: self.world}
         self._communicators_along: dict[tuple[Any, ...], Communicator] = {}

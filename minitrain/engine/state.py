@@ -15,6 +15,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
@@ -427,6 +428,7 @@ class RankState:
         return size_bytes
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Remembered:
     """Prices and sizes that layers share, as far as they were asked for. Ranks of one predictor share them too.
 
@@ -443,26 +445,18 @@ class Remembered:
         updates: price of an update, by number of shards that are worked on and of all.
     """
 
-    __slots__ = (
-        "backward_inputs",
-        "backward_weights",
-        "backwards",
-        "forwards",
-        "loads",
-        "may_be_shared",
-        "predictor",
-        "updates",
-    )
+    predictor: Predictor
+    loads: dict[int, tuple[Price, int, int]] = field(default_factory=dict)
+    forwards: dict[int, Price] = field(default_factory=dict)
+    backwards: dict[int, tuple[Price, int]] = field(default_factory=dict)
+    backward_inputs: dict[int, Price] = field(default_factory=dict)
+    backward_weights: dict[int, tuple[Price, int]] = field(default_factory=dict)
+    updates: dict[tuple[int, int], Price] = field(default_factory=dict)
+    may_be_shared: bool = field(init=False)
 
-    def __init__(self, predictor: Predictor) -> None:
-        self.predictor = predictor
-        self.may_be_shared = predictor.workload.is_uniform and getattr(predictor, "prices_layers_alike", False)
-        self.loads: dict[int, tuple[Price, int, int]] = {}
-        self.forwards: dict[int, Price] = {}
-        self.backwards: dict[int, tuple[Price, int]] = {}
-        self.backward_inputs: dict[int, Price] = {}
-        self.backward_weights: dict[int, tuple[Price, int]] = {}
-        self.updates: dict[tuple[int, int], Price] = {}
+    def __post_init__(self) -> None:
+        alike = getattr(self.predictor, "prices_layers_alike", False)
+        self.may_be_shared = self.predictor.workload.is_uniform and alike
 
 
 class _Shared:

@@ -16,6 +16,7 @@ memory too; a tensor that both a store and a launched operation use is counted o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from minitrain.errors import TensorTypeError
@@ -68,6 +69,7 @@ class Journal:
         self.changes.append((place, kind, units, held[0], getattr(tensor, "layer", None)))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Account:
     """The running total of one rank's memory.
 
@@ -85,33 +87,15 @@ class Account:
         journal: every change, or None if nobody asked for it.
     """
 
-    __slots__ = (
-        "_open_windows",
-        "_past_peaks",
-        "journal",
-        "launched_tensors",
-        "limit_units",
-        "measure",
-        "on_overflow",
-        "peak_units",
-        "units",
-    )
-
-    def __init__(
-        self,
-        measure: Callable[[Any], float],
-        limit_units: float = float("inf"),
-        on_overflow: Callable[[], None] | None = None,
-    ) -> None:
-        self.measure = measure
-        self.limit_units = limit_units
-        self.on_overflow = on_overflow
-        self.journal: Journal | None = None
-        self.launched_tensors: dict[int, int] = {}
-        self.units = 0
-        self.peak_units = 0
-        self._past_peaks: list[int] = []
-        self._open_windows = 0
+    measure: Callable[[Any], float]
+    limit_units: float = float("inf")
+    on_overflow: Callable[[], None] | None = None
+    journal: Journal | None = None
+    launched_tensors: dict[int, int] = field(default_factory=dict)
+    units: int = 0
+    peak_units: int = 0
+    _past_peaks: list[int] = field(default_factory=list)
+    _open_windows: int = 0
 
     def size(self, tensor: Any) -> int:
         """Measure a tensor, let it know its size, and return it in units.

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 
 from minitrain.errors import UsageError
@@ -65,42 +65,26 @@ class TransferPart:
         return max([self.launched or 0.0, *(made.end or 0.0 for made in self.given)])
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Meeting:
     """Transfers that start together: when all are launched, `after` has ended, and the send `message` has started.
 
     What was given the results of others starts when these have ended, too.
     """
 
-    __slots__ = (
-        "after",
-        "begun",
-        "computing",
-        "end",
-        "followers",
-        "message",
-        "missing",
-        "parts",
-        "rate",
-        "since",
-        "slowed",
-        "version",
-        "work_s",
-    )
-
-    def __init__(self) -> None:
-        self.parts: list[TransferPart] = []
-        self.missing = 0  # parts that are not launched yet
-        self.after: Meeting | None = None
-        self.message: Meeting | None = None
-        self.followers: list[Meeting] = []
-        self.begun = False
-        self.end: float | None = None
-        self.work_s = 0.0  # what is left of a transfer that computing slows down, s at full rate
-        self.since = 0.0
-        self.rate = 1.0
-        self.computing = 0  # how many of its ranks compute
-        self.slowed = False
-        self.version = 0
+    parts: list[TransferPart] = field(default_factory=list)
+    missing: int = 0  # parts that are not launched yet
+    after: Meeting | None = None
+    message: Meeting | None = None
+    followers: list[Meeting] = field(default_factory=list)
+    begun: bool = False
+    end: float | None = None
+    work_s: float = 0.0  # what is left of a transfer that computing slows down, s at full rate
+    since: float = 0.0
+    rate: float = 1.0
+    computing: int = 0  # how many of its ranks compute
+    slowed: bool = False
+    version: int = 0
 
     def ready(self) -> bool:
         """Return whether the transfers can start now."""
@@ -113,35 +97,21 @@ class Meeting:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Lane:
     """The compute stream of one rank while it is timed again."""
 
-    __slots__ = (
-        "awaits",
-        "carried",
-        "computes",
-        "in_flight",
-        "memory_share",
-        "place",
-        "rate",
-        "since",
-        "slowed",
-        "version",
-        "work_s",
-    )
-
-    def __init__(self) -> None:
-        self.place = 0
-        self.work_s: float | None = None  # what is left of the present operation, s at full rate
-        self.since = 0.0
-        self.slowed = False  # whether the present operation ever ran at less than the full rate
-        self.version = 0
-        self.in_flight: Counter[tuple[int, float, float]] = Counter()
-        self.memory_share = 0.0  # of the present operation
-        self.rate = 1.0  # at which the present operation runs
-        self.awaits: dict[int, list[TransferPart]] = defaultdict(list)
-        self.computes = False  # as the transfers in `carried` know it
-        self.carried: list[Meeting] = []  # what is under way here that computing slows down
+    place: int = 0
+    work_s: float | None = None  # what is left of the present operation, s at full rate
+    since: float = 0.0
+    slowed: bool = False  # whether the present operation ever ran at less than the full rate
+    version: int = 0
+    in_flight: Counter[tuple[int, float, float]] = field(default_factory=Counter)
+    memory_share: float = 0.0  # of the present operation
+    rate: float = 1.0  # at which the present operation runs
+    awaits: dict[int, list[TransferPart]] = field(default_factory=lambda: defaultdict(list))
+    computes: bool = False  # as the transfers in `carried` know it
+    carried: list[Meeting] = field(default_factory=list)  # what is under way here that computing slows down
 
     def has_to_wait(self) -> bool:
         """Return whether a transfer has not ended that must before the present operation."""

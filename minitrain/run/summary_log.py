@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 EVENTS_OF_RUN, EVENTS_OF_RANK = 2**18, 64  # buffered: about so many of all ranks, at least so many of each
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RankTotals:
     """The totals of one rank.
 
@@ -81,28 +82,15 @@ class RankTotals:
         passing: passes through layers.
     """
 
-    __slots__ = (
-        "_late",
-        "_loads",
-        "_memory_rows",
-        "by_axis",
-        "by_type",
-        "load_end",
-        "num_events",
-        "passing",
-        "working",
-    )
-
-    def __init__(self, by_type: TypeSums, by_axis: AxisSums | None = None) -> None:
-        self.by_type = by_type
-        self.by_axis = by_axis
-        self.num_events = 0
-        self.load_end = 0.0
-        self._loads = True
-        self.working = BusyTimeSum()
-        self.passing = PassTimeSum(PASSES)
-        self._late: list[Interval] = []
-        self._memory_rows: dict[Any, list[Any]] = {}
+    by_type: TypeSums
+    by_axis: AxisSums | None = None
+    num_events: int = 0
+    load_end: float = 0.0
+    _loads: bool = True
+    working: BusyTimeSum = field(default_factory=BusyTimeSum)
+    passing: PassTimeSum = field(default_factory=lambda: PassTimeSum(PASSES))
+    _late: list[Interval] = field(default_factory=list)
+    _memory_rows: dict[Any, list[Any]] = field(default_factory=dict)
 
     def take(self, rows: list[Any], complete_until: float) -> None:
         """Take the next rows of the log.

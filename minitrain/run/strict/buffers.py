@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from types import CodeType
 from typing import Any, ClassVar
@@ -87,11 +88,12 @@ class LaunchHold:
         self._held.clear()
 
 
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class Ledger(Account):
     """What one rank holds over all buffers alive.
 
     Args:
-        account: that of the rank's stores.
+        measure: that of the account of the rank's stores.
         rank: whose it is, for messages.
         is_uniform: whether shards of one kind are of the same size in all layers, as the workload says.
 
@@ -113,47 +115,24 @@ class Ledger(Account):
         most_waiting: units of messages that had arrived and were not received yet, at most.
     """
 
-    __slots__ = (
-        "_sizes",
-        "at_most",
-        "at_row",
-        "copied",
-        "holds",
-        "is_uniform",
-        "lines",
-        "messages",
-        "moments",
-        "most_outside",
-        "most_waiting",
-        "num_submitted",
-        "rank",
-        "step",
-        "stored",
-        "submitted",
-        "unawaited",
-        "updated",
-    )
-
-    def __init__(self, account: Account, rank: int, *, is_uniform: bool) -> None:
-        super().__init__(account.measure)
-        self.rank = rank
-        self.is_uniform = is_uniform
-        self.stored = 0
-        self.most_outside = 0
-        self.at_most: dict[Line, int] = {}
-        self.at_row = 0
-        self.updated: dict[tuple[int, int], dict[int, set[int]]] = {}
-        self.step: int | None = None
-        self.submitted: dict[int, Line] = {}
-        self.holds: dict[int, LaunchHold] = {}
-        self.copied: dict[int, Any] = {}
-        self.unawaited: set[int] = set()
-        self._sizes: dict[tuple[type, int, int, int, int], int] = {}
-        self.lines = Places(Line)
-        self.num_submitted = 0
-        self.moments: list[tuple[int, float, int]] = []
-        self.messages: list[tuple[Any, int]] = []
-        self.most_waiting = 0
+    rank: int
+    is_uniform: bool
+    stored: int = 0
+    most_outside: int = 0
+    at_most: dict[Line, int] = field(default_factory=dict)
+    at_row: int = 0
+    updated: dict[tuple[int, int], dict[int, set[int]]] = field(default_factory=dict)
+    step: int | None = None
+    submitted: dict[int, Line] = field(default_factory=dict)
+    holds: dict[int, LaunchHold] = field(default_factory=dict)
+    copied: dict[int, Any] = field(default_factory=dict)
+    unawaited: set[int] = field(default_factory=set)
+    _sizes: dict[tuple[type, int, int, int, int], int] = field(default_factory=dict)
+    lines: Places[Line] = field(default_factory=lambda: Places(Line))
+    num_submitted: int = 0
+    moments: list[tuple[int, float, int]] = field(default_factory=list)
+    messages: list[tuple[Any, int]] = field(default_factory=list)
+    most_waiting: int = 0
 
     def units_of(self, tensor: Any) -> int:
         """Return the size of a tensor in units; shards of one kind (and layer) are measured once."""

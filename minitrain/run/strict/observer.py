@@ -69,7 +69,7 @@ class StrictAccounting(Observer):
 
     def begin(self, model: Model) -> None:
         """Give a rank its ledger."""
-        model._meter = Ledger(model._account, model._rank, is_uniform=model._is_uniform)
+        model._meter = Ledger(model._account.measure, rank=model._rank, is_uniform=model._is_uniform)
 
     def before(self, model: Any, op: str, given: tuple[Any, ...]) -> None:
         """Require valid tensors of one step."""
