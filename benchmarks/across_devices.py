@@ -20,8 +20,10 @@ JUDGED = (
     ("torchtitan-h100", "d1", ("a100",)),
     ("nemo-h100", "p1", ("b200",)),
     ("nemo-h100", "p2", ("b200", "b300")),
+    ("nemo-h100", "p3", ("b200",)),
     ("nemo-h100", "p1", ("gb200", "gb300")),
     ("nemo-h100", "p2", ("gb200", "gb300")),
+    ("nemo-h100", "p3", ("gb200", "gb300")),
 )
 """Platforms, tables of the same framework, and the families of devices that the platform was not fitted on."""
 

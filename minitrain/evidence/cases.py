@@ -244,7 +244,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "shard_size": layout.shard_size * layout.cp if zero > 1 and layout.shard_size < layout.dp else None,
         "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": zero < 2 and _overlaps(row, framework, layout),
-        "overlap_messages": _overlaps_messages(row, layout),
+        "overlap_messages": _overlaps_messages(row, framework, layout),
         "batch_messages": framework.batches_messages,
         "scatter_gather": "megatron" in row.text("framework").lower(),
         "imbalance": imbalance,
@@ -292,9 +292,10 @@ def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
     return framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
 
 
-def _overlaps_messages(row: Row, layout: Layout) -> bool:
-    """Return whether messages between stages are hidden, as a row says; Megatron-LM does so with several chunks."""
-    return bool(row.words("overlap").facts.get("p2p")) and layout.pp > 1
+def _overlaps_messages(row: Row, framework: Framework, layout: Layout) -> bool:
+    """Return whether messages between stages are hidden, as a row says, or as a framework does with several chunks."""
+    stated = row.words("overlap").facts.get("p2p")
+    return layout.pp > 1 and bool(framework.overlaps_messages and layout.num_chunks > 1 if stated is None else stated)
 
 
 def _platform(
@@ -314,7 +315,7 @@ def _platform(
         captures=row.words("framework").facts.get("graphs", framework.captures),
         dispatcher=row.words("dispatcher").facts.get("dispatcher", "alltoall"),
         pads_experts=row.number("capacity_factor") is not None,
-        fused_loss=found.fused_loss or bool(row.words("framework").facts.get("fused_loss")),
+        fused_loss=found.fused_loss or framework.fused_loss or bool(row.words("framework").facts.get("fused_loss")),
         memory=_memory_of(row, framework, found.memory, layout, model),
     )
     if layout.tp == 1:
@@ -349,7 +350,7 @@ def _gradient_accesses(framework: Framework, layout: Layout) -> float:
 def _hides_in_gradients(row: Row, framework: Framework) -> bool:
     """Return whether tensor parallelism's collectives run beside gradients alone, as a row says or a framework does."""
     overlaps = row.words("overlap").facts.get("tp")
-    if overlaps is False:
+    if overlaps is False or (overlaps is None and _lacks_buffers(row, framework)):
         return bool(framework.platforms)
     return framework.parts_overlap == "gradients" and not overlaps
 
@@ -362,6 +363,14 @@ def _attention_kernel(row: Row, platform: Platform) -> dict[str, Any]:
         "attention": facts["kernel"] if is_known else platform.attention,
         "attention_block": facts.get("block", platform.attention_block),
     }
+
+
+def _lacks_buffers(row: Row, framework: Framework) -> bool:
+    """Return whether a row's numbers have four bits, for which Megatron Bridge's recipes run no collective in pieces.
+
+    `tp_comm_overlap = False if precision == "nvfp4"` of its scripts/performance/configs/llama.
+    """
+    return framework.name == "Megatron Bridge" and row.words("precision").facts.get("weights") == "float4"
 
 
 def _about(row: Row, layout: Layout) -> str:

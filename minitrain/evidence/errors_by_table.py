@@ -266,6 +266,11 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 lacks="what backward computes again (none)",
             ),
             PublishedTable(
+                "p3",
+                "Llama, GPT, Nemotron, H100 to GB300 (NeMo 24.09 to 25.07, Megatron Bridge 25.09 to 26.06)",
+                lacks="what backward computes again (none)",
+            ),
+            PublishedTable(
                 "r1",
                 "Llama 3.1 8B and 405B, GB200, GB300, MI355X (MLPerf 5.1)",
                 "blind",

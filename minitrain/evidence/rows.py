@@ -197,12 +197,16 @@ class Framework:
             (`torch.cuda.synchronize()` in `_allgather_param`), whose shares are copied one by one (DeepSpeed's issues
             1069 and 1174).
         batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
+        overlaps_messages: whether, where the row does not say and stages are interleaved, messages between them travel
+            beside compute (`overlap_p2p_comm` where there are virtual stages, of Megatron Bridge's
+            `training/comm_overlap.py` and NeMo's before it; Megatron-LM's default too).
         splits_experts: whether, with tensor parallelism, the matrices of an expert are divided too where the row does
             not say (Megatron-Core's default).
         pairs_passes: whether, where the row does not say, stages are interleaved and experts lie on several nodes, a
             forward runs beside a backward, each computing while the other's tokens travel.
         parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
             platform has it, or a way of `minitrain.machine.platforms.EXPOSED`.
+        fused_loss: whether softmax and cross entropy are one kernel, also where its platform's are not.
         gradient_accesses: how often a step of replicas reads or writes an element of a rank's whole gradients, beside
             what the optimizer does with its shards. Megatron-LM divides its buffer of gradients by the number of
             replicas before it is summed (two accesses: `allreduce_gradients` of `model/distributed.py` in 2021).
@@ -227,9 +231,11 @@ class Framework:
     balances: bool = False
     blocking_zero: bool = False
     batches_messages: bool = False
+    overlaps_messages: bool = False
     splits_experts: bool = True
     pairs_passes: bool = False
     parts_overlap: str = ""
+    fused_loss: bool = False
     gradient_accesses: float = 0.0
     accesses_alone: float = 0.0
     is_compiled: bool = False
@@ -277,22 +283,27 @@ _NEMO = Framework(
     platforms=((_FROM_HOPPER, "nemo-h100"),),
     dropout=0.1,
     overlap="always",
+    gradient_bytes=2,
     selective="core_attn+flash_attn",
     batches_messages=True,
+    overlaps_messages=True,
 )
+"""NVIDIA's performance scripts sum gradients in 16 bits (`grad_reduce_in_fp32 = False` of github.com/NVIDIA/NeMo's
+`scripts/performance/helpers.py`, `grad_sync_dtype: bf16` before)."""
 
 _BRIDGE = replace(
-    _NEMO, name="Megatron Bridge", words="nemo bridge", gradient_bytes=2, splits_experts=False, pairs_passes=True
+    _NEMO, name="Megatron Bridge", words="nemo bridge", splits_experts=False, pairs_passes=True, fused_loss=True
 )
-"""Its performance recipes (`scripts/performance`) sum gradients in 16 bits (`grad_reduce_in_fp32 = False`), keep
-experts whole (`expert_tensor_parallel_size=1`) and hide exchanges of tokens between nodes (`moe_a2a_overlap` of
-DeepSeek-V3 on H100 and B200, and of Qwen3 235B on H100)."""
+"""Its performance recipes (`scripts/performance`) sum gradients in 16 bits too, have Transformer Engine's cross entropy
+(`cross_entropy_fusion_impl = "te"`), keep experts whole (`expert_tensor_parallel_size=1`) and hide exchanges of tokens
+between nodes (`moe_a2a_overlap` of DeepSeek-V3 on H100 and B200, and of Qwen3 235B on H100)."""
 
 _MEGATRON_CORE = replace(
     _NEMO,
     name="Megatron-Core",
     words="megatron-core|megatron-lm",
     captures=False,
+    gradient_bytes=4,
     parts_overlap="gradients",
     gradient_accesses=4,
     accesses_alone=2,
@@ -313,7 +324,9 @@ FRAMEWORKS = (
         platforms=((r"a100", "bloom"),),
     ),
     _MEGATRON_DEEPSPEED,
-    replace(_NEMO, name="NeMo Megatron of 2023", words="nemo-2023", platforms=(), attention="unfused"),
+    replace(
+        _NEMO, name="NeMo Megatron of 2023", words="nemo-2023", platforms=(), attention="unfused", gradient_bytes=4
+    ),
     _BRIDGE,
     _NEMO,
     Framework(

@@ -393,11 +393,12 @@ class KernelRates(ReadOnly):
         ReadOnly.__post_init__(self)
 
     def matmul_rate(self, datatype: str) -> MatmulRate:
-        """Return the rates of a datatype.
+        """Return the rates of a datatype; those of its own for one with factors of blocks ("mx") without figures.
 
         Raises:
             HardwareConfigError: the config has none for it.
         """
+        datatype = datatype if datatype in self.matmul else datatype.removeprefix("mx")
         return _known(self.matmul, datatype, "kernels.matmul", "a rate for each datatype used")
 
     def attention_rate(self, generation: str, *, is_backward: bool) -> AttentionRate:

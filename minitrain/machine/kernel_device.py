@@ -268,8 +268,8 @@ def gradients_beside(device: Any, workload: Any, op: str, size_bytes: float, num
     if model is None or model.num_experts or model.latent is not None:
         return []
     precision, hidden = model.precision, model.hidden_size
-    datatype = precision.weight_datatype or precision.datatype
-    element = NARROW_BYTES.get(datatype, precision.activation_bytes)
+    datatype = precision.weight_rate
+    element = NARROW_BYTES.get(precision.weight_datatype or "", precision.activation_bytes)
     num_tokens = int(size_bytes / (hidden * precision.activation_bytes))
     found = []
     for unit in {unit.kind: unit for unit in workload.units if unit.layer is not None}.values():

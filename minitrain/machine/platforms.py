@@ -90,6 +90,7 @@ class Platform:
         parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
             see `EXPOSED`.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
+        casts_apart: whether activation functions write 16 bits, which another kernel casts where fewer are multiplied.
         stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
             checkpoints and jax.checkpoint's dead code elimination do.
         attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
@@ -131,6 +132,7 @@ class Platform:
     parts_exposed: float = 1.0
     parts_overlap: str = "none"
     separate_gradients: bool = False
+    casts_apart: bool = False
     stops_early: bool = False
     attention: str | None = None
     attention_block: int | None = None

@@ -407,6 +407,7 @@ class KernelPredictor(_ConfigPredictor):
             fused_loss=platform.fused_loss,
             eager=platform.eager,
             separate_gradients=platform.separate_gradients,
+            casts_apart=platform.casts_apart,
             stops_early=platform.stops_early,
             gradient_accesses=platform.gradient_accesses,
             captures=platform.captures_on(system.name),

@@ -128,8 +128,8 @@ STATISTIC_BYTES = 4
 NARROW_BYTES: Mapping[str, float] = MappingProxyType({"float8": 1, "int8": 1, "float4": 0.5})
 """Bytes of an element of what multiplications with weights take, where that is less than 16 bits."""
 
-SCALINGS = ("delayed", "current", "blockwise", "mx")
-"""Where the scaling factors of numbers in eight bits come from."""
+SCALINGS = ("delayed", "current", "blockwise", "mx", "nvfp4")
+"""Where the scaling factors of numbers in eight bits or fewer come from."""
 
 _LEAST = {"parameter_bytes": 1, "gradient_bytes": 0, "optimizer_bytes": 0, "activation_bytes": 1}
 
@@ -150,7 +150,7 @@ class Precision:
             "float4"); prices of kernels alone know it. Attention and the head keep `datatype`, as in NVIDIA's
             Transformer Engine.
         scaling: where the scaling factors of numbers in eight bits come from: "delayed" (steps before), "current" (the
-            tensor), "blockwise" or "mx" (blocks of it, by kernels or by the matrix unit).
+            tensor), "blockwise", "mx" or "nvfp4" (blocks of it, by kernels or by the matrix unit).
 
     Raises:
         UsageError: a size is no integer, or too small; all faults at once.
@@ -177,6 +177,16 @@ class Precision:
         scaling = choice_fault("scaling", self.scaling, SCALINGS)
         if faults or scaling:
             raise refuse("the precision", [*faults, *([scaling] if scaling else [])])
+
+    @property
+    def weight_rate(self) -> str:
+        """Return the key of the rates of multiplications with weights; factors of blocks have rates of their own.
+
+        >>> Precision(weight_datatype="float8", scaling="mx").weight_rate
+        'mxfloat8'
+        """
+        datatype = self.weight_datatype or self.datatype
+        return f"mx{datatype}" if (datatype, self.scaling) == ("float8", "mx") else datatype
 
     @property
     def bytes_per_parameter(self) -> int:

@@ -18,7 +18,8 @@ attention is unfused, and `launches_of_experts` where there are experts.
 **Eight bits** (`eight_bit_passes`): multiplications in eight bits need casts, and transpositions for the gradients of
 weights. Hopper's matrix units take eight-bit operands in one order alone. So backward needs the input of each
 multiplication, and the gradient of its result, transposed. Norms and activation functions write both in eight bits
-themselves. What is left is
+themselves, but for activation functions that are kernels of another library (`casts_apart`), whose results are cast
+as an attention's are. What is left is
 
 | what | forward | backward |
 |---|---|---|
@@ -32,7 +33,8 @@ That is so where a tensor's scaling factor is that of steps before ("delayed"). 
 ("current") makes norms and activation functions write 16 bits and find the largest element, after which the tensor is
 read to be cast; others are read once more for it. With factors of blocks ("blockwise", on Hopper) a tensor is read
 once, and where Blackwell's matrix units scale ("mx") activation functions write eight bits again, in both orders.
-Blackwell's matrix units take either order, so that there nothing is transposed.
+Four bits ("nvfp4") have a largest element too, and a rotation before they are rounded. Blackwell's matrix units take
+either order, so that there nothing is transposed.
 
 Left out: scaling factors and their history; weights, whose copies are made once a step, but for those in int8: AQT
 finds their largest elements and rounds them where they are multiplied, forward and for the gradient of the input.
@@ -41,6 +43,9 @@ Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1
 `fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
 `csrc/extensions/normalization.cpp` (2.x); `create_hp_tensor_with_amax` (2.7, pull requests 2004 and 2013);
 `non_tn_fp8_gemm_supported` of `csrc/extensions/util.cpp`; `GroupedLinear`, which casts all that it is given;
+`docs/examples/gemm_profiling` (2.16), whose casts on B300 take 5.1, 4.0 and 5.9 bytes an element of current, MX and
+NVFP4 scaling at 6.28 TB/s and Megatron's 1.15; `MLP` of Megatron-Core's `core/transformer/mlp.py`, whose activation
+functions are PyTorch's own fusions, not Transformer Engine's (`use_te_activation_func`);
 `dot_general` of github.com/google/aqt (2024), with `config_v3` of MaxText's `layers/quantizations.py`.
 """
 
@@ -89,6 +94,7 @@ _SCALING_BYTES: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
         "current, in one order": (3, 5, 3, 2),
         "blockwise": (4, 4, 4, 0),
         "mx": (4, 4, 0, 0),
+        "nvfp4": (6, 6, 2, 2),
     }
 )
 """Bytes more of an element that a norm makes, that a norm takes back, that an activation function makes or takes back,
@@ -113,6 +119,7 @@ def eight_bit_passes(
     one_order = not style.transposes and scaling in ("delayed", "current")
     *at_layer, within, cast = _SCALING_BYTES["current, in one order" if one_order and scaling == "current" else scaling]
     eager, cast_bytes = style.eager, _CAST_BYTES - one_order
+    within = cast_bytes + cast if style.casts_apart else within
     is_between = is_divided_by_rows == is_backward  # its input, or the gradient of its result, lies between layers
     more = share * at_layer[is_backward] if is_between else cast if is_attention else within
     is_of_experts = gemm.name.startswith("experts.")
@@ -126,7 +133,7 @@ def eight_bit_passes(
         if is_attention and is_divided_by_rows:
             yield MemoryPass("cast", inputs, cast_bytes * eager)
         return
-    if style.transposes and scaling != "mx":
+    if style.transposes and scaling not in ("mx", "nvfp4"):
         yield MemoryPass("transposition", outputs if is_divided_by_rows else inputs, _TRANSPOSED_BYTES * eager)
     if is_attention and not is_divided_by_rows:
         yield MemoryPass("cast", outputs, cast_bytes * eager)
@@ -147,10 +154,11 @@ _LOSS_LAUNCHES = (5, 4)
 UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
 
 
-CASTS_OF_EXPERT: Mapping[str, int] = MappingProxyType({"delayed": 0, "current": 3, "blockwise": 1, "mx": 1})
+CASTS_OF_EXPERT: Mapping[str, int] = MappingProxyType({"delayed": 0, "current": 3, "blockwise": 1, "mx": 1, "nvfp4": 2})
 """Kernels that write one expert's tokens in eight bits, by where scaling factors come from: a largest element, a factor
-and a cast where it is the tensor's own. With those of steps before, all experts' tokens are cast by one kernel
-(`multi_tensor_quantize_impl` of Transformer Engine's `csrc/extensions/cast.cpp`)."""
+and a cast where it is the tensor's own; a largest element and a cast of four bits. With those of steps before, all
+experts' tokens are cast by one kernel (`multi_tensor_quantize_impl` of Transformer Engine's
+`csrc/extensions/cast.cpp`)."""
 
 
 _CLAMP_TENSORS = (8, 10)
@@ -206,6 +214,7 @@ class Style:
         captures_experts: whether these are too, as they can be where the number of their tokens does not change.
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
         dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
+        casts_apart: whether activation functions write 16 bits, which another kernel casts.
     """
 
     attention: str = "flash2"
@@ -219,6 +228,7 @@ class Style:
     captures_experts: bool = False
     transposes: bool = True
     dispatcher: str = "alltoall"
+    casts_apart: bool = False
 
     def captured(self, num_launches: int, kind: str) -> int:
         """Return how many launches are left of some that a graph has, of a kind of unit."""
@@ -455,6 +465,7 @@ class _Lister:
         """Yield one kernel forward, or the two of backward and the addition to the gradient if it is another."""
         precision = self.model.precision
         element = NARROW_BYTES.get(datatype, precision.activation_bytes)
+        datatype = precision.weight_rate if datatype == precision.weight_datatype else datatype
         if not is_backward:
             yield forward_matmul(gemm, datatype, element)
             return

@@ -350,7 +350,8 @@ def test_slices_of_tpus_are_their_own_tori() -> None:
 
 def test_how_tensor_parallelism_is_hidden_is_the_rows_or_the_frameworks() -> None:
     def found(**changes: str) -> tuple[str, float]:
-        platform = case(gpu="H100-SXM", sp="1", pp="1", **{"framework": "NeMo", "tp": "4", **changes}).platform
+        given = {"gpu": "H100-SXM", "sp": "1", "pp": "1", "framework": "NeMo", "tp": "4"}
+        platform = case(**{**given, **changes}).platform
         assert platform is not None
         return platform.parts_overlap, platform.parts_exposed
 
@@ -360,6 +361,29 @@ def test_how_tensor_parallelism_is_hidden_is_the_rows_or_the_frameworks() -> Non
     assert found(framework="Megatron-Core r0.8.0") == ("gradients", 1.0)
     assert found(framework="Megatron-Core r0.8.0", overlap="--tp-comm-overlap") == ("none", usual)
     assert found(tp="1", dp="16") == ("none", 1.0)
+    in_bridge = {"framework": "Megatron Bridge", "gpu": "GB200", "gpus_per_node": "72"}
+    assert found(**in_bridge, precision="MXFP8") == ("none", usual)
+    assert found(**in_bridge, precision="NVFP4") == ("gradients", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("framework", "gradient_bytes", "overlaps", "is_fused"),
+    [
+        ("NeMo 25.04", 2, True, False),
+        ("Megatron Bridge", 2, True, True),
+        ("Megatron-Core r0.8.0", 4, True, False),
+        ("nanotron", 4, False, False),
+    ],
+)
+def test_frameworks_of_nvidia_run_as_their_performance_scripts_say(
+    framework: str, gradient_bytes: int, overlaps: bool, is_fused: bool
+) -> None:
+    given = {"framework": framework, "gpu": "H100-SXM", "precision": "bf16", "attention": "flash"}
+    chunked, plain = case(**given, vpp="2"), case(**given)
+    assert chunked.model.precision.gradient_bytes == gradient_bytes
+    assert (chunked.options["overlap_messages"], plain.options["overlap_messages"]) == (overlaps, False)
+    assert not case(**given, vpp="2", overlap="no p2p overlap").options["overlap_messages"]
+    assert chunked.platform is None or chunked.platform.fused_loss == is_fused
 
 
 def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_sharded() -> None:

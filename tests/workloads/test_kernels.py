@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 import minitrain as mt
+from minitrain.machine import load_config
+from minitrain.machine.kernel_device import KernelDevice
 from minitrain.workloads.expert_layers import ExpertPass
 from minitrain.workloads.kernels import (
     FlashAttention,
@@ -172,6 +174,33 @@ def test_eight_bits_are_written_once_where_matrix_units_take_either_order() -> N
     blackwell = Style(datatype="float8", transposes=False)
     assert traffic(forward_kernels(LLAMA, attention, work(), blackwell), "cast") == 3 * 1024 * 1024
     assert not traffic(backward_kernels(LLAMA, attention, work(), blackwell), "transposition")
+
+
+@pytest.mark.parametrize(("scaling", "more"), [("delayed", 4), ("current", 2), ("mx", 4), ("nvfp4", 4)])
+def test_what_another_library_activates_is_cast_by_itself(scaling: str, more: int) -> None:
+    mlp = LLAMA.units()[2]
+    model = replace(LLAMA, precision=replace(LLAMA.precision, weight_datatype="float8", scaling=scaling))
+    down = next(gemm for gemm in mlp.gemms(work()) if gemm.name.endswith("down"))
+    apart, within = (
+        traffic(forward_kernels(model, mlp, work(), Style(casts_apart=is_apart)), "scaling")
+        for is_apart in (True, False)
+    )
+    assert apart - within == more * down.m * down.k
+
+
+def test_factors_of_blocks_have_rates_of_their_own() -> None:
+    mlp = LLAMA.units()[2]
+    for scaling, datatype in (("current", "float8"), ("mx", "mxfloat8")):
+        model = replace(LLAMA, precision=replace(LLAMA.precision, weight_datatype="float8", scaling=scaling))
+        kernels = forward_kernels(model, mlp, work()).kernels + backward_kernels(model, mlp, work()).kernels
+        assert {k.datatype for k in kernels if isinstance(k, Matmul)} == {datatype}
+    for name, is_slower in (("b300_288g_nvl8", True), ("h100_80g_nvl8", False)):
+        device = KernelDevice(load_config(name))
+        whole, blocks = (
+            device.kernel_seconds(Matmul(8192, 8192, 8192, datatype=of, element_bytes=1))
+            for of in ("float8", "mxfloat8")
+        )
+        assert (blocks > whole) == is_slower
 
 
 def test_separate_gradient_accumulation_moves_ten_bytes_a_weight() -> None:
