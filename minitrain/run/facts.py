@@ -17,15 +17,12 @@ waits for the last rank to come to a collective, for the sender of a message, or
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from minitrain.errors import UsageError
-from minitrain.machine.given_durations import CALIBRATED
-from minitrain.operations import PRICE, STRIDE
 from minitrain.run.above import above
 from minitrain.run.analysis.labels import duration
 from minitrain.workloads.matmul import NOTES, SPECIFIED
@@ -157,62 +154,6 @@ def _longest(workload: Any) -> int | None:
 
 MOST_MFU = 0.75
 """Published steps of transformers stay below this MFU; those of the package's tables do by far."""
-
-
-class SurenessFigures:
-    """How sure a run's figures are.
-
-    Attributes:
-        priced_by: what priced its operations.
-        trained_model: the transformer that it trains, or None.
-        meshes: sizes by axis, of each mesh that ranks were laid out on.
-        hardware: the name of its hardware config.
-        world_size: its ranks.
-        prepared: how it was simulated; None of one that was read.
-    """
-
-    priced_by: str
-    trained_model: TrainedModel | None
-    meshes: Sequence[Mapping[str, int]]
-    hardware: str
-    world_size: int
-    prepared: Any
-
-    @property
-    def sureness(self) -> str:
-        """How far validated runs like this one were off, in words; see `minitrain.evidence.similar_runs`."""
-        trained = self.trained_model
-        kind = "" if trained is None else f"partly trained {trained.kind}" if trained.trained else trained.kind
-        if self.priced_by.startswith(CALIBRATED):
-            return self.priced_by
-        axes = {axis: size for mesh in self.meshes for axis, size in mesh.items()}
-        return sureness_of(self.priced_by, self.hardware, kind, axes, self.world_size)
-
-    @property
-    def headline_sureness(self) -> str:
-        """What a headline adds to the step time of a transformer: ", +- 6 % (...)"."""
-        is_said_before = self.trained_model is None or self.priced_by.startswith(CALIBRATED)
-        return "" if is_said_before else f", {self.sureness}"
-
-    @property
-    def interval(self: Any) -> tuple[float, float] | None:
-        """Where a measured step would lie, s, with the chance `minitrain.machine.given_durations.LEVEL`.
-
-        None where no calibration priced the run, or one of too few measurements, and in a run that was read.
-        """
-        calibration = getattr(getattr(self.prepared, "predictor", None), "calibration", None)
-        factors = calibration and calibration.factors()
-        return factors and (factors[0] * self.step_time, factors[1] * self.step_time)
-
-    @property
-    def doubts(self: Any) -> list[str]:
-        """What the step rests on that a calibration has not measured: what to measure next, in order of its share."""
-        predictor: Any = getattr(self.prepared, "predictor", None)
-        if not hasattr(predictor, "doubts"):
-            return []
-        counts = max((Counter(map(id, log._rows[PRICE::STRIDE])) for log in self.logs), key=Counter.total)
-        found: list[str] = predictor.doubts(counts, self.step_time)
-        return found
 
 
 def sureness_of(priced_by: str, hardware: str, kind: str, axes: Mapping[str, int], world_size: int) -> str:

@@ -5,11 +5,6 @@ was waited for), and equal ones of the one are equal ones of the other. Then a l
 the place of each that the other rank has, is all that there is to say. `OnceWritten` is a list that says so.
 
 Found by folding, or by comparing the rows of all logs (`by_rows`).
-
-Which logs a run's figures and pictures are made from: all, or one for each class of ranks that do the same.
-
-Figures are made from `class_logs`, and pictures from `drawn`. In a run of all ranks these are the logs themselves. A
-folded run has one log for each class of ranks (see `minitrain.run.folding.expansion`).
 """
 
 from __future__ import annotations
@@ -23,7 +18,6 @@ from minitrain.operations import (
     MEMORY,
     NOTE,
     PRICE,
-    RECV,
     SAMPLES,
     STREAM,
     STRIDE,
@@ -36,12 +30,9 @@ from minitrain.operations import (
     Note,
     ReadOnlyLog,
 )
-from minitrain.run.facts import remark_on
-from minitrain.workloads.matmul import NOTES
 
 if TYPE_CHECKING:
-    from minitrain.operations import MemoryChange
-    from minitrain.run.analysis.timeline import Timeline
+    pass
 
 
 Partners = tuple[tuple[int, ...] | None, int | None, int | None]
@@ -219,129 +210,3 @@ def partners_of(event: Event) -> Partners:
 def distinct_of(log: Sequence[Event]) -> tuple[list[Any], list[Partners]]:
     """Return the different sets of samples and partners of a log, in the order of events."""
     return list(dict.fromkeys(event.samples for event in log)), list(dict.fromkeys(map(partners_of, log)))
-
-
-class RanksAlike:
-    """Which logs a run's figures and pictures are made from.
-
-    Attributes:
-        strategy: its name.
-        world_size: number of ranks.
-        logs: the events of each rank.
-        models: the model of each rank.
-        memory_journals: every change of every store of each rank, if they were kept.
-        workload: name of what was trained.
-        peak_flop_per_s: the device's peak rate; None where durations were given by hand.
-        trained_model: the transformer that was trained, or None.
-    """
-
-    strategy: str
-    world_size: int
-    logs: Sequence[Sequence[Event]]
-    models: Sequence[Any]
-    memory_journals: Sequence[Sequence[MemoryChange]]
-    workload: str
-    peak_flop_per_s: float | None
-    trained_model: Any
-
-    if TYPE_CHECKING:
-
-        @property
-        def doubts(self) -> list[str]:
-            """What a calibration has not measured."""
-
-        @property
-        def mfu(self) -> float | None:
-            """Model FLOPs utilization."""
-
-        @property
-        def timeline(self) -> Timeline:
-            """The events as columns."""
-
-        @property
-        def step_timeline(self) -> Timeline:
-            """The columns that figures of the step are made from."""
-
-    @property
-    def is_folded(self) -> bool:
-        """Whether one rank of each class of ranks that do the same was simulated, and not every rank."""
-        return False
-
-    @property
-    def num_ranks_a_class(self) -> int:
-        """How many ranks each of `class_logs` stands for; 1 unless the run was folded."""
-        return 1
-
-    @property
-    def class_logs(self) -> Sequence[Sequence[Event]]:
-        """The logs that figures are made from: one for each class of a folded run, else all."""
-        return self.logs
-
-    @property
-    def class_models(self) -> Sequence[Any]:
-        """The models that those logs are of."""
-        return self.models
-
-    @property
-    def meant(self) -> Any:
-        """What the strategy declares that a step computes; None for one update, and in a run read from a file."""
-        return next((model._semantics for model in self.class_models[:1]), None)
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What pictures and tables say beside the figures."""
-        by_hand = self.peak_flop_per_s is None
-        of_layers = () if by_hand or self.workload not in NOTES else (NOTES[self.workload],)
-        trained = self.trained_model
-        remark = remark_on(self.mfu, in_eight_bits=bool(trained.peak_of)) if trained else ""
-        doubts = [f"the calibration has not measured {doubt}" for doubt in self.doubts[:3]]
-        predictor = getattr(getattr(self, "prepared", None), "predictor", None)
-        calibration = getattr(predictor, "calibration", None)
-        meant = self.meant
-        rounds = meant and f"{self.strategy}: a step is a round of {meant}; it computes something else than one update"
-        return (*of_layers, *filter(None, [rounds, remark, calibration and calibration.warning]), *doubts)
-
-    @property
-    def messages(self) -> str | None:
-        """How ranks receive messages: "hidden" behind compute, or "waited for"; None without any, or in a read file."""
-        peers = [found for model in self.class_models for found in model._peers.items()]
-        waits = [stream.is_waited_for for (kind, _), stream in peers if kind == RECV]
-        return ("waited for" if any(waits) else "hidden") if waits else None
-
-    @property
-    def ranks_of_class_logs(self) -> Sequence[int]:
-        """The rank whose log each of them is."""
-        return range(self.world_size)
-
-    def repeated_ranks(self, most_events: int | None = None) -> Sequence[Repeated] | None:
-        """Return the ranks that did what others did (see `minitrain.run.ranks_once`).
-
-        Args:
-            most_events: None is returned where the others have more events.
-        """
-        return by_rows(self.logs, most_events)
-
-    @property
-    def timeline_of_classes(self) -> Timeline:
-        """The columns of `class_logs`, whose peers are rows."""
-        return self.timeline
-
-    @property
-    def draws_classes(self) -> bool:
-        """Whether pictures have a row for each class of ranks that do the same, and not for each rank."""
-        return False
-
-    @property
-    def ranks_of_rows(self) -> Sequence[Sequence[int]]:
-        """The ranks that each row of `drawn` stands for."""
-        return [[rank] for rank in range(self.world_size)]
-
-    @property
-    def drawn(self) -> Timeline:
-        """What pictures show: the timeline of the step, a row a rank."""
-        return self.step_timeline
-
-    @property
-    def drawn_journals(self) -> Sequence[Sequence[MemoryChange]]:
-        """Every change of every store of what pictures show."""
-        return self.memory_journals

@@ -3,11 +3,15 @@
 The step begins when the weights are there. A rank's *loading* is its loads before its first other operation. It is in
 the events and on the clocks, and in no figure of the step: it has one of its own, `load_time`. A load in mid-step is
 part of the step.
+
+Figures are made from `class_logs`, and pictures from `drawn`. In a run of all ranks these are the logs themselves. A
+folded run has one log for each class of ranks (see `minitrain.run.folding.expansion`).
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,12 +21,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from minitrain.machine.given_durations import CALIBRATED
 from minitrain.machine.price import accounts_of
-from minitrain.operations import PASSES, Event, MemoryChange, Outage
+from minitrain.operations import PASSES, PRICE, RECV, STRIDE, Event, MemoryChange, Outage
 from minitrain.run.above import above
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
-from minitrain.run.facts import Steps, SurenessFigures, TrainedModel, steps_of_round
+from minitrain.run.facts import Steps, TrainedModel, remark_on, steps_of_round, sureness_of
 from minitrain.run.figures import (
     StepEnergy,
     columns_of,
@@ -32,9 +37,9 @@ from minitrain.run.figures import (
     peak_watts,
     summary_of,
 )
-from minitrain.run.ranks_once import RanksAlike
+from minitrain.run.ranks_once import Repeated, by_rows
 from minitrain.run.saved_runs import read_run, save_run
-from minitrain.workloads.matmul import SPECIFIED
+from minitrain.workloads.matmul import NOTES, SPECIFIED
 
 if TYPE_CHECKING:
     from minitrain.engine.model import Model
@@ -100,7 +105,7 @@ class TokenBudget:
 
 
 @dataclass(frozen=True)
-class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
+class Run(DeviceMemoryFigures):
     """One simulated training step of all ranks.
 
     Args:
@@ -179,6 +184,127 @@ class Run(RanksAlike, DeviceMemoryFigures, SurenessFigures):
     workload: str = SPECIFIED
     steps: Steps | None = field(default=None, repr=False, compare=False)
     typical: tuple[Sequence[float], Sequence[float], Sequence[float]] | None = field(default=None, repr=False)
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether one rank of each class of ranks that do the same was simulated, and not every rank."""
+        return False
+
+    @property
+    def num_ranks_a_class(self) -> int:
+        """How many ranks each of `class_logs` stands for; 1 unless the run was folded."""
+        return 1
+
+    @property
+    def class_logs(self) -> Sequence[Sequence[Event]]:
+        """The logs that figures are made from: one for each class of a folded run, else all."""
+        return self.logs
+
+    @property
+    def class_models(self) -> Sequence[Any]:
+        """The models that those logs are of."""
+        return self.models
+
+    @property
+    def meant(self) -> Any:
+        """What the strategy declares that a step computes; None for one update, and in a run read from a file."""
+        return next((model._semantics for model in self.class_models[:1]), None)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What pictures and tables say beside the figures."""
+        by_hand = self.peak_flop_per_s is None
+        of_layers = () if by_hand or self.workload not in NOTES else (NOTES[self.workload],)
+        trained = self.trained_model
+        remark = remark_on(self.mfu, in_eight_bits=bool(trained.peak_of)) if trained else ""
+        doubts = [f"the calibration has not measured {doubt}" for doubt in self.doubts[:3]]
+        predictor = getattr(getattr(self, "prepared", None), "predictor", None)
+        calibration = getattr(predictor, "calibration", None)
+        meant = self.meant
+        rounds = meant and f"{self.strategy}: a step is a round of {meant}; it computes something else than one update"
+        return (*of_layers, *filter(None, [rounds, remark, calibration and calibration.warning]), *doubts)
+
+    @property
+    def messages(self) -> str | None:
+        """How ranks receive messages: "hidden" behind compute, or "waited for"; None without any, or in a read file."""
+        peers = [found for model in self.class_models for found in model._peers.items()]
+        waits = [stream.is_waited_for for (kind, _), stream in peers if kind == RECV]
+        return ("waited for" if any(waits) else "hidden") if waits else None
+
+    @property
+    def ranks_of_class_logs(self) -> Sequence[int]:
+        """The rank whose log each of them is."""
+        return range(self.world_size)
+
+    def repeated_ranks(self, most_events: int | None = None) -> Sequence[Repeated] | None:
+        """Return the ranks that did what others did (see `minitrain.run.ranks_once`).
+
+        Args:
+            most_events: None is returned where the others have more events.
+        """
+        return by_rows(self.logs, most_events)
+
+    @property
+    def timeline_of_classes(self) -> Timeline:
+        """The columns of `class_logs`, whose peers are rows."""
+        return self.timeline
+
+    @property
+    def draws_classes(self) -> bool:
+        """Whether pictures have a row for each class of ranks that do the same, and not for each rank."""
+        return False
+
+    @property
+    def ranks_of_rows(self) -> Sequence[Sequence[int]]:
+        """The ranks that each row of `drawn` stands for."""
+        return [[rank] for rank in range(self.world_size)]
+
+    @property
+    def drawn(self) -> Timeline:
+        """What pictures show: the timeline of the step, a row a rank."""
+        return self.step_timeline
+
+    @property
+    def drawn_journals(self) -> Sequence[Sequence[MemoryChange]]:
+        """Every change of every store of what pictures show."""
+        return self.memory_journals
+
+    @property
+    def sureness(self) -> str:
+        """How far validated runs like this one were off, in words; see `minitrain.evidence.similar_runs`."""
+        trained = self.trained_model
+        kind = "" if trained is None else f"partly trained {trained.kind}" if trained.trained else trained.kind
+        if self.priced_by.startswith(CALIBRATED):
+            return self.priced_by
+        axes = {axis: size for mesh in self.meshes for axis, size in mesh.items()}
+        return sureness_of(self.priced_by, self.hardware, kind, axes, self.world_size)
+
+    @property
+    def headline_sureness(self) -> str:
+        """What a headline adds to the step time of a transformer: ", +- 6 % (...)"."""
+        is_said_before = self.trained_model is None or self.priced_by.startswith(CALIBRATED)
+        return "" if is_said_before else f", {self.sureness}"
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where a measured step would lie, s, with the chance `minitrain.machine.given_durations.LEVEL`.
+
+        None where no calibration priced the run, or one of too few measurements, and in a run that was read.
+        """
+        calibration = getattr(getattr(self.prepared, "predictor", None), "calibration", None)
+        factors = calibration and calibration.factors()
+        return factors and (factors[0] * self.step_time, factors[1] * self.step_time)
+
+    @property
+    def doubts(self) -> list[str]:
+        """What the step rests on that a calibration has not measured: what to measure next, in order of its share."""
+        predictor: Any = getattr(self.prepared, "predictor", None)
+        if not hasattr(predictor, "doubts"):
+            return []
+        logs: Any = self.logs
+        counts = max((Counter(map(id, log._rows[PRICE::STRIDE])) for log in logs), key=Counter.total)
+        found: list[str] = predictor.doubts(counts, self.step_time)
+        return found
 
     @cached_property
     def timeline(self) -> Timeline:
