@@ -309,6 +309,7 @@ def _platform(
     found = replace(
         found,
         **_attention_kernel(row, found),
+        one_hot_embedding=bool(row.words("framework").facts.get("one_hot")),
         gradient_accesses=_gradient_accesses(framework, layout),
         batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
         shares_by_rank=_blocks(framework, layout),
@@ -361,7 +362,7 @@ def _attention_kernel(row: Row, platform: Platform) -> dict[str, Any]:
     is_known = facts.get("kernel") in rates_of(load_config(device_of(row))).attention
     return {
         "attention": facts["kernel"] if is_known else platform.attention,
-        "attention_block": facts.get("block", platform.attention_block),
+        "attention_block": int(facts["block"]) if "block" in facts else platform.attention_block,
     }
 
 

@@ -305,7 +305,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             ),
             PublishedTable(
                 "t5",
-                "Llama 7B and 70B, 1T, TPU v4 to v6e, Trainium 2 (AXLearn, TorchPrime, MaxText)",
+                "Llama 7B and 70B, Gemma 3, 1T, TPU v4 to v6e, Trainium 2 (AXLearn, TorchPrime, MaxText)",
                 "blind",
                 lacks="recomputation of older AXLearn and of TorchPrime",
             ),

@@ -417,7 +417,7 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
     Raises:
         LackingError: a size is missing, or sizes contradict one another.
     """
-    fields = {**_sizes(row, tp), **_kind(row), **_experts(row), **_of_named(row)}
+    fields = {**_sizes(row, tp), **_kind(row), **_experts(row), **_of_named(row), **_window(row)}
     if "tied" in row.words("tied_emb").facts:
         fields["tied_embeddings"] = row.words("tied_emb").facts["tied"]
     fields["prediction_layers"] = int(row.number("mtp_layers") or 0)
@@ -495,6 +495,22 @@ def _experts(row: Row) -> dict[str, Any]:
         "num_shared_experts": int(row.number("n_shared_experts") or row.words("mlp").facts.get("shared", 0)),
         "moe_layers": range(dense, row.count("n_layers")),
     }
+
+
+def _window(row: Row) -> dict[str, Any]:
+    """Return the sliding window that a row states, and the layers that have it: the first of each group of layers.
+
+    Raises:
+        LackingError: more layers of a group have it than the group has.
+    """
+    facts = row.words("attention").facts
+    if "window" not in facts:
+        return {}
+    windowed, group = int(facts.get("windowed", 1)), int(facts.get("windowed_of", 1))
+    if not 1 <= windowed <= group:
+        raise LackingError(f"attention is {row.text('attention')!r}; give a window in at most all layers of a group")
+    layers = [layer for layer in range(row.count("n_layers")) if layer % group < windowed]
+    return {"window": int(facts["window"]), "window_layers": layers}
 
 
 def named_model(row: Row) -> Transformer | None:

@@ -97,6 +97,8 @@ class Platform:
             the config's only one.
         attention_block: queries, and keys, of a block of that kernel, where its efficiency counts blocks that it
             computes whole (`minitrain.machine.device.AttentionRate`); the config's if None.
+        one_hot_embedding: whether the embedding is a multiplication by one-hot rows, which matrix units do (MaxText's
+            `use_iota_embed`), and no lookup.
         fused_loss: whether softmax and cross entropy are one kernel.
         gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
             optimizer does with its shards.
@@ -136,6 +138,7 @@ class Platform:
     stops_early: bool = False
     attention: str | None = None
     attention_block: int | None = None
+    one_hot_embedding: bool = False
     fused_loss: bool = False
     gradient_accesses: float = 0.0
     batches_messages: str = "no"

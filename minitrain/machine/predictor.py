@@ -395,15 +395,14 @@ class KernelPredictor(_ConfigPredictor):
         system, platform = load_config(hardware), pricing.known_platform
         rates = rates_of(system)
         terms = [term for term in pricing.without if term in TERMS_OF_KERNELS]
-        self.world_size = world_size
-        self.system = system
-        self.pricing = pricing
+        self.world_size, self.system, self.pricing = world_size, system, pricing
         self._has_transfers = "transfers" not in pricing.without
         self._platform = platform
         self._inner = min(system.networks, key=lambda tier: tier.size)
         self._left_out = frozenset(pricing.without)
         self.style = Style(
             attention=platform.attention or rates.usual_attention,
+            one_hot_embedding=platform.one_hot_embedding,
             fused_loss=platform.fused_loss,
             eager=platform.eager,
             separate_gradients=platform.separate_gradients,

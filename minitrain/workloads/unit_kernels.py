@@ -201,6 +201,7 @@ class Style:
     Args:
         attention: generation of the attention kernel, where the model has flash attention.
         datatype: key of the hardware config's rates, for matrices; the model's own if None.
+        one_hot_embedding: whether the embedding is a multiplication by one-hot rows, and no lookup.
         fused_loss: whether softmax and loss are one kernel.
         eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own, not by the matrix
@@ -219,6 +220,7 @@ class Style:
 
     attention: str = "flash2"
     datatype: str | None = None
+    one_hot_embedding: bool = False
     fused_loss: bool = False
     eager: float = 1.0
     separate_gradients: bool = False
@@ -369,6 +371,8 @@ class _Lister:
         kernels: list[Kernel] = list(self._passes(is_backward=is_backward))
         for gemm in self._projections():
             kernels += self._products(gemm, is_backward=is_backward)
+        if self.unit.kind == "embedding" and self.style.one_hot_embedding:
+            kernels.append(self._one_hot(is_backward=is_backward))
         launches = _LAUNCHES[self.unit.kind][is_backward]
         if self.model.gate_clamp is not None and any(each.name.endswith("down") for each in self.unit.projections):
             launches += _CLAMP_LAUNCHES
@@ -379,6 +383,15 @@ class _Lister:
         return KernelList(
             tuple(kernels), self.of_experts(is_backward=is_backward) + self.style.captured(launches, self.unit.kind)
         )
+
+    def _one_hot(self, *, is_backward: bool) -> Matmul:
+        """Return the multiplication of one-hot rows, which are never stored, by the table; in backward its gradient."""
+        tokens, hidden, datatype = self.work.num_tokens, self.model.hidden_size, self.model.precision.datatype
+        cut = Cut("vocab_size", self.model.vocab_size, is_padded=True)
+        words = cut.part(self.model.vocab_size, self.work.degrees.tp)
+        if is_backward:
+            return Matmul(words, hidden, tokens, kind="weight_gradient", datatype=datatype)
+        return Matmul(tokens, hidden, words, datatype=datatype)
 
     def of_experts(self, recompute: str | None = None, *, is_backward: bool = False) -> int:
         """Return the launches of experts' multiplications: all, or those that are computed again."""

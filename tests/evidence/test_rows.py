@@ -559,14 +559,25 @@ def test_a_dispatcher_that_is_not_priced_is_refused() -> None:
             case(**EXPERTS, dispatcher=word)
 
 
-def test_a_row_says_which_attention_kernel_ran_and_in_which_blocks() -> None:
+def test_a_row_says_which_attention_kernel_ran_in_which_blocks_and_how_words_are_embedded() -> None:
     given = {"framework": "MaxText", "zero": "3", "pp": "1", "dp": "8", "n_micro": "1", "recompute": "full"}
     tpu = case(**given, gpu="TPU v6e", attention="flash, fused backward, blocks of 2048").platform
     assert tpu is not None
     assert (tpu.attention, tpu.attention_block) == ("splash_fused", 2048)
     usual = case(**given, gpu="TPU v6e", attention="flash").platform
     assert usual is not None
-    assert (usual.attention, usual.attention_block) == (None, None)
+    assert (usual.attention, usual.attention_block, usual.one_hot_embedding) == (None, None, False)
+    multiplied = case(**{**given, "framework": "MaxText, iota embed"}, gpu="TPU v6e", attention="flash").platform
+    assert multiplied is not None
+    assert multiplied.one_hot_embedding
+
+
+def test_a_row_says_which_layers_have_a_window() -> None:
+    model = case(attention="flash, window of 1024 in 2 of 3 layers", n_layers="8").model
+    assert (model.window, model.window_layers) == (1024, (0, 1, 3, 4, 6, 7))
+    assert case(attention="flash, sliding window 512", n_layers="2").model.window_layers == (0, 1)
+    with pytest.raises(LackingError, match="a window in at most all layers of a group"):
+        case(attention="flash, window 512 in 4 of 3 layers")
 
 
 def test_a_layer_of_multi_token_prediction_is_in_the_last_stage() -> None:

@@ -247,3 +247,11 @@ def test_checkpoints_of_single_operations_repeat_every_second_product_and_all_pa
     passes = [k.name for kernels in again for k in kernels.kernels if isinstance(k, MemoryPass)]
     assert passes == ["norm", "rotary embedding", "residual", "norm", "swiglu"]
     assert [unit.recomputed_flop(512, "op") for unit in GPT.units() if unit.layer == 0][1] == 0
+
+
+def test_one_hot_rows_are_multiplied_by_the_table_forward_and_for_its_gradient() -> None:
+    embedding, style = GPT.units()[0], Style(one_hot_embedding=True)
+    for kernels, num in ((forward_kernels, 1), (backward_kernels, 1)):
+        assert matmul_flop(kernels(GPT, embedding, work())) == 0
+        found = matmul_flop(kernels(GPT, embedding, work(), style))
+        assert found == num * 2 * work().num_tokens * GPT.hidden_size * GPT.vocab_size
