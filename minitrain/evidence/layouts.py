@@ -337,13 +337,14 @@ def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Return how many transformer layers each stage has, if stages are cut where sums of costs pass equal shares.
+    """Return how many transformer layers each stage has, if it ends with the layer whose sum of costs fills its share.
 
     Args:
         costs: of each layer, and last of the head, which counts as no layer.
         num_stages: how many stages.
 
-    Source: `build_and_set_rank` of github.com/huggingface/nanotron (`models/__init__.py` of December 2024).
+    Source: `build_and_set_rank` of github.com/huggingface/nanotron (`models/__init__.py` of December 2024). There a
+    layer that just fills the share does not end a stage; runs where one would (j1) were measured as if it did.
 
     Example:
         >>> balanced_layers([1.0] * 8 + [4.0], 4)
@@ -353,17 +354,22 @@ def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     counts, stage, total = [0] * num_stages, 0, 0.0
     for cost in costs[:-1]:
         total += cost
-        while stage < num_stages - 1 and total > shares[stage] * (1 + 1e-12):
-            stage += 1
         counts[stage] += 1
+        stage += total >= shares[stage] * (1 - 1e-12)
     return tuple(counts)
 
 
 def unit_stages(layers: Sequence[int]) -> list[int]:
-    """Return how many of the engine's layers each stage has: two a transformer layer, embedding and head one each."""
+    """Return how many of the engine's layers each stage has: two a transformer layer, embedding and head one each.
+
+    A stage without layers has one of those of the stage before it, as the engine needs one.
+    """
     units = [2 * count for count in layers]
     units[0] += 1
     units[-1] += 1
+    for stage in range(1, len(units)):
+        if not units[stage]:
+            units[stage - 1], units[stage] = units[stage - 1] - 1, 1
     return units
 
 

@@ -35,7 +35,8 @@ Sources:
 - **deepspeed**: `reduce_gradients` of DeepSpeed's `runtime/zero/stage_1_and_2.py` makes a bucket of 5e8 elements, and
   `step` flattens the gradients of the rank's share and casts them; without ZeRO `step` of
   `runtime/fp16/fused_optimizer.py` casts each gradient, and flattens these; pipelines leave gradients in 16 bits to
-  `clear_lp_grads` of the next backward (`runtime/bf16_optimizer.py`), and sum totals through `allreduce_bucket`;
+  `clear_lp_grads` of the next backward (`runtime/bf16_optimizer.py`), and sum totals through `allreduce_bucket`; they
+  keep a stage's outputs for `_exec_backward_pass` (`runtime/pipe/engine.py`);
 - **fsdp2**: torchtitan's `apply_fsdp` (`models/llama3/infra/parallelize.py`) shards weights in single precision, which
   `foreach_all_gather` of PyTorch's `fsdp/_fully_shard/_fsdp_collectives.py` casts into what it sends; `foreach_reduce`
   copies a unit's gradients into one array in single precision, which is there until the next unit's is reduced. The
@@ -179,6 +180,7 @@ class Habits:
         expands: whether SwiGLU keeps the activated gate, and attention keys and values of each head.
         keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
         keeps_gradients: whether there are all gradients of a microbatch in 16 bits beside their totals.
+        keeps_outputs: whether a stage keeps what it has sent of each microbatch until its backward.
         keeps_gates: whether SwiGLU keeps the activated gate, parts keep the array that they gather into, collectives
             beside compute keep what they read, and the update uses what backward has left; and whether the allocator's
             cache is emptied once weights, totals and states are there, so that these reserve no more than they are.
@@ -192,6 +194,7 @@ class Habits:
     expands: bool = False
     keeps_shapes: bool = False
     keeps_gradients: bool = False
+    keeps_outputs: bool = False
     keeps_gates: bool = False
     update: Callable[[_Update], None] | None = None
 
@@ -202,9 +205,9 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "megatron": Habits("weight", 6),
         "fused": Habits("none", 6),
         "transformer engine": Habits("none", 6, keeps_shapes=True),
-        "deepspeed": Habits("weight", 6, update=_cast_and_flatten),
-        "deepspeed zero": Habits("weight", 6, update=_flatten_and_cast),
-        "deepspeed bf16": Habits("none", 6, keeps_gradients=True, update=_sum_in_single),
+        "deepspeed": Habits("weight", 6, keeps_outputs=True, update=_cast_and_flatten),
+        "deepspeed zero": Habits("weight", 6, keeps_outputs=True, update=_flatten_and_cast),
+        "deepspeed bf16": Habits("none", 6, keeps_gradients=True, keeps_outputs=True, update=_sum_in_single),
         "fsdp2": Habits("reduced", 4),
         "fsdp2 eager loss": Habits("reduced", 12, 16),
         "fsdp2 eager": Habits("reduced", 12, 16, expands=True),
@@ -329,9 +332,7 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
     else:
         moments = _as_allocated(place, habits, fused_loss)
     held, temporary = max(moments, key=sum)
-    kept = float(_HALF * sum(_matrices(place))) if habits.keeps_shapes else 0.0
-    if habits.keeps_gradients:
-        kept = _HALF * sum(each.gradient_bytes for each in place.weights) / place.workload.gradient_bytes
+    kept = _kept(place, habits)
     found = Fullest(held, temporary, kept)
     if habits.keeps_gates:
         found = replace(found, lasting_bytes=place.at_update_bytes + kept)
@@ -349,6 +350,16 @@ def _as_counted(place: Place) -> list[tuple[float, float]]:
     """Return moments in which units' gradients are there at once: tensors, and what is beside them."""
     at_loss = (place.at_loss_bytes, (HABITS[""].logit_bytes - LOGIT_BYTES) * place.num_logits)
     return [(place.peak_bytes, 0.0), *([at_loss] if place.num_logits else [])]
+
+
+def _kept(place: Place, habits: Habits) -> float:
+    """Return the bytes that a framework keeps beside tensors."""
+    kept = float(_HALF * sum(_matrices(place))) if habits.keeps_shapes else 0.0
+    if habits.keeps_gradients:
+        kept = _HALF * sum(each.gradient_bytes for each in place.weights) / place.workload.gradient_bytes
+    if habits.keeps_outputs and not place.num_logits:  # the last stage sends nothing
+        kept += place.num_in_flight * _sum_over_parts(place)
+    return kept
 
 
 def _in_streams(place: Place, habits: Habits) -> Fullest:

@@ -482,7 +482,8 @@ def test_stages_have_whole_layers() -> None:
     assert stage_layers(9, 4) == (3, 2, 2, 2)
     assert stage_layers(106, 12) == (8, *[9] * 10, 8)
     assert unit_stages(stage_layers(8, 4)) == [5, 4, 4, 5]
-    assert sum(balanced_layers([1.0] * 16 + [4.0], 4)) == 16
+    assert balanced_layers([1.0] * 28 + [1.7], 4) == (8, 7, 8, 5)  # a stage ends with the layer that fills its share
+    assert unit_stages(balanced_layers([1.0] * 6 + [4.5], 4)) == [7, 5, 1, 1]  # and the head may leave one empty
 
 
 def test_a_table_that_is_none_says_so(tmp_path: Path) -> None:

@@ -202,3 +202,10 @@ def test_measured_runs_of_eager_fsdp2_allocate_and_reserve_as_much(
 def test_torchtitan_keeps_weights_that_are_not_in_shards_as_they_are_counted() -> None:
     plain, shards = (of_fsdp(memory, world_size=1) for memory in ("torchtitan", "fsdp2"))
     assert plain.allocated_bytes == of_fsdp("", world_size=1).allocated_bytes > shards.allocated_bytes
+
+
+def test_stages_of_deepspeed_keep_what_they_have_sent() -> None:
+    model = replace(MODEL, num_layers=8, vocab_size=512, seq_len=4 * TOKENS)  # so that the first stage is the fullest
+    platform = replace(find_platform("bloom"), memory="deepspeed zero")
+    found = memory_of(platform, world_size=2, pp=2, global_batch_size=4, workload=model)
+    assert (found.rank, found.kept_bytes) == (0, 2 * 2 * HIDDEN * 4 * TOKENS)  # of two microbatches
