@@ -3,14 +3,11 @@
 The user profiles some whole steps with the activities CPU and CUDA. Layers are found by marks, by FSDP's
 ranges, by modules or by the order of kernels, and for each kernel what it was launched for.
 
-A layer's time is how long its kernels keep the device busy, the median over all its passes in the trace. Kernels of
-communication are left out, since a run pays for transfers itself, and so are gaps between kernels. What checkpointing
-computes again is part of backward. The update is shared evenly by the layers.
+A layer's time is how long its kernels keep the device busy, the median over all its passes in the trace. Gaps are left
+out. What checkpointing computes again is part of backward. The update is shared evenly by the layers.
 
-Nested ranges of time on a thread, as profilers record them, and which of them lie around a moment.
-
-A range lies within another if it begins no earlier and ends no later. Ranges of one thread nest, as calls do; one that
-does not (a clock that jumped) counts as within nothing that ends before it.
+Ranges of one thread nest, as calls do. A range lies within another if it begins no earlier and ends no later; one that
+does not nest (a clock that jumped) counts as within nothing that ends before it.
 
 The kernels of a profiler's trace in the order of their launches, each with what it was launched for.
 
@@ -23,8 +20,8 @@ A kernel and the call that launched it carry one correlation id. Where and when 
 3. Else it is forward, and the layer is that of the range around the call.
 
 A trace without kernels is one of a CPU, where an operation that no other operation calls is what a kernel is elsewhere.
-Kernels of communication (NCCL, RCCL, c10d) are left out, since a run pays for transfers itself. So are, of a layer's
-time, the copies within FSDP2's hooks ("FSDP::"), which put weights and gradients where NCCL takes and leaves them.
+Kernels of communication (NCCL, RCCL, c10d) are left out: a run pays for transfers itself. So are, of a layer's time,
+copies within FSDP2's hooks ("FSDP::"), which put weights and gradients where NCCL takes and leaves them.
 
 Source of the format: the keys that Kineto writes (output_json.cpp of github.com/pytorch/kineto), and what autograd's
 sequence numbers mean (torch.autograd.profiler, "Forward-backward correlation").
@@ -590,19 +587,15 @@ def _no_layers(marks: Marks, names: set[str], source: str) -> UsageError:
 
 def _no_order(num_layers: int, source: str) -> UsageError:
     """Return the error for a trace in which no layers were found."""
-    found = (
-        "no sequence of kernels comes again forward"
-        if num_layers < 2
-        else (f"{num_layers} times the same kernels forward are not met by as many backward")
-    )
+    found = f"{num_layers} times the same kernels forward are not met by as many backward"
+    if num_layers < 2:
+        found = "no sequence of kernels comes again forward"
     return UsageError(
         f"{source} does not say what its layers are: it has no marks, no ranges of FSDP and no calls of modules, and "
         f"{found}; profile whole training steps with the activities CPU and CUDA and with_stack=True, or mark layers "
         'by torch.profiler.record_function("layer 0")'
     )
 
-
-__all__ = ["Marks", "TracedLayers"]
 
 _S = 1e-6  # times in a trace are in microseconds
 _Busy = Mapping[tuple[int | str, str], float]
@@ -745,7 +738,6 @@ def _device_of(data: Mapping[str, Any]) -> str:
 
 MOST_BYTES = 4 * 2**30
 """Of a trace, unpacked: minutes of a large run have some hundred MB."""
-
 
 _NUMBER, _NAME = (int, float), (int, str)
 _TIMES = {"X": ("ts", "dur"), "M": ()}  # of an event, by its phase; all others have a moment alone
