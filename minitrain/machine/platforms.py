@@ -90,7 +90,6 @@ class Platform:
         parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
             see `EXPOSED`.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
-        casts_apart: whether activation functions write 16 bits, which another kernel casts where fewer are multiplied.
         stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
             checkpoints and jax.checkpoint's dead code elimination do.
         attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
@@ -134,7 +133,6 @@ class Platform:
     parts_exposed: float = 1.0
     parts_overlap: str = "none"
     separate_gradients: bool = False
-    casts_apart: bool = False
     stops_early: bool = False
     attention: str | None = None
     attention_block: int | None = None
@@ -185,6 +183,15 @@ class Platform:
         if self.captures is None:
             return self.is_eager and device.partition("_")[0] in CAPTURED
         return self.captures
+
+    @property
+    def casts_apart(self) -> bool:
+        """Return whether activation functions are kernels of another library than casts: Megatron-Core's are PyTorch's.
+
+        >>> platforms()["nemo-h100"].casts_apart
+        True
+        """
+        return self.memory == "transformer engine"
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers that differ from those of components, by name."""
