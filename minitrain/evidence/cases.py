@@ -329,9 +329,10 @@ def _platform(
 def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, model: Transformer) -> str:
     """Return how a framework allocates, which has optimizers of its own for each way to shard."""
     facts = row.words("framework").facts
-    if layout.zero >= 2 and ("torchtitan" in framework.words or facts.get("fsdp2")):
-        loss = "fsdp2" if facts.get("compiled_loss", True) else "fsdp2 eager loss"
-        return loss if framework.is_compiled else "fsdp2 eager"
+    if framework.words.split()[0] in ("torchtitan", "fsdp"):
+        compiled = "fsdp2" if facts.get("compiled_loss", True) else "fsdp2 eager loss"
+        eager, whole = ("fsdp2 eager", compiled), ("eager", memory)
+        return (eager if layout.zero >= 2 else whole)[framework.is_compiled]
     if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:
         return "deepspeed bf16"
     if memory == "deepspeed zero" and layout.zero == 0:

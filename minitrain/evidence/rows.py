@@ -587,6 +587,7 @@ def _precision(row: Row, framework: Framework) -> Precision:
         "gradient_bytes", row.words("overlap").facts.get("gradient_bytes", framework.gradient_bytes)
     )
     precision = replace(PRECISIONS[facts.get("datatype", "bf16")], gradient_bytes=gradient_bytes)
+    precision = replace(precision, optimizer_bytes=facts.get("optimizer_bytes", precision.optimizer_bytes))
     if "weights" not in facts:
         return precision
     return replace(precision, weight_datatype=facts["weights"], scaling=facts.get("scaling", "delayed"))

@@ -12,9 +12,10 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "deepspeed" | a weight's in 16 bits | 6 | gradients in single precision, by themselves and in one array |
 | "deepspeed zero" | a weight's in 16 bits | 6 | a bucket, and two arrays of the rank's share of gradients |
 | "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
+| "eager" | a unit's | 12 | activated gates, keys and values of each head, experts' inputs in single precision |
 | "fsdp2" | a unit's in 16 bits, and in single precision while they are reduced | 4 | no shards of weights in 16 bits |
 | "fsdp2 eager loss" | likewise | 12, of parts 16 | likewise |
-| "fsdp2 eager" | likewise | 12, of parts 16 | likewise; activated gates, keys and values of each head |
+| "fsdp2 eager" | likewise | 12, of parts 16 | likewise; as "eager" |
 | "torchtitan" | of shards as "fsdp2", else as "" | | |
 | "internevo zero" | a unit's | 12 | buckets, four copies of the rank's gradients, AdamW's temporaries |
 | "internevo fsdp" | a unit's | 12 | two copies of the rank's gradients, AdamW's temporaries |
@@ -46,8 +47,8 @@ Sources:
   than logits. Compiled, as it is since April 2025 (pull request 1033), the loss takes logits and gradients in 16 bits.
   Before, `log_softmax` and its backward have three arrays in single precision, and of parts
   `_nll_loss_and_log_softmax_backward` (`tensor/parallel/loss.py`) four; and a block of logits in 16 bits has been
-  freed. `ColwiseParallel` gathers the head's input, which autograd keeps. Eager, so it keeps what `silu` and
-  `repeat_kv` of `models/llama3/model/model.py` make;
+  freed. `ColwiseParallel` gathers the head's input, which autograd keeps. Eager, it keeps what `silu` and `repeat_kv`
+  of `models/llama3/model/model.py` make, and inputs of experts before they are weighted (`models/moe/moe.py`);
 - **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
   elements, of which two are in flight, `compute_norm` takes single-precision copies of all gradients, `_step` flattens
   and casts; `FSDPadaptOptimizer` copies and casts without flattening. PyTorch's AdamW makes the root of the second
@@ -177,7 +178,8 @@ class Habits:
         logit_bytes: the most bytes of a logit at the loss.
         parts_logit_bytes: the same where parts share it, if it is more.
         of_shards: whether that holds of weights in shards alone, and others are as counted.
-        expands: whether SwiGLU keeps the activated gate, and attention keys and values of each head.
+        expands: whether SwiGLU keeps the activated gate, attention keys and values of each head, and experts their
+            inputs in single precision.
         keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
         keeps_gradients: whether there are all gradients of a microbatch in 16 bits beside their totals.
         keeps_outputs: whether a stage keeps what it has sent of each microbatch until its backward.
@@ -208,6 +210,7 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "deepspeed": Habits("weight", 6, keeps_outputs=True, update=_cast_and_flatten),
         "deepspeed zero": Habits("weight", 6, keeps_outputs=True, update=_flatten_and_cast),
         "deepspeed bf16": Habits("none", 6, keeps_gradients=True, keeps_outputs=True, update=_sum_in_single),
+        "eager": Habits(expands=True),
         "fsdp2": Habits("reduced", 4),
         "fsdp2 eager loss": Habits("reduced", 12, 16),
         "fsdp2 eager": Habits("reduced", 12, 16, expands=True),
@@ -357,6 +360,8 @@ def _kept(place: Place, habits: Habits) -> float:
     kept = float(_HALF * sum(_matrices(place))) if habits.keeps_shapes else 0.0
     if habits.keeps_gradients:
         kept = _HALF * sum(each.gradient_bytes for each in place.weights) / place.workload.gradient_bytes
+    if habits.expands:
+        kept += place.num_in_flight * sum(_expanded(place, each.layer) for each in place.weights)
     if habits.keeps_outputs and not place.num_logits:  # the last stage sends nothing
         kept += place.num_in_flight * _sum_over_parts(place)
     return kept
@@ -412,12 +417,16 @@ def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool
 
 
 def _expanded(place: Place, layer: int) -> float:
-    """Return the bytes of what eager operations keep beside: an activated gate, and keys and values of each head."""
-    found = _activated_gates(place, layer)
-    grouped = [each for each in place.saved(layer) if each.name in ("keys", "values")]
-    if len(grouped) == len(("keys", "values")):
-        model = place.workload.model
-        found += (model.num_heads / model.num_kv_heads - 1) * sum(each.num_bytes(place.work) for each in grouped)
+    """Return the bytes of what eager operations keep beside: what gates and experts' inputs make, and grouped heads."""
+    found, model = 0.0, place.workload.model
+    saved = {each.name: each.num_bytes(place.work) for each in place.saved(layer)}
+    for name, size in saved.items():
+        if name.endswith("activation factor"):
+            found += size  # the activated gate
+        elif name == "expert inputs":
+            found += size / model.precision.saved_bytes * _SINGLE  # of which the gradients of tokens' weights are made
+    if "keys" in saved and "values" in saved:
+        found += (model.num_heads / model.num_kv_heads - 1) * (saved["keys"] + saved["values"])
     return found
 
 

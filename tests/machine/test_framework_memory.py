@@ -209,3 +209,12 @@ def test_stages_of_deepspeed_keep_what_they_have_sent() -> None:
     platform = replace(find_platform("bloom"), memory="deepspeed zero")
     found = memory_of(platform, world_size=2, pp=2, global_batch_size=4, workload=model)
     assert (found.rank, found.kept_bytes) == (0, 2 * 2 * HIDDEN * 4 * TOKENS)  # of two microbatches
+
+
+def test_eager_experts_keep_their_inputs_in_single_precision_and_activated_gates() -> None:
+    model = replace(MODEL, num_experts=8, experts_per_token=2, moe_ffn_hidden_size=512, moe_layers=(0, 1))
+    model, platform = replace(model, num_kv_heads=4), replace(find_platform("torchtitan-h100"), memory="eager")
+    found = mt.simulate("single", platform=platform, workload=model, global_batch_size=1, world_size=1).device_memory
+    assert found is not None
+    heads = 2 * 2 * HIDDEN / 2  # keys and values of eight heads instead of four
+    assert found.kept_bytes == LAYERS * TOKENS * (heads + 2 * (4 * HIDDEN + 2 * 512))
