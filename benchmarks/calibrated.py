@@ -56,21 +56,21 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
     yield from ((name, TRANSFORMER) for name in (*names, *DIVIDES))
 
 
-def measured(steps: int, chance: random.Random) -> list[Measured]:
+def measured(steps: int, chance: random.Random, backend: str, ranks: int) -> list[Measured]:
     """Return what all programs took, measured in an order by chance; those that refuse these sizes are said."""
     found, drawn = [], list(programs())
     chance.shuffle(drawn)
     for name, size in drawn:
         try:
-            found.append(measure(name, steps=steps, world_size=RANKS, force=True, **size))
+            found.append(measure(name, steps=steps, world_size=ranks, backend=backend, force=True, **size))
         except mt.MinitrainError as error:
             print(f"left out: {name}, {error!s:.90}")
     return found
 
 
-def noise(found: Sequence[Measured], steps: int) -> float:
+def noise(found: Sequence[Measured], steps: int, backend: str) -> float:
     """Return the median distance of programs from themselves when they are measured again."""
-    again = [measure(each.strategy, steps=steps, **each.parameters) for each in found]
+    again = [measure(each.strategy, steps=steps, backend=backend, **each.parameters) for each in found]
     return statistics.median(abs(one.step_s / two.step_s - 1) for one, two in zip(found, again, strict=True))
 
 
@@ -94,12 +94,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to keep the calibration and a table of the others")
     parser.add_argument("--again", type=int, default=12, help="programs that are measured twice")
+    parser.add_argument("--backend", default="gloo", help="nccl, on GPUs")
+    parser.add_argument("--ranks", type=int, default=RANKS)
     given = parser.parse_args()
     chance = random.Random(given.seed)
     before = os.getloadavg()[0]
-    found = measured(given.steps, chance)
+    found = measured(given.steps, chance, given.backend, given.ranks)
     known, others = found[: len(found) // 3], found[len(found) // 3 :]
-    calibration = calibration_of(known, RANKS)
+    calibration = calibration_of(known, given.ranks)
     if given.folder is not None:
         calibration.write(given.folder / CALIBRATION_FILE)
         write_rows(given.folder / "runs.csv", map(row_of, others))
@@ -116,7 +118,8 @@ def main() -> None:
     print(f"error: median {100 * statistics.median(errors):.0f} %, largest {100 * max(errors):.0f} %")
     print(f"interval of {100 * LEVEL:.0f} %: {calibration.how_sure()}, holds {100 * held / len(pairs):.0f} %")
     print(f"in order: {100 * ranked / len(far):.1f} % of {len(far)} pairs that differ by more than a tenth")
-    print(f"the machine: {100 * noise(found[: given.again], given.steps):.0f} % between two runs of a program (median)")
+    apart = noise(found[: given.again], given.steps, given.backend)
+    print(f"the machine: {100 * apart:.0f} % between two runs of a program (median)")
 
 
 if __name__ == "__main__":

@@ -168,8 +168,8 @@ def _own(parameter: inspect.Parameter, meaning: str, shared: tuple[Option, str] 
     if info is None and shared is not None and not is_argument:
         info = _info(*shared, show_default=parameter.default is not None)
     if info is None:
-        flags = () if kind is not bool or is_argument else (f"--{parameter.name.replace('_', '-')}",)
-        info = typer.Argument() if is_argument else typer.Option(*flags)
+        flag = f"--{parameter.name.replace('_', '-')}"  # said, as typer 0.27 makes --STRATEGY of a STRATEGY
+        info = typer.Argument() if is_argument else typer.Option(flag)
     unit, _, text = meaning.partition("): ") if meaning.startswith("(") else ("", "", meaning)
     info.help = text or info.help
     info.metavar = unit.removeprefix("(") or info.metavar

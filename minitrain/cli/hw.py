@@ -278,7 +278,7 @@ def check(configs: list[str] | None = None) -> None:
 def calibrate(
     *,
     out: Annotated[Path, typer.Option()] = Path("this_machine.json"),
-    backend: str = "jax",
+    backend: str | None = None,
     strategy: list[str] | None = None,
     world_size: int = 2,
     num_layers: int = 8,
@@ -299,7 +299,8 @@ def calibrate(
 
     Args:
         out (PATH): The config to write.
-        backend (LIBRARY): What to measure with: jax, numpy or torch.
+        backend (NAME): What to measure with: jax (by default), numpy or torch; with --strategy, what connects ranks:
+            gloo (by default), or nccl on GPUs.
         strategy (STRATEGY): Train by it; may be given several times, and the more the surer.
         world_size: Ranks, each a process here.
         num_layers: Dense layers.
@@ -313,7 +314,8 @@ def calibrate(
         sizes: dict[str, Any] = {"num_layers": num_layers} if workload is None else {"workload": workload}
         widths: Sequence[Any] = width or (256, 512) if workload is None else ()
         each = [{**sizes, "workload": DenseRows(one)} for one in widths] or [sizes]
-        given = {"world_size": world_size, "global_batch_size": global_batch_size, "steps": steps}
+        given: dict[str, Any] = {"world_size": world_size, "global_batch_size": global_batch_size, "steps": steps}
+        given |= {"backend": backend or "gloo"}
         _calibrate_by_steps(strategy, each, given, out)
         return
     from minitrain.machine.devices.calibration import calibrate as measured  # noqa: PLC0415 - JAX is heavy
@@ -322,7 +324,9 @@ def calibrate(
     notes = out.with_name(f"{out.stem}.measurements.json")
     try:
         with Progress() as progress:
-            config = measured(backend, notes=notes, progress=_teller(progress, "measuring"), num_samples=rounds)
+            config = measured(
+                backend or "jax", notes=notes, progress=_teller(progress, "measuring"), num_samples=rounds
+            )
     except KeyboardInterrupt:
         print_error(f"stopped; what was measured is in {notes}, and the same command goes on from there")
         raise

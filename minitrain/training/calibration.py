@@ -11,7 +11,6 @@ How sure it is comes from the same programs: each is predicted by lines that wer
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,6 +67,7 @@ class Measured:
         spread: how far steps differ: the distance of their quartiles by the median.
         operations: the operations.
         between: seconds before operations that nothing in the program explains.
+        hardware: what the run calls it.
     """
 
     strategy: Any
@@ -76,6 +76,7 @@ class Measured:
     spread: float
     operations: Sequence[Observed]
     between: Sequence[float]
+    hardware: str
 
     def __str__(self) -> str:
         name = self.strategy if isinstance(self.strategy, str) else self.strategy.__name__
@@ -171,7 +172,7 @@ def measured_by(run: Any, strategy: Any, parameters: Mapping[str, Any]) -> Measu
     asked = [questions.get(id(price)) for log in run.predicted.logs for price in log._rows[PRICE::STRIDE]]
     low, median, high = statistics.quantiles(run.step_times[WARM_UP:], n=4)
     taken = observed(run.typical_timeline, asked)
-    return Measured(strategy, {**given, **options}, median, (high - low) / median, *taken)
+    return Measured(strategy, {**given, **options}, median, (high - low) / median, *taken, run.hardware)
 
 
 def observed(line: Timeline, asked: Sequence[Asked | None]) -> tuple[list[Observed], list[float]]:
@@ -222,7 +223,7 @@ def calibration_of(found: Sequence[Measured], world_size: int) -> Calibration:
         world_size: ranks that were at work at once.
     """
     cores = os.cpu_count() or 1
-    name = f"{platform.machine()}, {cores} cores, {world_size} ranks"
+    name = f"{found[0].hardware}, {world_size} ranks"
     runs = tuple(map(str, found))
     spread = statistics.median(each.spread for each in found)
     whole = Calibration(name, cores, world_size, **_fitted(found), waiting=1.0, ratios=(), runs=runs, spread=spread)

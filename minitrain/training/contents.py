@@ -52,10 +52,17 @@ def are_same(one: Positions, other: Positions) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
+def on_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return values of the host on a device; a GPU gets them when it comes to it, and the host does not wait."""
+    if device.type == "cpu" or values.device == device:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def _in_order(values: torch.Tensor, one: Positions, other: Positions, dim: int) -> tuple[torch.Tensor, Positions]:
     """Return what is given for some positions and then for others, in ascending order of positions, and these."""
     positions, order = torch.cat([one, other]).sort()
-    return values.index_select(dim, order.to(values.device)), positions
+    return values.index_select(dim, on_device(order, values.device)), positions
 
 
 @final
@@ -99,7 +106,7 @@ class Rows:
         """Return the tokens at some positions, all of which must be here."""
         if are_same(positions, self.positions):
             return self
-        places = torch.searchsorted(self.positions, positions)
+        places = on_device(torch.searchsorted(self.positions, positions), self.values.device)
         return Rows(self.values[:, places], positions)
 
     def has(self, positions: Positions) -> bool:
@@ -111,7 +118,7 @@ class Rows:
         if are_same(positions, self.positions):
             return self.values
         found = self.values.new_zeros(self.values.shape[0], len(positions), self.values.shape[2])
-        found[:, torch.searchsorted(positions, self.positions)] = self.values
+        found[:, on_device(torch.searchsorted(positions, self.positions), found.device)] = self.values
         return found
 
     def packed(self) -> torch.Tensor:
@@ -159,7 +166,7 @@ class KeysValues:
         """Return those of some of the positions."""
         if are_same(positions, self.positions):
             return self
-        places = torch.searchsorted(self.positions, positions)
+        places = on_device(torch.searchsorted(self.positions, positions), self.keys.device)
         return KeysValues(self.keys[:, :, places], self.values[:, :, places], positions)
 
     def packed(self) -> torch.Tensor:

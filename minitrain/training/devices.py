@@ -77,14 +77,14 @@ def process_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def held_by_kind(model: Any, made: Any = ()) -> dict[str, int]:
-    """Return the bytes of what a rank holds, by kind: in its stores, and what it has just made; no buffers."""
+def held_by_kind(model: Any, made: Any = (), device: torch.device | None = None) -> dict[str, int]:
+    """Return the bytes of what a rank holds on a device, by kind: in its stores, and just made; no buffers."""
     found = dict.fromkeys(MEMORY_KINDS, 0)
     seen: set[int] = set()
 
     def count(values: torch.Tensor, kind: str) -> torch.Tensor:
         storage = values.untyped_storage()
-        if storage.data_ptr() not in seen:
+        if storage.data_ptr() not in seen and values.device == (device or CPU):
             seen.add(storage.data_ptr())
             found[kind] += storage.nbytes()
         return values

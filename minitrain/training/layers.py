@@ -137,10 +137,13 @@ class _Saved:
     def keeping(self, weight: torch.Tensor) -> Callable[[torch.Tensor], Any]:
         """Return what keeps a saved tensor; of the weight, only which part of it."""
         place, start, tensors = weight.untyped_storage().data_ptr(), weight.storage_offset(), self.tensors
+        device = weight.device  # what is returned must not hold the weight
 
         def keep(tensor: torch.Tensor) -> Any:
             if tensor.untyped_storage().data_ptr() == place:
                 return tensor.shape, tensor.stride(), tensor.storage_offset() - start
+            if tensor.device != device:  # torch's own, such as a seed on the host
+                return tensor.detach()
             tensors.append(tensor.detach())
             return len(tensors) - 1
 
@@ -149,6 +152,8 @@ class _Saved:
     def found(self, what: Any) -> torch.Tensor:
         """Return a saved tensor, or a part of the weight that backward was given."""
         weight = self.weight
+        if isinstance(what, torch.Tensor):
+            return what
         if isinstance(what, int):
             return self.tensors[what] if weight is None else self.tensors[what].to(weight.device)
         shape, stride, offset = what
@@ -268,7 +273,8 @@ class Arithmetic(Compressing):
         made, net = done.made[0], self.net
         shard, key, part = min(made.shards), key_of(made), part_of(made)
         if key in self.carried:
-            return cut_again(*self.carried[key], shard, made.num_shards)
+            carried, waiting = cut_again(*self.carried[key], shard, made.num_shards)
+            return carried, waiting.with_values(waiting.values.to(net.device))  # it may have waited on the host
         if self.step and key != done.layer:
             raise UsageError(
                 f"the state that is carried on has no {key}, which rank {done.model._rank} loads; go on with the "
@@ -314,10 +320,10 @@ class Arithmetic(Compressing):
     def loss(self, done: Computed, output: Any) -> Any:
         """Return the gradient of the loss, whose value is added up."""
         where = self.net.where(done.made, output.positions)
-        seen = Rows(wide(output.values.detach()).requires_grad_(), where)
+        seen = Rows(output.values.detach().requires_grad_(), where)
         value = self.net.loss(seen, sorted(done.made.samples), self.global_batch_size, self.step)
         self.loss_value += value.detach().double()  # a GPU need not be waited for
-        return Rows(torch.autograd.grad(value, seen.values)[0].to(output.values.dtype), output.positions)
+        return Rows(torch.autograd.grad(value, seen.values)[0], output.positions)
 
     def backward(self, done: Computed, x: Any, grad: Any, weight: Flat) -> tuple[Flat, Any]:
         """Return the gradients of weight and input."""
@@ -457,7 +463,8 @@ def regions_of(net: Net, tensor: Any, *, trained: bool = False) -> list[Interval
 
 def nothing_of(done: Computed, x: Rows) -> Rows:
     """Return the gradient of an input below which nothing is trained: zeros, which take no memory."""
-    return Rows(torch.zeros((), dtype=_NOTHING.dtype).expand(x.values.shape) if done.layer else _NOTHING, x.positions)
+    nothing = torch.zeros((), device=x.values.device)
+    return Rows(nothing.expand(x.values.shape) if done.layer else _NOTHING, x.positions)
 
 
 def num_states(net: Net) -> int:

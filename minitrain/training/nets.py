@@ -21,8 +21,8 @@ from minitrain.proof.arithmetic import Adam, Averaged, Momentum, Optimizer
 from minitrain.proof.problem import Problem
 from minitrain.proof.units import Part
 from minitrain.tensors.index_sets import SequencePart
-from minitrain.training.contents import Positions, Rows
-from minitrain.training.layers import Datatypes, Layer
+from minitrain.training.contents import Positions, Rows, on_device
+from minitrain.training.layers import Datatypes, Layer, wide
 
 CONTEXT = 16
 """Bytes that the language model sees."""
@@ -156,7 +156,7 @@ class DenseBytes(Dense):
         self._seed = seed
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         codes = torch.randn(NUM_BYTES, width // CONTEXT, generator=self._generator(-1), dtype=torch.float64)
-        self._codes = codes.to(dtypes.compute)
+        self._codes = codes.to(device, dtypes.compute)
         self._drawn: tuple[tuple[int, int], torch.Tensor] | None = None
 
     def _generator(self, which: int) -> torch.Generator:
@@ -180,13 +180,14 @@ class DenseBytes(Dense):
     def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:  # noqa: ARG002  (a sample is one row)
         """Return the codes of the bytes before the next one."""
         places = self._places(global_batch_size, step)[list(samples)]
-        seen = self._text[places[:, None] + torch.arange(CONTEXT)]
-        return self._codes[seen].reshape(len(places), -1).to(self.device)
+        seen = on_device(self._text[places[:, None] + torch.arange(CONTEXT)], self.device)
+        return self._codes[seen].reshape(len(places), -1)
 
     def loss(self, output: Rows, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the cross-entropy with the next byte, nats, divided by the samples of the batch."""
-        wanted = self._text[self._places(global_batch_size, step)[list(samples)] + CONTEXT].to(self.device)
-        total = torch.nn.functional.cross_entropy(output.values[:, :NUM_BYTES], wanted, reduction="sum")
+        places = self._places(global_batch_size, step)[list(samples)]
+        wanted = on_device(self._text[places + CONTEXT], self.device)
+        total = torch.nn.functional.cross_entropy(wide(output.values[:, :NUM_BYTES]), wanted, reduction="sum")
         return total / global_batch_size
 
 
@@ -232,7 +233,7 @@ class DenseProof(Dense):
         step: int,  # noqa: ARG002
     ) -> torch.Tensor:
         """Return these samples' share of the mean of half the squared distance to the targets."""
-        targets = torch.tensor(
-            self._problem.targets(global_batch_size)[list(samples)], dtype=output.values.dtype, device=self.device
-        )
-        return ((output.values - targets) ** 2).sum() / 2 / global_batch_size
+        found = wide(output.values)
+        targets = self._problem.targets(global_batch_size)[list(samples)]
+        distances = found - torch.tensor(targets, dtype=found.dtype, device=self.device)
+        return (distances**2).sum() / 2 / global_batch_size

@@ -38,7 +38,7 @@ from minitrain.proof.experts import RoutingRule
 from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import WHOLE, Part, held_by_all, taken
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart
-from minitrain.training.contents import Attended, KeysValues, Positions, Rows
+from minitrain.training.contents import Attended, KeysValues, Positions, Rows, on_device
 from minitrain.training.layers import Datatypes, Layer, wide
 from minitrain.training.nets import SINGLE, Compiled
 from minitrain.workloads.transformer import Transformer
@@ -80,9 +80,34 @@ class SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of both."""
         gate, up = ctx.saved_tensors
-        share = wide(gate).sigmoid()
-        slope = share * (1 + wide(gate) * (1 - share))
-        return (grad * up * slope).to(gate.dtype), grad * functional.silu(gate)
+        of_gate: torch.Tensor = torch.ops.aten.silu_backward(grad * up, gate)
+        return of_gate, grad * functional.silu(gate)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The sum of -log softmax(logits)[target], in single precision at least, with no more than the softmax beside it.
+
+    Memory is counted as frameworks that fuse it take it: torch's own keeps four copies in single precision at once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the sum over tokens."""
+        found = logits.softmax(-1, dtype=wide(logits[:0]).dtype)
+        highest, place = logits.max(-1, keepdim=True)
+        log_sum_exp = highest - found.gather(-1, place).log()  # the highest is no rounding to 0
+        targets = targets[..., None]
+        total = (log_sum_exp - logits.gather(-1, targets)).sum()
+        ctx.save_for_backward(found.scatter_add_(-1, targets, torch.full_like(log_sum_exp, -1.0)))
+        ctx.dtype = logits.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient of the logits; it is taken once."""
+        (found,) = ctx.saved_tensors
+        made = found if found.dtype == ctx.dtype else torch.empty_like(found, dtype=ctx.dtype)
+        return torch.mul(found, grad, out=made), None
 
 
 Weights = Mapping[str, torch.Tensor]
@@ -264,6 +289,10 @@ def _attention(own: Piece, inner: torch.Tensor) -> torch.Tensor:
         mask = _visible(own.positions, own.positions.here, window).to(queries.device)
     elif window is not None and window < queries.shape[2]:
         mask = _visible(own.positions, own.positions, window).to(queries.device)
+    num_alike = queries.shape[1] // keys.shape[1]
+    if num_alike > 1 and queries.is_cuda and queries.dtype == torch.float32:
+        # torch's kernel for single precision knows no groups of heads: it would keep all scores
+        keys, values = (each.repeat_interleave(num_alike, 1) for each in (keys, values))
     got = functional.scaled_dot_product_attention(
         queries, keys, values, mask, is_causal=mask is None, enable_gqa=keys.shape[1] != queries.shape[1]
     )
@@ -370,7 +399,7 @@ def _visible(queries: Positions, keys: torch.Tensor, window: int | None) -> torc
 def _scores(queries: torch.Tensor, positions: Positions, memory: KeysValues, window: int | None) -> torch.Tensor:
     """Return samples x kv_heads x group x queries x keys; minus infinity where a query does not see a key."""
     scores = wide(_grouped(queries, memory) @ memory.keys[:, :, None].mT) * queries.shape[-1] ** -0.5
-    hidden = ~_visible(positions, memory.positions, window).to(queries.device)
+    hidden = on_device(~_visible(positions, memory.positions, window), queries.device)
     hidden = hidden[:, None] if hidden.dim() == 4 else hidden
     found: torch.Tensor = scores.masked_fill_(hidden, -torch.inf)
     return found
@@ -490,6 +519,7 @@ class TransformerNet:
         self.layers: Sequence[Layer] = [partial(self._whole, layer) for layer in range(len(self.units))]
         self.positions = cache(self._positions)
         self._packed = cache(self._find_packed)
+        self._here = lru_cache(maxsize=64)(self._on_device)  # of the same positions, one copy for all layers
         self._compiled = Compiled() if compiles else None
 
     def taking(self, function: Callable[..., Any], layer: int, part: Part, positions: Positions = None) -> Any:
@@ -502,7 +532,7 @@ class TransformerNet:
 
         if self._compiled is not None and not isinstance(function, partial) and self.units[layer].kind != "moe":
             take = self._compiled.get((function, part, tuple(shapes.items())), take)
-        return lambda weight, *given: take(weight, positions, *given)
+        return lambda weight, *given: take(weight, self._here(positions), *given)
 
     def border(self, layer: int, part: Part, positions: Positions) -> Any:
         """Return the border of a part of a layer, as a function of its flat weight and its input."""
@@ -538,6 +568,12 @@ class TransformerNet:
         """Return which of the trained elements all parts hold: norms, router, biases after a sum, some adapters."""
         trained = held_by_all(self.units[layer], part)[self.num_frozen(layer, part) :]
         return torch.tensor(trained.nonzero()[0], device=self.device)
+
+    def _on_device(self, positions: Positions) -> Positions:
+        """Return positions where layers compute."""
+        if isinstance(positions, Packed):
+            return Packed(*(on_device(each, self.device) for each in positions))
+        return None if positions is None else on_device(positions, self.device)
 
     def _positions(self, sequence: SequencePart) -> Positions:
         """Return the positions of a part of the sequence."""
@@ -592,14 +628,14 @@ class TransformerNet:
 
     def inputs(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:
         """Return the tokens of some samples, at some positions."""
-        return _at(self.tokens(samples, global_batch_size, step), positions).to(self.device)
+        return on_device(_at(self.tokens(samples, global_batch_size, step), positions), self.device)
 
     def targets(self, samples: Sequence[int], positions: Positions, global_batch_size: int, step: int) -> torch.Tensor:
         """Return the tokens behind those."""
-        return _at(self.tokens(samples, global_batch_size, step)[:, 1:], positions).to(self.device)
+        return on_device(_at(self.tokens(samples, global_batch_size, step)[:, 1:], positions), self.device)
 
     def loss(self, output: Rows, samples: Sequence[int], global_batch_size: int, step: int) -> torch.Tensor:
         """Return the cross-entropy with the next tokens, nats, divided by the tokens of the batch."""
         wanted = self.targets(samples, output.positions, global_batch_size, step)
-        total = functional.cross_entropy(output.values.flatten(0, 1), wanted.flatten(), reduction="sum")
+        total: torch.Tensor = CrossEntropy.apply(output.values, wanted)
         return total / (global_batch_size * self.problem.seq_len)

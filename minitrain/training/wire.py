@@ -36,6 +36,7 @@ from minitrain.training.contents import (
     Logits,
     Messages,
     Rows,
+    key_of,
     merge_statistics,
     part_of,
     pieces_of,
@@ -258,7 +259,7 @@ class ProcessExecutor(ContentExecutor):
 
     def _note_memory(self, model: Any, made: Any) -> None:
         if self.count is not None and (held := self.count()) > self.most_held:
-            self.most_held, self.at_peak = held, held_by_kind(model, made)
+            self.most_held, self.at_peak = held, held_by_kind(model, made, self._place.device)
 
     def communicate(self, model: Any, op: str, given: tuple[Any, ...], submit: Callable[[], Any]) -> Any:
         """Send a message: it leaves when it can, and a send waits for nobody. Move what goes to the host or back.
@@ -286,6 +287,8 @@ class ProcessExecutor(ContentExecutor):
         elif op in HOST_MOVES:
             content, works, end = self._place.copied(given[0]._content, to_host=op == OFFLOAD)
             operation.outcome._content = content
+            if isinstance(given[0], OptState) and key_of(given[0]) in self._arithmetic.states:
+                self._arithmetic.states[key_of(given[0])] = content  # the original is freed when the strategy drops it
             self._copies_of[id(operation.outcome)] = works
             self.spans[row] = began, end
             if works:

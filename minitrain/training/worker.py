@@ -175,7 +175,7 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
     everybody = tuple(range(task.world_size))
     groups = {members: dist.new_group(list(members), timeout=wait) for members in task.groups} | {everybody: None}
     lanes = {lane: dist.new_group([lane[0], lane[1]], timeout=wait) for lane in task.lanes}
-    if task.lanes:
+    if task.lanes or place.device.type == "cuda":
         meet(task.rank, groups, lanes, place.device)
     net = task.net(device=place.device)
     before = 0
@@ -199,7 +199,7 @@ def train_rank(task: Task, report: Callable[[tuple[Any, ...]], None], doing: Doi
             executor.count = None
             if step == min(first + 1, task.steps - 1):  # the first step warms up
                 executor.count = place.counting()
-                before = executor.count() - bytes_of(carried)
+                before = executor.count() - bytes_of(carried, place.device)
             carried = {}  # the arithmetic has it until it is loaded
             began = place.begin()
             run(_step(task, model))
@@ -234,9 +234,10 @@ def meet(rank: int, groups: Mapping[Any, Any], lanes: Mapping[Lane, Any], device
             dist.recv(nothing, source, group=group)
 
 
-def bytes_of(carried: Carried) -> int:
-    """Return the bytes of what a step begins with."""
-    return sum(content.values.nbytes for contents in carried.values() for content in contents)
+def bytes_of(carried: Carried, device: torch.device) -> int:
+    """Return the bytes of what a step begins with on a device."""
+    found = (content.values for contents in carried.values() for content in contents)
+    return sum(values.nbytes for values in found if values.device == device)
 
 
 def _handed_on(model: Model, arithmetic: Arithmetic) -> Carried:

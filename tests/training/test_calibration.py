@@ -78,7 +78,7 @@ def as_if_measured(name: str, width: int, noise: float = 0.0, seed: int = 0) -> 
     asked_of = [asked.get(id(price)) for log in alone.logs for price in log._rows[PRICE::STRIDE]]
     taken = observed(replace(line, duration=lasts, end=line.time + lasts), asked_of)
     step_s = run.step_time * math.exp(noise * random.normal())
-    return Measured(name, sizes_of(width), step_s, noise, *taken)
+    return Measured(name, sizes_of(width), step_s, noise, *taken, "x86_64, 2 cores")
 
 
 def test_what_was_put_in_is_found() -> None:

@@ -10,6 +10,7 @@ All strategies of a size run in the same processes, one after the other: startin
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -94,6 +95,7 @@ OPTIONS = {"pp_dp": "pp=2", "pp_zero1": "pp=2", "pp_zero3": "pp=2", "pp_hsdp": "
 
 def rank_of_all(rank: int, sent: bytes) -> None:
     """Be one rank in several runs, one after the other."""
+    os.environ["NCCL_HOSTID"] = str(rank)  # nccl takes ranks that share a GPU for those of different machines then
     for tasks in cloudpickle.loads(sent):
         task: Task = tasks[rank]
         train_rank(task, lambda _: None, Doing())
@@ -101,7 +103,13 @@ def rank_of_all(rank: int, sent: bytes) -> None:
 
 
 def trained(
-    names: Sequence[Any], world_size: int, folder: Path, has_tags: bool = True, steps: int = 1, **given: Any
+    names: Sequence[Any],
+    world_size: int,
+    folder: Path,
+    has_tags: bool = True,
+    steps: int = 1,
+    backend: str = "gloo",
+    **given: Any,
 ) -> dict[str, dict[int | str, Any]]:
     """Return weights and optimizer states after some steps of each strategy on real processes, by layer."""
     runs, held = [], ExitStack()
@@ -112,7 +120,7 @@ def trained(
             run=run,
             options=options,
             steps=steps,
-            backend="gloo",
+            backend=backend,
             data=None,
             optimizer=None,
             seed=0,

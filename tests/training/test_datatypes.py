@@ -18,7 +18,7 @@ from minitrain.training.checkpoints import read_checkpoint  # noqa: E402
 from minitrain.training.divided import arithmetic_of  # noqa: E402
 from minitrain.training.layers import Datatypes  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
-from minitrain.training.transformer import TransformerNet  # noqa: E402
+from minitrain.training.transformer import CrossEntropy, TransformerNet  # noqa: E402
 from minitrain.training.wire import room_for  # noqa: E402
 
 STRATEGIES = [
@@ -90,3 +90,20 @@ def test_messages_have_the_bytes_that_the_workload_says(name: str, workload: str
 def test_another_precision_is_refused(precision: Any) -> None:
     with pytest.raises(mt.UsageError, match=r"dtype='bfloat16' trains what is of precision bf16.*; give precision="):
         mt.train("ddp", workload=replace(mt.models()["tiny"], precision=precision), dtype="bfloat16", steps=1)
+
+
+@pytest.mark.parametrize(("dtype", "near"), [("float64", 1e-12), ("float32", 1e-5), ("bfloat16", 1e-2)])
+def test_the_loss_and_its_gradient_are_torchs_own(dtype: str, near: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 300, generator=generator).mul(20).to(getattr(torch, dtype))  # some softmax is 0
+    logits[0, 0, 1] = -400.0
+    targets = torch.randint(0, 300, (3, 5), generator=generator)
+    targets[0, 0] = 1
+    own, other = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    made: Any = CrossEntropy.apply(own, targets)  # type: ignore[no-untyped-call]  # torch's
+    wide = other.float() if dtype == "bfloat16" else other
+    wanted = torch.nn.functional.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="sum")
+    for each in (made, wanted):
+        (each / 7).backward()
+    assert made.item() == pytest.approx(wanted.item(), rel=near)
+    torch.testing.assert_close(own.grad, other.grad, rtol=near, atol=near)

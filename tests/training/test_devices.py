@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("cloudpickle")
 
 import minitrain as mt  # noqa: E402
+from minitrain.cli import app  # noqa: E402
 from minitrain.run.parameters import split_keywords  # noqa: E402
 from minitrain.training import devices, worker  # noqa: E402
 from minitrain.training.devices import Gpu, Written, require_gpu_memory, require_gpus  # noqa: E402
 from minitrain.training.launcher import meeting_place  # noqa: E402
+from minitrain.training.layers import Kept  # noqa: E402
 from minitrain.training.program import record  # noqa: E402
 from minitrain.training.ranks import Training  # noqa: E402
 from minitrain.training.worker import Doing, Times, train_rank  # noqa: E402
@@ -135,6 +138,36 @@ def test_copies_have_a_stream_of_their_own_for_which_others_wait(gpu: Any, monke
     assert all(isinstance(event, FakeEvent) for event in gpu.computing.waited)
 
 
+def test_a_state_that_waits_on_the_host_is_handed_on_from_there(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step begins with the copy: the original would take the GPU's memory until the step ends."""
+    copies, handed = set(), []
+    to_host, hand_on = Gpu._to_host, worker._handed_on
+
+    def noted(of: Any, values: Any) -> Any:
+        made = to_host(of, values)
+        copies.add(made.data_ptr())
+        return made
+
+    def kept(*given: Any) -> Any:
+        handed.append(hand_on(*given))
+        return handed[-1]
+
+    monkeypatch.setattr(Gpu, "_to_host", noted)
+    monkeypatch.setattr(worker, "_handed_on", kept)
+    steps_of("fsdp:offload=optimizer", gpu, monkeypatch)
+    assert {state.values.data_ptr() for _, state in handed[-1].values()} <= copies
+
+
+def test_what_torch_saves_on_another_device_stays_there() -> None:
+    """A seed that is on the host would be waited for on its way to the GPU."""
+    kept = Kept()
+    seed = torch.zeros((), device="meta")
+    saved = kept._saved.keeping(torch.zeros(4))(seed)
+    kept._saved.weight = torch.zeros(4)
+    assert kept._saved.found(saved).device == seed.device
+    assert kept._saved.tensors == []
+
+
 def test_nccl_without_gpus_is_refused_before_anything_starts() -> None:
     with pytest.raises(mt.UsageError, match=r"needs NVIDIA GPUs .* finds none here; use backend='gloo'"):
         mt.train("ddp", backend="nccl", steps=1)
@@ -166,3 +199,8 @@ def test_what_is_written_is_all_bytes_of_a_content(tmp_path: Path, monkeypatch: 
     assert work.is_completed()
     assert len(noted) == 1
     assert path.read_bytes() == b"".join(each.contiguous().view(torch.uint8).numpy().tobytes() for each in values)
+
+
+def test_a_calibration_by_steps_takes_the_backend_that_is_asked_for(tmp_path: Path) -> None:
+    given = ["hw", "calibrate", "--strategy", "ddp", "--backend", "mpi", "--out", str(tmp_path / "this.json")]
+    assert "backend must be gloo or nccl, got 'mpi'" in CliRunner().invoke(app, given).output
