@@ -499,9 +499,10 @@ class KernelPredictor(_ConfigPredictor):
         return sum(larger(slowed, seconds - each) for each in beside) / len(beside) if beside else slowed
 
     def _gathered_share(self) -> float:
-        """Return the share of their bytes that gathers send: half where multiplications after them take fewer bits."""
+        """Return the share of their bytes that gathers send: half where they are cast before, to fewer bits."""
         precision = getattr(getattr(self.workload, "model", None), "precision", None)
-        return 0.5 if getattr(precision, "weight_datatype", None) in NARROW_BYTES else 1.0
+        is_narrow = getattr(precision, "weight_datatype", None) in NARROW_BYTES
+        return 0.5 if is_narrow and precision.scaling != "rowwise" else 1.0
 
     def _are_neighbours(self, ranks: Sequence[int]) -> bool:
         """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""

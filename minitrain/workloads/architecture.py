@@ -128,7 +128,7 @@ STATISTIC_BYTES = 4
 NARROW_BYTES: Mapping[str, float] = MappingProxyType({"float8": 1, "int8": 1, "float4": 0.5})
 """Bytes of an element of what multiplications with weights take, where that is less than 16 bits."""
 
-SCALINGS = ("delayed", "current", "blockwise", "mx", "nvfp4")
+SCALINGS = ("delayed", "current", "blockwise", "mx", "nvfp4", "rowwise")
 """Where the scaling factors of numbers in eight bits or fewer come from."""
 
 _LEAST = {"parameter_bytes": 1, "gradient_bytes": 0, "optimizer_bytes": 0, "activation_bytes": 1}
@@ -150,7 +150,7 @@ class Precision:
             "float4"); prices of kernels alone know it. Attention and the head keep `datatype`, as in NVIDIA's
             Transformer Engine.
         scaling: where the scaling factors of numbers in eight bits come from: "delayed" (steps before), "current" (the
-            tensor), "blockwise", "mx" or "nvfp4" (blocks of it, by kernels or by the matrix unit).
+            tensor), "rowwise", "blockwise", "mx" or "nvfp4" (rows or blocks of it, by kernels or by the matrix unit).
 
     Raises:
         UsageError: a size is no integer, or too small; all faults at once.

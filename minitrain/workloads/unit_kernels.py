@@ -36,8 +36,12 @@ once, and where Blackwell's matrix units scale ("mx") activation functions write
 Four bits ("nvfp4") have a largest element too, and a rotation before they are rounded. Blackwell's matrix units take
 either order, so that there nothing is transposed.
 
-Left out: scaling factors and their history; weights, whose copies are made once a step, but for those in int8: AQT
-finds their largest elements and rounds them where they are multiplied, forward and for the gradient of the input.
+A factor of each row ("rowwise", of torchao) is one of each column for the gradients of weights, for which the tensor is
+read twice more.
+
+Left out: scaling factors and their history; weights, whose copies are made once a step, but for those in int8 and those
+with a factor of each row: AQT and torchao find their largest elements and round them where they are multiplied, forward
+and for the gradient of the input.
 
 Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
 `fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
@@ -46,7 +50,9 @@ Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1
 `docs/examples/gemm_profiling` (2.16), whose casts on B300 take 5.1, 4.0 and 5.9 bytes an element of current, MX and
 NVFP4 scaling at 6.28 TB/s and Megatron's 1.15; `MLP` of Megatron-Core's `core/transformer/mlp.py`, whose activation
 functions are PyTorch's own fusions, not Transformer Engine's (`use_te_activation_func`);
-`dot_general` of github.com/google/aqt (2024), with `config_v3` of MaxText's `layers/quantizations.py`.
+`dot_general` of github.com/google/aqt (2024), with `config_v3` of MaxText's `layers/quantizations.py`;
+`matmul_with_hp_or_float8_args` of github.com/pytorch/ao's `torchao/float8/float8_linear.py` (0.13), compiled: what has
+a row at hand casts it as it writes it.
 """
 
 from __future__ import annotations
@@ -95,6 +101,7 @@ _SCALING_BYTES: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
         "blockwise": (4, 4, 4, 0),
         "mx": (4, 4, 0, 0),
         "nvfp4": (6, 6, 2, 2),
+        "rowwise": (6, 6, 6, 4),
     }
 )
 """Bytes more of an element that a norm makes, that a norm takes back, that an activation function makes or takes back,
@@ -133,7 +140,7 @@ def eight_bit_passes(
         if is_attention and is_divided_by_rows:
             yield MemoryPass("cast", inputs, cast_bytes * eager)
         return
-    if style.transposes and scaling not in ("mx", "nvfp4"):
+    if style.transposes and scaling not in ("mx", "nvfp4", "rowwise"):
         yield MemoryPass("transposition", outputs if is_divided_by_rows else inputs, _TRANSPOSED_BYTES * eager)
     if is_attention and not is_divided_by_rows:
         yield MemoryPass("cast", outputs, cast_bytes * eager)
@@ -154,7 +161,9 @@ _LOSS_LAUNCHES = (5, 4)
 UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
 
 
-CASTS_OF_EXPERT: Mapping[str, int] = MappingProxyType({"delayed": 0, "current": 3, "blockwise": 1, "mx": 1, "nvfp4": 2})
+CASTS_OF_EXPERT: Mapping[str, int] = MappingProxyType(
+    {"delayed": 0, "current": 3, "blockwise": 1, "mx": 1, "nvfp4": 2, "rowwise": 2}
+)
 """Kernels that write one expert's tokens in eight bits, by where scaling factors come from: a largest element, a factor
 and a cast where it is the tensor's own; a largest element and a cast of four bits. With those of steps before, all
 experts' tokens are cast by one kernel (`multi_tensor_quantize_impl` of Transformer Engine's
@@ -461,7 +470,7 @@ class _Lister:
         yield from self._matmuls(gemm, datatype, is_backward=is_backward)
         if is_weight and datatype in NARROW_BYTES:
             is_attention = self.unit.core is not None
-            if datatype == "int8":
+            if datatype == "int8" or precision.scaling == "rowwise":
                 yield MemoryPass("scaling", gemm.batch * gemm.n * gemm.k, _OF_WEIGHTS * self.style.eager)
             yield from eight_bit_passes(
                 gemm,

@@ -188,6 +188,24 @@ def test_what_another_library_activates_is_cast_by_itself(scaling: str, more: in
     assert apart - within == more * down.m * down.k
 
 
+def test_weights_with_a_factor_of_each_row_are_cast_in_each_pass() -> None:
+    mlp = LLAMA.units()[2]
+    down = next(gemm for gemm in mlp.gemms(work()) if gemm.name.endswith("down"))
+    up = next(gemm for gemm in mlp.gemms(work()) if not gemm.name.endswith("down"))
+    for kernels_of in (forward_kernels, backward_kernels):
+        rowwise, current = (
+            kernels_of(
+                replace(LLAMA, precision=replace(LLAMA.precision, weight_datatype="float8", scaling=name)), mlp, work()
+            )
+            for name in ("rowwise", "current")
+        )
+        sizes = [k.num_elements for k in rowwise.kernels if isinstance(k, MemoryPass) and k.name == "scaling"]
+        for gemm in (up, down):
+            assert gemm.n * gemm.k in sizes
+        assert traffic(rowwise, "scaling") > traffic(current, "scaling")
+        assert not traffic(rowwise, "transposition")
+
+
 def test_factors_of_blocks_have_rates_of_their_own() -> None:
     mlp = LLAMA.units()[2]
     for scaling, datatype in (("current", "float8"), ("mx", "mxfloat8")):
