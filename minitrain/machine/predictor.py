@@ -502,7 +502,7 @@ class KernelPredictor(_ConfigPredictor):
         """Return the share of their bytes that gathers send: half where they are cast before, to fewer bits."""
         precision = getattr(getattr(self.workload, "model", None), "precision", None)
         is_narrow = getattr(precision, "weight_datatype", None) in NARROW_BYTES
-        return 0.5 if is_narrow and precision.scaling != "rowwise" else 1.0
+        return 0.5 if is_narrow and getattr(precision, "scaling", "") != "rowwise" else 1.0
 
     def _are_neighbours(self, ranks: Sequence[int]) -> bool:
         """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""
