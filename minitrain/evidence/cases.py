@@ -313,6 +313,8 @@ def _platform(
         gradient_accesses=_gradient_accesses(framework, layout),
         batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
         shares_by_rank=_blocks(framework, layout),
+        copies_units=layout.world_size == 1 and layout.zero >= 2,
+        launch_s=_launch_s(row, found),
         captures=row.words("framework").facts.get("graphs", framework.captures),
         dispatcher=row.words("dispatcher").facts.get("dispatcher", "alltoall"),
         pads_experts=row.number("capacity_factor") is not None,
@@ -324,6 +326,13 @@ def _platform(
     if _hides_in_gradients(row, framework):
         return replace(found, parts_exposed=1.0, parts_overlap="gradients")
     return found
+
+
+def _launch_s(row: Row, platform: Platform) -> float | None:
+    """Return the time between launches of a row's host, where it was measured and they are dispatched from Python."""
+    host_us = row.number("host_us")
+    is_known = host_us is not None and platform.is_eager and platform.launch_s is None
+    return 1e-6 * host_us * platform.launch_factor if is_known and host_us else platform.launch_s
 
 
 def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, model: Transformer) -> str:
@@ -339,6 +348,8 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, mode
         return "deepspeed"
     if memory == "nanotron" and layout.num_replicas > 1:
         return "nanotron zero" if layout.zero else "nanotron ddp"
+    if memory in ("pytorch", "compiled") and layout.zero >= 2:
+        return f"{memory} fsdp2"
     return "internevo fsdp" if memory == "internevo zero" and layout.zero >= 2 else memory
 
 

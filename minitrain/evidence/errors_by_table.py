@@ -326,6 +326,11 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 "f3", "Llama 3 of 7B to 175B, H200 (KempnerForge, FSDP2)", lacks="interfaces of a node (one a device)"
             ),
             PublishedTable(
+                "g1",
+                "Llama, GPT and mixtures of experts on one H100 (PyTorch, measured for this table)",
+                "kernels are listed as profiled",
+            ),
+            PublishedTable(
                 "z1",
                 "GPT 1.5B to 28.3B, zero-bubble pipelines, A100 (Qi et al. 2023)",
                 "blind",

@@ -217,6 +217,7 @@ class Framework:
         is_compiled: whether its platform stands for what `torch.compile` makes of it.
         captures: whether CUDA graphs replay the passes of layers where the row does not say; if None, on devices whose
             hosts are slow.
+        alone: its platform on a device beside no other, where nothing of what others' clocks contain is hidden.
     """
 
     name: str
@@ -240,6 +241,7 @@ class Framework:
     accesses_alone: float = 0.0
     is_compiled: bool = False
     captures: bool | None = None
+    alone: str = ""
 
     def is_named(self, names: Set[str]) -> bool:
         """Return whether names of a row are this framework's."""
@@ -248,6 +250,8 @@ class Framework:
     def platform_of(self, row: Row) -> str | None:
         """Return the name of the platform for a row's device; None for prices of components alone."""
         device = row.text("gpu").lower()
+        if self.alone and row.number("n_gpus") == 1:
+            return self.alone
         return next((name for pattern, name in self.platforms if re.search(pattern, device)), None)
 
 
@@ -354,12 +358,14 @@ FRAMEWORKS = (
     ),
     Framework(
         name="torchtitan without torch.compile",
+        alone="pytorch",
         words="torchtitan eager",
         platforms=_EAGER,
         overlap="always",
     ),
     Framework(
         name="torchtitan",
+        alone="pytorch-compiled",
         words="torchtitan",
         platforms=_COMPILED,
         is_compiled=True,
@@ -367,6 +373,7 @@ FRAMEWORKS = (
     ),
     Framework(
         name="PyTorch FSDP with torch.compile",
+        alone="pytorch-compiled",
         words="fsdp compiled",
         platforms=_COMPILED,
         overlap="always",
@@ -374,6 +381,7 @@ FRAMEWORKS = (
     ),
     Framework(
         name="PyTorch FSDP",
+        alone="pytorch",
         words="fsdp",
         platforms=_EAGER,
         overlap="always",

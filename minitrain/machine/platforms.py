@@ -52,7 +52,7 @@ _CHOICES: Mapping[str, Collection[Any]] = MappingProxyType(
 )
 _RULES: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed"), "a number > 0"),
+        **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed", "launch_factor"), "a number > 0"),
         "launch_s": "a number of seconds >= 0, or None",
         "attention_block": "a number > 0, or None",
         "gradient_accesses": "a number >= 0",
@@ -108,6 +108,10 @@ class Platform:
         shares_by_rank: whether shards that are gathered, or gradients that are scattered, lie in a list of one tensor a
             rank, each of which the host copies by an operation of its own (`all_gather` of lists in PyTorch before
             `_all_gather_base`, which DeepSpeed took until 0.5.9).
+        apart: whether each operation that PyTorch dispatches is a kernel of its own, as models of plain PyTorch without
+            `torch.compile` have it.
+        launch_factor: time of a launch within a model over that of `torch.nn.Linear`'s forward, where `is_eager`.
+        copies_units: whether FSDP2 casts and copies weights and gradients of units beside no other rank.
         fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
             the step time was missed by at most; None where nothing was fitted to one's own runs.
 
@@ -141,6 +145,9 @@ class Platform:
     gradient_accesses: float = 0.0
     batches_messages: str = "no"
     shares_by_rank: bool = False
+    apart: bool = False
+    copies_units: bool = False
+    launch_factor: float = 1.0
     memory: str = ""
     fitted_error: float | None = None
 

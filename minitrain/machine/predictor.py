@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
@@ -400,24 +400,22 @@ class KernelPredictor(_ConfigPredictor):
         self._platform = platform
         self._inner = min(system.networks, key=lambda tier: tier.size)
         self._left_out = frozenset(pricing.without)
+        shared = {each.name for each in fields(Style)} & {each.name for each in fields(platform)} - {
+            "attention",
+            "captures",
+        }
         self.style = Style(
             attention=platform.attention or rates.usual_attention,
-            one_hot_embedding=platform.one_hot_embedding,
-            fused_loss=platform.fused_loss,
-            eager=platform.eager,
-            separate_gradients=platform.separate_gradients,
-            casts_apart=platform.casts_apart,
-            stops_early=platform.stops_early,
-            gradient_accesses=platform.gradient_accesses,
+            **{name: getattr(platform, name) for name in shared},
             captures=platform.captures_on(system.name),
             captures_experts=platform.pads_experts and platform.captures_on(system.name) is True,
-            dispatcher=platform.dispatcher,
             transposes=system.sheet.device_class != "tpu"
             and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
         launch_s = platform.launch_s
         if platform.is_eager and launch_s is None:
-            launch_s = eager_launch_s(system.name, has_experts=has_experts(workload) and not platform.pads_experts)
+            is_waiting = has_experts(workload) and not platform.pads_experts
+            launch_s = platform.launch_factor * eager_launch_s(system.name, has_experts=is_waiting)
         rates = rates.scaled(platform.clock, platform.attention_clock, platform.attention_block).without(*terms)
         device = KernelDevice(system, rates, launch_s=0.0 if "launches" in terms else launch_s)
         super().__init__(workload, device, _topology(system, world_size, network, placement, pricing))

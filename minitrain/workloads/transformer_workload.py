@@ -261,7 +261,7 @@ class TransformerWorkload:
             self._shards(num_shards_on_device, num_shards, trained),
             style,
             num_gradients=trained,
-            gradient_bytes=self.model.precision.gradient_bytes,
+            precision=self.model.precision,
             averages=self.model.ema is not None,
             matrices=self.orthogonalised(layer),
             has_factors=self._optimizer == "adafactor",

@@ -68,6 +68,7 @@ from minitrain.workloads.architecture import (
     AVERAGE_BYTES,
     MASK_BYTES,
     NARROW_BYTES,
+    PRECISIONS,
     STATISTIC_BYTES,
     Architecture,
     Precision,
@@ -170,6 +171,41 @@ experts' tokens are cast by one kernel (`multi_tensor_quantize_impl` of Transfor
 `csrc/extensions/cast.cpp`)."""
 
 
+_LAUNCHES_APART = {"attention": (3, 8), "mlp": (5, 8), "moe": (39, 48), "embedding": (1, 12), "head": (2, 5)}
+_LAUNCHES_OF_GATE, _LAUNCHES_OF_ROTARY, _LAUNCHES_OF_GROUPS = (2, 5), (8, 12), (2, 2)
+"""Launches where each operation is a kernel (`Style.apart`), and those that a gated MLP, rotary embeddings (with
+queries, keys and values of a matrix each) and fewer keys than queries add: counted in a profiled step."""
+
+_NORM_APART, _ROTARY_APART, _GROUPS_APART = (2.5, 7.0), (12.0, 12.0), (6.5, 6.5)
+"""Tensors' worth of time of such kernels, forward and backward: a norm, whose weight's gradient reads both tensors too;
+rotary embedding in complex numbers (cast to single precision, product, cast back), whose casts reach half of the
+bandwidth; copies of keys and values for each query head, as those. Measured alone on an H100 with PyTorch 2.11."""
+
+_PERMUTED_APART = (22, 40)
+"""Tensors of all experts' copies of tokens that torchtitan's `MoE` and `GroupedExperts` read and write: gathered, cast,
+weighted in single precision, cast back, padded by a row, gathered in order, put back, and added up; backward does the
+inverse of each, where a gather's is an addition in any order."""
+
+_LOSS_APART = (25, 26)
+"""Bytes' worth of time of a logit: cast to single precision, logarithm of softmax; zeros, gradient, cast back."""
+
+
+def _adam_apart(precision: Precision) -> int:
+    """Return the bytes of AdamW for a parameter as PyTorch has it (`fused=True`).
+
+    What it keeps is read and written; the gradient is read, read for its norm, and read and written to be clipped.
+    """
+    has_copy = precision.optimizer_bytes > 4 * precision.parameter_bytes
+    kept = precision.optimizer_bytes + (0 if has_copy else precision.parameter_bytes)
+    return 2 * kept + 4 * precision.gradient_bytes
+
+
+_UNIT_COPIES = (10, 24)
+"""Bytes of a parameter that FSDP2 casts and copies on one device, forward and backward: the master copy read, and 16
+bits written (6) and copied to where they are used (4); again in backward; the gradient read in 16 bits and written in
+single precision (6), and copied to its shard (8) (`foreach_all_gather` and `foreach_reduce` of PyTorch 2.11's
+`torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py`)."""
+
 _CLAMP_TENSORS = (8, 10)
 """Tensors of a gate's size that clamping reads and writes, forward and backward, beside the fused activation function:
 both halves, and their concatenation; two gradients, each with its mask, and their concatenation
@@ -225,6 +261,8 @@ class Style:
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
         dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
+        apart: whether each operation that PyTorch dispatches is a kernel of its own.
+        copies_units: whether FSDP2 casts and copies the weights of a unit, and its gradients, on one device.
     """
 
     attention: str = "flash2"
@@ -240,6 +278,8 @@ class Style:
     transposes: bool = True
     dispatcher: str = "alltoall"
     casts_apart: bool = False
+    apart: bool = False
+    copies_units: bool = False
 
     def captured(self, num_launches: int, kind: str) -> int:
         """Return how many launches are left of some that a graph has, of a kind of unit."""
@@ -292,7 +332,7 @@ def repeated_kernels(
     if not kernels:
         return core
     in_whole = len(lister.listed(is_backward=False).kernels)
-    share = -(-_LAUNCHES[unit.kind][0] * len(kernels) // in_whole)
+    share = -(-lister.usual_launches(is_backward=False) * len(kernels) // in_whole)
     again = KernelList(kernels, style.captured(share, unit.kind) + lister.of_experts(recompute))
     if style.stops_early and unit.kind == "mlp" and unit.is_repeated(recompute):
         again = _without_last(again)
@@ -311,7 +351,7 @@ def update_kernels(
     style: Style = DEFAULT_STYLE,
     *,
     num_gradients: int = 0,
-    gradient_bytes: int = 4,
+    precision: Precision = PRECISIONS["bf16"],
     averages: bool = False,
     matrices: Shapes = (),
     has_factors: bool = False,
@@ -322,7 +362,7 @@ def update_kernels(
         num_parameters: those of a rank's shards, on which Adam works as one kernel.
         style: how a framework runs it.
         num_gradients: elements of the rank's gradients before they are sharded.
-        gradient_bytes: bytes of one of them.
+        precision: of weights, gradients and states.
         averages: whether another kernel takes an average of the weights on.
         matrices: what Muon trains of them: Adam's kernel then has the rest.
         has_factors: whether Adafactor trains them.
@@ -330,14 +370,15 @@ def update_kernels(
     if not num_parameters:
         return KernelList()
     in_matrices = sum(map(prod, matrices))
-    kernels: list[Kernel] = [MemoryPass("adam", num_parameters - in_matrices, ADAM_BYTES * style.eager)]
+    adam_bytes = _adam_apart(precision) if style.apart else ADAM_BYTES * style.eager
+    kernels: list[Kernel] = [MemoryPass("adam", num_parameters - in_matrices, adam_bytes)]
     if has_factors:
         passes = zip(("sums", "norms", "adafactor"), ADAFACTOR_BYTES, strict=True)
         kernels = [MemoryPass(name, num_parameters, size * style.eager) for name, size in passes]
     if matrices:
         kernels += [MemoryPass("muon", in_matrices, ADAM_BYTES - 8), *newton_schulz(matrices)]
     if style.gradient_accesses:
-        kernels.append(MemoryPass("gradients", num_gradients, gradient_bytes * style.gradient_accesses))
+        kernels.append(MemoryPass("gradients", num_gradients, precision.gradient_bytes * style.gradient_accesses))
     if averages:
         kernels.append(MemoryPass("average", num_parameters, 3 * AVERAGE_BYTES))
     return KernelList(tuple(kernels), len(kernels))
@@ -382,7 +423,10 @@ class _Lister:
             kernels += self._products(gemm, is_backward=is_backward)
         if self.unit.kind == "embedding" and self.style.one_hot_embedding:
             kernels.append(self._one_hot(is_backward=is_backward))
-        launches = _LAUNCHES[self.unit.kind][is_backward]
+        launches = self.usual_launches(is_backward=is_backward)
+        if self.style.copies_units:
+            kernels.append(MemoryPass("unit", self._num_parameters(), _UNIT_COPIES[is_backward]))
+            launches += 2 * len(self.unit.weights) * (1 + is_backward)
         if self.model.gate_clamp is not None and any(each.name.endswith("down") for each in self.unit.projections):
             launches += _CLAMP_LAUNCHES
         launches += _ADAPTER_LAUNCHES[is_backward] * sum(ADAPTER in each.name for each in self.unit.projections)
@@ -402,6 +446,25 @@ class _Lister:
             return Matmul(words, hidden, tokens, kind="weight_gradient", datatype=datatype)
         return Matmul(tokens, hidden, words, datatype=datatype)
 
+    def _num_parameters(self) -> int:
+        """Return the parameters of the unit's weights on a rank."""
+        return sum(prod(weight.part(self.work.degrees)) for weight in self.unit.weights if not weight.is_shared)
+
+    def usual_launches(self, *, is_backward: bool) -> int:
+        """Return the launches of a pass, but for those of experts' multiplications and of the attention core."""
+        unit, model = self.unit, self.model
+        if not self.style.apart:
+            return _LAUNCHES[unit.kind][is_backward]
+        launches = _LAUNCHES_APART[unit.kind][is_backward]
+        if unit.kind == "attention":
+            launches += _LAUNCHES_OF_ROTARY[is_backward] * (model.positions == "rotary")
+            launches += _LAUNCHES_OF_GROUPS[is_backward] * (model.num_kv_heads < model.num_heads)
+            biases = model.qkv_bias + model.output_bias
+        else:
+            launches += _LAUNCHES_OF_GATE[is_backward] * (unit.kind == "mlp" and model.is_gated)
+            biases = 2 * (unit.kind == "mlp" and model.mlp_bias)
+        return launches + is_backward * biases
+
     def of_experts(self, recompute: str | None = None, *, is_backward: bool = False) -> int:
         """Return the launches of experts' multiplications: all, or those that are computed again."""
         again = () if recompute is None else {each.name for each in self.unit.repeated_projections(recompute)}
@@ -412,6 +475,8 @@ class _Lister:
         """Return the launches of a multiplication by itself, which others' layers have in theirs."""
         if not gemm.is_of_experts or self.style.captures_experts:
             return 0
+        if self.style.apart:  # one kernel of all experts (`torch._grouped_mm`)
+            return 1 + is_backward
         precision = self.model.precision
         is_narrow = (self.style.datatype or precision.weight_datatype) in NARROW_BYTES
         casts = CASTS_OF_EXPERT[precision.scaling] if is_narrow else 0
@@ -531,7 +596,8 @@ class _Lister:
             yield from self._embedding(is_backward=is_backward)
             return
         hidden = self.work.num_tokens_between * self.model.hidden_size
-        yield self._memory("norm", hidden, 4 if is_backward else 2)
+        norm = _NORM_APART if self.style.apart else (2, 4)
+        yield self._memory("norm", hidden, norm[is_backward])
         if self.unit.kind == "head":
             if self.model.logit_cap:
                 num_logits = sum(gemm.m * gemm.n for gemm in self._projections())
@@ -541,12 +607,26 @@ class _Lister:
             yield self._memory("second norm", hidden, 4 if is_backward else 2)
         yield self._residual(hidden, is_backward=is_backward)
         if is_backward:
-            yield self._memory("residual gradient", hidden, 3)
+            yield self._memory("residual gradient", hidden, 3 + 3 * self._num_sums())
             yield from self._bias_gradients(hidden)
         yield from self._inner(is_backward=is_backward)
         if self.unit.kind == "moe":
-            for name in PERMUTATIONS:
-                yield self._memory(name, hidden, self.model.experts_per_token + 1)
+            yield from self._permutations(hidden, is_backward=is_backward)
+
+    def _permutations(self, hidden: int, *, is_backward: bool) -> Iterator[MemoryPass]:
+        """Yield what puts the copies of tokens into the order of their experts, and back."""
+        num_copies = self.model.experts_per_token
+        if self.style.apart:
+            yield self._memory("permutation", hidden * num_copies, _PERMUTED_APART[is_backward])
+            return
+        for name in PERMUTATIONS:
+            yield self._memory(name, hidden, num_copies + 1)
+
+    def _num_sums(self) -> int:
+        """Return how many more gradients of a unit's input are added up by kernels of their own."""
+        if not self.style.apart:
+            return 0
+        return 2 * (self.model.positions == "rotary") if self.unit.kind == "attention" else int(self.model.is_gated)
 
     def _bias_gradients(self, hidden: int) -> Iterator[MemoryPass]:
         """Yield the sums over tokens that are biases' gradients; that of an MLP's first bias is fused with others."""
@@ -562,22 +642,13 @@ class _Lister:
         """Return the addition of the residual, with bias and dropout."""
         if self.model.dropout:
             return self._memory("dropout and residual", hidden, 2 if is_backward else 3, MASK_BYTES)
-        return self._memory("residual", hidden, 1 if is_backward else 3)
+        backward = 0 if self.style.apart else 1
+        return self._memory("residual", hidden, backward if is_backward else 3)
 
     def _inner(self, *, is_backward: bool) -> Iterator[MemoryPass]:
         """Yield rotary embedding and layout copies of attention, or the activation function of an MLP."""
         if self.unit.kind == "attention":
-            core, work = self.unit.core, self.work
-            assert core is not None  # attention has one
-            tokens, heads = work.num_tokens, self.model.num_heads + self.model.num_kv_heads
-            size = tokens * heads * core.key_dim // work.degrees.tp
-            if self.model.qk_norm != "none":
-                yield self._memory("query and key norm", size, 4 if is_backward else 2)
-            if self.model.positions == "rotary":
-                yield self._memory("rotary embedding", size, 4)
-            if not core.is_flash:
-                size = tokens * self.model.num_heads * core.value_dim // work.degrees.tp
-                yield self._memory("layout copy", size, 2)
+            yield from self._around_core(is_backward=is_backward)
             return
         for gemm in self._projections():
             if gemm.name.endswith("down"):
@@ -586,11 +657,29 @@ class _Lister:
                 tensors = _EXPERT_BIAS_TENSORS[is_backward]
                 yield self._memory("expert bias", gemm.batch * gemm.m * gemm.n, tensors)
 
+    def _around_core(self, *, is_backward: bool) -> Iterator[MemoryPass]:
+        """Yield rotary embedding and copies of attention."""
+        core, work = self.unit.core, self.work
+        assert core is not None  # attention has one
+        tokens, heads = work.num_tokens, self.model.num_heads + self.model.num_kv_heads
+        size = tokens * heads * core.key_dim // work.degrees.tp
+        if self.model.qk_norm != "none":
+            yield self._memory("query and key norm", size, 4 if is_backward else 2)
+        if self.model.positions == "rotary":
+            yield self._memory("rotary embedding", size, _ROTARY_APART[is_backward] if self.style.apart else 4)
+        if self.style.apart and self.model.num_kv_heads < self.model.num_heads:
+            copied = tokens * self.model.num_heads * core.key_dim // work.degrees.tp
+            yield self._memory("copies of keys and values", copied, _GROUPS_APART[is_backward])
+        if not core.is_flash:
+            size = tokens * self.model.num_heads * core.value_dim // work.degrees.tp
+            yield self._memory("layout copy", size, 2)
+
     def _activation(self, num_elements: int, *, is_backward: bool) -> MemoryPass:
         """Return the activation function between the matrices of an MLP."""
         if self.model.is_gated:
             clamps = 0 if self.model.gate_clamp is None else _CLAMP_TENSORS[is_backward]
-            return self._memory(self.model.mlp, num_elements, clamps + (5 if is_backward else 3))
+            tensors = (5, 9) if self.style.apart else (3, 5)
+            return self._memory(self.model.mlp, num_elements, clamps + tensors[is_backward])
         with_bias = 1 if is_backward and self.model.mlp_bias else 0
         return self._memory(self.model.mlp, num_elements, (3 if is_backward else 2) + with_bias)
 
@@ -600,6 +689,8 @@ class _Lister:
         if self.style.fused_loss:
             return MemoryPass("loss", num_logits, 0 if is_backward else 10)
         passes = 3 * STATISTIC_BYTES + 2 if is_backward else 9 * STATISTIC_BYTES + 2
+        if self.style.apart:
+            passes = _LOSS_APART[is_backward]
         return MemoryPass("loss", num_logits, passes * self.style.eager)
 
     def _embedding(self, *, is_backward: bool) -> Iterator[MemoryPass]:

@@ -265,6 +265,7 @@ NO_NUMBERS = {
     "gbs": "48 smaples,48k,0,1e999",
     "step_time_s": "1500 ms,1.5 sceonds,0,-1,nan,1e999",
     "tokens_per_s_per_gpu": "7.4k,7400 tok/s,0",
+    "host_us": "30 ms,thirty,0,-1",
     "mem_gib": "20 GB,20 MiB,twenty,0,-3",
 }
 LISTED = {**UNKNOWN, **NO_NUMBERS}

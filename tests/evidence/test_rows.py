@@ -413,6 +413,19 @@ def test_what_is_compiled_has_another_platform(framework: str, gpu: str, platfor
     assert framework_of(row).platform_of(row) == platform
 
 
+@pytest.mark.parametrize(
+    ("framework", "platform"), [("PyTorch, eager", "pytorch"), ("torchtitan, torch.compile", "pytorch-compiled")]
+)
+def test_one_device_hides_nothing_for_others(framework: str, platform: str) -> None:
+    alone = {"framework": framework, "n_gpus": "1", "tp": "1", "pp": "1", "dp": "1"}
+    sharded, whole = case(**alone, zero="fsdp"), case(**alone, zero="0")
+    assert sharded.platform is not None
+    assert whole.platform is not None
+    assert (sharded.platform.name, whole.platform.name) == (platform, platform)
+    assert (sharded.platform.copies_units, whole.platform.copies_units) == (True, False)
+    assert predict(sharded).seconds > 1.005 * predict(whole).seconds
+
+
 def test_what_replicas_hide_takes_multiprocessors_but_where_the_platform_was_fitted_with_it() -> None:
     given = {"framework": "Megatron-Core r0.8.0", "pp": "1", "dp": "8", "overlap": "DP overlap", "hidden": "4096"}
     hidden = case(**given)

@@ -7,6 +7,7 @@ import pytest
 import minitrain as mt
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import KernelDevice
+from minitrain.workloads.architecture import Precision
 from minitrain.workloads.expert_layers import ExpertPass
 from minitrain.workloads.kernels import (
     FlashAttention,
@@ -154,6 +155,32 @@ def test_a_style_changes_what_its_name_says() -> None:
         k for k in forward_kernels(LLAMA, unit, work(), Style(datatype="float8")).kernels if isinstance(k, Matmul)
     ]
     assert {(k.datatype, k.element_bytes) for k in eights} == {("float8", 1)}
+
+
+def test_plain_pytorch_runs_each_operation_by_itself() -> None:
+    tokens, apart = 2 * 512, Style(apart=True)
+    attention, mlp, head = *LLAMA.units()[1:3], LLAMA.units()[-1]
+    ahead, back = (list_of(LLAMA, mlp, work(), apart) for list_of in (forward_kernels, backward_kernels))
+    assert traffic(ahead, "swiglu") == 10 * tokens * 2816  # SiLU, and a product
+    assert traffic(back, "swiglu") == 18 * tokens * 2816
+    assert traffic(back, "residual gradient") == 2 * 6 * tokens * 1024  # and the sum of those of gate and up
+    assert (ahead.num_launches, back.num_launches) == (7, 13)
+    ahead = forward_kernels(LLAMA, attention, work(), apart)
+    assert ahead.num_launches == 15
+    assert traffic(ahead, "copies of keys and values") == 13 * tokens * 1024
+    logits = tokens * LLAMA.vocab_size
+    assert traffic(loss_kernels(LLAMA, head, work(), apart), "loss") == 51 * logits
+    assert update_kernels(1000, apart).traffic_bytes == 40_000
+    pure = Precision(gradient_bytes=2, optimizer_bytes=4)
+    assert update_kernels(1000, apart, precision=pure).traffic_bytes == 20_000
+
+
+def test_fsdp_alone_casts_and_copies_what_it_gathers() -> None:
+    unit, style = LLAMA.units()[2], Style(copies_units=True)
+    held = unit.num_held_parameters(WHOLE)
+    assert traffic(forward_kernels(LLAMA, unit, work(), style), "unit") == 10 * held
+    assert traffic(backward_kernels(LLAMA, unit, work(), style), "unit") == 24 * held
+    assert not traffic(forward_kernels(LLAMA, unit, work()), "unit")
 
 
 def test_eight_bits_are_cast_and_transposed() -> None:
