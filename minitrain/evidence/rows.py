@@ -482,6 +482,7 @@ def _kind(row: Row) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {
         "gated": {"mlp": "swiglu", "norm": "rmsnorm"},
         "relu": {"mlp": "relu", "norm": "layernorm", "positions": "rotary", "bias": False},
+        "relu2": {"mlp": "relu2", "norm": "layernorm", "positions": "rotary", "bias": False},
         "gelu": {"mlp": "gelu", "norm": "layernorm", "bias": True},
     }
     return kinds[facts["mlp"]] | {name: facts[name] for name in ("bias", "positions") if name in facts}

@@ -490,6 +490,10 @@ def test_precisions_are_read(precision: str, datatype: str | None, gradient_byte
     assert (found.weight_datatype, found.gradient_bytes) == (datatype, gradient_bytes)
 
 
+def test_squared_relu_keeps_its_input_and_its_square() -> None:
+    assert [case(mlp=word).model.mlp for word in ("relu", "relu2", "squared relu")] == ["relu", "relu2", "relu2"]
+
+
 def test_stages_have_whole_layers() -> None:
     assert stage_layers(10, 4) == (2, 3, 3, 2)  # embedding and head count as a layer each
     assert stage_layers(9, 4) == (3, 2, 2, 2)
