@@ -54,7 +54,6 @@ from minitrain.machine.price import (
 )
 from minitrain.machine.topology import FlatTopology, Topology, Transfer, make_topology
 from minitrain.operations import WRITE
-from minitrain.workloads.architecture import NARROW_BYTES
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, PassMode, Workload, fills_devices
 
@@ -499,8 +498,7 @@ class KernelPredictor(_ConfigPredictor):
     def _gathered_share(self) -> float:
         """Return the share of their bytes that gathers send: half where they are cast before, to fewer bits."""
         precision = getattr(getattr(self.workload, "model", None), "precision", None)
-        is_narrow = getattr(precision, "weight_datatype", None) in NARROW_BYTES
-        return 0.5 if is_narrow and getattr(precision, "scaling", "") != "rowwise" else 1.0
+        return 0.5 if getattr(precision, "gathers_narrow", False) else 1.0
 
     def _are_neighbours(self, ranks: Sequence[int]) -> bool:
         """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""

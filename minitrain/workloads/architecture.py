@@ -189,6 +189,11 @@ class Precision:
         return f"mx{datatype}" if (datatype, self.scaling) == ("float8", "mx") else datatype
 
     @property
+    def gathers_narrow(self) -> bool:
+        """Return whether shards of weights are cast before they are gathered: where a factor is no row's own."""
+        return self.weight_datatype in NARROW_BYTES and self.scaling != "rowwise"
+
+    @property
     def bytes_per_parameter(self) -> int:
         """Return the bytes of a parameter with its gradient and optimizer state."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
