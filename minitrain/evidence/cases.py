@@ -44,6 +44,7 @@ from minitrain.evidence.layouts import (
     balanced_layers,
     degrees_of,
     layout_of,
+    predicting_stages,
     stage_layers,
     unit_stages,
 )
@@ -277,8 +278,10 @@ def _offloaded(row: Row, column: str) -> Iterator[str]:
 
 def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[int, ...]:
     """Return how many transformer layers each stage has."""
+    if model.prediction_layers:
+        return predicting_stages(model.num_layers, num_stages, model.prediction_layers)
     if not framework.balances:
-        return stage_layers(model.num_layers + model.prediction_layers, num_stages)
+        return stage_layers(model.num_layers, num_stages)
     layer = (4 * model.num_heads * model.head_dim + 3 * model.ffn_hidden_size) * model.hidden_size
     head = model.vocab_size * model.hidden_size
     return balanced_layers([float(layer)] * model.num_layers + [float(head)], num_stages)

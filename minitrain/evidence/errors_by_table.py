@@ -257,18 +257,23 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "p1",
                 "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge)",
-                lacks="what backward computes again (none)",
+                lacks="what backward computes again of dense models (none)",
             ),
             PublishedTable(
                 "p2",
                 "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge 26.02)",
                 "blind, but for mixtures of experts",
-                lacks="what backward computes again (none)",
+                lacks="what backward computes again of dense models (none)",
             ),
             PublishedTable(
                 "p3",
                 "Llama, GPT, Nemotron, H100 to GB300 (NeMo 24.09 to 25.07, Megatron Bridge 25.09 to 26.06)",
                 lacks="what backward computes again (none)",
+            ),
+            PublishedTable(
+                "p4",
+                "Qwen3 235B, DeepSeek-V3, Mixtral, H100 to GB300 (Megatron-Core, DeepSeek, Megatron Bridge 25.09)",
+                lacks="vpp of 8x22B (1), the microbatch of DeepSeek's own run (one sample)",
             ),
             PublishedTable(
                 "r1",

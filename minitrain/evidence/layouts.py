@@ -359,6 +359,24 @@ def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def predicting_stages(num_layers: int, num_stages: int, num_predicting: int) -> tuple[int, ...]:
+    """Return how many transformer layers each stage has where the last one predicts further tokens, too.
+
+    It has few others: earlier stages have as many as all would have without, and the first one less where that is too
+    many (`pipeline_model_parallel_layout` of Megatron Bridge's DeepSeek-V3, "Et*4|(t*4|)*14tmL" and "Et|(tt|)*30mL").
+
+    Example:
+        >>> predicting_stages(61, 16, 1)[-2:], predicting_stages(61, 32, 1)[:2], predicting_stages(61, 32, 1)[-2:]
+        ((4, 2), (1, 2), (2, 1))
+    """
+    last = max(0, num_layers + (num_stages - 1) * (-num_layers // num_stages))
+    if num_stages == 1:
+        return (num_layers + num_predicting,)
+    each, rest = divmod(num_layers - last, num_stages - 1)
+    earlier = (each + (stage >= num_stages - 1 - rest) for stage in range(num_stages - 1))
+    return (*earlier, last + num_predicting)
+
+
 def unit_stages(layers: Sequence[int]) -> list[int]:
     """Return how many of the engine's layers each stage has: two a transformer layer, embedding and head one each.
 

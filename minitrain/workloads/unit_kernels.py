@@ -206,6 +206,15 @@ bits written (6) and copied to where they are used (4); again in backward; the g
 single precision (6), and copied to its shard (8) (`foreach_all_gather` and `foreach_reduce` of PyTorch 2.11's
 `torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py`)."""
 
+CASTS_OF_DENSE: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"delayed": (0, 0), "current": (3, 3), "blockwise": (1, 1), "mx": (3, 5), "nvfp4": (4, 6), "rowwise": (2, 2)}
+)
+"""Kernels beside a layer's own multiplication in eight bits, forward and backward, by where scaling factors come from:
+those that write its input, or its result's gradient, as `CASTS_OF_EXPERT` has them; with factors of a matrix unit's
+blocks, two that reorder both operands' before each product (`swizzle_scales_for_gemm` in `gemm` of Transformer Engine's
+`pytorch/csrc/extensions/gemm.cpp`). Those of steps before are written by the kernel of the norm or of the activation
+function."""
+
 _CLAMP_TENSORS = (8, 10)
 """Tensors of a gate's size that clamping reads and writes, forward and backward, beside the fused activation function:
 both halves, and their concatenation; two gradients, each with its mask, and their concatenation
@@ -429,6 +438,7 @@ class _Lister:
             launches += 2 * len(self.unit.weights) * (1 + is_backward)
         if self.model.gate_clamp is not None and any(each.name.endswith("down") for each in self.unit.projections):
             launches += _CLAMP_LAUNCHES
+        launches += self._casts_of_dense(is_backward=is_backward)
         launches += _ADAPTER_LAUNCHES[is_backward] * sum(ADAPTER in each.name for each in self.unit.projections)
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
@@ -465,6 +475,18 @@ class _Lister:
             biases = 2 * (unit.kind == "mlp" and model.mlp_bias)
         return launches + is_backward * biases
 
+    def _casts_of_dense(self, *, is_backward: bool) -> int:
+        """Return the kernels of casts of the multiplications that every token goes through, all but the router's."""
+        if self.unit.layer is None or not self._is_narrow or self.style.apart:  # those are counted with others
+            return 0
+        dense = sum(not each.num_experts and each.name != "router" for each in self.unit.projections)
+        return dense * CASTS_OF_DENSE[self.model.precision.scaling][is_backward]
+
+    @property
+    def _is_narrow(self) -> bool:
+        """Whether matrices are multiplied in eight bits or fewer."""
+        return (self.style.datatype or self.model.precision.weight_datatype) in NARROW_BYTES
+
     def of_experts(self, recompute: str | None = None, *, is_backward: bool = False) -> int:
         """Return the launches of experts' multiplications: all, or those that are computed again."""
         again = () if recompute is None else {each.name for each in self.unit.repeated_projections(recompute)}
@@ -477,9 +499,7 @@ class _Lister:
             return 0
         if self.style.apart:  # one kernel of all experts (`torch._grouped_mm`)
             return 1 + is_backward
-        precision = self.model.precision
-        is_narrow = (self.style.datatype or precision.weight_datatype) in NARROW_BYTES
-        casts = CASTS_OF_EXPERT[precision.scaling] if is_narrow else 0
+        casts = CASTS_OF_EXPERT[self.model.precision.scaling] if self._is_narrow else 0
         casts += _EXPERT_BIAS_LAUNCHES[gemm.name.endswith("down")][is_backward] * self.model.mlp_bias
         return launches_of_experts(gemm, casts, is_backward=is_backward)
 

@@ -602,5 +602,5 @@ def test_a_layer_of_multi_token_prediction_is_in_the_last_stage() -> None:
     experts = {**EXPERTS, "sp": "1", "n_layers": "8", "pp": "2", "dp": "4", "n_micro": "6"}
     plain, further = (case(**experts, mtp_layers=count) for count in ("0", "1"))
     assert further.model.prediction_layers == 1
-    assert (plain.options["layers_per_stage"], further.options["layers_per_stage"]) == ([9, 9], [11, 9])
+    assert (plain.options["layers_per_stage"], further.options["layers_per_stage"]) == ([9, 9], [9, 11])
     assert predict(plain).seconds < predict(further).seconds

@@ -15,7 +15,7 @@ from minitrain.workloads.kernels import FlashAttention, KernelList, MemoryPass
 from minitrain.workloads.pass_costs import pass_cost
 from minitrain.workloads.shapes import Work, norm_weights
 from minitrain.workloads.transformer_workload import TransformerWorkload
-from minitrain.workloads.unit_kernels import backward_kernels, forward_kernels, loss_kernels
+from minitrain.workloads.unit_kernels import Style, backward_kernels, forward_kernels, loss_kernels
 
 CONFIGS = {
     row["config"]["_name_or_path"]: row["config"]
@@ -266,3 +266,25 @@ def test_a_layer_that_predicts_a_further_token_has_a_matrix_more_and_the_head_ag
     longer = [mt.simulate("single", workload=each, hardware="h100_80g_nvl8", world_size=1) for each in workloads]
     assert longer[0].step_time < longer[1].step_time
     assert longer[0].peak_memory_bytes < longer[1].peak_memory_bytes
+
+
+@pytest.mark.parametrize(("scaling", "casts"), [("delayed", (0, 0)), ("current", (3, 3)), ("mx", (3, 5))])
+def test_multiplications_in_eight_bits_have_their_casts_launched_but_for_routers(
+    scaling: str, casts: tuple[int, int]
+) -> None:
+    experts: dict[str, Any] = {
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "moe_ffn_hidden_size": 64,
+        "num_shared_experts": 1,
+    }
+    wide = mt.Transformer(**SIZES, **experts)
+    narrow = replace(wide, precision=replace(wide.precision, weight_datatype="float8", scaling=scaling))
+    for place, dense in ((0, 0), (1, 2), (-1, 0)):  # embedding, attention, head
+        for kernels, each in zip((forward_kernels, backward_kernels), casts, strict=True):
+            found = [kernels(model, model.units()[place], Work(1, 32)).num_launches for model in (wide, narrow)]
+            assert found[1] - found[0] == dense * each
+    captured = [
+        forward_kernels(m, m.units()[1], Work(1, 32), Style(captures=True)).num_launches for m in (wide, narrow)
+    ]
+    assert captured == [1, 1]
