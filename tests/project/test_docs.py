@@ -32,6 +32,7 @@ from minitrain.cli import app, output
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+LONG = {"choose-a-layout", "mixed-clusters", "models", "teach", "train-a-real-model", "whole-runs"}
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -115,7 +116,11 @@ def _of_shell(command: str, given: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.ci if path.stem in LONG else ()) for path in DOCUMENTS],
+    ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS],
+)
 def test_examples_of_documents_print_what_they_say(path: Path, tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         assert Document(path).refreshed() == path.read_text(encoding="utf-8")
