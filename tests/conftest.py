@@ -46,9 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `slow` leaves any out
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out parameter sets as `one_in` and `few` say; trace one set of a test: others execute the same lines."""
+@pytest.hookimpl(tryfirst=True)  # before `slow` and `ci` leave any out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out parameter sets as `one_in` and `few` say."""
     tests = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         sets = tests[item.nodeid.partition("[")[0]]
@@ -57,24 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
         sets.append(item)
     for sets in tests.values():
-        quick = _quick(sets)
-        if config.pluginmanager.hasplugin("_cov"):
-            for item in sets:
-                if item is not (quick or sets)[0]:
-                    item.add_marker("no_cover")
-
-
-def _quick(sets: list[pytest.Item]) -> list[pytest.Item]:
-    """Mark what `few` leaves out of the parameter sets of one test, and return those that are tried by default."""
-    in_ci = [item for item in sets if item.get_closest_marker("slow") is None]
-    few = sets[0].get_closest_marker("few")
-    if few is not None and len(in_ci) > few.args[0]:
-        apart = len(in_ci) // few.args[0]  # a step more each time: else one of two values would stay the same
-        chosen = {turn * apart + turn % apart for turn in range(few.args[0])}
-        for place, item in enumerate(in_ci):
-            if place not in chosen:
-                item.add_marker("ci")
-    return [item for item in in_ci if item.get_closest_marker("ci") is None]
+        few = sets[0].get_closest_marker("few")
+        in_ci = [item for item in sets if item.get_closest_marker("slow") is None]
+        if few is not None and len(in_ci) > few.args[0]:
+            apart = len(in_ci) // few.args[0]  # a step more each time: else one of two values would stay the same
+            quick = {turn * apart + turn % apart for turn in range(few.args[0])}
+            for place, item in enumerate(in_ci):
+                if place not in quick:
+                    item.add_marker("ci")
 
 
 @pytest.fixture(scope="module", autouse=True)
