@@ -221,6 +221,8 @@ class KernelDevice:
             return 0.0
         rates, rate = self.rates, self.rates.attention_rate(kernel.generation, is_backward=kernel.is_backward)
         flop_per_s = self.peak_flop_per_s(kernel.datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
+        if kernel.generation in _PADDING:
+            flop_per_s *= kernel.key_dim / _padded_head(kernel.key_dim)
         longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)
         busy = kernel.flop_in_blocks(rate.block) / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
         slower: float = larger(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
@@ -232,6 +234,19 @@ class KernelDevice:
         if not kernel.num_random or vector is None:
             return 0.0
         return RANDOM_OPERATIONS * kernel.num_random / (vector.tflops * 1e12 * INTEGER_SHARE)
+
+
+_PADDING = ("flash1", "flash2")
+_HEADS = (32, 64, 96, 128, 192, 256)
+
+
+def _padded_head(size: int) -> int:
+    """Return the size that FlashAttention-2 computes a head with: its kernels are compiled for those of `_HEADS`.
+
+    >>> _padded_head(80)
+    96
+    """
+    return next((each for each in _HEADS if each >= size), size)
 
 
 def _without_kernels(system: SystemConfig) -> HardwareConfigError:
