@@ -405,6 +405,7 @@ class KernelPredictor(_ConfigPredictor):
         }
         self.style = Style(
             attention=platform.attention or rates.usual_attention,
+            casts_apart=platform.casts_apart,
             **{name: getattr(platform, name) for name in shared},
             captures=platform.captures_on(system.name),
             captures_experts=platform.pads_experts and platform.captures_on(system.name) is True,

@@ -386,6 +386,13 @@ def test_frameworks_of_nvidia_run_as_their_performance_scripts_say(
     assert chunked.platform is None or chunked.platform.fused_loss == is_fused
 
 
+@pytest.mark.parametrize(("platform", "is_apart"), [("nemo-h100", True), ("torchtitan-h100", False)])
+def test_activation_functions_of_megatron_leave_casts_to_other_kernels(platform: str, is_apart: bool) -> None:
+    pricing = Pricing("kernels", platform=find_platform(platform))
+    predictor = KernelPredictor(8, load_config("h100_80g_nvl8"), pricing, workload=find_workload("llama3-8b"))
+    assert predictor.style.casts_apart == is_apart
+
+
 def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_sharded() -> None:
     def accesses(**changes: str) -> float:
         platform = case(**{"framework": "Megatron-Core r0.8.0", **changes}).platform
