@@ -121,7 +121,6 @@ def test_a_mistake_in_the_text_field_is_told_there(text: str, word: str) -> None
     assert found["fields"] == ["source"]
 
 
-@pytest.mark.ci
 def test_options_have_the_values_with_which_rank_0_begins() -> None:
     state = {**TINY, "options": {"pp": 2}}
     listed, found = told("options", state)

@@ -121,7 +121,6 @@ def test_a_real_models_sizes_are_priced_and_not_proven() -> None:
     assert [name for name, result in found.items() if result.passed] == [name for name in CHECKS if name != "numerics"]
 
 
-@pytest.mark.ci
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=5), st.randoms(use_true_random=False))
 def test_one_message_comes_in_at_a_time(departures: list[int], source: Any) -> None:

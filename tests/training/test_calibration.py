@@ -156,7 +156,6 @@ def test_a_machine_that_did_something_else_is_told() -> None:
     assert replace(known, others=0.02).warning == ""
 
 
-@pytest.mark.ci
 @pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="only Linux says what other processes do")
 def test_what_others_work_is_counted_and_what_this_one_does_is_not() -> None:
     def worked(seconds: float) -> tuple[float, float]:

@@ -88,7 +88,6 @@ def test_recurrent_layers_are_taken_apart() -> None:
     assert flops == 5 * 2 * gates * (2 * (16 + 32) + 2)  # two products and two biases a step
 
 
-@pytest.mark.ci
 def test_a_conditional_costs_its_most_expensive_branch() -> None:
     def either(x: Any) -> Any:
         return torch.cond(x.sum() > 0, lambda y: y @ y @ y, lambda y: y @ y, (x,))

@@ -171,7 +171,6 @@ def _outcome(compute: Callable[[], Any]) -> Any:
         return "division by zero"
 
 
-@pytest.mark.ci
 @settings(max_examples=500)
 @given(_TERMS, st.integers(1, 4), st.integers(1, 5), st.sets(st.sampled_from(["a", "b"])))
 def test_what_is_computed_is_that_of_every_rank_or_refused(
