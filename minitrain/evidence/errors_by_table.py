@@ -262,7 +262,6 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "p2",
                 "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge 26.02)",
-                "blind, but for mixtures of experts",
                 lacks="what backward computes again of dense models (none)",
             ),
             PublishedTable(
@@ -278,7 +277,6 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "r1",
                 "Llama 3.1 8B and 405B, GB200, GB300, MI355X (MLPerf 5.1)",
-                "blind",
                 lacks="what backward computes again (none)",
             ),
             PublishedTable(
