@@ -190,7 +190,7 @@ def _tiers(run: Run) -> Ints | None:
 
 _SMALL = 1e-4
 
-_NO_PRICES = ("size", "torus", "nics", "units", "GiB", "processor_usage")
+_NO_PRICES = ("size", "torus", "nics", "units", "block", "GiB", "processor_usage")
 _OF_KERNELS = ("kernels", "curves")
 _SHARES = ("efficiency",)
 

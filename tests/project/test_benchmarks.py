@@ -78,7 +78,7 @@ def test_samples_under_noise_are_measured() -> None:
 def test_folding_is_measured_against_the_floor_and_every_rank() -> None:
     head, *rows = _run("--short", module="benchmarks.folding").splitlines()
     assert head.split()[-4:] == ["times", "floor", "of", "fold=False"]
-    assert [row.split()[0] for row in rows] == ["ddp", "pp_zero1", "strategy", "ddp", "pp_zero1"]
+    assert [row.split()[0] for row in rows] == ["ddp", "pp_zero1", "megatron", "strategy", "ddp", "pp_zero1"]
     assert all(float(figure) > 0 for row in rows[:2] for figure in row.split()[1:])
 
 
@@ -87,8 +87,10 @@ def test_steps_of_real_processes_are_measured_beside_torch() -> None:
     pytest.importorskip("torch")
     head, *rows = _run("--short", module="benchmarks.training").splitlines()
     assert head == "2 processes, 8 layers of 256, batch 64, float32, fused Adam; ms a step, medians"
-    assert [row.split()[0] for row in rows] == ["ddp", "ddp_overlap", "zero3", "fsdp"]
-    assert all(float(row.split()[-1]) > 0 for row in rows)
+    steps, hosts = rows[:4], rows[4:]
+    assert [row.split()[0] for row in steps] == ["ddp", "ddp_overlap", "zero3", "fsdp"]
+    assert all(float(row.split()[-1]) > 0 for row in steps)
+    assert [row.split()[0] for row in hosts] == ["ddp", "zero3", "ddp", "ddp_overlap", "zero3"]
 
 
 def test_machines_are_priced_beside_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
