@@ -636,6 +636,12 @@ def numbers_of(system: SystemConfig) -> dict[str, float]:
     return {key_path(place): value for place, value in leaves(_FORMAT, system) if isinstance(value, int | float)}
 
 
+def rule_of(path: str) -> str:
+    """Return what may stand under a path, in words; "" for what no config has."""
+    kind = kind_at(_FORMAT, _keys_of(path))
+    return kind.expected if isinstance(kind, Leaf) else ""
+
+
 def unit_of(path: str) -> str:
     """Return what the figure under a path counts in; "" for counts, shares, words, and what no config has."""
     *above, last = _keys_of(path)

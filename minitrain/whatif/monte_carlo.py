@@ -30,7 +30,8 @@ from typing import Any, final
 import numpy as np
 
 from minitrain.errors import UsageError, require_count
-from minitrain.machine.config import numbers_of, varied_configs
+from minitrain.machine.config import numbers_of, rule_of, varied_configs
+from minitrain.machine.config_format import SHARE, WHOLE
 from minitrain.machine.given_durations import FixedPredictor
 from minitrain.machine.platforms import Platform
 from minitrain.machine.price import ROOFLINE, Pricing
@@ -190,9 +191,8 @@ def _tiers(run: Run) -> Ints | None:
 
 _SMALL = 1e-4
 
-_NO_PRICES = ("size", "torus", "nics", "units", "block", "GiB", "processor_usage")
+_NO_PRICES = ("GiB", "processor_usage")
 _OF_KERNELS = ("kernels", "curves")
-_SHARES = ("efficiency",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def _steps(
 def _around(path: str, value: float, change: float) -> tuple[float, float]:
     """Return a value lower and higher by a share."""
     higher = value * (1 + change)
-    return value * (1 - change), min(higher, 1.0) if _last(path) in _SHARES else higher
+    return value * (1 - change), min(higher, 1.0) if rule_of(path) == SHARE.expected else higher
 
 
 def _slope(steps: tuple[float, float], path: str, value: float) -> float:
@@ -291,7 +291,9 @@ def _figures_of(prepared: PreparedRun) -> tuple[dict[str, float], Variation]:
     numbers = {
         path: value
         for path, value in numbers_of(system).items()
-        if _last(path) not in left_out and not any(f"{key}." in path for key in left_out)
+        if _last(path) not in left_out
+        and rule_of(path) != WHOLE.expected
+        and not any(f"{key}." in path for key in left_out)
     }
     return {**numbers, **_of_platform(pricing)}, lambda path, value: _varied(prepared, system, pricing, path, value)
 
