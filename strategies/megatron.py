@@ -133,7 +133,7 @@ async def megatron(
     order = schedule_of(schedule, pp, len(batches), num_chunks, costs)
     overlaps: dict[str, Any] = {"overlap_replicas": overlap_replicas, "sum_tied": sum_tied}
     held = HeldLayers(model, division, zero, len(batches), "megatron", **overlaps)
-    in_pairs = overlap_experts and ep > 1
+    in_pairs = overlap_experts and ep > 1 and order.has_pairs
     routing = Routing(imbalance, capacity_factor)
     passes = LayerPasses(
         model,

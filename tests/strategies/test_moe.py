@@ -305,6 +305,14 @@ def test_experts_beside_other_divisions_agree_in_all_ways_to_run(options: dict[s
     assert [list(log) for log in strict.logs] == [list(log) for log in plain.logs]
 
 
+@pytest.mark.parametrize(("schedule", "is_hidden"), [("1f1b", False), ("combined_1f1b", True)])
+def test_only_orders_with_pairs_compute_while_gradients_of_tokens_travel(schedule: str, is_hidden: bool) -> None:
+    given: dict[str, Any] = {"ep": 2, "pp": 2, "num_chunks": 2, "schedule": schedule}
+    runs = [train("megatron", 4, overlap_experts=overlaps, **given) for overlaps in (True, False)]
+    assert (runs[0].events != runs[1].events) is is_hidden
+    assert ("backward_weight" in {event.typ for event in runs[0].events}) is is_hidden
+
+
 def test_groups_of_experts_across_parts_and_replicas_are_one_class() -> None:
     given: dict[str, Any] = {"tp": 2, "ep": 4, "pp": 2, "sequence_parallel": True, "zero": 1}
     assert len(train("megatron", 32, global_batch_size=32, fold=True, **given).class_logs) == 2

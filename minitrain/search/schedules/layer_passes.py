@@ -16,7 +16,9 @@ The attention's own keys and values are kept for backward, in the store of activ
 
 Passes through layers whose experts are divided among ranks: tokens travel to experts and back, forward and backward.
 
-In pairs of passes, one computes while tokens of the other travel, as in DeepSeek-V3 (DeepSeek-AI 2024, figure 4).
+In pairs of passes, one computes while tokens of the other travel, as in DeepSeek-V3 (DeepSeek-AI 2024, figure 4). There
+the gradients of tokens travel back while those of experts' weights are computed; elsewhere afterwards, as Megatron-Core
+delays gradients of weights in pairs alone (`delay_wgrad_compute` in its `core/transformer/transformer_config.py`).
 """
 
 from __future__ import annotations

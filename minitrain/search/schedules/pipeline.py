@@ -350,7 +350,7 @@ def from_schedule(schedule: Schedule) -> ShippedStrategy:
         stages = model.stages(schedule.num_stages, len(batches[0]), layers_per_stage=layers_per_stage)
         ends = schedule.homes[0, 0], schedule.homes[schedule.num_stages - 1, 0]
         held = HeldLayers(model, division, zero, len(batches), name, sum_tied=True, ends=ends)
-        in_pairs = overlap_experts and ep > 1
+        in_pairs = overlap_experts and ep > 1 and schedule.has_pairs
         passes = LayerPasses(model, division, held, Routing(imbalance, capacity_factor), in_pairs=in_pairs)
         messages = HIDDEN if overlap_messages else PLAIN
         pipeline = PipelineRank(

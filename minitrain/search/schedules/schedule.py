@@ -207,6 +207,11 @@ class Schedule:
         highest = max((action.microbatch for order in orders for action in order), default=-1)
         object.__setattr__(self, "num_microbatches", highest + 1)
 
+    @property
+    def has_pairs(self) -> bool:
+        """Return whether some actions are fused, so that one can compute while what the other exchanges travels."""
+        return any(len(cell) > 1 for row in self.rows for cell in row)
+
     @classmethod
     def from_orders(cls, orders: Iterable[Iterable[Action]], name: str = "schedule", copies: int = 1) -> Schedule:
         """Make a schedule of each rank's actions alone: one action a cell, nothing idle, nothing fused."""

@@ -173,8 +173,8 @@ class _Experts:
         forward += price("forward", self._size, layer, of_experts).seconds
         around = price("backward_combine", self._size, layer).seconds
         around += price("backward_route", self._size, layer, mode).seconds
-        halves = [price(f"backward_{half}", self._size, layer, of_experts).seconds for half in ("input", "weight")]
-        backward = around + travel + halves[0] + max(travel, halves[1])  # tokens return while weights get gradients
+        typs = ("backward_input", "backward_weight") if self._in_pairs else ("backward",)
+        backward = around + 2 * travel + sum(price(typ, self._size, layer, of_experts).seconds for typ in typs)
         return float((2 if repeats else 1) * forward + backward)
 
     def _travel_seconds(self, copies: int) -> float:
