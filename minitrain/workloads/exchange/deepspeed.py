@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minitrain.errors import refuse
-from minitrain.workloads.exchange.recipe import Recipe, without_bearing
+from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, without_bearing
 
 TOOL = "deepspeed"
 _STRATEGIES = {0: "megatron", 1: "megatron", 2: "zero2", 3: "fsdp"}
@@ -28,6 +28,8 @@ def layout_faults(recipe: Recipe) -> list[str]:
     options = recipe.options
     divided = [name for name in ("tp", "pp", "cp", "ep") if options.get(name, 1) > 1]
     found = [f"{', '.join(divided)} of more than 1; use megatron-lm"] if divided else []
+    if options.get("offload") == "optimizer":
+        found.append("offload=optimizer, which updates on the device: its offload_optimizer steps on the host")
     return found if recipe.strategy in _STRATEGIES.values() else [*found, f"the strategy {recipe.strategy}"]
 
 
@@ -38,8 +40,6 @@ def write(recipe: Recipe) -> str:
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(options.get("overlap_replicas", True))}
     if (replicas := options.get("replicas", 1)) > 1:
         zero["mics_shard_size"] = world_size // replicas
-    if options.get("offload") == "optimizer":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     size = options["microbatch_size"]
     precision = recipe.model.precision.name if recipe.model else "bf16"
     config: dict[str, Any] = {
@@ -73,8 +73,6 @@ def read(config: Mapping[str, Any], name: str) -> Recipe:  # noqa: ARG001  (it d
         options["zero"] = 1
     if zero.get("mics_shard_size", -1) > 0 and world_size:
         options["replicas"] = world_size // zero["mics_shard_size"]
-    if _is_on(zero.get("offload_optimizer")):
-        options["offload"] = "optimizer"
     if config.get("activation_checkpointing", {}).get("cpu_checkpointing"):
         options["offload"] = "activations"
     notes = ("the model, and what its backward computes again, are the program's own",)
@@ -96,9 +94,9 @@ def _faults(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]
     if zero.get("stage", 0) not in _STRATEGIES:
         yield f"zero_optimization.stage must be 0 to 3, got {zero['stage']!r}"
     if _is_on(zero.get("offload_param")):
-        yield "zero_optimization.offload_param is not modelled; offload_optimizer is"
-    if _is_on(zero.get("offload_optimizer")) and zero.get("stage") != 3:
-        yield "zero_optimization.offload_optimizer is modelled in stage 3 alone"
+        yield "zero_optimization.offload_param is not modelled"
+    if _is_on(zero.get("offload_optimizer")):
+        yield f"zero_optimization.offload_optimizer {BY_HOST}"
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         if not isinstance(config.get(key, 1), int):
             yield f'{key} must be an integer, got {config[key]!r}; put in what "auto" stands for'

@@ -16,7 +16,7 @@ import yaml
 from minitrain.errors import refuse
 from minitrain.workloads.exchange.megatron_core import layout_fields, layout_of, model_fields, model_of, notes_on
 from minitrain.workloads.exchange.megatron_lm import OPTIONS
-from minitrain.workloads.exchange.recipe import Recipe, without_bearing
+from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, without_bearing
 
 TOOL = "megatron-bridge"
 
@@ -108,6 +108,8 @@ def _precision(word: Any, faults: list[str]) -> dict[str, Any]:
 def _fields(config: Mapping[str, Any], faults: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of all sections; faults are noted."""
     for section, values in config.items():
+        if section == "optimizer" and isinstance(values, Mapping) and values.get("optimizer_cpu_offload"):
+            faults.append(f"optimizer.optimizer_cpu_offload {BY_HOST}")
         if (
             section in without_bearing("Megatron Bridge, sections") and section != "dist"
         ) or section == "mixed_precision":

@@ -108,7 +108,7 @@ def test_modules_that_are_computed_again_have_megatrons_words(tool: str, recompu
         ("megatron", {"microbatch_size": 1}),
         ("megatron", {"microbatch_size": 4, "zero": 1}),
         ("zero2", {"microbatch_size": 1}),
-        ("fsdp", {"microbatch_size": 1, "offload": "optimizer", "replicas": 2}),
+        ("fsdp", {"microbatch_size": 1, "replicas": 2}),
         ("fsdp", {"microbatch_size": 2, "offload": "activations"}),
     ],
 )
@@ -372,6 +372,9 @@ def test_torchtitans_own_file_is_read(tmp_path: Path) -> None:
         ('{"train_batch_size": "auto"}', 'put in what "auto" stands for'),
         ('{"train_batch_size": 8, "mine": 1, "zero_optimization": {"stage": 4, "x": 1}}', "mine is not known"),
         ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}', "offload_param is not modelled"),
+        ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}', "steps on the host"),
+        ("--num-layers 4 --optimizer-cpu-offload", "--optimizer-cpu-offload steps on the host"),
+        ("model:\n  num_layers: 2\noptimizer:\n  optimizer_cpu_offload: true", "steps on the host"),
         ("model:\n  mine: 3\ntrain:\n  micro_batch_size: 1", "model.mine is not known"),
         ("model.tensor_model_parallel_size=2\ntrainer.x=1", "trainer is not known"),
         ("model:\n  activation_func: torch.nn.functional.relu\n", "activation_func must be silu, gelu or squared_relu"),
