@@ -477,6 +477,8 @@ def _of_experts(row: Row, model: Transformer) -> Iterator[Assumption]:
         yield Assumption(f"latent attention: that of {named.name}", is_open=True)
     if named is not None and model.sinks:
         yield Assumption(f"windows, sinks, biases and clamped gates: those of {named.name}", is_open=True)
+    if named is not None and model.qk_norm != "none":
+        yield Assumption(f"norms of queries and keys: those of {named.name}")
     if _lacks(row, "imbalance"):
         yield Assumption("load of experts not stated: balanced", "imbalance", ("1.2",))
 

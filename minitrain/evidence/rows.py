@@ -567,10 +567,11 @@ def _of_named(row: Row) -> dict[str, Any]:
     if found.window is not None:
         layers = [layer for layer in found.window_layers if layer < row.count("n_layers")]
         fields |= {"window": found.window, "window_layers": layers}
-    names = ("sinks", "gate_clamp") if "bias" in row.words("mlp").facts else ("sinks", "gate_clamp", *_BIASES)
+    names = _UNTOLD if "bias" in row.words("mlp").facts else (*_UNTOLD, *_BIASES)
     return fields | {name: getattr(found, name) for name in names}
 
 
+_UNTOLD = ("sinks", "gate_clamp", "qk_norm")
 _BIASES = ("qkv_bias", "output_bias", "mlp_bias")
 
 

@@ -384,10 +384,17 @@ def _olmoe() -> Iterator[Transformer]:
 
 
 def _qwen() -> Iterator[Transformer]:
-    """Yield Qwen 2.5, which has biases for queries, keys and values alone."""
+    """Yield Qwen 2.5, which has biases for queries, keys and values alone, and Qwen 3, which has norms of heads."""
     source = "Qwen team (2024), arXiv:2412.15115, and huggingface.co/Qwen/Qwen2.5-7B"
-    fields: dict[str, Any] = {"num_kv_heads": 4, "qkv_bias": True, "rope_theta": 1000000.0, "norm_epsilon": 1e-6}
-    yield _llama("qwen2.5-7b", 28, 3584, 18944, 28, 152064, 4096, source, **fields)
+    usual: dict[str, Any] = {"num_kv_heads": 4, "rope_theta": 1000000.0, "norm_epsilon": 1e-6}
+    yield _llama("qwen2.5-7b", 28, 3584, 18944, 28, 152064, 4096, source, qkv_bias=True, **usual)
+    source = "Qwen team (2025), arXiv:2505.09388, table 2, and huggingface.co/Qwen"
+    usual |= {"head_dim": 128, "qk_norm": "head", "num_experts": 128, "experts_per_token": 8}
+    sizes = (("qwen3-30b-a3b", 48, 2048, 6144, 32, 768), ("qwen3-235b-a22b", 94, 4096, 12288, 64, 1536))
+    for name, num_layers, hidden, ffn, num_heads, width in sizes:
+        yield _llama(
+            name, num_layers, hidden, ffn, num_heads, 151936, 4096, source, moe_ffn_hidden_size=width, **usual
+        )  # fmt: skip
 
 
 def _deepseek() -> Iterator[Transformer]:

@@ -267,6 +267,15 @@ def test_windows_sinks_biases_and_clamps_are_those_of_the_named_model() -> None:
     assert not case(**experts, model="mine").model.sinks
 
 
+def test_norms_of_queries_and_keys_are_those_of_the_named_model() -> None:
+    sizes = {"n_layers": "4", "hidden": "2048", "n_heads": "32", "n_kv_heads": "4", "head_dim": "128", "ffn": "6144"}
+    experts = {**EXPERTS, **sizes, "n_experts": "128", "top_k": "8", "moe_ffn": "768", "sp": "1", "ep": "8"}
+    found = case(**experts, model="Qwen3 30B-A3B")
+    assert found.model.qk_norm == "head"
+    assert "norms of queries and keys: those of qwen3-30b-a3b" in [each.text for each in found.assumed]
+    assert case(**experts, model="mine").model.qk_norm == "none"
+
+
 def test_weights_are_sharded_beside_stages() -> None:
     found = case(zero="3", framework="NeMo", sp="1")
     assert (found.strategy, found.options["zero"], found.options["overlap_replicas"]) == ("megatron", 3, False)
