@@ -85,7 +85,8 @@ async def megatron(
             where the shares are gathered (Narayanan et al., section 4.1), instead of all of it. Shards of the sequence
             are shares anyway.
         overlap_replicas: whether a layer's gradients are summed over the replicas as soon as the last microbatch has
-            made them and, with zero, its weights gathered under the first forward pass instead of after the update.
+            made them and, with zero=1, its weights gathered under the first forward pass instead of after the update;
+            with zero=3, whether the next layer's weights are gathered while one computes.
         overlap_parts: whether the gradient of a layer's input is summed over the parts while the gradient of its weight
             is computed.
         overlap_messages: whether messages between stages are hidden behind compute: a rank goes on while it sends, and
@@ -122,8 +123,8 @@ async def megatron(
     batches = microbatches_of(model, replicas.size, replicas.index, microbatch_size, "megatron")
     if num_chunks > 1 and schedule in IN_ROUNDS:
         require_multiple("num_microbatches", len(batches), "pp", pp, "megatron")
-    if zero > 1 and overlap_replicas:
-        raise StrategyError("gradients are summed after each microbatch with zero=2 or 3; leave overlap_replicas out")
+    if zero == 2 and overlap_replicas:
+        raise StrategyError("gradients are summed after each microbatch with zero=2; leave overlap_replicas out")
     num_stages = pp * num_chunks
     stages = [
         stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "pp x num_chunks", "megatron")

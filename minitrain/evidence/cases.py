@@ -43,6 +43,7 @@ from minitrain.evidence.layouts import (
     assumptions,
     balanced_layers,
     degrees_of,
+    gathers_once,
     layout_of,
     predicting_stages,
     stage_layers,
@@ -231,7 +232,8 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
     num_stages = layout.pp * layout.num_chunks
     if num_stages > model.num_layers and num_stages - model.num_layers not in (1, 2):  # of head, and of embedding
         raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")
-    zero, imbalance = layout.zero if layout.num_replicas > 1 else 0, row.number("imbalance") or 1
+    imbalance = row.number("imbalance") or 1
+    zero = 0 if layout.num_replicas == 1 else 1 if gathers_once(framework, layout) else layout.zero
     if imbalance != 1 and layout.world_size > _MOST_UNLIKE:
         raise LackingError(f"imbalance is {imbalance:g}: ranks that are not alike are at most {_MOST_UNLIKE} here")
     return "megatron", common | {
@@ -244,7 +246,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "zero": zero,
         "shard_size": layout.shard_size * layout.cp if zero > 1 and layout.shard_size < layout.dp else None,
         "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
-        "overlap_replicas": zero < 2 and _overlaps(row, framework, layout),
+        "overlap_replicas": zero != 2 and _overlaps(row, framework, layout),
         "overlap_messages": _overlaps_messages(row, framework, layout),
         "batch_messages": framework.batches_messages,
         "scatter_gather": "megatron" in row.text("framework").lower(),
@@ -289,10 +291,10 @@ def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[
 
 def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
     """Return whether what replicas exchange is hidden behind compute, as the row says or as the framework does."""
-    stated = row.words("overlap").facts.get("dp")
-    if stated is not None:
-        return bool(stated)
-    return framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
+    if layout.zero == 3:
+        return not framework.blocking_zero and not gathers_once(framework, layout)
+    usual = framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
+    return bool(row.words("overlap").facts.get("dp", usual))
 
 
 def _overlaps_messages(row: Row, framework: Framework, layout: Layout) -> bool:

@@ -562,6 +562,15 @@ def _of_kernel(kernel: str | None, system: SystemConfig) -> Iterator[Assumption]
         yield Assumption(f"attention by {kernel}: {system.name} has no figures of it, those of {usual}", is_open=True)
 
 
+def gathers_once(framework: Framework, layout: Layout) -> bool:
+    """Return whether FSDP keeps whole weights from the first microbatch's forward to the last one's backward.
+
+    So it does beside stages, and sums gradients then (PyTorch's torch.distributed.pipelining.stage).
+    """
+    is_fsdp = framework.words.split()[0] in ("torchtitan", "fsdp")
+    return is_fsdp and layout.zero == 3 and layout.pp > 1
+
+
 def _of_communication(row: Row, framework: Framework, layout: Layout, system: SystemConfig) -> Iterator[Assumption]:
     node = min(tier.size for tier in system.networks)
     is_torus = "closes" in row.words("gpu").facts
@@ -575,7 +584,8 @@ def _of_communication(row: Row, framework: Framework, layout: Layout, system: Sy
     if layout.zero == 1 and layout.shard_size < layout.dp:
         yield Assumption(f"states that {layout.shard_size} ranks share: as shared by all replicas", is_open=True)
     if layout.zero >= 2 and layout.pp * layout.ep > 1:
-        yield Assumption(f"zero {layout.zero} beside stages or experts: what it exchanges is not hidden", is_open=True)
+        how = "once a step" if gathers_once(framework, layout) else "a layer ahead in each microbatch's passes"
+        yield Assumption(f"zero {layout.zero} beside stages or experts: weights are gathered {how}", is_open=True)
     said, facts = row.text("overlap"), row.words("overlap").facts
     if layout.num_replicas > 1 and layout.zero < 2 and "dp" not in facts:
         others = tuple(f"{said}, {words}".lstrip(", ") for words in ("no DP overlap", "DP overlap"))

@@ -267,6 +267,12 @@ def test_windows_sinks_biases_and_clamps_are_those_of_the_named_model() -> None:
     assert not case(**experts, model="mine").model.sinks
 
 
+def test_fsdp_gathers_weights_once_a_step_beside_stages() -> None:
+    found = case(zero="fsdp", framework="FSDP", sp="1")
+    assert (found.strategy, found.options["zero"], found.options["overlap_replicas"]) == ("megatron", 1, False)
+    assert "zero 3 beside stages or experts: weights are gathered once a step" in [each.text for each in found.assumed]
+
+
 def test_norms_of_queries_and_keys_are_those_of_the_named_model() -> None:
     sizes = {"n_layers": "4", "hidden": "2048", "n_heads": "32", "n_kv_heads": "4", "head_dim": "128", "ffn": "6144"}
     experts = {**EXPERTS, **sizes, "n_experts": "128", "top_k": "8", "moe_ffn": "768", "sp": "1", "ep": "8"}
@@ -278,7 +284,10 @@ def test_norms_of_queries_and_keys_are_those_of_the_named_model() -> None:
 
 def test_weights_are_sharded_beside_stages() -> None:
     found = case(zero="3", framework="NeMo", sp="1")
-    assert (found.strategy, found.options["zero"], found.options["overlap_replicas"]) == ("megatron", 3, False)
+    assert (found.strategy, found.options["zero"], found.options["overlap_replicas"]) == ("megatron", 3, True)
+    assert "zero 3 beside stages or experts: weights are gathered a layer ahead in each microbatch's passes" in [
+        each.text for each in found.assumed
+    ]
     assert case(zero="3 (within 2)", framework="NeMo", sp="1").options["shard_size"] == 2
     assert predict(found).memory["allocated"] < predict(case(zero="1", framework="NeMo", sp="1")).memory["allocated"]
 

@@ -31,6 +31,7 @@ MEGATRON = [
     case(4, tp=2, zero=1),
     case(8, tp=2, pp=2, microbatch_size=1),
     case(8, tp=2, pp=2, zero=1, overlap_replicas=True),
+    case(8, tp=2, pp=2, zero=3, overlap_replicas=True),
     case(4, tp=2, pp=2, scatter_gather=True, recompute="full"),
     case(4, tp=2, pp=2, scatter_gather=True, recompute="selective", num_chunks=2),
     case(4, tp=2, sequence_parallel=True),

@@ -96,6 +96,21 @@ def test_what_replicas_exchange_hides_behind_the_last_microbatch(zero: int) -> N
     assert communicated(hidden) == communicated(exposed)
 
 
+@pytest.mark.parametrize("options", [{"tp": 2}, {"pp": 2, "num_chunks": 2}, {"pp": 2, "schedule": "zb_h1"}])
+def test_weights_are_gathered_while_the_layer_before_computes(options: dict[str, Any]) -> None:
+    given = {**options, "zero": 3, "global_batch_size": 8 * B, "layers_per_stage": None}
+    waiting, ahead = (train(8, overlap_replicas=overlap, **given) for overlap in (False, True))
+    assert ahead.step_time < waiting.step_time
+    assert communicated(ahead) == communicated(waiting)
+    most = max(event.size_bytes for event in ahead.logs[0] if event.typ == "all_gather")
+    assert waiting.peak_memory_bytes <= ahead.peak_memory_bytes <= waiting.peak_memory_bytes + most
+
+
+def test_gradients_that_zero_2_sums_after_each_microbatch_have_nothing_to_overlap() -> None:
+    with pytest.raises(mt.StrategyError, match="zero=2; leave overlap_replicas out"):
+        train(8, zero=2, overlap_replicas=True, global_batch_size=8 * B)
+
+
 @pytest.mark.parametrize("num_chunks", [1, 2])
 def test_messages_that_are_hidden_take_no_longer_than_those_that_are_not(num_chunks: int) -> None:
     given = {"pp": 4, "tp": 2, "num_chunks": num_chunks, "global_batch_size": 8 * B, "layers_per_stage": None}
@@ -207,6 +222,7 @@ GRID = [
     {"tp": 2, "pp": 2, "schedule": "zb_h1", "sequence_parallel": True, "zero": 3, "recompute": "full"},
     {"pp": 2, "zero": 1, "shard_size": 2},
     {"tp": 2, "zero": 3, "shard_size": 2, "cp": 2},
+    {"tp": 2, "pp": 2, "num_chunks": 2, "zero": 3, "overlap_replicas": True, "recompute": "full"},
     {},
 ]
 

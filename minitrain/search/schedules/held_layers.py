@@ -257,7 +257,8 @@ class HeldLayers:
         num_microbatches: how many gradients are added to one.
         strategy: name of the strategy, for errors.
         overlap_replicas: whether a gradient is summed under what follows the last microbatch's backward, and weights
-            that were updated in shards are gathered under the first forward.
+            that were updated in shards are gathered under the first forward; with zero 3, whether a layer's weights are
+            gathered under the layer before (`gather_ahead`).
         sum_tied: whether the gradient of a table that embedding and head share is summed over both also where they are
             on two ranks, or others hold them too.
         ends: the places of the first and of the last stage; those of the pipeline if None.
@@ -278,7 +279,7 @@ class HeldLayers:
         if isinstance(zero, bool) or zero not in ZERO_STAGES:
             raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {strategy}, got {zero!r}")
         self._model, self._division, self._zero = model, division, zero
-        self._overlaps = overlap_replicas
+        self._overlaps, self._gathers_ahead = overlap_replicas and zero < 3, overlap_replicas and zero == 3
         self._num_microbatches = num_microbatches
         self._held: dict[Any, _Held] = {}
         self._collected: dict[Any, int] = {}  # gradients that were added, by key
@@ -296,8 +297,7 @@ class HeldLayers:
                 self._load(key, held)
         for key, held in self._held.items() if self._overlaps else ():
             if self._zero_of(held):  # the step begins with what the one before has updated
-                gathering = self._model.all_gather(self._model.weights[key], held.layer, group=held.sharing)
-                self._gathers[key] = self._model.launch(gathering)
+                self._gathers[key] = self._model.launch(self._gather(key, held))
 
     def _pieces(self, layer: int) -> list[tuple[Any, _Held]]:
         """Return what there is of a layer, by key of the stores."""
@@ -326,16 +326,25 @@ class HeldLayers:
             if self._overlaps:
                 model.weights[key] = model.weights[key].shard(*shard)
 
+    def gather_ahead(self, layers: Iterable[int]) -> None:
+        """Begin to gather the weights of layers that a pass comes to next, where they are in shards."""
+        for key in (key for layer in layers for key in (layer, ("experts", layer)) if self._gathers_ahead):
+            held = self._held.get(key)
+            if held is not None and self._zero_of(held) == 3 and key not in self._gathers:
+                self._gathers[key] = self._model.launch(self._gather(key, held))
+
+    def _gather(self, key: Any, held: _Held) -> Any:
+        return self._model.all_gather(self._model.weights[key], held.layer, group=held.sharing)
+
     def whole(self, key: Any) -> Generator[Any, Any, Weight]:
         """Return a whole weight, gathered where it is in shards; `drop_whole` frees what was gathered for one pass."""
-        model = self._model
+        weights, held = self._model.weights, self._held[key]
+        name = key if self._zero_of(held) < 3 else ("whole", key)
         if key in self._gathers:
-            model.weights[key] = yield self._gathers.pop(key)
-        held = self._held[key]
-        if self._zero_of(held) < 3:
-            return model.weights[key]
-        model.weights["whole", key] = yield model.all_gather(model.weights[key], held.layer, group=held.sharing)
-        return model.weights["whole", key]
+            weights[name] = yield self._gathers.pop(key)
+        elif self._zero_of(held) == 3:
+            weights[name] = yield self._gather(key, held)
+        return weights[name]
 
     def drop_whole(self, key: Any) -> None:
         """Free a gathered weight."""

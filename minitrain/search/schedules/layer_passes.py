@@ -310,7 +310,8 @@ class LayerPasses:
     def forward(self, layers: Sequence[int], i: int) -> Steps:
         """Take a microbatch forward through some layers."""
         model, activations = self._model, self._model.activations
-        for layer in layers:
+        for place, layer in enumerate(layers):
+            self._held.gather_ahead(layers[place : place + 2])
             if self._has_experts(layer):
                 yield from self._experts.forward(layer, i)  # type: ignore[union-attr]  # there are some
                 continue
@@ -327,7 +328,9 @@ class LayerPasses:
 
     def backward(self, layers: Sequence[int], i: int, kind: str) -> Steps:
         """Take the gradient of a microbatch back: kind B, or I, without the gradients of weights."""
-        for layer in reversed(layers):
+        backwards = layers[::-1]
+        for place, layer in enumerate(backwards):
+            self._held.gather_ahead(backwards[place : place + 2])
             if self._has_experts(layer):
                 yield from self._experts.backward(layer, i, kind)  # type: ignore[union-attr]  # there are some
             else:
