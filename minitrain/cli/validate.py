@@ -136,7 +136,8 @@ def _figures(errors: TableErrors) -> tuple[str, ...]:
 def _row(errors: TableErrors, answered: str) -> tuple[str, ...]:
     """Return the row of a table, or of a group below it."""
     if errors.group:
-        return ("", printable(f"{errors.group}: {errors.of}"), *_figures(errors), "", "")
+        of = errors.group if errors.of == "time" else f"{errors.group}: {errors.of}"
+        return ("", printable(of), *_figures(errors), "", "")
     return (errors.table, printable(errors.of), *_figures(errors), answered, errors.fitted or "nothing")
 
 
