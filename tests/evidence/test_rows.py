@@ -431,6 +431,9 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
         ("PyTorch FSDP2, eager", "H100-SXM-80GB", "eager-h100"),
         ("torchtitan (torch.compile)", "MI300X", "torchtitan-h100"),
         ("PyTorch FSDP2, torch.compile", "A100-SXM-80GB", "eager-a100"),
+        ("NeMo AutoModel", "H100-SXM-80GB", "eager-h100"),
+        ("torchtune, compiled", "H100-SXM-80GB", "torchtitan-h100"),
+        ("NeMo 25.04", "H100-SXM-80GB", "nemo-h100"),
     ],
 )
 def test_what_is_compiled_has_another_platform(framework: str, gpu: str, platform: str) -> None:
