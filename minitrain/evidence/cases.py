@@ -291,9 +291,9 @@ def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[
 
 def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
     """Return whether what replicas exchange is hidden behind compute, as the row says or as the framework does."""
-    if layout.zero == 3:
-        return not framework.blocking_zero and not gathers_once(framework, layout)
     usual = framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
+    if layout.zero == 3:
+        usual = not framework.blocking_zero and not gathers_once(framework, layout)
     return bool(row.words("overlap").facts.get("dp", usual))
 
 

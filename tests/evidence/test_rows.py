@@ -267,6 +267,10 @@ def test_windows_sinks_biases_and_clamps_are_those_of_the_named_model() -> None:
     assert not case(**experts, model="mine").model.sinks
 
 
+def test_a_row_may_say_that_sharded_weights_are_waited_for() -> None:
+    assert not case(zero="3", framework="NeMo", sp="1", overlap="no DP overlap").options["overlap_replicas"]
+
+
 def test_fsdp_gathers_weights_once_a_step_beside_stages() -> None:
     found = case(zero="fsdp", framework="FSDP", sp="1")
     assert (found.strategy, found.options["zero"], found.options["overlap_replicas"]) == ("megatron", 1, False)
