@@ -52,7 +52,7 @@ def main() -> None:
     import uvicorn
     from playwright.sync_api import sync_playwright
 
-    from minitrain.explorer.server import ADDRESS, application
+    from minitrain.learn.explorer.server import ADDRESS, application
 
     with socket.create_server((ADDRESS, 0)) as listening, sync_playwright() as playwright:
         port = listening.getsockname()[1]

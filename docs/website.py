@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote, urldefrag, urlencode
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.explorer.lab import build_lab
+from minitrain.learn.explorer.lab import build_lab
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPICS = {

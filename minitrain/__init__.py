@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.errors import UsageError as UsageError
     from minitrain.evidence.validate import Validation as Validation
     from minitrain.evidence.validate import validate as validate
-    from minitrain.explorer.notebook import explore as explore
+    from minitrain.learn.explorer.notebook import explore as explore
     from minitrain.learn.grader import Grade as Grade
     from minitrain.learn.grader import grade as grade
     from minitrain.machine.cluster import Cluster as Cluster

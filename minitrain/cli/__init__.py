@@ -1,6 +1,6 @@
 """The command line: it parses options and prints results; the other rooms do the work.
 
-May import: the rooms up to `explorer`, and `__init__`, whose public names it calls. Open `application` first: the table
+May import: the rooms up to `learn`, and `__init__`, whose public names it calls. Open `application` first: the table
 of all commands, each of which is imported when it is called, and who waits for one with little memory.
 
 | module | what it does |

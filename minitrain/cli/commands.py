@@ -33,7 +33,7 @@ from minitrain.cli.output import (
     user_prints_to_stderr,
 )
 from minitrain.errors import UsageError, message_of, text_of
-from minitrain.explorer.notebook import require_server
+from minitrain.learn.explorer.notebook import require_server
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.parameters import MODEL, OF_TRANSFORMER, OUTPUT
 from minitrain.run.result import Run
@@ -516,7 +516,7 @@ def explore(
         open_page: Open it in a browser.
     """
     require_server()
-    from minitrain.explorer.server import serve  # noqa: PLC0415  (an extra)
+    from minitrain.learn.explorer.server import serve  # noqa: PLC0415  (an extra)
 
     serve(port, lambda address: print_lines([address]), opens=open_page)
 
@@ -526,7 +526,7 @@ def lab(folder: Annotated[Path, typer.Argument(help="Where to write it.", file_o
 
     Building it takes npm and pip, which fetch Pyodide and a few wheels; the files ask nothing of another host.
     """
-    from minitrain.explorer.lab import build_lab  # noqa: PLC0415  (what writes pages)
+    from minitrain.learn.explorer.lab import build_lab  # noqa: PLC0415  (what writes pages)
 
     files = build_lab(folder)
     size = sum(path.stat().st_size for path in files) / 2**20

@@ -6,7 +6,8 @@ that program itself, on its own engine, with strict accounting and real numbers,
 that a submission does to its own process (patching minitrain, leaving early, forging tensors) can earn a point: it can
 only choose which operations to ask for. The rest of the machine is protected by the kernel (`isolation`).
 
-May import: the rooms up to `proof`, and `search`. Open `grader` first. The shipped exercises lie in `exercises`.
+May import: the rooms up to `search`. Open `grader` first. The shipped exercises lie in `exercises`; `explorer` is the
+page on which learners try a step and hand in solutions.
 
 | module | what it does |
 |---|---|

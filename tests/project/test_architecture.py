@@ -162,7 +162,7 @@ def test_nobody_reads_what_is_private_to_python_and_asyncio() -> None:
     A browser's Python says that its loop always runs; what `asyncio.events.__all__` has for writers of loops helps.
     """
     files = [file for file in house.sources() if house.room_of(file) != "learn"]
-    others = [file for file in files if file != "explorer/in_browser.py"]
+    others = [file for file in files if file != "learn/explorer/in_browser.py"]
     assert [f"{file}: {match[0]}" for file in others for match in _PRIVATE.finditer(house.text_of(file))] == []
     assert [file for file in files if "cr_frame" in house.text_of(file)] == ["source_lines.py"]
 

@@ -13,8 +13,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.explorer.answers import STARTER
 from minitrain.learn import Exercise, grade, load_exercise, shipped_exercises
+from minitrain.learn.explorer.answers import STARTER
 from minitrain.run.strategy_loading import load_strategy
 
 LONGER: dict[str, int] = dict(

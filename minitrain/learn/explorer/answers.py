@@ -31,9 +31,9 @@ from typing import Any, final
 
 from minitrain.engine.observers import Observer
 from minitrain.errors import MinitrainError, UsageError, lacks_memory, message_of
-from minitrain.explorer import plain_numpy
 from minitrain.files import TemporaryFolder
 from minitrain.learn.exercise import CheckResult, Exercise, load_exercise, shipped_exercises
+from minitrain.learn.explorer import plain_numpy
 from minitrain.machine.config import shipped_clusters, shipped_configs
 from minitrain.machine.platforms import platforms
 from minitrain.machine.price import FIDELITIES

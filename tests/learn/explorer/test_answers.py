@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.explorer.answers import FIRST, OWN, STARTER, answer
+from minitrain.learn.explorer.answers import FIRST, OWN, STARTER, answer
 
 SMALL: dict[str, Any] = {"strategy": "zero3", "world_size": 4, "num_layers": 4, "global_batch_size": 8}
 TINY: dict[str, Any] = {"strategy": "megatron", "workload": "tiny", "world_size": 8, "global_batch_size": 16}

@@ -136,7 +136,7 @@ class Workers:
         """Yield the messages of an answer; who does not listen any more stops the work.
 
         Args:
-            question: one of `minitrain.explorer.answers.ANSWERS`.
+            question: one of `minitrain.learn.explorer.answers.ANSWERS`.
             given: what goes with it.
             stop: stops the work when it is set.
 
@@ -185,7 +185,7 @@ def _work(pipe: Connection) -> None:  # pragma: no cover  (only in a worker)
     """Answer until the pipe closes, or memory ends: who asked learns that this process has."""
     begin_work()
     try:
-        from minitrain.explorer.answers import answer  # noqa: PLC0415  (it takes a second, in which the page is loaded)
+        from minitrain.learn.explorer.answers import answer  # noqa: PLC0415  (it takes a second, in which the page is loaded)
 
         while True:
             question, given = pipe.recv()

@@ -10,5 +10,5 @@ export async function begin(bytes, place, tell = () => {}) {
   const [python, ...contents] = await Promise.all([loadPyodide({ indexURL: place }), ...archives.map(bytes)]);
   tell('loading minitrain ...');
   for (const content of contents) python.unpackArchive(content, 'wheel');
-  return python.pyimport('minitrain.explorer.in_browser').answer;
+  return python.pyimport('minitrain.learn.explorer.in_browser').answer;
 }

@@ -34,7 +34,7 @@ class ExplorerInNotebook:
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "minitrain.explorer.server"]
+        command = [sys.executable, "-m", "minitrain.learn.explorer.server"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None  # it has just been asked for
         address = self._process.stdout.readline().strip()

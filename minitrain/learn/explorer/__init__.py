@@ -1,6 +1,6 @@
 """The explorer: a local page whose knobs simulate a step again, and the small server behind it.
 
-May import: the rooms up to `learn`. Open `answers` first: what the page may ask, and what it is told. Starlette and
+Open `answers` first: what the page may ask, and what it is told. Starlette and
 uvicorn are the extra `explore`; only `server` imports them, and `notebook` starts that in a process of its own.
 
 | module | what it does |

@@ -18,9 +18,9 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.explorer.answers import STARTER
-from minitrain.explorer.lab import build_lab
 from minitrain.learn import load_exercise
+from minitrain.learn.explorer.answers import STARTER
+from minitrain.learn.explorer.lab import build_lab
 
 NO_SUM = STARTER.replace("await model.reduce_scatter(grads[k], k)", "grads[k].shard(rank, n)")
 SMALL = "strategy=zero3&world_size=8&num_layers=8&global_batch_size=16"

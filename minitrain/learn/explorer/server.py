@@ -32,9 +32,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minitrain.explorer.answers import line_of
-from minitrain.explorer.lab import PAGE, media_type, text_of
-from minitrain.explorer.workers import Workers
+from minitrain.learn.explorer.answers import line_of
+from minitrain.learn.explorer.lab import PAGE, media_type, text_of
+from minitrain.learn.explorer.workers import Workers
 from minitrain.run.worker_processes import WorkerEndedError
 
 ADDRESS = "127.0.0.1"

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, final
 
-from minitrain.explorer import plain_numpy
+from minitrain.learn.explorer import plain_numpy
 
 
 @final
@@ -69,11 +69,11 @@ def answer(question: str, given: str, send: Callable[[str], object]) -> None:
     """Answer a question of the page.
 
     Args:
-        question: one of `minitrain.explorer.answers.ANSWERS`.
+        question: one of `minitrain.learn.explorer.answers.ANSWERS`.
         given: what goes with it, as JSON.
         send: takes each message, as JSON.
     """
-    answers = importlib.import_module("minitrain.explorer.answers")
+    answers = importlib.import_module("minitrain.learn.explorer.answers")
     running = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     try:

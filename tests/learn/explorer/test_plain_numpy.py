@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.explorer import plain_numpy as plain
-from minitrain.explorer.answers import FIRST, STARTER, answer
+from minitrain.learn.explorer import plain_numpy as plain
+from minitrain.learn.explorer.answers import FIRST, STARTER, answer
 
 TINY = {"workload": "tiny", "world_size": 8, "global_batch_size": 16}
 STATES: list[dict[str, Any]] = [
@@ -33,7 +33,7 @@ class Nothing:
 sys.meta_path.insert(0, Nothing())
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name in MISSING else find(name, package)
-from minitrain.explorer.in_browser import answer
+from minitrain.learn.explorer.in_browser import answer
 for question, given in json.loads(sys.stdin.read()):
     found = []
     answer(question, json.dumps(given), lambda line: found.append(json.loads(line)))

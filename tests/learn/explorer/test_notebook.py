@@ -32,7 +32,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_prints_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = pytest.importorskip("minitrain.explorer.server", reason="starlette is not installed")
+    server = pytest.importorskip("minitrain.learn.explorer.server", reason="starlette is not installed")
     asked: dict[str, Any] = {}
     monkeypatch.setattr(
         server, "serve", lambda port, say, opens: (asked.update(port=port, opens=opens), say("http://x"))

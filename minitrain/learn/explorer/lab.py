@@ -36,7 +36,7 @@ _TAGS = (
     "cp314",
 )
 _NOT_IN_BROWSERS = (
-    *("strategies/", "hw_configs/", "cli/", "training/", "explorer/page/", "explorer/lab_parts/"),
+    *("strategies/", "hw_configs/", "cli/", "training/", "learn/explorer/page/", "learn/explorer/lab_parts/"),
     *("machine/devices/", "machine/solver/", "machine/heterogeneous/"),
 )
 
@@ -60,7 +60,7 @@ def build_lab(folder: Path) -> list[Path]:
         write_text(folder / name, [text_of(name)])
     with TemporaryFolder("minitrain-lab-") as work:
         for part in ("package.json", "package-lock.json", "wheels.txt"):
-            text = resources.files("minitrain.explorer").joinpath("lab_parts", part).read_text(encoding="utf-8")
+            text = resources.files("minitrain.learn.explorer").joinpath("lab_parts", part).read_text(encoding="utf-8")
             (work / part).write_text(text, encoding="utf-8")
         _run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", where=work)
         wheels = ("--no-deps", "--only-binary=:all:", "--require-hashes", "-r", "wheels.txt", "-d", "wheels")
@@ -126,4 +126,4 @@ def text_of(name: str) -> str:
         from minitrain.view.timeline import timeline_script  # noqa: PLC0415
 
         return timeline_script()
-    return resources.files("minitrain.explorer").joinpath("page", name).read_text(encoding="utf-8")
+    return resources.files("minitrain.learn.explorer").joinpath("page", name).read_text(encoding="utf-8")
