@@ -19,17 +19,21 @@ is cut by columns, B is, and every part has A; where it is cut by rows, A is, an
 each takes all tokens through, so that a part's gradient of it is one share of a sum over the parts. Megatron-Bridge
 exchanges the rank's activations in every pass instead, and has no such sum.
 
-**Shipped models** (`models`) have names and sources. Their `seq_len` is that of most of pre-training, which may be
-shorter than the context that a model is used with. Precision is mixed, bf16 or fp16 beside single precision: 2 + 4 + 12
-bytes a parameter.
+**Shipped models** (`models`, from `models.json`) have names and sources. Their `seq_len` is that of most of
+pre-training, which may be shorter than the context that a model is used with. Precision is mixed, bf16 or fp16 beside
+single precision: 2 + 4 + 12 bytes a parameter. GPTs are trained with dropout and unfused attention, as their papers
+did. Two are for proofs and tests, in the smallest sizes that eight ranks can divide: `tiny` has all that Llama 3 has,
+`tiny-moe` experts in both layers as DeepSeek-V3 has them, one of them shared.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, final
 
@@ -232,12 +236,6 @@ def _first_of_each(model: Architecture, windows: frozenset[int]) -> dict[bool, i
     return {layer in windows: layer for layer in reversed(range(model.num_layers))}
 
 
-_NARAYANAN = "Narayanan et al. (2021), arXiv:2104.04473, table 1"
-_KORTHIKANTI = "Korthikanti et al. (2022), arXiv:2205.05198, table 3"
-_LLAMA3 = "Grattafiori et al. (2024), arXiv:2407.21783, table 3"
-_GPT2 = "Radford et al. (2019), table 2, as released: huggingface.co/openai-community/"
-
-
 def models() -> dict[str, Transformer]:
     """Return the models that come with minitrain, by name.
 
@@ -278,196 +276,15 @@ def _is_path(text: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _shipped() -> MappingProxyType[str, Transformer]:
-    """Make the models, once."""
-    found = (
-        *_tiny(),
-        *_gpt2(),
-        *_gpt3(),
-        *_megatron(),
-        *_llama2(),
-        *_llama3(),
-        *_mistral(),
-        *_olmoe(),
-        *_qwen(),
-        *_deepseek(),
-        *_gpt_oss(),
-    )
-    return MappingProxyType({model.name: model for model in found})
-
-
-def _tiny() -> Iterator[Transformer]:
-    """Yield models for proofs and tests, in the smallest sizes that eight ranks can divide.
-
-    One has all that Llama 3 has, the other experts in both layers as DeepSeek-V3 has them, one of them shared.
-    """
-    source = "minitrain, for proofs and tests"
-    yield _llama("tiny", 2, 64, 128, 8, 256, 32, source, num_kv_heads=4)
-    experts = {"num_experts": 8, "experts_per_token": 2, "num_shared_experts": 1, "moe_ffn_hidden_size": 32}
-    yield _llama("tiny-moe", 2, 64, 128, 8, 256, 32, source, num_kv_heads=4, **experts)
-
-
-def _gpt2() -> Iterator[Transformer]:
-    """Yield the four sizes of GPT-2."""
-    sizes = {
-        "gpt2": (12, 768, 12),
-        "gpt2-medium": (24, 1024, 16),
-        "gpt2-large": (36, 1280, 20),
-        "gpt2-xl": (48, 1600, 25),
-    }
-    for name, size in sizes.items():
-        yield _gpt(name, *size, 50257, 1024, f"{_GPT2}{name}")
-
-
-def _gpt3() -> Iterator[Transformer]:
-    """Yield the largest GPT-3, its sparse attention layers as dense ones."""
-    source = "Brown et al. (2020), arXiv:2005.14165, table 2.1; its locally banded attention is taken as dense"
-    yield _gpt("gpt3-175b", 96, 12288, 96, 50257, 2048, source)
-
-
-def _megatron() -> Iterator[Transformer]:
-    """Yield the GPTs of Megatron-LM's papers: layers, hidden size, heads."""
-    sizes = {
-        "1.7b": (24, 2304, 24, _NARAYANAN),
-        "3.6b": (30, 3072, 32, _NARAYANAN),
-        "7.5b": (36, 4096, 32, _NARAYANAN),
-        "18b": (40, 6144, 48, _NARAYANAN),
-        "22b": (48, 6144, 64, _KORTHIKANTI),
-        "39b": (48, 8192, 64, _NARAYANAN),
-        "76b": (60, 10240, 80, _NARAYANAN),
-        "145b": (80, 12288, 96, _NARAYANAN),
-        "175b": (96, 12288, 96, _KORTHIKANTI),
-        "310b": (96, 16384, 128, _NARAYANAN),
-        "530b": (105, 20480, 128, f"{_NARAYANAN}; {_KORTHIKANTI}"),
-        "1t": (128, 25600, 160, f"{_NARAYANAN}; {_KORTHIKANTI}"),
-    }
-    for name, (num_layers, hidden_size, num_heads, source) in sizes.items():
-        yield _gpt(f"megatron-{name}", num_layers, hidden_size, num_heads, 51200, 2048, source)
-
-
-def _llama2() -> Iterator[Transformer]:
-    """Yield the sizes of Llama 2."""
-    source = "Touvron et al. (2023), arXiv:2307.09288, table 1, and huggingface.co/meta-llama/Llama-2-"
-    yield _llama("llama2-7b", 32, 4096, 11008, 32, 32000, 4096, f"{source}7b-hf")
-    yield _llama("llama2-13b", 40, 5120, 13824, 40, 32000, 4096, f"{source}13b-hf")
-    yield _llama("llama2-70b", 80, 8192, 28672, 64, 32000, 4096, f"{source}70b-hf", num_kv_heads=8)
-
-
-def _llama3() -> Iterator[Transformer]:
-    """Yield the sizes of Llama 3, 3.1 and 3.2."""
-    usual: dict[str, Any] = {"num_kv_heads": 8, "rope_theta": 500000.0}
-    released: dict[str, Any] = {**usual, "rope_scaling": 8.0}
-    for version, fields in (("llama3", usual), ("llama3.1", released)):
-        yield _llama(f"{version}-8b", 32, 4096, 14336, 32, 128256, 8192, _LLAMA3, **fields)
-        yield _llama(f"{version}-70b", 80, 8192, 28672, 64, 128256, 8192, _LLAMA3, **fields)
-    yield _llama("llama3.1-405b", 126, 16384, 53248, 128, 128256, 8192, _LLAMA3, **released)
-    source, tied = "huggingface.co/meta-llama/Llama-3.2-", {**usual, "tied_embeddings": True, "rope_scaling": 32.0}
-    yield _llama("llama3.2-1b", 16, 2048, 8192, 32, 128256, 8192, f"{source}1B", **tied)
-    yield _llama("llama3.2-3b", 28, 3072, 8192, 24, 128256, 8192, f"{source}3B", **tied)
-
-
-def _mistral() -> Iterator[Transformer]:
-    """Yield Mistral 7B, with its window, and the two Mixtrals."""
-    source = "Jiang et al. (2023), arXiv:2310.06825, table 1"
-    yield _llama("mistral-7b", 32, 4096, 14336, 32, 32000, 8192, source, num_kv_heads=8, window=4096)
-    experts: dict[str, Any] = {"num_kv_heads": 8, "num_experts": 8, "experts_per_token": 2, "rope_theta": 1000000.0}
-    source = "Jiang et al. (2024), arXiv:2401.04088, table 1"
-    yield _llama("mixtral-8x7b", 32, 4096, 14336, 32, 32000, 32768, source, **experts)
-    source = "huggingface.co/mistralai/Mixtral-8x22B-v0.1"
-    yield _llama("mixtral-8x22b", 56, 6144, 16384, 48, 32000, 65536, source, **experts)
-
-
-def _olmoe() -> Iterator[Transformer]:
-    """Yield OLMoE, whose experts are small enough for few devices to train."""
-    source = "Muennighoff et al. (2024), arXiv:2409.02060, table 10, and huggingface.co/allenai/OLMoE-1B-7B-0924"
-    experts: dict[str, Any] = {"num_experts": 64, "experts_per_token": 8, "qk_norm": "whole"}
-    yield _llama("olmoe-1b-7b", 16, 2048, 1024, 16, 50304, 4096, source, **experts)
-
-
-def _qwen() -> Iterator[Transformer]:
-    """Yield Qwen 2.5, which has biases for queries, keys and values alone, and Qwen 3, which has norms of heads."""
-    source = "Qwen team (2024), arXiv:2412.15115, and huggingface.co/Qwen/Qwen2.5-7B"
-    usual: dict[str, Any] = {"num_kv_heads": 4, "rope_theta": 1000000.0, "norm_epsilon": 1e-6}
-    yield _llama("qwen2.5-7b", 28, 3584, 18944, 28, 152064, 4096, source, qkv_bias=True, **usual)
-    source = "Qwen team (2025), arXiv:2505.09388, table 2, and huggingface.co/Qwen"
-    usual |= {"head_dim": 128, "qk_norm": "head", "num_experts": 128, "experts_per_token": 8}
-    sizes = (("qwen3-30b-a3b", 48, 2048, 6144, 32, 768), ("qwen3-235b-a22b", 94, 4096, 12288, 64, 1536))
-    for name, num_layers, hidden, ffn, num_heads, width in sizes:
-        yield _llama(
-            name, num_layers, hidden, ffn, num_heads, 151936, 4096, source, moe_ffn_hidden_size=width, **usual
-        )  # fmt: skip
-
-
-def _deepseek() -> Iterator[Transformer]:
-    """Yield DeepSeek-V2, and DeepSeek-V3 without its module for multi-token prediction."""
-    latent = LatentAttention(query_rank=1536, kv_rank=512, rope_head_dim=64, nope_head_dim=128, value_head_dim=128)
-    experts = {"num_experts": 160, "experts_per_token": 6, "num_shared_experts": 2, "moe_ffn_hidden_size": 1536}
-    yield _llama(
-        "deepseek-v2", 60, 5120, 12288, 128, 102400, 4096, "DeepSeek-AI (2024), arXiv:2405.04434, section 3.1.2",
-        latent=latent, moe_layers=range(1, 60), norm_epsilon=1e-6, **experts,
-    )  # fmt: skip
-    source = "DeepSeek-AI (2024), arXiv:2412.19437, section 4.2, without its multi-token prediction"
-    experts = {"num_experts": 256, "experts_per_token": 8, "num_shared_experts": 1, "moe_ffn_hidden_size": 2048}
-    yield _llama(
-        "deepseek-v3", 61, 7168, 18432, 128, 129280, 4096, source,
-        latent=latent, moe_layers=range(3, 61), router_bias=True, norm_epsilon=1e-6, **experts,
-    )  # fmt: skip
-
-
-def _gpt_oss() -> Iterator[Transformer]:
-    """Yield gpt-oss, of which every other layer has a window."""
-    source = "OpenAI (2025), arXiv:2508.10925, table 1, and huggingface.co/openai"
-    for name, num_layers, num_experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128)):
-        yield _llama(
-            name, num_layers, 2880, 2880, 64, 201088, 8192, source, max_seq_len=131072, num_kv_heads=8, head_dim=64,
-            qkv_bias=True, output_bias=True, mlp_bias=True, window=128, window_layers=range(0, num_layers, 2),
-            sinks=True, gate_clamp=7.0, num_experts=num_experts, experts_per_token=4, router_bias=True,
-            rope_theta=150000.0,
-            taken_as=("rope_scaling yarn", "clamped SwiGLU", "a bias of the router's product"),
-        )  # fmt: skip
-
-
-def _gpt(
-    name: str, num_layers: int, hidden_size: int, num_heads: int, vocab_size: int, seq_len: int, source: str
-) -> Transformer:
-    """Make a model like GPT-2, trained with dropout and unfused attention, as the papers did."""
-    return Transformer(
-        name=name,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        num_heads=num_heads,
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        source=source,
-        dropout=0.1,
-        attention="unfused",
-    )
-
-
-def _llama(
-    name: str,
-    num_layers: int,
-    hidden_size: int,
-    ffn_hidden_size: int,
-    num_heads: int,
-    vocab_size: int,
-    seq_len: int,
-    source: str,
-    **fields: Any,
-) -> Transformer:
-    """Make a model like Llama: SwiGLU, rmsnorm, rotary positions, no biases."""
-    return Transformer(
-        name=name,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        ffn_hidden_size=ffn_hidden_size,
-        num_heads=num_heads,
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        source=source,
-        mlp="swiglu",
-        norm="rmsnorm",
-        **fields,
-    )
+    """Read the models, once: groups of them, with what is usual in each."""
+    text = files("minitrain.workloads").joinpath("models.json").read_text("utf-8")
+    found: dict[str, Transformer] = {}
+    for group in json.loads(text):
+        for name, own in group["models"].items():
+            given = {"name": name, **group.get("usual", {}), **own}
+            latent = given.pop("latent", None)
+            found[name] = Transformer(**given, latent=latent and LatentAttention(**latent))
+    return MappingProxyType(found)
 
 
 def summary(model: Transformer) -> dict[str, Any]:
