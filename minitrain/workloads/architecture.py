@@ -23,10 +23,10 @@ only where all of its fields are valid, so that one error lists every fault, and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from minitrain.errors import choice_fault, closest, count_fault, is_count, refuse, shown
 from minitrain.workloads.documents import Documents
@@ -100,7 +100,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         faults = [count_fault("rank", self.rank, 1, "rank=16")]
-        faults += [None if self.alpha is None else _positive_fault("alpha", self.alpha)]
+        faults += [None if self.alpha is None else _positive().fault("alpha", self.alpha)]
         targets = ADAPTED if self.targets is None else self.targets
         if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
             faults.append(
@@ -260,10 +260,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-_USUAL: Mapping[str, float] = MappingProxyType(
-    {"norm_epsilon": 1e-5, "rope_theta": 500000.0, "rope_scaling": 8.0, "score_cap": 50.0}
-)
-
 Fields = dict[str, Any]
 
 
@@ -273,7 +269,11 @@ def completed(given: Mapping[str, Any]) -> tuple[Fields, list[str]]:
     Args:
         given: every field by name; None where a field that may follow from others is not given.
     """
-    faults = dict(_faults_of_fields(given))
+    of_fields = {
+        name: None if value is None and name in _MAY_BE_NONE else _field_fault(name, value)
+        for name, value in given.items()
+    }
+    faults = {name: fault for name, fault in of_fields.items() if fault}
     fields = _normalised(given, faults)
     _fill(fields)
     found = (rule(fields) for read, rule in _RULES if not faults.keys() & set(read))
@@ -281,14 +281,6 @@ def completed(given: Mapping[str, Any]) -> tuple[Fields, list[str]]:
 
 
 _MOST_LAYERS = 2**17
-
-
-def _faults_of_fields(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Check every field by itself: yield its name and what is wrong with it."""
-    for name, value in given.items():
-        fault = None if value is None and name in _MAY_BE_NONE else _field_fault(name, value)
-        if fault:
-            yield name, fault
 
 
 def _field_fault(name: str, value: Any) -> str | None:
@@ -303,88 +295,75 @@ def _field_fault(name: str, value: Any) -> str | None:
         return None if isinstance(value, bool) else f"{name} must be True or False, got {shown(value)}; use one of them"
     if name in _CHOICES:
         return choice_fault(name, value, _CHOICES[name])
-    return _OTHERS[name](name, value)
+    if name == "precision":
+        return precision_fault(value)
+    return next(filter(None, (form.fault(name, value) for form in _FORMS[name])), None)
 
 
-def _probability_fault(name: str, value: Any) -> str | None:
-    if value is True or (isinstance(value, int | float) and 0 <= value < 1):
-        return None
-    return f"{name} must be a probability in [0, 1), got {shown(value)}; write {name}={USUAL_DROPOUT}, or 0 for none"
+class _Form(NamedTuple):
+    """What a field's value must be, in words, and how one is written that is."""
+
+    holds: Callable[[Any], bool]
+    must: str
+    example: Any
+
+    def fault(self, name: str, value: Any) -> str | None:
+        """Return what is wrong with a field's value, or None."""
+        if self.holds(value):
+            return None
+        return f"{name} must be {self.must}, got {shown(value)}; write {name}={self.example}"
 
 
-def _positive_fault(name: str, value: Any) -> str | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return None
-    return f"{name} must be a positive number, got {shown(value)}; write {name}={_USUAL.get(name, 1.0)}"
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _share_fault(name: str, value: Any) -> str | None:
-    fault = _positive_fault(name, value)
-    return fault or (None if value <= 1 else f"{name} must be at most 1, got {shown(value)}; write {name}=0.5")
+def _is_sequence(value: Any, holds: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(holds, value))
 
 
-def _decay_fault(name: str, value: Any) -> str | None:
-    fault = _positive_fault(name, value)
-    return fault or (None if value < 1 else f"{name} must be less than 1, got {shown(value)}; write {name}=0.999")
+def _positive(example: float = 1.0) -> _Form:
+    return _Form(lambda value: _is_number(value) and 0 < value < math.inf, "a positive number", example)
 
 
-def _texts_fault(name: str, value: Any) -> str | None:
-    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(text, str) for text in value):
-        return None
-    return f"{name} must be a sequence of strings, got {shown(value)}; write {name}=()"
+def _of(kind: type, example: str) -> _Form:
+    return _Form(lambda value: isinstance(value, kind), f"a {kind.__name__}", f"mt.{kind.__name__}({example})")
 
 
-def _layers_fault(name: str, value: Any) -> str | None:
-    if isinstance(value, Sequence) and not isinstance(value, str) and all(is_count(layer, 0) for layer in value):
-        return None
-    return f"{name} must be a sequence of transformer layers, got {shown(value)}; write {name}=range(3, 61)"
-
-
-def _latent_fault(name: str, value: Any) -> str | None:
-    if isinstance(value, LatentAttention):
-        return None
-    return f"{name} must be a LatentAttention, got {shown(value)}; write {name}=mt.LatentAttention(kv_rank=512, ...)"
-
-
-def _lora_fault(name: str, value: Any) -> str | None:
-    if isinstance(value, Lora) or is_count(value, 1):
-        return None
-    return f"{name} must be a Lora, or its rank, got {shown(value)}; write {name}=mt.Lora(rank=16)"
-
-
-def _documents_fault(name: str, value: Any) -> str | None:
-    if isinstance(value, Documents):
-        return None
-    return f"{name} must be a Documents, got {shown(value)}; write {name}=mt.Documents(median=1000, sigma=1.2)"
-
-
-def _text_fault(name: str, value: Any) -> str | None:
-    return None if isinstance(value, str) else f'{name} must be a string, got {shown(value)}; write {name}="..."'
-
-
-_OTHERS: Mapping[str, Callable[[str, Any], str | None]] = MappingProxyType(
+_PROBABILITY = _Form(
+    lambda value: value is True or (isinstance(value, int | float) and 0 <= value < 1),
+    "a probability in [0, 1)",
+    f"{USUAL_DROPOUT}, or 0 for none",
+)
+_LAYERS_FORM = _Form(
+    lambda value: _is_sequence(value, lambda layer: is_count(layer, 0)),
+    "a sequence of transformer layers",
+    "range(3, 61)",
+)
+_TEXT = _Form(lambda value: isinstance(value, str), "a string", '"..."')
+_TEXTS = _Form(lambda value: _is_sequence(value, lambda text: isinstance(text, str)), "a sequence of strings", "()")
+_FORMS: Mapping[str, tuple[_Form, ...]] = MappingProxyType(
     {
-        "dropout": _probability_fault,
-        "attention_dropout": _probability_fault,
-        "moe_layers": _layers_fault,
-        "window_layers": _layers_fault,
-        "norm_epsilon": _positive_fault,
-        "rope_theta": _positive_fault,
-        "rope_scaling": _positive_fault,
-        "rope_share": _share_fault,
-        "score_cap": _positive_fault,
-        "logit_cap": _positive_fault,
-        "gate_clamp": _positive_fault,
-        "taken_as": _texts_fault,
-        "latent": _latent_fault,
-        "lora": _lora_fault,
-        "documents": _documents_fault,
-        "ema": _decay_fault,
-        "precision": lambda _, value: precision_fault(value),
-        "name": _text_fault,
-        "source": _text_fault,
+        **dict.fromkeys(("dropout", "attention_dropout"), (_PROBABILITY,)),
+        **dict.fromkeys(_LAYERS, (_LAYERS_FORM,)),
+        **dict.fromkeys(("name", "source"), (_TEXT,)),
+        "norm_epsilon": (_positive(1e-5),),
+        "rope_theta": (_positive(500000.0),),
+        "rope_scaling": (_positive(8.0),),
+        "rope_share": (_positive(), _Form(lambda value: value <= 1, "at most 1", 0.5)),
+        "score_cap": (_positive(50.0),),
+        "logit_cap": (_positive(),),
+        "gate_clamp": (_positive(),),
+        "ema": (_positive(), _Form(lambda value: value < 1, "less than 1", 0.999)),
+        "taken_as": (_TEXTS,),
+        "latent": (_of(LatentAttention, "kv_rank=512, ..."),),
+        "lora": (
+            _Form(lambda value: isinstance(value, Lora) or is_count(value), "a Lora, or its rank", "mt.Lora(rank=16)"),
+        ),
+        "documents": (_of(Documents, "median=1000, sigma=1.2"),),
     }
 )
+"""Of fields that are neither counts, flags, choices nor the precision."""
 
 
 def _normalised(given: Mapping[str, Any], faults: Mapping[str, str]) -> Fields:

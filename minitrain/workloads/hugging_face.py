@@ -37,10 +37,9 @@ from minitrain.workloads.architecture import LatentAttention, Lora
 
 _ABSENT = object()
 
-_NO_BEARING: Mapping[str, list[str]] = json.loads(
-    files("minitrain.workloads").joinpath("hugging_face.json").read_text("utf-8")
-)
-"""Keys of every config that say nothing about shapes: generation, initialisation, bookkeeping, numerics."""
+_TABLES: Mapping[str, Any] = json.loads(files("minitrain.workloads").joinpath("hugging_face.json").read_text("utf-8"))
+_NO_BEARING: Mapping[str, list[str]] = _TABLES["no_bearing"]
+"""Keys of every config, and of families, that say nothing about shapes: generation, initialisation, bookkeeping."""
 
 
 def _is_positive(value: Any) -> bool:
@@ -131,13 +130,9 @@ class ConfigReader:
             return tuple(default)
         return tuple(layer for layer, kind in enumerate(found) if kind == "sliding_attention")
 
-    def pass_over(self, *keys: str) -> None:
-        """Accept keys that have no bearing in this family."""
-        self._read.update(keys)
-
     def refuse_the_rest(self, family: str, ignore: Sequence[str]) -> None:
         """Note a fault for every key that was not read."""
-        known = self._read.union(_NO_BEARING["transformers"], ignore)
+        known = self._read.union(_NO_BEARING["transformers"], _NO_BEARING.get(family, ()), ignore)
         for key in self._config:
             if key not in known:
                 self.faults[key] = (
@@ -185,15 +180,7 @@ def rotary(config: ConfigReader, theta: float = 10000.0, share_key: str = "parti
     }
 
 
-_OF_SCALING = frozenset(
-    [
-        "type", "rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
-        "attention_factor", "beta_fast", "beta_slow", "short_factor", "long_factor", "short_mscale", "long_mscale",
-        "mscale", "mscale_all_dim", "truncate", "finetuned", "mrope_section", "rope_theta", "partial_rotary_factor",
-        "full_attention", "sliding_attention",
-    ]
-)  # fmt: skip
-
+_OF_SCALING = frozenset(_TABLES["of_scaling"])
 _LLAMA_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -282,10 +269,6 @@ def nemotron(config: ConfigReader) -> Fields:
 
 def gpt2(config: ConfigReader) -> Fields:
     """Read GPT-2."""
-    config.pass_over(
-        "n_ctx", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights",
-        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    )  # fmt: skip
     dropout = config.probability("resid_pdrop", 0.1)
     config.only("embd_pdrop", dropout, dropout)
     positions = config.count("n_positions")
@@ -326,7 +309,6 @@ def opt(config: ConfigReader) -> Fields:
     for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"):
         config.only(key, True, True)
     config.only("_remove_final_layer_norm", False, False)
-    config.pass_over("activation_dropout", "layerdrop")
     fields = usual(config)
     config.only("word_embed_proj_dim", fields["hidden_size"], fields["hidden_size"])
     return {
@@ -380,7 +362,6 @@ def _mixtral(config: ConfigReader) -> Fields:
 
 def _phi3(config: ConfigReader) -> Fields:
     """Read Phi 3 and 4, which make queries, keys and values in one multiplication, and gate and up."""
-    config.pass_over("original_max_position_embeddings")
     dropout = config.probability("resid_pdrop", 0.0)
     config.only("embd_pdrop", dropout, dropout)
     return {
@@ -400,7 +381,6 @@ def _windows_of_qwen(config: ConfigReader, fields: Fields) -> Fields:
 
 def _qwen2(config: ConfigReader) -> Fields:
     """Read Qwen 2 and 2.5: Llama with biases for queries, keys and values."""
-    config.pass_over("use_mrope")
     fields = like_llama(config)
     return {
         **fields,
@@ -426,7 +406,6 @@ def _qwen3(config: ConfigReader) -> Fields:
 
 def _qwen3_moe(config: ConfigReader) -> Fields:
     """Read Qwen 3 with experts in some layers."""
-    config.pass_over("norm_topk_prob")
     fields = _qwen3(config)
     step, dense = config.count("decoder_sparse_step", 1), config.layers("mlp_only_layers") or ()
     layers = range(fields["num_layers"] or 0)
@@ -453,7 +432,6 @@ def _olmo2(config: ConfigReader) -> Fields:
 
 def _gpt_oss(config: ConfigReader) -> Fields:
     """Read gpt-oss: sinks, windows in every other layer, experts with biases in all."""
-    config.pass_over("experts_per_token", "initial_context_length")
     fields = like_llama(config)
     return {
         **fields,
@@ -479,7 +457,6 @@ def _gemma(config: ConfigReader, **defaults: int) -> Fields:
     config.only("hidden_activation", "gelu_pytorch_tanh", *GELUS)
     config.only("hidden_act", "gelu_pytorch_tanh", *GELUS)
     config.only("use_bidirectional_attention", False, False, None)
-    config.pass_over("cache_implementation", "query_pre_attn_scalar")
     fields = gated(config, **defaults)
     return {
         **fields,
@@ -507,7 +484,6 @@ def _gemma2(config: ConfigReader) -> Fields:
 def _gemma3_text(config: ConfigReader) -> Fields:
     """Read the language model of Gemma 3: norms of queries and keys, and a window in all but every sixth layer."""
     every = config.count("sliding_window_pattern", config.count("_sliding_window_pattern", 6))
-    config.pass_over("rope_local_base_freq")
     fields = _gemma(config, num_attention_heads=8, vocab_size=262208, max_position_embeddings=131072)
     return {
         **fields,
@@ -522,7 +498,6 @@ def _gemma3_text(config: ConfigReader) -> Fields:
 
 def _gemma3(config: ConfigReader) -> Fields:
     """Read Gemma 3 with its vision tower, of which the language model alone is taken."""
-    config.pass_over("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image")
     inner = ConfigReader(config.object("text_config"))
     fields = _gemma3_text(inner)
     inner.refuse_the_rest("gemma3_text", ())
@@ -534,10 +509,6 @@ def _deepseek(config: ConfigReader, *, dense: int, router_bias: bool) -> Fields:
     """Read what DeepSeek-V2 and V3 have in common: latent attention, and experts after the first few layers."""
     config.only("attention_bias", False, False)
     config.only("moe_layer_freq", 1, 1)
-    config.pass_over(
-        "aux_loss_alpha", "ep_size", "head_dim", "n_group", "norm_topk_prob", "num_key_value_heads", "qk_head_dim",
-        "routed_scaling_factor", "scoring_func", "seq_aux", "topk_group",
-    )  # fmt: skip
     fields = like_llama(config)
     prediction = config.count("num_nextn_predict_layers", 0, least=0)
     sizes = {
@@ -669,40 +640,13 @@ def loaded(source: str | os.PathLike[str], name: str = "config.json") -> tuple[s
     return str(path), data
 
 
-TARGETS: Mapping[str, str] = MappingProxyType(
-    {
-        "q_proj": "query",
-        "k_proj": "key",
-        "v_proj": "value",
-        "o_proj": "output",
-        "out_proj": "output",
-        "q_b_proj": "query_up",
-        "kv_b_proj": "kv_up",
-        "gate_proj": "gate",
-        "up_proj": "up",
-        "down_proj": "down",
-        "fc1": "up",
-        "fc2": "down",
-    }
-)
+TARGETS: Mapping[str, str] = MappingProxyType(_TABLES["targets"])
 """The matrices of PEFT's `target_modules`, by what they are called here."""
 
 _ALL = "all-linear"
 """What PEFT calls all matrices but the head's."""
 
-_NOT_SET = (
-    *("layers_to_transform", "layers_pattern", "layer_replication", "trainable_token_indices", "arrow_config"),
-    *("alora_invocation_tokens", "velora_config", "monteclora_config", "use_bdlora", "kasa_config"),
-)
-_NOTHING_ELSE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "bias": ("none",),
-        **dict.fromkeys(("use_dora", "use_qalora", "lora_bias", "ensure_weight_tying"), (False,)),
-        **dict.fromkeys(("modules_to_save", "exclude_modules", "target_parameters"), (None, [])),
-        **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
-        **dict.fromkeys(_NOT_SET, (None,)),
-    }
-)
+_NOTHING_ELSE: Mapping[str, Sequence[Any]] = _TABLES["nothing_else"]
 """What may be there and must not say anything else: all else trains more, or other weights in other layers."""
 
 
@@ -726,7 +670,6 @@ def read_lora(source: str | os.PathLike[str] | Mapping[str, Any]) -> Lora:
     if reader.flag("use_rslora", default=False) and not reader.faults:
         alpha *= rank**0.5  # alpha / root of the rank (Kalajdzievski 2023)
     targets = _targets(reader, config.get("target_modules"))
-    reader.pass_over(*_NO_BEARING["peft"])
     reader.refuse_the_rest("PEFT's LoRA", ())
     if reader.faults:
         raise refuse(label, list(reader.faults.values()), keys=tuple(reader.faults))
@@ -735,7 +678,6 @@ def read_lora(source: str | os.PathLike[str] | Mapping[str, Any]) -> Lora:
 
 def _targets(reader: ConfigReader, given: Any) -> tuple[str, ...] | None:
     """Return which matrices have adapters; None for all."""
-    reader.pass_over("target_modules")
     if given == _ALL:
         return None
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
