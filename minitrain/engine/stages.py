@@ -9,6 +9,7 @@ The samples and microbatches of a rank: its part of the batch, by the run's shar
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -138,27 +139,28 @@ def balanced(costs: Sequence[float], num_stages: int) -> Stages:
 _NO_MORE = 1 + 1e-9
 """Costs nearer than this differ by rounding alone."""
 
-_MOST_NUMBERS = 1 << 18  # in one array: 2 MiB
+_MOST_NUMBERS = 1 << 20  # costs of ranges of layers, of several machines; few of them are looked at
 
 
 def balanced_all(costs: Any, num_stages: int) -> list[Stages]:
     """Return what `balanced` does for several machines; costs are (num_layers, num_machines)."""
     import numpy as np  # noqa: PLC0415  (`import minitrain` needs none)
 
-    costs = np.asarray(costs, dtype=float).T
-    sums = np.concatenate([np.zeros((len(costs), 1)), np.cumsum(costs, axis=1)], axis=1)
-    most = max(1, _MOST_NUMBERS // sums.shape[1] ** 2)
-    parts = [_borders(sums[first : first + most], num_stages) for first in range(0, len(sums), most)]
+    costs = np.asarray(costs, dtype=float)
+    sums = np.concatenate([np.zeros((1, costs.shape[1])), np.cumsum(costs, axis=0)])
+    most = max(1, _MOST_NUMBERS // len(sums) ** 2)
+    parts = [_borders(sums[:, first : first + most], num_stages) for first in range(0, costs.shape[1], most)]
     return [between(borders) for part in parts for borders in part.tolist()]
 
 
 def _borders(sums: Any, num_stages: int) -> Any:
     """Return the borders of stages whose largest cost is least; of these, those whose squares add up to least.
 
-    Of equal ones, the latest are taken. Stages are put before others, one at a time.
+    Of equal ones, the latest are taken. Stages are put before others, one at a time. Left out are stages that cost more
+    than the largest of a greedy cut may, which is an equal share and a layer.
 
     Args:
-        sums: what the layers before each one cost, and all of them, (num_machines, num_layers + 1).
+        sums: what the layers before each one cost, and all of them, (num_layers + 1, num_machines).
         num_stages: how many stages.
 
     Returns:
@@ -166,25 +168,35 @@ def _borders(sums: Any, num_stages: int) -> Any:
     """
     import numpy as np  # noqa: PLC0415
 
-    machines, num_layers = np.arange(len(sums)), sums.shape[1] - 1
-    costs = sums[:, None] - sums[:, :, None]  # of a stage that begins with a layer and ends before another
-    costs[:, np.tri(num_layers + 1, dtype=bool)] = np.inf
-    nothing = np.where(np.arange(num_layers + 1) == num_layers, 0.0, np.inf) + np.zeros_like(sums)
-    largest, squares = nothing, nothing  # of all stages from a layer on
+    machines = np.arange(sums.shape[1])
+    beyond = np.full((len(sums) - 1, len(machines)), np.inf)  # there, no stage ends
+    nothing = np.zeros_like(sums)
+    nothing[:-1] = np.inf
+    most = (sums[-1] / num_stages + np.diff(sums, axis=0).max(axis=0)) * _NO_MORE
+    ends = np.arange(1, len(sums) + 1)[:, None] + np.arange(_longest(sums, most))  # by first layer, and by length
+    costs = np.concatenate([sums, beyond])[ends] - sums[:, None]
+    largest = nothing  # of all stages from a layer on
     for _ in range(num_stages):
-        largest = np.maximum(costs, largest[:, None]).min(axis=2)
-    possible = np.where(costs <= largest[:, :1, None] * _NO_MORE, costs * costs, np.inf)
-    ends = []
+        largest = np.maximum(costs, np.concatenate([largest, beyond])[ends]).min(axis=1)
+    most = largest[0] * _NO_MORE
+    lengths = np.arange(_longest(sums, most))
+    costs, ends = costs[:, lengths], ends[:, lengths]
+    possible = np.where(costs <= most, costs * costs, np.inf)
+    squares, chosen = nothing, []  # of all stages from a layer on, and the length of the first
     for _ in range(num_stages):
-        totals = possible + squares[:, None]
-        least = totals.min(axis=2)
-        equal = totals <= least[:, :, None] * _NO_MORE
-        ends.append(num_layers - equal[:, :, ::-1].argmax(axis=2))
-        squares = np.take_along_axis(totals, ends[-1][:, :, None], axis=2)[:, :, 0]
+        totals = possible + np.concatenate([squares, beyond])[ends]
+        equal = totals <= totals.min(axis=1)[:, None] * _NO_MORE
+        chosen.append(np.where(equal, lengths[:, None], 0).max(axis=1))
+        squares = np.take_along_axis(totals, chosen[-1][:, None], axis=1)[:, 0]
     borders = [np.zeros_like(machines)]
-    for end in reversed(ends):
-        borders.append(end[machines, borders[-1]])
+    for length in reversed(chosen):
+        borders.append(borders[-1] + 1 + length[borders[-1], machines])
     return np.stack(borders, axis=1)
+
+
+def _longest(sums: Any, most: Any) -> int:
+    """Return how many layers a stage may have on some machine, if it may cost so much, (num_machines,)."""
+    return bisect_left(range(1, len(sums)), True, key=lambda count: bool((sums[count:] - sums[:-count] > most).all()))
 
 
 def samples_of_rank(model: RankState, num_replicas: int | None, index: Any) -> Any:
