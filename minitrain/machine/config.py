@@ -666,10 +666,9 @@ def validated(system: SystemConfig, path: str, values: Sequence[Any]) -> list[An
         UsageError: there is no such path.
         HardwareConfigError: a value is not what a config may hold there.
     """
-    places = {tuple(map(str, place)): place for place, _ in leaves(_FORMAT, system)}
-    place = places.get(tuple(_keys_of(path)))
+    place = next((place for place, _ in leaves(_FORMAT, system, keys=_keys_of(path))), None)
     if place is None:
-        close = difflib.get_close_matches(path, map(key_path, places.values()), 1)
+        close = difflib.get_close_matches(path, (key_path(place) for place, _ in leaves(_FORMAT, system)), 1)
         example = close[0] if close else "networks[0].bandwidth"
         raise UsageError(f"{system.name} has no figure {path!r:.80} to vary; a key path is wanted, such as {example}")
     kind: Any = kind_at(_FORMAT, map(str, place))

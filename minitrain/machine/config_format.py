@@ -398,15 +398,16 @@ def _made_again(kind: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     return kind(**values)
 
 
-def leaves(kind: Kind, value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield place and value of every figure that can be varied."""
+def leaves(kind: Kind, value: Any, place: Place = (), keys: Sequence[str] | None = None) -> Iterator[tuple[Place, Any]]:
+    """Yield place and value of every figure that can be varied, or of the one under some keys."""
     names = kind.names(value)
-    if names is None and kind.varies:
+    if names is None and kind.varies and len(place) == (len(place) if keys is None else len(keys)):
         yield place, value
     for name in names or ():
-        inner: Any = kind.inner(name)
-        at = int(name) if isinstance(kind, ListOf) else name
-        yield from leaves(inner, kind.part(value, name), (*place, at))
+        if keys is None or [name] == keys[len(place) : len(place) + 1]:
+            inner: Any = kind.inner(name)
+            at = int(name) if isinstance(kind, ListOf) else name
+            yield from leaves(inner, kind.part(value, name), (*place, at), keys)
 
 
 def kind_at(kind: Kind | None, keys: Iterable[str]) -> Kind | None:

@@ -287,7 +287,7 @@ async def _execute_alike(
         parts = [
             (fleet, left)
             for (fleet, chosen), (_, timed) in zip(parts, same, strict=True)
-            if len(left := np.setdiff1d(chosen, timed))
+            if len(left := np.setdiff1d(chosen, timed, assume_unique=True))
         ]
         reason = "machines part ways by their prices"
     return groups

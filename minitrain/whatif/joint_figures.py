@@ -257,8 +257,7 @@ class JointFigures:
         """Return a figure of the hardware of each machine."""
         found: list[Any] = []
         for fleet, chosen in self._parts:
-            of_fleet = fleet.of_each(name)
-            found += [of_fleet[place] for place in chosen.tolist()]
+            found += map(fleet.of_each(name).__getitem__, chosen.tolist())
         return found
 
     @cached_property
@@ -382,11 +381,18 @@ class JointFigures:
         bubble: Floats = passes.last_end.max(axis=0) - passes.first_start.min(axis=0) - passes.busy.max(axis=0)
         return bubble
 
+    @cached_property
+    def _systems(self) -> tuple[dict[int, Any], list[int]]:
+        """The configs of all machines, each once by its identity; and the identity of each machine's."""
+        systems = self._of_each("system")
+        keys = list(map(id, systems))
+        return dict(zip(keys, systems, strict=True)), keys
+
     def _of_sheets(self, figure: Callable[[Any], float | None]) -> Floats:
         """Return a figure of the data sheet of each machine's devices; nan where there is none."""
-        sheets = [getattr(system, "sheet", None) for system in self._of_each("system")]
-        found = {id(sheet): figure(sheet) for sheet in {id(sheet): sheet for sheet in sheets}.values()}
-        return np.array([found[id(sheet)] for sheet in sheets], dtype=float)
+        systems, keys = self._systems
+        found = {key: figure(getattr(system, "sheet", None)) for key, system in systems.items()}
+        return np.array(list(map(found.__getitem__, keys)), dtype=float)
 
     @cached_property
     def energy_joules(self) -> Floats:

@@ -13,10 +13,11 @@ as hardware is a fleet of its own.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -33,6 +34,8 @@ from minitrain.run.analysis.timeline import Bools, Floats, Ints
 from minitrain.run.device_memory import row_of_excess, units_of
 from minitrain.run.result import Run
 from minitrain.workloads.workload import Workload
+
+T = TypeVar("T")
 
 
 class Machine(NamedTuple):
@@ -78,17 +81,14 @@ class Machines:
             HardwareConfigError: a config lacks what prices need.
         """
         known: dict[int, Hashable] = {}
-        run_as: dict[int, Hashable] = {}
-        alike: dict[Hashable, list[int]] = {}
+        numbers: dict[Hashable, int] = {}
+        distinct = {id(source): source for source in self.sources if source is not None}
+        kinds = {key: numbers.setdefault(_run_as(one, known), len(numbers)) for key, one in distinct.items()}
         fixed = [values for path, values in self.varied.items() if not is_number_path(path)]
-        columns: list[Hashable] = list(zip(*fixed, strict=True)) or [()] * len(self.sources)
-        for place, source in enumerate(self.sources):
-            if source is None:
-                continue
-            if id(source) not in run_as:
-                run_as[id(source)] = _run_as(source, known)
-            alike.setdefault((run_as[id(source)], columns[place]), []).append(place)
-        pending, found = list(alike.values()), []
+        alike: defaultdict[Any, list[int]] = defaultdict(list)
+        for place, kind in enumerate(zip(map(kinds.get, map(id, self.sources)), *fixed, strict=True)):
+            alike[kind].append(place)
+        pending, found = [places for kind, places in alike.items() if kind[0] is not None], []
         while pending:
             places = pending.pop(0)
             try:
@@ -106,16 +106,16 @@ class Machines:
         Raises:
             UnlikeError: they differ in more than numbers.
         """
-        sources: list[Any] = [self.sources[place] for place in places.tolist()]
-        hardware: Any = sources[0].hardware
+        own: Any = self.sources[places[0]]
+        of_each: list[Any] = [source.hardware for source in _at(self.sources, places)]  # type: ignore[union-attr]
+        hardware: Any = own.hardware
         if isinstance(hardware, SystemConfig):
-            hardware = _together([source.hardware for source in sources], hasattr(workload, "pass_kernels"))
+            hardware = _together(of_each, hasattr(workload, "pass_kernels"))
             for path, values in self.varied.items():
-                hardware = with_value(hardware, path, columns_of([values[place] for place in places.tolist()]))
-        own = sources[0]
+                hardware = with_value(hardware, path, columns_of(_at(values, places)))
         predictor: Any = make_predictor(hardware, world_size, own.network, own.placement, workload, own.pricing)
         factors = {rank: self._factors(rank, places) for rank in self.stragglers}
-        return Fleet(places, predictor, [source.hardware for source in sources], factors)
+        return Fleet(places, predictor, of_each, factors)
 
     def _factors(self, rank: int, places: Ints) -> Any:
         """Return by what factor a rank computes more slowly on some machines: a column, or one that all have."""
@@ -126,6 +126,11 @@ class Machines:
         """Return one of the machines."""
         slowdowns = None if self.slowdowns is None else [self.slowdowns[place]]
         return Machines([self.sources[place]], slowdowns, {path: [each[place]] for path, each in self.varied.items()})
+
+
+def _at(values: Sequence[T], places: Ints) -> Sequence[T]:
+    """Return what stands at some places, which ascend: all of it where all places are given."""
+    return values if len(places) == len(values) else [values[place] for place in places.tolist()]
 
 
 def _run_as(machine: Machine, known: dict[int, Hashable]) -> Hashable:
@@ -201,11 +206,16 @@ class Fleet:
         """Return a number as a column of these machines."""
         return np.broadcast_to(np.asarray(number, dtype=float), len(self))
 
+    @cached_property
+    def systems(self) -> list[Any]:
+        """The config of each machine; None where it has none."""
+        own = getattr(self.predictor, "system", None)
+        return [one if isinstance(one, SystemConfig) else own for one in self.hardware]
+
     def of_each(self, name: str) -> list[Any]:
         """Return a figure of each machine: system, kind of its network, or what its predictor says; None for none."""
         if name == "system":
-            own = getattr(self.predictor, "system", None)
-            return [one if isinstance(one, SystemConfig) else own for one in self.hardware]
+            return self.systems
         found = network_of(self.predictor) if name == "network" else getattr(self.predictor, name, None)
         if isinstance(found, np.ndarray):
             listed: list[Any] = found.tolist()
