@@ -120,21 +120,17 @@ def judge(exercise: Exercise, case: Case, found: Mapping[str, Any], seconds: flo
     try:
         run = replay.run = _proven(replay) if case.is_proven else replay.again(replay.meter)
     except MinitrainError as error:
-        judged = _broken(exercise, case, error, programs, lines)
+        judged = _broken(replay, error)
         judged.run = replay.run  # which came to its end if only its numbers are wrong
         return judged
     judged = _passed("runs", "laws")
     judged.run = run
-    lacking = (
-        _other_operations(exercise, case, programs, lines)
-        or _in_another_order(exercise, case, programs, lines)
-        or _handed_in_less(exercise, case, run)
-    )
+    lacking = _other_operations(replay) or _in_another_order(replay) or _handed_in_less(replay, run)
     if lacking is not None:
         return Judged({**judged, "laws": lacking})
     if case.is_proven:
         judged.update(_passed("numerics"))
-    judged.update(_budgets(exercise, case, replay, run))
+    judged.update(_budgets(replay, run))
     return judged
 
 
@@ -181,6 +177,10 @@ class _Replay:
         """Return where in the submission an event stands, by its index in the rank's log."""
         steps = self.meter.steps[rank]
         return _line(self.lines, rank, steps[event]) if event < len(steps) else None
+
+    def failed(self, name: str, message: str, **facts: Any) -> CheckResult:
+        """Return that a check failed, as `failed` does."""
+        return failed(self.exercise, self.case, name, message, **facts)
 
     def again(self, watch: Callable[[Player, int], None], **more: Any) -> Run:
         """Run the programs, watched by something, and return the run.
@@ -305,24 +305,18 @@ def _with_cause(
     return message, ()
 
 
-def _broken(
-    exercise: Exercise,
-    case: Case,
-    error: MinitrainError,
-    programs: Sequence[Sequence[Any]],
-    lines: Sequence[Sequence[Any]],
-) -> Judged:
+def _broken(replay: _Replay, error: MinitrainError) -> Judged:
     """Judge an error of the run on this side."""
     name = "numerics" if isinstance(error, ProofError) else "laws" if isinstance(error, LawError) else "runs"
     facts: dict[str, Any] = {"rank": _count(error.rank), "layer": _count(error.layer)}
     if error.place is not None:
         rank, number, facts["step"] = error.place
-        facts.update(rank=rank, line=_line(lines, rank, number))
+        facts.update(rank=rank, line=_line(replay.lines, rank, number))
     if name == "numerics":
         facts.update(expected="the numbers of a single device", got=_difference(error))
     message = str(error).split("\n")[0]
-    message, facts["cause"] = _with_cause(message, facts, programs, lines)
-    return _up_to(name, failed(exercise, case, name, message, kind=type(error).__name__, **facts))
+    message, facts["cause"] = _with_cause(message, facts, replay.programs, replay.lines)
+    return _up_to(name, replay.failed(name, message, kind=type(error).__name__, **facts))
 
 
 def _line(lines: Sequence[Sequence[Any]], rank: int, number: int) -> str | None:
@@ -352,68 +346,53 @@ def operations_fault(exercise: Exercise, case: Case, programs: Sequence[Sequence
     return None
 
 
-def _other_operations(
-    exercise: Exercise, case: Case, programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]
-) -> CheckResult | None:
+def _other_operations(replay: _Replay) -> CheckResult | None:
     """Return that the ranks do other operations than the exercise is about, with the first; None if they do not."""
-    fault = operations_fault(exercise, case, programs)
+    fault = operations_fault(replay.exercise, replay.case, replay.programs)
     if fault is None:
         return None
     name, message = fault
-    places = ((rank, number) for rank, steps in enumerate(programs) for number, step in enumerate(steps))
-    first = next((place for place in places if programs[place[0]][place[1]][0] == name), None)
-    facts: dict[str, Any] = {} if first is None else {"rank": first[0], "line": _line(lines, *first)}
-    return failed(exercise, case, "laws", message, **facts)
+    places: Iterator[dict[str, Any]] = (
+        {"rank": rank, "line": _line(replay.lines, rank, number)}
+        for rank, steps in enumerate(replay.programs)
+        for number, step in enumerate(steps)
+        if step[0] == name
+    )
+    return replay.failed("laws", message, **next(places, {}))
 
 
-def _in_another_order(
-    exercise: Exercise, case: Case, programs: Sequence[Sequence[Any]], lines: Sequence[Sequence[Any]]
-) -> CheckResult | None:
+def _in_another_order(replay: _Replay) -> CheckResult | None:
     """Return that a rank does what the statement orders in another order, from where on; None if none does."""
-    if not exercise.ordered_operations:
-        return None
-    for rank, wanted in enumerate(budget_for(exercise, case).order):
-        done = ordered_places(programs[rank], exercise.ordered_operations)
+    operations = replay.exercise.ordered_operations
+    for rank, wanted in enumerate(budget_for(replay.exercise, replay.case).order if operations else ()):
+        done = ordered_places(replay.programs[rank], operations)
         for place, words in enumerate(wanted):
             if place < len(done) and done[place][1] == words:
                 continue
             number, got = done[place] if place < len(done) else (None, "nothing more")
-            names = " and ".join(exercise.ordered_operations)
-            return failed(
-                exercise,
-                case,
+            return replay.failed(
                 "laws",
-                f"the statement asks for an order of {names}: number {place + 1} of these must be {words} on rank "
-                f"{rank}, got {got}",
+                f"the statement asks for an order of {' and '.join(operations)}: number {place + 1} of these must be "
+                f"{words} on rank {rank}, got {got}",
                 rank=rank,
-                line=None if number is None else _line(lines, rank, number),
+                line=None if number is None else _line(replay.lines, rank, number),
             )
     return None
 
 
-def _handed_in_less(exercise: Exercise, case: Case, run: Run) -> CheckResult | None:
+def _handed_in_less(replay: _Replay, run: Run) -> CheckResult | None:
     """Return that the ranks leave less than the reference for the next step to begin with; None if they do not."""
-    budget = budget_for(exercise, case)
-    for least_of, found_of, rule, remedy in (
-        (
-            budget.handed_in,
-            handed_in(run),
-            "final weight must lie on the ranks",
-            "hand in {}; gather it where it must be whole",
-        ),
-        (
-            budget.on_host,
-            states_on_host(run),
-            "updated optimizer states must lie in the host's memory",
-            "have {} there",
-        ),
+    budget = budget_for(replay.exercise, replay.case)
+    weights = "final weight must lie on the ranks", "hand in {}; gather it where it must be whole"
+    states = "updated optimizer states must lie in the host's memory", "have {} there"
+    for least_of, found_of, (rule, remedy) in (
+        (budget.handed_in, handed_in(run), weights),
+        (budget.on_host, states_on_host(run), states),
     ):
         for layer, (least, found) in enumerate(zip(least_of, found_of, strict=False)):
             if found < least * (1 - 1e-9):
                 of_layer = remedy.format(f"{found:.0f} elements of layer {layer}")
-                return failed(
-                    exercise,
-                    case,
+                return replay.failed(
                     "laws",
                     f"the {rule} as the statement asks, so that the next step can begin there: all ranks together "
                     f"{of_layer}",
@@ -424,17 +403,15 @@ def _handed_in_less(exercise: Exercise, case: Case, run: Run) -> CheckResult | N
     return None
 
 
-def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Results:
+def _budgets(replay: _Replay, run: Run) -> Results:
     """Compare a run that trains with its budgets."""
-    budget = budget_for(exercise, case)
+    budget, case = budget_for(replay.exercise, replay.case), replay.case
     moved = communication_by_kind(run)
     results: Results = dict(_passed("communication", "time", "memory"))
     causes = [] if case.hidden else more_calls(run, budget.calls, replay.programs, replay.lines)
     num_calls = sum(calls_by_layer(run).values())
     if budget.most_calls is not None and num_calls > budget.most_calls:
-        results["communication"] = failed(
-            exercise,
-            case,
+        results["communication"] = replay.failed(
             "communication",
             "the ranks communicate more often than the budget",
             expected=f"at most {budget.most_calls} messages and calls of collectives, over all ranks",
@@ -442,9 +419,7 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
             cause=causes,
         )
     elif sum(moved.values()) > budget.communication_bytes * (1 + 1e-9) + num_calls:  # each is of whole bytes
-        results["communication"] = failed(
-            exercise,
-            case,
+        results["communication"] = replay.failed(
             "communication",
             "the ranks communicate more than the budget",
             expected=f"at most {_by_kind(_scaled(budget))}",
@@ -453,9 +428,7 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
         )
     clock = last_clock(run)
     if clock > budget.step_time_s:
-        results["time"] = failed(
-            exercise,
-            case,
+        results["time"] = replay.failed(
             "time",
             "the step takes longer than the budget",
             expected=f"at most {budget.step_time_s * 1e3:.3f} ms",
@@ -464,19 +437,19 @@ def _budgets(exercise: Exercise, case: Case, replay: _Replay, run: Run) -> Resul
         )
     excess = excess_of(run, replay.meter.held(run), budget)
     if excess is not None:
-        results["memory"] = _too_much(exercise, case, replay, excess)
+        results["memory"] = _too_much(replay, excess)
     return results
 
 
-def _too_much(exercise: Exercise, case: Case, replay: _Replay, excess: Excess) -> CheckResult:
+def _too_much(replay: _Replay, excess: Excess) -> CheckResult:
     """Return that a rank holds too much, with what it held then where the learner may see the size."""
     facts: dict[str, Any] = {"rank": excess.rank, "expected": excess.expected, "got": excess.got}
-    if not case.hidden:
+    if not replay.case.hidden:
         moment = Moment(excess, replay.lines)
         with contextlib.suppress(MinitrainError):  # the time that is left may not be enough
             replay.again(moment)
         facts["held"] = tuple(map(_shown, moment.text))
-    return failed(exercise, case, "memory", excess.message, **facts)
+    return replay.failed("memory", excess.message, **facts)
 
 
 def _scaled(budget: Budget) -> Mapping[str, float]:

@@ -149,8 +149,8 @@ class Exercise:
     function: str
     public: Sequence[Case]
     hidden: Sequence[Case]
-    hints: Sequence[str]
-    hints_by_check: Mapping[str, str]
+    hints: Sequence[str] = ()
+    hints_by_check: Mapping[str, str] = field(default_factory=dict)
     hardware: str = SPECIFIED
     memory_limit_bytes: float | None = None
     memory_slack: Mapping[str, float] = field(default_factory=lambda: dict(ONE_LAYER))
@@ -302,43 +302,27 @@ def load_exercise(name: str | Path, folder: Path | None = None) -> Exercise:
     path = Path(name)
     if not (path / "exercise.json").is_file():
         path = _find(str(name), folder or SHIPPED)
-    data = read_part(path / "exercise.json", _ExerciseFile)
+    file = path / "exercise.json"
+    data: dict[str, Any] = read_part(file, _ExerciseFile)
     if "memory" in data.get("bounds", {}) and {"memory_slack", "memory_limit_gib"} & {*data}:
-        raise UsageError(f"{path / 'exercise.json'}: bounds of memory go without memory_slack and memory_limit_gib")
+        raise UsageError(f"{file}: bounds of memory go without memory_slack and memory_limit_gib")
+    for calls in ("required_operations", "forbidden_operations", "ordered_operations", "slowed"):
+        _require_calls(file, data.get(calls, ()))
     hidden = read_part(path / "hidden.json", list[_CaseFile]) if (path / "hidden.json").is_file() else []
-    workload = data.get("workload")
+    public, asked, workload = data.pop("public"), data.pop("predict", None), data.pop("workload", None)
+    gib = data.pop("memory_limit_gib", None)
     return Exercise(
         folder=path,
-        title=data["title"],
-        function=data["function"],
-        public=[_case(case, workload, hidden=False) for case in data["public"]],
+        public=[_case(case, workload, hidden=False) for case in public],
         hidden=[_case(case, workload, hidden=True) for case in hidden],
-        hints=data.get("hints", ()),
-        hints_by_check=data.get("hints_by_check", {}),
-        hardware=data.get("hardware", SPECIFIED),
-        memory_limit_bytes=data["memory_limit_gib"] * 2**30 if "memory_limit_gib" in data else None,
-        memory_slack=data.get("memory_slack", ONE_LAYER),
-        required_operations=_calls(path / "exercise.json", data.get("required_operations", ())),
-        forbidden_operations=_calls(path / "exercise.json", data.get("forbidden_operations", ())),
-        ordered_operations=_calls(path / "exercise.json", data.get("ordered_operations", ())),
-        local_steps=data.get("local_steps"),
-        bounds=data.get("bounds", {}),
-        slowed=_calls(path / "exercise.json", data.get("slowed", ())),
-        predict=_prediction(data, workload),
+        memory_limit_bytes=None if gib is None else gib * 2**30,
+        predict=asked and Prediction(_case(asked["sizes"], workload, hidden=False), asked["because"]),
+        **data,
     )
 
 
-def _prediction(data: _ExerciseFile, workload: str | None) -> Prediction | None:
-    """Return what an exercise asks first."""
-    asked = data.get("predict")
-    if asked is None:
-        return None
-    because = {str(name): why for name, why in asked["because"].items()}
-    return Prediction(_case(asked["sizes"], workload, hidden=False), because)
-
-
-def _calls(path: Path, names: Sequence[str]) -> Sequence[str]:
-    """Return the names of operations of an exercise, which must be such.
+def _require_calls(path: Path, names: Sequence[str]) -> None:
+    """Require that the names of operations of an exercise are such.
 
     Raises:
         UsageError: one is not.
@@ -348,7 +332,6 @@ def _calls(path: Path, names: Sequence[str]) -> Sequence[str]:
             close = difflib.get_close_matches(name, CALLS, 1)
             meant = f"did you mean {close[0]!r}? " if close else ""
             raise UsageError(f"{path}: there is no operation {name!r}; {meant}use some of {', '.join(CALLS)}")
-    return names
 
 
 def read_part(path: Path, kind: Any) -> Any:

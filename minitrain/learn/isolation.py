@@ -4,10 +4,10 @@
 every respect, and `none` leaves it at a process of its own with limits of time and memory. `python -m
 minitrain.learn` says what this machine offers. docs/teach.md says what each means protects.
 
-**System calls**: a seccomp program, compiled by libseccomp. Python, numpy and an event loop need the calls of
-`ALLOWED`, and those of `_limited` with some arguments. Any other call fails: those of `_REFUSED` with "operation not
-permitted", which reads best, and the rest with "function not implemented", so that a C library that tries a newer call
-first goes on with the older one.
+**System calls**: a seccomp program, compiled by libseccomp. `system_calls.json` has those that Python, numpy and an
+event loop need, and `_limited` those that are allowed with some arguments. Any other call fails: those that the file
+calls refused with "operation not permitted", which reads best, and the rest with "function not implemented", so that a
+C library that tries a newer call first goes on with the older one.
 
 **Files** that may be read: Python's own, the system's libraries, and the packages that a strategy needs. Landlock and
 bubblewrap allow whole folders. Where something that must not be read lies below one (packages below the standard
@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.files import TemporaryFolder
+from minitrain.files import TemporaryFolder, read_json
 from minitrain.learn.confinement import PROPERTIES, not_held
 
 MODES = ("auto", "required", "none")
@@ -237,28 +237,8 @@ def _not_below(path: Path, folders: Sequence[str]) -> bool:
     return not any(path.is_relative_to(folder) for folder in folders)
 
 
-ALLOWED = (
-    "access", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "close", "close_range", "dup", "dup2",
-    "dup3", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd2",
-    "exit", "exit_group", "faccessat", "faccessat2", "fstat", "futex", "getcpu", "getcwd", "getdents", "getdents64",
-    "getegid", "geteuid", "getgid", "getgroups", "getpeername", "getpgrp", "getpid", "getppid", "getrandom",
-    "getresgid", "getresuid", "getrlimit", "getrusage", "getsockname", "getsockopt", "gettid", "gettimeofday",
-    "getuid", "lseek", "lstat", "madvise", "membarrier", "mmap", "mprotect", "mremap", "munmap", "nanosleep",
-    "newfstatat", "pipe", "pipe2", "poll", "ppoll", "pread64", "preadv", "pselect6", "read", "readlink",
-    "readlinkat", "readv", "recvfrom", "restart_syscall", "rseq", "rt_sigaction", "rt_sigpending", "rt_sigprocmask",
-    "rt_sigreturn", "sched_getaffinity", "sched_yield", "select", "set_robust_list", "set_tid_address", "shutdown",
-    "sigaltstack", "stat", "statx", "sysinfo", "time", "times", "umask", "uname", "write", "writev",
-)  # fmt: skip
-"""Calls that read, compute, wait, or write to what is open already."""
-
-_REFUSED = (
-    "accept", "accept4", "bind", "chdir", "chmod", "chown", "clone", "connect", "execve", "execveat", "fchmod",
-    "fchmodat", "fchown", "fchownat", "fork", "ftruncate", "kill", "lchown", "link", "linkat", "listen", "mkdir",
-    "mkdirat", "mknod", "mknodat", "mq_open", "msgget", "pidfd_open", "pidfd_send_signal", "process_vm_readv",
-    "process_vm_writev", "ptrace", "rename", "renameat", "renameat2", "rmdir", "rt_sigqueueinfo",
-    "rt_tgsigqueueinfo", "semget", "sendmmsg", "sendmsg", "setpriority", "setrlimit", "setsid", "shmget", "socket",
-    "symlink", "symlinkat", "tgkill", "tkill", "truncate", "unlink", "unlinkat", "utimensat", "vfork",
-)  # fmt: skip
+_CALLS = read_json(Path(__file__).with_name("system_calls.json"))
+"""Allowed are those that read, compute, wait, or write to what is open already."""
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | 0o20000000  # the last one makes files without a name
 _FCNTL = (0, 1, 2, 3, 4, 1030)  # duplicate; descriptor and file flags; neither owners of signals nor locks
@@ -300,9 +280,9 @@ def program() -> str | None:
     if kit is None:
         return None
     rules = kit.SyscallFilter(kit.ERRNO(errno.ENOSYS))
-    for name in _REFUSED:
+    for name in _CALLS["refused"]:
         _add(rules, kit.ERRNO(errno.EPERM), name)
-    for name in ALLOWED:
+    for name in _CALLS["allowed"]:
         _add(rules, kit.ALLOW, name)
     for name, arguments in _limited(kit):
         _add(rules, kit.ALLOW, name, *arguments)
