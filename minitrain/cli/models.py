@@ -25,7 +25,7 @@ from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
-from minitrain.run.saved_runs import plain
+from minitrain.run.run_file import plain
 from minitrain.run.strategy_loading import (
     Strategy,
     StrategyOption,

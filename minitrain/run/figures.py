@@ -26,7 +26,7 @@ from minitrain.errors import UsageError
 from minitrain.operations import Event
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.facts import described
-from minitrain.run.saved_runs import plain
+from minitrain.run.run_file import plain
 
 if TYPE_CHECKING:
     from minitrain.machine.device import DataSheet

@@ -1,8 +1,6 @@
 """Rules for the values of a run file, and the faults that were found in one, by line and key.
 
-Which ranks have which device, in the file of a run on a cluster: validated, and read.
-
-The first line of a run file: what it must say, before anything is made from it.
+The first line of a run file: what it says of a run, and what it must say before anything is made from it.
 
 No value in it may cause more work than the file's size justifies. A file holds a peak for each of its ranks. The
 numbers of layers and samples, which take no space, are bounded by the file's size and by what anybody trains.
@@ -10,22 +8,19 @@ numbers of layers and samples, which take no space, are bounded by the file's si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from inspect import Parameter, signature
-from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from math import isfinite, prod
+from typing import Any, NamedTuple, TypeVar
 
 from minitrain.errors import UsageError
 from minitrain.files import JsonObject, key_path, shown
 from minitrain.machine.config import first_faults
 from minitrain.operations import Event, Outage
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
-from minitrain.run.facts import Steps, TrainedModel
-
-if TYPE_CHECKING:
-    from minitrain.run.facts import DeviceKind
-
+from minitrain.run.facts import DeviceKind, Steps, TrainedModel
+from minitrain.workloads.matmul import SPECIFIED as SPECIFIED_WORKLOAD
 
 SMALLEST, LARGEST = 1e-100, 1e100  # outside these magnitudes products of fields overflow or vanish, as in configs
 LONGEST_S = 1e200  # a sum of times
@@ -83,6 +78,16 @@ PLAIN = Rule(
 )
 
 
+def _is_range(value: Any) -> bool:
+    """Return whether a value is [first, past-the-last] of at least one rank."""
+    if value.__class__ is not list or len(value) != 2:
+        return False
+    return all(end.__class__ is int for end in value) and 0 <= value[0] < value[1]
+
+
+RANGE = Rule("a range [first, past-the-last]", _is_range)
+
+
 def one_of(names: Collection[str]) -> Rule:
     """Return the rule for one of some names."""
     return Rule(f"one of {', '.join(names)}", lambda value: value.__class__ is str and value in names)
@@ -111,6 +116,11 @@ class Faults:
             self.kept.append(f"line {line}, {key_path(place)}: {fault}" if place else f"line {line}: {fault}")
         if self.number >= _MOST_FOUND:
             raise self.error()
+
+    def expect(self, is_so: bool, expected: str, *place: int | str) -> None:
+        """Keep a fault of the first line unless something is so."""
+        if not is_so:
+            self.add(1, f"expected {expected}", place)
 
     def judge(self, line: int, place: Place, value: Any, rule: Rule) -> bool:
         """Return whether a value is as it must be; keep the fault if it is not."""
@@ -144,7 +154,7 @@ _OF_TYPE: Mapping[str, tuple[Rule, Rule | None]] = {
     "str": (TEXT, None),
     "int": (whole(0, 2**53), None),
     "float": (AT_LEAST_0, None),
-    "tuple[int, ...]": (LIST, None),
+    "tuple[int, ...]": (LIST, RANGE),
     "tuple[str, ...]": (LIST, TEXT),
     "tuple[float, ...]": (LIST, TIME),
     "Mapping[str, float]": (OBJECT, AT_LEAST_0),
@@ -191,101 +201,168 @@ def judge_record(kind: Callable[..., Any], values: Any, place: Place, faults: Fa
             if default is Parameter.empty:
                 faults.add(1, f"expected {rule.expected}, found nothing", (*place, name))
         elif faults.judge(1, (*place, name), values[name], rule) and of_items is not None:
-            items = values[name]
-            for key, item in items.items() if isinstance(items, dict) else enumerate(items):
+            for key, item in _inside(values[name]):
                 faults.judge(1, (*place, name, key), item, of_items)
     return faults.number == before
 
 
+def _inside(values: Any) -> Iterable[tuple[int | str, Any]]:
+    """Return what an object or a list holds, with keys or places."""
+    return values.items() if isinstance(values, dict) else enumerate(values or ())
+
+
 def read_record(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Return what an object stands for that was judged."""
-    known = {name: values[name] for name, *_ in _saved_fields(kind) if name in values}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+    return kind(
+        **{
+            name: _members(values[name], of_items) if isinstance(values[name], list) else values[name]
+            for name, _, of_items, _ in _saved_fields(kind)
+            if name in values
+        }
+    )
+
+
+def _members(values: list[Any], of_items: Rule | None) -> tuple[Any, ...]:
+    """Return what a list has, or the ranks of its ranges."""
+    return tuple(rank for start, stop in values for rank in range(start, stop)) if of_items is RANGE else tuple(values)
 
 
 def saved_record(record: Any) -> dict[str, Any]:
     """Return the fields of a record as files have them: words and counts only where they are not as usual."""
-    found = {name: (getattr(record, name), default) for name, *_, default in _saved_fields(type(record))}
-    return {
-        name: dict(value) if isinstance(value, Mapping) else value
-        for name, (value, default) in found.items()
-        if isinstance(value, float) or value != default
-    }
+    found: dict[str, Any] = {}
+    for name, _, of_items, default in _saved_fields(type(record)):
+        value = getattr(record, name)
+        if isinstance(value, float) or value != default:
+            found[name] = (
+                to_ranges(value) if of_items is RANGE else dict(value) if isinstance(value, Mapping) else value
+            )
+    return found
 
 
-_KEY = "device_kinds"
-
-
-def judge_device_kinds(header: Mapping[str, Any], faults: Faults) -> None:
-    """Judge the kinds of device, if there are any: each rank has one of them."""
-    before, world_size = faults.number, header["world_size"]
-    if not (kinds := header.get(_KEY)):
-        return
-    from minitrain.run.facts import DeviceKind  # noqa: PLC0415  (few runs have several kinds)
-
-    for place, kind in enumerate(kinds):
-        judge_record(DeviceKind, kind, (_KEY, place), faults)
-    if faults.number > before:
-        return
-    ranges = [found for kind in kinds for found in kind["ranks"]]
-    if not _follow_one_another(ranges):
-        faults.add(1, f"expected ranges of ranks that hold each of 0..{world_size - 1} once", (_KEY,))
-        return
-    names, last = {kind["name"] for kind in kinds}, max([stop for _, stop in ranges], default=0)
-    if last != world_size or len(names) < len(kinds):
-        faults.add(1, f"expected kinds of different names that hold each rank of 0..{world_size - 1} once", (_KEY,))
-
-
-def _follow_one_another(ranges: Sequence[Any]) -> bool:
-    """Return whether ranges of ranks, once they are sorted, begin with rank 0 and each where the one before ends."""
-    if not all(map(_is_range, ranges)):
-        return False
-    ordered = sorted(ranges)
-    return [start for start, _ in ordered] == [0, *[stop for _, stop in ordered]][:-1]
-
-
-def _is_range(found: Any) -> bool:
-    """Return whether a value is [first, past-the-last] of at least one rank."""
-    if not isinstance(found, list) or len(found) != 2:
-        return False
-    return all(value.__class__ is int for value in found) and 0 <= found[0] < found[1]
-
-
-def kinds_of_header(header: Mapping[str, Any]) -> Sequence[DeviceKind]:
-    """Return the kinds of device in a first line that was validated."""
-    if not header.get(_KEY):
-        return ()
-    from minitrain.run.facts import DeviceKind  # noqa: PLC0415  (few runs have several kinds)
-
-    return tuple(read_record(DeviceKind, kind | {"ranks": _ranks(kind["ranks"])}) for kind in header[_KEY])
-
-
-def _ranks(ranges: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the ranks of some ranges."""
-    return tuple(rank for start, stop in ranges for rank in range(start, stop))
+def to_ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Return a set of integers as ascending [first, past-the-last] ranges."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([number, number + 1])
+    return ranges
 
 
 FORMAT = "minitrain-run"
 VERSION, VERSION_WITH_JOURNALS, VERSION_OF_ALIKE = 1, 2, 3
-HEADER = (
-    "strategy",
-    "world_size",
-    "num_layers",
-    "global_batch_size",
-    "hardware",
-    "peak_memory_per_rank",
-    "bytes_per_element",
-    "useful_flop",
-    "peak_flop_per_s",
-    "capacity_bytes",
-)
-NETWORKS = ("flat", "hierarchical", "measured")
 FIELDS = tuple(field.name for field in fields(Event))
 SPECIFIED = FIELDS[:7]
+TYPICAL = ("time", "duration", "launched")
+"""What a first line may say of the typical times of measured operations."""
 
-_KEYS = (*HEADER, "options", "oom", "fields")
 MOST_LAYERS, _MOST_SAMPLES, _MOST_RANKS = 2**20, 2**24, 2**24  # of a file of no size
 _MOST_BYTES_PER_ELEMENT = 1024
+_NEEDED = Parameter.empty
+
+
+class _Key(NamedTuple):
+    """What a key of the first line holds: a parameter of `Run`, by its name.
+
+    Args:
+        rule: for the value.
+        usual: what the value is where the key is missing; files must have a key that has none.
+        kind: what its object, or each object of its list, stands for.
+        item: the rule for each value in it.
+    """
+
+    rule: Rule
+    usual: Any = _NEEDED
+    kind: Callable[..., Any] | None = None
+    item: Rule | None = None
+
+
+def _keys(size: int = 0) -> Mapping[str, _Key]:
+    """Return the keys of the first line in a file of so many bytes."""
+    return {
+        "strategy": _Key(TEXT),
+        "world_size": _Key(whole(1, _MOST_RANKS + size)),
+        "num_layers": _Key(whole(1, MOST_LAYERS + size)),
+        "global_batch_size": _Key(whole(1, _MOST_SAMPLES + size)),
+        "hardware": _Key(TEXT),
+        "peak_memory_per_rank": _Key(LIST, item=AT_LEAST_0),
+        "bytes_per_element": _Key(whole(1, _MOST_BYTES_PER_ELEMENT)),
+        "useful_flop": _Key(AT_LEAST_0),
+        "peak_flop_per_s": _Key(ABOVE_0.or_null()),
+        "capacity_bytes": _Key(ABOVE_0.or_null()),
+        "options": _Key(OBJECT, item=PLAIN),
+        "oom": _Key(OBJECT.or_null(), kind=OutOfMemory),
+        "held_outside": _Key(OBJECT.or_null(), None, MemoryOutsideStores),
+        "network": _Key(one_of(("flat", "hierarchical", "measured")), "flat"),
+        "num_nodes": _Key(whole(1, _MOST_RANKS + size), 1),
+        "priced_by": _Key(TEXT, "roofline"),
+        "workload": _Key(TEXT, ""),
+        "trained_model": _Key(OBJECT.or_null(), None, TrainedModel),
+        "needed_memory_bytes": _Key(ABOVE_0.or_null(), None),
+        "memory_by_kind": _Key(OBJECT.or_null(), None, item=AT_LEAST_0),
+        "meshes": _Key(LIST, [], item=OBJECT),
+        "peak_host_memory_bytes": _Key(AT_LEAST_0, 0.0),
+        "outages": _Key(LIST, (), Outage),
+        "device_kinds": _Key(LIST, (), DeviceKind),
+        "steps": _Key(OBJECT, None, Steps),
+    }
+
+
+_OF_NETWORKS = ("network", "num_nodes")
+_OF_TRANSFORMERS = ("needed_memory_bytes", "memory_by_kind", "meshes")
+
+
+def said_of(run: Any) -> dict[str, Any]:
+    """Return what the first line says of a `Run`, which imports this file: what is not as usual."""
+    values = {name: (getattr(run, name), key.usual) for name, key in _keys().items()}
+    said = {name for name, (value, usual) in values.items() if value != usual}
+    if run.workload == _usual_workload(run.trained_model):
+        said.remove("workload")
+    if run.trained_model is None:
+        said.difference_update(_OF_TRANSFORMERS)
+    if not said.isdisjoint(_OF_NETWORKS):
+        said.update(_OF_NETWORKS)
+    return {name: _written(value) for name, (value, _) in values.items() if name in said}
+
+
+def _usual_workload(trained: TrainedModel | None) -> str:
+    """Return what was trained where a first line does not say it."""
+    return SPECIFIED_WORKLOAD if trained is None else trained.name
+
+
+def _written(value: Any) -> Any:
+    """Return a value of a run as files have it."""
+    if value.__class__ in _KINDS:
+        return saved_record(value)
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [_written(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_KINDS = frozenset(key.kind for key in _keys().values())
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON can hold."""
+    if isinstance(value, float) and not isfinite(value):
+        return repr(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def told_by(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a `Run` that a first line says, which was judged."""
+    told = {name: _read(header.get(name, key.usual), key.kind) for name, key in _keys().items()}
+    told["workload"] = told["workload"] or _usual_workload(told["trained_model"])
+    told["typical"] = tuple(header["typical"][name] for name in TYPICAL) if "typical" in header else None
+    return told
+
+
+def _read(value: Any, kind: Callable[..., Any] | None) -> Any:
+    """Return what a value stands for."""
+    if kind is None or value is None:
+        return value
+    return read_record(kind, value) if isinstance(value, dict) else tuple(read_record(kind, each) for each in value)
 
 
 def judge_repeated(faults: Faults, line: int, values: Any, place: tuple[str, ...] = ()) -> None:
@@ -315,126 +392,85 @@ def judge_header(header: Any, size: int, faults: Faults) -> bool:
     if version.__class__ is not int or version not in (VERSION, VERSION_WITH_JOURNALS, VERSION_OF_ALIKE):
         known = f"{VERSION}, {VERSION_WITH_JOURNALS} and {VERSION_OF_ALIKE}"
         raise UsageError(f"the run file is of version {shown(version)}; this minitrain reads {known}")
-    before = faults.number
+    before, keys = faults.number, {**_keys(size), "fields": _Key(LIST, item=TEXT)}
     judge_repeated(faults, 1, header)
-    missing = [name for name in _KEYS if name not in header]
+    missing = [name for name, key in keys.items() if key.usual is _NEEDED and name not in header]
     if missing:
         faults.add(1, f"its first line lacks {', '.join(missing)}")
-    rules = _rules(size)
-    faults.judge_keys(1, (), header, {key: rule for key, rule in rules.items() if key in header})
-    if faults.number == before:
-        _judge_parts(header, faults)
+    rules = {name: key.rule for name, key in keys.items()} | {"num_events": whole(0, size), "typical": OBJECT}
+    faults.judge_keys(1, (), header, {name: rule for name, rule in rules.items() if name in header})
+    for judge in (_judge_parts, _judge_together):
+        if faults.number == before:
+            judge(header, keys, faults)
     return faults.number == before
 
 
-def _rules(size: int) -> Mapping[str, Rule]:
-    """Return what each key must hold."""
-    return {
-        "strategy": TEXT,
-        "world_size": whole(1, _MOST_RANKS + size),
-        "num_layers": whole(1, MOST_LAYERS + size),
-        "global_batch_size": whole(1, _MOST_SAMPLES + size),
-        "hardware": TEXT,
-        "peak_memory_per_rank": LIST,
-        "bytes_per_element": whole(1, _MOST_BYTES_PER_ELEMENT),
-        "useful_flop": AT_LEAST_0,
-        "peak_flop_per_s": ABOVE_0.or_null(),
-        "capacity_bytes": ABOVE_0.or_null(),
-        "num_events": whole(0, size),
-        "network": TEXT,
-        "priced_by": TEXT,
-        "workload": TEXT,
-        "num_nodes": whole(1, _MOST_RANKS + size),
-        "options": OBJECT,
-        "oom": OBJECT.or_null(),
-        "held_outside": OBJECT.or_null(),
-        "trained_model": OBJECT.or_null(),
-        "needed_memory_bytes": ABOVE_0.or_null(),
-        "memory_by_kind": OBJECT.or_null(),
-        "meshes": LIST,
-        "device_kinds": LIST,
-        "outages": LIST,
-        "steps": OBJECT,
-        "peak_host_memory_bytes": AT_LEAST_0,
-        "fields": LIST,
-    }
-
-
-def _judge_parts(header: Mapping[str, Any], faults: Faults) -> None:
-    """Judge what the lists and objects hold, and what must hold between values."""
-    world_size, peaks = header["world_size"], header["peak_memory_per_rank"]
-    if len(peaks) != world_size:
-        expected = f"expected a value for each of {world_size} ranks (world_size), found {len(peaks)}"
-        faults.add(1, expected, ("peak_memory_per_rank",))
-    for place, peak in enumerate(peaks):
-        faults.judge(1, ("peak_memory_per_rank", place), peak, AT_LEAST_0)
-    for name, value in header["options"].items():
-        faults.judge(1, ("options", name), value, PLAIN)
-    _judge_fields(header["fields"], faults)
-    judge_device_kinds(header, faults)
-    if "steps" in header:
-        _judge_steps(header["steps"], faults)
-    if header.get("network", "flat") not in NETWORKS:
-        faults.add(1, f"expected one of {', '.join(NETWORKS)}, found {shown(header['network'])}", ("network",))
-    _judge_moments(header, faults)
-    _judge_transformer(header, faults)
-
-
-def _judge_moments(header: Mapping[str, Any], faults: Faults) -> None:
-    """Judge when memory was exceeded, most was held outside the stores, and the step was interrupted."""
+def _judge_parts(header: Mapping[str, Any], keys: Mapping[str, _Key], faults: Faults) -> None:
+    """Judge what lists and objects hold."""
     rank = whole(0, header["world_size"] - 1)
-    for key, kind in (("oom", OutOfMemory), ("held_outside", MemoryOutsideStores)):
-        if header.get(key) is not None:
-            judge_record(kind, header[key], (key,), faults, rank=rank)
-    for place, outage in enumerate(header.get("outages", ())):
-        judge_record(Outage, outage, ("outages", place), faults)
+    for name, key in keys.items():
+        value = header.get(name)
+        if key.kind is not None and isinstance(value, dict):
+            judge_record(key.kind, value, (name,), faults, rank=rank)
+        elif key.kind is not None:
+            for place, record in _inside(value):
+                judge_record(key.kind, record, (name, place), faults)
+        elif key.item is not None:
+            for place, item in _inside(value):
+                faults.judge(1, (name, place), item, key.item)
 
 
-def _judge_steps(steps: Mapping[str, Any], faults: Faults) -> None:
-    """Judge when each of several steps ended."""
-    if not judge_record(Steps, steps, ("steps",), faults):
-        return
-    ends, period = steps["ends"], steps["period"]
-    if not ends or sorted([steps["load_time"], *ends]) != [steps["load_time"], *ends]:
-        faults.add(1, "expected times of at least one step, in order, after load_time", ("steps", "ends"))
-    if len(ends) > steps["num_steps"] or (len(ends) < steps["num_steps"]) > (period is not None):
-        faults.add(1, "expected an end for each of num_steps, or a period", ("steps", "ends"))
-    if period is not None and period > len(ends):
-        faults.add(1, f"expected at most {len(ends)}, as many as there are ends, found {period}", ("steps", "period"))
-
-
-def _judge_transformer(header: Mapping[str, Any], faults: Faults) -> None:
-    """Judge what is said where a transformer was trained."""
+def _judge_together(header: Mapping[str, Any], _: object, faults: Faults) -> None:
+    """Judge what must hold between values."""
+    world_size, peaks, names = header["world_size"], header["peak_memory_per_rank"], header["fields"]
+    found = f"a value for each of {world_size} ranks (world_size), found {len(peaks)}"
+    faults.expect(len(peaks) == world_size, found, "peak_memory_per_rank")
+    missing = [name for name in SPECIFIED if name not in names]
+    faults.expect(not missing, f"{', '.join(SPECIFIED)} and more, found no {', '.join(missing)}", "fields")
+    faults.expect(len(set(names)) == len(names), "each name once, found one more than once; remove one", "fields")
     if header.get("trained_model") is not None:
-        _judge_trained_model(header["trained_model"], header["num_layers"], faults)
-    for kind, size_bytes in (header.get("memory_by_kind") or {}).items():
-        faults.judge(1, ("memory_by_kind", kind), size_bytes, AT_LEAST_0)
+        layers, num_layers = len(header["trained_model"]["layer_names"]), header["num_layers"]
+        found = f"a name for each of {num_layers} layers (num_layers), found {layers}"
+        faults.expect(layers == num_layers, found, "trained_model", "layer_names")
     for place, mesh in enumerate(header.get("meshes", ())):
-        _judge_mesh(mesh, ("meshes", place), header["world_size"], faults)
+        _judge_mesh(mesh, place, world_size, faults)
+    if header.get("steps") is not None:
+        _judge_steps(faults=faults, **header["steps"])
+    if header.get("device_kinds"):
+        _judge_device_kinds(header["device_kinds"], world_size, faults)
+    if "typical" in header:
+        count = header.get("num_events")
+        numbers = Rule(
+            f"a list of {count} numbers",
+            lambda values: values.__class__ is list and len(values) == count and all(map(is_number, values)),
+        )
+        faults.judge_keys(1, ("typical",), header["typical"], dict.fromkeys(TYPICAL, numbers))
 
 
-def _judge_mesh(mesh: Any, place: Place, world_size: int, faults: Faults) -> None:
-    """Judge the axes of a mesh: a size by name, and as many ranks as there are."""
-    if not faults.judge(1, place, mesh, OBJECT):
-        return
+def _judge_mesh(mesh: Mapping[str, Any], place: int, world_size: int, faults: Faults) -> None:
+    """Judge the axes of a mesh, which have a size each, and as many ranks as there are."""
     size = whole(1, world_size)
-    found = [length for axis, length in mesh.items() if faults.judge(1, (*place, axis), length, size)]
-    if len(found) == len(mesh) and prod(found) != world_size:
-        faults.add(1, f"expected axes of {world_size} ranks (world_size), found {prod(found)}", place)
+    found = [length for axis, length in mesh.items() if faults.judge(1, ("meshes", place, axis), length, size)]
+    is_all = len(found) < len(mesh) or prod(found) == world_size
+    faults.expect(is_all, f"axes of {world_size} ranks (world_size), found {prod(found)}", "meshes", place)
 
 
-def _judge_trained_model(values: Any, num_layers: int, faults: Faults) -> None:
-    """Judge what is said of a transformer: a name for each of its layers, and more."""
-    if judge_record(TrainedModel, values, ("trained_model",), faults) and len(values["layer_names"]) != num_layers:
-        expected = f"expected a name for each of {num_layers} layers (num_layers), found {len(values['layer_names'])}"
-        faults.add(1, expected, ("trained_model", "layer_names"))
+def _judge_steps(
+    num_steps: int, load_time: float, ends: Sequence[float], period: int | None, faults: Faults, **_: object
+) -> None:
+    """Judge when each of several steps ended."""
+    in_order = bool(ends) and sorted([load_time, *ends]) == [load_time, *ends]
+    faults.expect(in_order, "times of at least one step, in order, after load_time", "steps", "ends")
+    are_all = len(ends) == num_steps or (len(ends) < num_steps and period is not None)
+    faults.expect(are_all, "an end for each of num_steps, or a period", "steps", "ends")
+    found = f"at most {len(ends)}, as many as there are ends, found {period}"
+    faults.expect(period is None or period <= len(ends), found, "steps", "period")
 
 
-def _judge_fields(names: list[Any], faults: Faults) -> None:
-    """Judge the names of an event's places; those that nobody knows may stand there, but events must not use them."""
-    texts = [name for place, name in enumerate(names) if faults.judge(1, ("fields", place), name, TEXT)]
-    missing = [name for name in SPECIFIED if name not in texts]
-    if missing:
-        faults.add(1, f"expected {', '.join(SPECIFIED)} and more, found no {', '.join(missing)}", ("fields",))
-    if len(set(texts)) < len(texts):
-        faults.add(1, "expected each name once, found one more than once; remove one", ("fields",))
+def _judge_device_kinds(kinds: Sequence[Mapping[str, Any]], world_size: int, faults: Faults) -> None:
+    """Judge the kinds of device: each rank has one of them."""
+    starts, stops = zip((world_size, 0), *sorted(pair for kind in kinds for pair in kind["ranks"]), strict=True)
+    all_ranks = f"that hold each of 0..{world_size - 1} once"
+    faults.expect(starts[1:] == stops[:-1], f"ranges of ranks {all_ranks}", "device_kinds")
+    is_one = stops[-1] == world_size and len({kind["name"] for kind in kinds}) == len(kinds)
+    faults.expect(is_one, f"kinds of different names {all_ranks}", "device_kinds")

@@ -28,10 +28,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,17 +38,15 @@ from typing import Any, TextIO
 from minitrain.errors import UsageError
 from minitrain.files import json_object, shown, size_of, write_text
 from minitrain.machine.config import label_of
-from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange, Outage
+from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
 from minitrain.operations.collectives import TRANSFERS
-from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory, kinds_of_journals
-from minitrain.run.facts import Steps, TrainedModel
+from minitrain.run.device_memory import kinds_of_journals
 from minitrain.run.ranks_once import OnceWritten, Partners, Repeated, distinct_of
 from minitrain.run.run_file import (
     AT_LEAST_0,
     FIELDS,
     FLAG,
     FORMAT,
-    HEADER,
     LARGEST,
     LIST,
     LONGEST_S,
@@ -59,47 +56,26 @@ from minitrain.run.run_file import (
     SMALLEST,
     TEXT,
     TIME,
+    TYPICAL,
     VERSION,
     VERSION_OF_ALIKE,
     VERSION_WITH_JOURNALS,
     Faults,
     Rule,
-    is_number,
     judge_header,
     judge_repeated,
-    kinds_of_header,
     one_of,
-    read_record,
-    saved_record,
+    said_of,
+    to_ranges,
+    told_by,
     whole,
 )
-from minitrain.workloads.matmul import SPECIFIED
 
-TYPICAL = ("time", "duration", "launched")
-"""What a first line may say of the typical times of measured operations."""
-_PARTS: Mapping[str, Any] = {
-    "oom": OutOfMemory,
-    "held_outside": MemoryOutsideStores,
-    "trained_model": TrainedModel,
-    "steps": Steps,
-}
-"""What objects of a first line stand for."""
-_NETWORK: Mapping[str, Any] = {"network": "flat", "num_nodes": 1}
-"""The network of a run whose first line does not say it: one tier, or the file is of an older version."""
-ROOFLINE = "roofline"
-"""How operations were priced where the first line does not say it."""
 _SET_PLACES = (FIELDS.index("samples"), FIELDS.index("group"))
 _Ranges = dict[int, tuple[Iterable[int], list[list[int]]]]  # sets and their ranges, by the set's identity
 
 _LONGEST_LINE = 2**27  # characters, enough for a journal of six million changes
 _MOST_UNPACKED, _UNPACKED_A_BYTE = 2**24, 32  # logs shrink to about a seventh when they are compressed
-
-
-def plain(value: Any) -> Any:
-    """Return a value that JSON can hold."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
 def save_run(run: Any, path: str | PathLike[str], repeated: Sequence[Repeated] = ()) -> None:
@@ -118,11 +94,8 @@ def _lines(run: Any, repeated: Sequence[Repeated]) -> Iterator[str]:
     written = sorted({*range(run.world_size)} - {each.rank for each in repeated})
     journals = () if repeated else run.memory_journals
     version = VERSION_OF_ALIKE if repeated else VERSION_WITH_JOURNALS if journals else VERSION
-    header = {"format": FORMAT, "version": version, "fields": FIELDS, **{name: getattr(run, name) for name in HEADER}}
+    header = {"format": FORMAT, "version": version, "fields": FIELDS, **said_of(run)}
     header["num_events"] = sum(len(run.logs[rank]) for rank in written) if repeated else run.num_events
-    header["options"] = {name: plain(value) for name, value in run.options.items()}
-    header["oom"] = run.oom and saved_record(run.oom)
-    header |= _more_of(run)
     if run.typical is not None and not repeated:
         header["typical"] = dict(zip(TYPICAL, run.typical, strict=True))
     yield json.dumps(header)
@@ -134,32 +107,6 @@ def _lines(run: Any, repeated: Sequence[Repeated]) -> Iterator[str]:
         yield json.dumps(_pack_repeated(each, ranges), separators=(",", ":"))
     for rank, journal in enumerate(journals):
         yield json.dumps(_pack_journal(rank, journal), separators=(",", ":"))
-
-
-def _more_of(run: Any) -> dict[str, Any]:
-    """Return what only the first lines of some runs say."""
-    more: dict[str, Any] = {}
-    network = {name: getattr(run, name) for name in _NETWORK}
-    if network != _NETWORK:
-        more |= network
-    usual = {"priced_by": ROOFLINE, "workload": SPECIFIED if run.trained_model is None else run.trained_model.name}
-    more |= {name: getattr(run, name) for name, value in usual.items() if getattr(run, name) != value}
-    if run.held_outside is not None:
-        more["held_outside"] = saved_record(run.held_outside)
-    if run.peak_host_memory_bytes:
-        more["peak_host_memory_bytes"] = run.peak_host_memory_bytes
-    if run.steps is not None:
-        more["steps"] = saved_record(run.steps)
-    if run.outages:
-        more["outages"] = [outage._asdict() for outage in run.outages]
-    if run.device_kinds:
-        more["device_kinds"] = [asdict(kind) | {"ranks": to_ranges(kind.ranks)} for kind in run.device_kinds]
-    if run.trained_model is not None:
-        more["trained_model"] = saved_record(run.trained_model)
-        more["needed_memory_bytes"] = run.needed_memory_bytes
-        more["memory_by_kind"] = run.memory_by_kind and dict(run.memory_by_kind)
-        more["meshes"] = [dict(mesh) for mesh in run.meshes]
-    return more
 
 
 def _pack_repeated(repeated: Repeated, ranges: _Ranges) -> dict[str, Any]:
@@ -207,17 +154,6 @@ def _shared_ranges(numbers: Iterable[int], known: _Ranges) -> list[list[int]]:
     return found[1]
 
 
-def to_ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Return a set of integers as ascending [first, past-the-last] ranges."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and ranges[-1][1] == number:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([number, number + 1])
-    return ranges
-
-
 def read_run(path: str | PathLike[str]) -> dict[str, Any]:
     """Return what a file holds that `save_run` wrote: the parameters of a `Run`.
 
@@ -241,33 +177,10 @@ def read_run(path: str | PathLike[str]) -> dict[str, Any]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"the run file {label} cannot be read: {reason}; write it with run.save()") from error
-    parts = {key: header.get(key) and read_record(kind, header[key]) for key, kind in _PARTS.items()}
-    trained = parts["trained_model"]
-    return {
-        **{name: header[name] for name in HEADER},
-        "options": dict(header["options"]),
-        "logs": logs,
-        **parts,
-        "memory_journals": journals,
-        "needed_memory_bytes": header.get("needed_memory_bytes"),
-        "memory_by_kind": _kinds(header, journals),
-        "meshes": header.get("meshes", []),
-        "outages": tuple(read_record(Outage, each) for each in header.get("outages", ())),
-        "typical": tuple(header["typical"][name] for name in TYPICAL) if "typical" in header else None,
-        "peak_host_memory_bytes": header.get("peak_host_memory_bytes", 0.0),
-        **{name: header.get(name, default) for name, default in _NETWORK.items()},
-        "priced_by": header.get("priced_by", ROOFLINE),
-        "workload": header.get("workload", SPECIFIED if trained is None else trained.name),
-        "device_kinds": kinds_of_header(header),
-    }
-
-
-def _kinds(header: Mapping[str, Any], journals: Sequence[Sequence[MemoryChange]]) -> dict[str, float] | None:
-    """Return the bytes of each kind at the peak: those that the file states, or else those of its journals."""
-    stated: Mapping[str, float] | None = header.get("memory_by_kind")
-    if stated is not None:
-        return dict(stated)
-    return kinds_of_journals(journals, header["bytes_per_element"]) if journals else None
+    told = told_by(header)
+    if journals and told["memory_by_kind"] is None:
+        told["memory_by_kind"] = kinds_of_journals(journals, header["bytes_per_element"])
+    return {**told, "logs": logs, "memory_journals": journals}
 
 
 def _open(file: Path) -> TextIO:
@@ -323,7 +236,7 @@ def _read(
     number, header = next(lines, (1, {}))
     if faults.number:  # it is no JSON
         raise faults.error()
-    if not (judge_header(header, size, faults) and _judge_typical(header, faults)):
+    if not judge_header(header, size, faults):
         raise faults.error()
     reader = Reader(header, size, faults)
     for number, values in lines:
@@ -332,22 +245,6 @@ def _read(
     if faults.number:
         raise faults.error()
     return header, reader.logs, journals
-
-
-def _judge_typical(header: Mapping[str, Any], faults: Faults) -> bool:
-    """Return whether typical times, where a first line has them, are a number for each event."""
-    count = header.get("num_events")
-    numbers = Rule(
-        f"a list of {count} numbers",
-        lambda values: values.__class__ is list and len(values) == count and all(map(is_number, values)),
-    )
-    columns = header.get("typical")
-    if "typical" not in header:
-        return True
-    if not isinstance(columns, dict):
-        faults.add(1, f"expected an object, found {columns!r:.40}", ("typical",))
-        return False
-    return faults.judge_keys(1, ("typical",), columns, dict.fromkeys(TYPICAL, numbers))
 
 
 STORE_KINDS = ("weights", "opt_states", "activations", "grad_activations", "grad_weights", "logits", "in_flight")
@@ -361,6 +258,7 @@ _NUM_FIELDS = len(FIELDS)
 _MEMBERS, _MEMBERS_A_BYTE = 2**20, 16
 _DEEPEST_TAG = 16
 _ROUNDING = 1.0  # elements, in a sum of parts of elements
+_NULL = Rule("null", lambda value: value is None)
 _A_TENSOR, _A_LAYER = whole(0, 2**40), whole(-MOST_LAYERS, MOST_LAYERS).or_null()
 _FARTHEST_LAYER = 2**53  # of a collective, or of a type of one's own, which may name anything
 
@@ -382,6 +280,7 @@ class Reader:
     def __init__(self, header: Mapping[str, Any], size: int, faults: Faults) -> None:
         self.header, self.faults = header, faults
         self.world_size, self.num_layers = header["world_size"], header["num_layers"]
+        self._a_rank = Rule(f"a rank in 0..{self.world_size - 1}", whole(0, self.world_size - 1).accepts)
         self.logs: list[Any] = [[] for _ in range(self.world_size)]
         self._most = size
         self._members_left = _MEMBERS + _MEMBERS_A_BYTE * size
@@ -474,9 +373,8 @@ class Reader:
     def _rules(self, event: Mapping[str, Any]) -> Mapping[str, Rule]:
         """Return what each field of an event must be, as far as that is a matter of one value."""
         rank, typ, time = event["rank"], event["typ"], event["time"]
-        a_rank = whole(0, self.world_size - 1)
-        peak, logged = (self._peaks[rank], len(self.logs[rank])) if a_rank.accepts(rank) else (LARGEST, 0)
-        other = Rule(f"another rank in 0..{self.world_size - 1}", _other(a_rank, rank)).or_null()
+        is_rank, other = self._a_rank.accepts(rank), self._another(rank).or_null()
+        peak, logged = (self._peaks[rank], len(self.logs[rank])) if is_rank else (LARGEST, 0)
         stream = _STREAM_OF.get(typ) if typ.__class__ is str else COMPUTE
         farthest = _FARTHEST_LAYER if stream in (COMM, None) else None
         stream = stream or COMPUTE
@@ -489,7 +387,7 @@ class Reader:
         return {
             "typ": Rule(f"one of {', '.join(_TYPES)}", lambda typ: typ.__class__ is str and _is_priced(event)),
             "layer": whole(-(farthest or 1), farthest or self.num_layers).or_null(),
-            "rank": Rule(f"a rank in 0..{self.world_size - 1}", a_rank.accepts),
+            "rank": self._a_rank,
             "time": TIME,
             "duration": TIME,
             "memory": _up_to(peak, "the rank's peak"),
@@ -502,9 +400,14 @@ class Reader:
             "recomputed": FLAG,
             "after": Rule(
                 "a list of the rank's communications so far",
-                lambda after: after == () or (after.__class__ is list and a_rank.accepts(rank) and are_made(after)),
+                lambda after: after == () or (after.__class__ is list and is_rank and are_made(after)),
             ),
         }
+
+    def _another(self, own: Any) -> Rule:
+        """Return the rule for a rank that is another one."""
+        accepts = self._a_rank.accepts
+        return Rule(f"another rank in 0..{self.world_size - 1}", lambda value: accepts(value) and value != own)
 
     def _accepts_words(self, line: int, values: list[Any]) -> bool:
         """Return whether tag and algorithm are what they may be; a list as tag becomes a tuple."""
@@ -595,11 +498,10 @@ class Reader:
             values: what it holds.
             own: the ranks with events of their own.
         """
-        a_rank = whole(0, self.world_size - 1)
         rules = {
             "rank": Rule(
-                f"a rank in 0..{self.world_size - 1} without events",
-                lambda rank: a_rank.accepts(rank) and not self.logs[rank],
+                f"{self._a_rank.expected} without events",
+                lambda rank: self._a_rank.accepts(rank) and not self.logs[rank],
             ),
             "like": Rule("a rank with events of its own", lambda like: like.__class__ is int and like in own),
             "samples": LIST,
@@ -628,15 +530,12 @@ class Reader:
 
     def _partners(self, line: int, rank: int, values: Any, theirs: Partners) -> Partners | None:
         """Return a rank's own partners in the place of another one's, which must be of the same kind."""
-        other = Rule(f"another rank in 0..{self.world_size - 1}", _other(whole(0, self.world_size - 1), rank))
         if values.__class__ is not list or len(values) != 3:
             self.faults.add(line, f"expected [group, peer, waited for], found {shown(values)}", ("partners",))
             return None
         group, peer, waited_for = values
-        good = self.faults.judge(line, ("partners",), peer, Rule("null", _is_none) if theirs[1] is None else other)
-        good &= self.faults.judge(
-            line, ("partners",), waited_for, Rule("null", _is_none) if theirs[2] is None else other
-        )
+        rules = [_NULL if other is None else self._another(rank) for other in theirs[1:]]
+        good = [self.faults.judge(line, ("partners",), *each) for each in zip(values[1:], rules, strict=True)]
         if (group is None) != (theirs[0] is None):
             self.faults.add(line, "expected a group where the other rank has one, and nowhere else", ("partners",))
             return None
@@ -646,16 +545,14 @@ class Reader:
                 self.faults.add(line, f"expected a group of rank {rank}, found one without it", ("partners",))
                 return None
             group = found
-        return (group, peer, waited_for) if good else None
+        return (group, peer, waited_for) if all(good) else None
 
     def _take_journal(self, line: int, values: Mapping[str, Any], journals: dict[int, list[MemoryChange]]) -> None:
         """Take the journal of one rank."""
         if self.header["version"] != VERSION_WITH_JOURNALS:
             self.faults.add(line, f"expected journals in version {VERSION_WITH_JOURNALS} alone, found one")
             return
-        rank = whole(0, self.world_size - 1)
-        rules = {"rank": Rule(f"a rank in 0..{self.world_size - 1}", rank.accepts), "kinds": LIST, "changes": LIST}
-        if not self.faults.judge_keys(line, (), values, rules):
+        if not self.faults.judge_keys(line, (), values, {"rank": self._a_rank, "kinds": LIST, "changes": LIST}):
             return
         if values["rank"] in journals:
             self.faults.add(line, f"expected one journal a rank, found another one of rank {values['rank']}", ("rank",))
@@ -712,15 +609,6 @@ class Reader:
 def _is_priced(event: Mapping[str, Any]) -> bool:
     """Return whether an event is of a known type, or as those that a strategy logs by a type of its own: free."""
     return event["typ"] in _TYPES or (event["duration"], event["size_bytes"]) == (0, 0)
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
-
-
-def _other(a_rank: Rule, own: Any) -> Callable[[Any], bool]:
-    """Return whether a value is a rank, and not an event's own."""
-    return lambda value: a_rank.accepts(value) and value != own
 
 
 def _up_to(most: float, what: str) -> Rule:

@@ -67,7 +67,7 @@ from minitrain.run.parameters import (
 )
 from minitrain.run.rank_tasks import PreparedRun, Watch, prepare, require_nothing_left, run_ranks
 from minitrain.run.result import Run
-from minitrain.run.saved_runs import plain
+from minitrain.run.run_file import plain
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, is_shipped
 
 if TYPE_CHECKING:

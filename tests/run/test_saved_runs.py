@@ -12,7 +12,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.lib import Model
-from minitrain.run.saved_runs import to_ranges
+from minitrain.run.run_file import to_ranges
 
 
 async def tagged(model: Model, depth: int = 1) -> Model:

@@ -28,7 +28,7 @@ from minitrain.run.event_loops import run_to_end
 from minitrain.run.parameters import AUTO, DEFAULTS, OF_TRANSFORMER, PRICE_ONLY
 from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
-from minitrain.run.saved_runs import plain
+from minitrain.run.run_file import plain
 from minitrain.run.simulation import FailedRun, simulate_async
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, framework_of
 from minitrain.search.sweeps.executors import first_done, workers_of

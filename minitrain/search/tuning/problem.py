@@ -31,7 +31,7 @@ from minitrain.machine.measured_topology import places_of
 from minitrain.machine.predictor import KernelPredictor, RuntimePredictor
 from minitrain.run.figures import dollars_of, watts_of
 from minitrain.run.parameters import RunParameters
-from minitrain.run.saved_runs import plain
+from minitrain.run.run_file import plain
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, takes_option
 from minitrain.search.sweeps.batches import label_of
 from minitrain.search.tuning.layouts import Pipeline
