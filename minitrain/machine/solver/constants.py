@@ -6,57 +6,32 @@ makes it quick: pint's own takes 0.1 s to build.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 from minitrain.errors import MinitrainError, UsageError
+from minitrain.files import read_json
 
 try:
     import pint
 except ImportError as error:  # pragma: no cover - tests run with pint
     raise MinitrainError("minitrain.solver needs pint; install the extra: pip install 'minitrain[hw]'") from error
 
-_DEFINITIONS = """
-nano- = 1e-9 = n-
-micro- = 1e-6 = u- = µ-
-milli- = 1e-3 = m-
-kilo- = 1e3 = k-
-mega- = 1e6 = M-
-giga- = 1e9 = G-
-tera- = 1e12 = T-
-peta- = 1e15 = P-
-kibi- = 2**10 = Ki-
-mebi- = 2**20 = Mi-
-gibi- = 2**30 = Gi-
-tebi- = 2**40 = Ti-
-second = [time] = s = sec
-minute = 60 * second = min
-hour = 3600 * second = h
-day = 24 * hour = d
-hertz = 1 / second = Hz
-flop = [operation] = FLOP = flops
-byte = [data] = B
-bit = byte / 8 = b
-count = [item] = param
-joule = [energy] = J
-watt = joule / second = W
-watt_hour = watt * hour = Wh
-dollar = [money] = USD
-"""
-
-
-def _registry() -> Any:
-    """Make the registry."""
-    registry: Any = pint.UnitRegistry(None)
-    for definition in _DEFINITIONS.strip().splitlines():
-        registry.define(definition)
-    return registry
-
-
-ureg: Any = _registry()
+ureg: Any = pint.UnitRegistry(Path(__file__).with_name("units.txt"))
 """The units."""
 
 Q_: Any = ureg.Quantity
 """A number with a unit of `ureg`: Q_(3, "GB/s")."""
+
+
+def presets(kind: str) -> dict[str, dict[str, Any]]:
+    """Return the figures of the specification's "models" or "systems" by name.
+
+    They are in the units in which they are stated: the last digit of a time depends on them.
+    """
+    found = read_json(Path(__file__).with_name("presets.json"))[kind]
+    return {name: {figure: Q_(*stated) for figure, stated in figures.items()} for name, figures in found.items()}
+
 
 BYTES_FP32 = 4 * ureg.byte
 BYTES_FP16 = 2 * ureg.byte

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, final
 
 from minitrain.errors import require_count
-from minitrain.machine.solver.constants import Q_, of_ours, require_quantity, ureg
+from minitrain.machine.solver.constants import of_ours, presets, require_quantity, ureg
 from minitrain.workloads.transformer import Transformer
 
 
@@ -78,23 +78,7 @@ class ModelSpec:
         )
 
 
-def _preset(name: str, parameters: float, inference_flops: float | None = None) -> ModelSpec:
-    flops = None if inference_flops is None else inference_flops * ureg.flop
-    return ModelSpec(name, Q_(parameters, ureg.count), flops)
-
-
 MODELS: Mapping[str, ModelSpec] = MappingProxyType(
-    {
-        model.name: model
-        for model in (
-            _preset("ResNet50", 25.6e6, 4.1e9),
-            _preset("BERT", 110e6, 22e9),
-            _preset("MobileNetV2", 3.5e6, 0.3e9),
-            _preset("Anomaly", 270e3),
-            _preset("GPT2", 1.5e9),
-            _preset("Llama2-70B", 70e9),
-            _preset("GPT3", 175e9),
-        )
-    }
+    {name: ModelSpec(name, **figures) for name, figures in presets("models").items()}
 )
 """The named models of the specification, with its literal numbers."""

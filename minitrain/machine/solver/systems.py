@@ -10,7 +10,7 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.machine import Rate, SystemConfig
-from minitrain.machine.solver.constants import require_quantity, ureg
+from minitrain.machine.solver.constants import presets, require_quantity, ureg
 
 _UNITS = {
     "peak_flops": "flop/s",
@@ -189,35 +189,9 @@ def _rate(rate: Rate | None) -> Any:
     return None if rate is None else rate.tflops * _tflops
 
 
-def _twin(name: str, tflops: float, bandwidth: Any, capacity: Any, tdp: Any, dispatch: Any, **more: float) -> Any:
-    """Make a preset; `more` are further peaks in TFLOP/s."""
-    peaks = {key: value * _tflops for key, value in more.items()}
-    hardware = Hardware(name, tflops * _tflops, bandwidth, capacity, tdp=tdp, dispatch_tax=dispatch, **peaks)
-    return SystemArchetype(name, hardware)
-
-
-# Rates are written in the units in which they are stated: the last digit of a time depends on them.
 SYSTEMS: Mapping[str, SystemArchetype] = MappingProxyType(
-    {
-        system.name: system
-        for system in (
-            _twin("V100", 125, 900 * _gbps, 32 * ureg.GiB, 300 * ureg.W, 20 * ureg.us, peak_flops_fp32=15.7),
-            _twin(
-                "A100", 312, 2039 * _gbps, 80 * ureg.GiB, 400 * ureg.W, 15 * ureg.us,
-                peak_flops_fp32=19.5, int8_flops=624,
-            ),
-            _twin(
-                "H100", 989, 3.35 * ureg.terabyte / ureg.second, 80 * ureg.GiB, 700 * ureg.W, 10 * ureg.us,
-                int8_flops=1979,
-            ),
-            _twin(
-                "JetsonOrinNX", 15, 102 * _gbps, 16 * ureg.gigabyte, 25 * ureg.W, 200 * ureg.us, int8_flops=30,
-            ),
-            _twin("Phone", 50, 100 * _gbps, 8 * ureg.GiB, None, 1 * ureg.ms),
-            _twin("ESP32", 0.0002, 0.1 * _gbps, 520 * ureg.KiB, 1200 * ureg.mW, 5000 * ureg.us),
-        )
-    }
-)  # fmt: skip
+    {name: SystemArchetype(name, Hardware(name, **figures)) for name, figures in presets("systems").items()}
+)
 """The named systems of the specification, with its literal numbers, but for the rates of the Jetson Orin NX.
 
 These are those of the config `jetson_orin_nx`: NVIDIA's data sheet states 60 TOPS of its GPU in int8 with sparsity, so
