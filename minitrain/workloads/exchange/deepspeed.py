@@ -10,17 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minitrain.errors import refuse
-from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, without_bearing
+from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, known_words
 
 TOOL = "deepspeed"
 _STRATEGIES = {0: "megatron", 1: "megatron", 2: "zero2", 3: "fsdp"}
-_READ = frozenset(
-    {
-        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization",
-        "bf16", "fp16", "activation_checkpointing",
-    }
-)  # fmt: skip
-_ZERO_READ = frozenset({"stage", "offload_optimizer", "offload_param", "mics_shard_size"})
 
 
 def layout_faults(recipe: Recipe) -> list[str]:
@@ -85,11 +78,11 @@ def _is_on(offload: Any) -> bool:
 
 def _faults(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is not known, or cannot be modelled."""
-    yield from (f"{key} is not known" for key in config if key not in _READ | without_bearing("DeepSpeed"))
+    yield from (f"{key} is not known" for key in config if key not in known_words("DeepSpeed"))
     yield from (
         f"zero_optimization.{key} is not known"
         for key in zero
-        if key not in _ZERO_READ | without_bearing("DeepSpeed, zero_optimization")
+        if key not in known_words("DeepSpeed, zero_optimization")
     )
     if zero.get("stage", 0) not in _STRATEGIES:
         yield f"zero_optimization.stage must be 0 to 3, got {zero['stage']!r}"

@@ -16,7 +16,7 @@ import yaml
 from minitrain.errors import refuse
 from minitrain.workloads.exchange.megatron_core import layout_fields, layout_of, model_fields, model_of, notes_on
 from minitrain.workloads.exchange.megatron_lm import OPTIONS
-from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, without_bearing
+from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, known_words
 
 TOOL = "megatron-bridge"
 
@@ -37,7 +37,7 @@ _SILU = {"_target_": "torch.nn.functional.silu", "_call_": False}
 _SQUARED_RELU = {"_target_": "megatron.core.activations.squared_relu", "_call_": False}
 _KNOWN = frozenset({option.field for option in OPTIONS} | {"activation_func", "moe_grouped_gemm"})
 _ONLY_OF_MEGATRON_LM = frozenset({"group_query_attention", "use_flash_attn", "squared_relu", "bf16", "fp16", "fp8"})
-_WITHOUT_BEARING = without_bearing("Megatron Bridge")
+_WITHOUT_BEARING = known_words("Megatron Bridge")
 
 
 def write(recipe: Recipe) -> str:
@@ -110,9 +110,7 @@ def _fields(config: Mapping[str, Any], faults: list[str]) -> Iterator[tuple[str,
     for section, values in config.items():
         if section == "optimizer" and isinstance(values, Mapping) and values.get("optimizer_cpu_offload"):
             faults.append(f"optimizer.optimizer_cpu_offload {BY_HOST}")
-        if (
-            section in without_bearing("Megatron Bridge, sections") and section != "dist"
-        ) or section == "mixed_precision":
+        if (section in known_words("Megatron Bridge, sections") and section != "dist") or section == "mixed_precision":
             continue
         if section == "dataset":
             yield from _length(values)

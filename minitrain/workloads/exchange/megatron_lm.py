@@ -16,10 +16,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from minitrain.errors import UsageError, closest, refuse
+from minitrain.files import read_json
 from minitrain.workloads.exchange.megatron_core import (
     evaluated,
     layout_fields,
@@ -28,7 +30,7 @@ from minitrain.workloads.exchange.megatron_core import (
     model_of,
     notes_on,
 )
-from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, without_bearing
+from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, known_words
 
 _ASSIGNMENT = re.compile(r"(\w+)\+?=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
@@ -213,56 +215,22 @@ def _text(value: Any, field: str) -> str:
     return f'"({short})"' if len(short) < len(whole) else f'"{whole}"'
 
 
-def _options(kind: Kind, *names: str, **flags: str) -> Iterator[Option]:
-    """Yield options that are called as their fields, and others."""
-    for field, flag in {**{name: name.replace("_", "-") for name in names}, **flags}.items():
-        yield Option(field, f"--{flag}", kind)
+def _options(kind: Kind, words: Sequence[str]) -> Iterator[Option]:
+    """Yield options of a kind: those that are called as their fields, and others as "field=flag"."""
+    for word in words:
+        field, _, flag = word.partition("=")
+        yield Option(field, f"--{flag or field.replace('_', '-')}", kind)
 
 
-OPTIONS: tuple[Option, ...] = (
-    *_options(
-        "count", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
-        "kv_channels", "seq_length", "max_position_embeddings", "vocab_size", "make_vocab_size_divisible_by",
-        num_moe_experts="num-experts",
-    ),
-    *_options(
-        "count", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "q_lora_rank",
-        "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "tensor_model_parallel_size",
-        "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
-        "expert_tensor_parallel_size", "mtp_num_layers",
-        "num_layers_per_virtual_pipeline_stage", "micro_batch_size", "global_batch_size", "recompute_num_layers",
-        virtual_pipeline_model_parallel_size="num-virtual-stages-per-pipeline-rank",
-    ),
-    *_options(
-        "number", "moe_expert_capacity_factor", "rotary_base", "rotary_percent", "rope_scaling_factor",
-        "hidden_dropout", "attention_dropout",
-        layernorm_epsilon="norm-epsilon",
-    ),
-    *_options(
-        "text", "normalization", "position_embedding_type", "attention_backend", "softmax_type",
-        "moe_router_score_function", "moe_token_dispatcher_type", "recompute_granularity", "recompute_method",
-        "data_parallel_sharding_strategy", "tokenizer_type",
-        "cp_comm_type", fp8="fp8-format",
-    ),
-    *_options("words", "recompute_modules"),
-    *_options("list", "window_size", "window_attn_skip_freq", "moe_layer_freq"),
-    *_options(
-        "on", "squared_relu", "add_qkv_bias", "qk_layernorm", "multi_latent_attention", "moe_grouped_gemm",
-        "moe_router_enable_expert_bias", "bf16", "fp16", "sequence_parallel", "use_distributed_optimizer",
-        "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "recompute_activations", "use_torch_fsdp2",
-        "use_megatron_fsdp", "group_query_attention", "use_flash_attn", gated_linear_unit="swiglu",
-        rope_scaling="use-rope-scaling",
-    ),
-    *_options(
-        "off", add_bias_linear="disable-bias-linear", overlap_p2p_comm="no-overlap-p2p-communication",
-        share_embeddings_and_output_weights="untie-embeddings-and-output-weights",
-    ),
-)  # fmt: skip
+_TABLES: Mapping[str, Any] = read_json(Path(__file__).with_suffix(".json"))
+OPTIONS = tuple(option for kind, words in _TABLES["options"].items() for option in _options(kind, words))
 _BY_FLAG: Mapping[str, Option] = MappingProxyType({option.flag: option for option in OPTIONS})
-_OTHER_NAMES = {
-    "--use-custom-fsdp": "--use-megatron-fsdp",
-    "--untied-embeddings": "--untie-embeddings-and-output-weights",
-}
+_OTHER_NAMES: Mapping[str, str] = _TABLES["other_names"]
+_ONLY: Mapping[str, Sequence[str]] = _TABLES["only"]
+"""Values that have no bearing here; others have, or are none."""
+
+_NEAR: Mapping[str, str] = _TABLES["near"]
+_BY_BLOCKS = frozenset({"blockwise", "mxfp8"})
 
 
 def write(recipe: Recipe) -> str:
@@ -314,28 +282,6 @@ def read(words: Words, name: str) -> Recipe:
     )
 
 
-_ONLY: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "--optimizer": ("adam",),
-        "--fp8-recipe": ("delayed", "tensorwise", "blockwise", "mxfp8"),
-        "--transformer-impl": ("local", "transformer_engine"),
-        "--moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"),
-    }
-)
-"""Values that have no bearing here; others have, or are none."""
-
-_BY_BLOCKS = frozenset({"blockwise", "mxfp8"})
-_NEAR: Mapping[str, str] = MappingProxyType(
-    {
-        "--first-last-layers-bf16": "the first and the last layers are in FP8 as the others",
-        "--num-layers-at-start-in-bf16": "the first layers are in FP8 as the others",
-        "--num-layers-at-end-in-bf16": "the last layers are in FP8 as the others",
-        "--rampup-batch-size": "the batch is that after --rampup-batch-size",
-        "--spec": "the layers are those of the options; what --spec names is not read",
-    }
-)
-
-
 def _notes_on(words: Words) -> Iterator[str]:
     """Yield what of a command line is read as something near."""
     yield from (note for flag, note in _NEAR.items() if flag in words.options)
@@ -353,7 +299,7 @@ def _fields(words: Words, faults: list[str]) -> Iterator[tuple[str, Any]]:
             faults.append(f"{flag} must be one of {', '.join(_ONLY[flag])}, got {values[0]!r:.40}")
         elif flag == "--optimizer-cpu-offload":
             faults.append(f"{flag} {BY_HOST}")
-        elif flag not in without_bearing("Megatron-LM") | without_bearing("torchrun and Slurm"):
+        elif flag not in known_words("Megatron-LM") | known_words("torchrun and Slurm"):
             hint = closest(flag, _BY_FLAG)
             faults.append(
                 f"{flag} is not known{'; ' + hint if hint else ''}; if it has no bearing on the model, its layout and "

@@ -1,19 +1,19 @@
 """A recipe: what is trained, on how many ranks, and in which layout.
 
 `words.json` has the words of other tools without bearing on shapes, layout and time of a step: data, schedules, logs,
-checkpoints, names. Whoever adds one there has looked at what it does.
+checkpoints, names. Whoever adds one there has looked at what it does. Under "read" it has those that have one.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, final
 
 from minitrain.errors import UsageError
+from minitrain.files import read_json
 from minitrain.workloads.transformer import Transformer, models
 
 
@@ -92,7 +92,7 @@ BY_HOST = "steps on the host, which has no price"
 
 
 @cache
-def without_bearing(tool: str) -> frozenset[str]:
-    """Return the words of a tool, in words.json, that have no bearing on shapes, layout and time of a step."""
-    words: dict[str, dict[str, list[str]]] = json.loads(files(__package__).joinpath("words.json").read_text("utf-8"))
+def known_words(tool: str) -> frozenset[str]:
+    """Return the words of a tool in words.json: those without bearing, and those that are read where it lists them."""
+    words: dict[str, dict[str, list[str]]] = read_json(Path(__file__).with_name("words.json"))
     return frozenset(word for by_topic in words[tool].values() for word in by_topic)

@@ -16,7 +16,7 @@ from typing import Any
 
 from minitrain.errors import refuse
 from minitrain.workloads.architecture import PRECISIONS
-from minitrain.workloads.exchange.recipe import Recipe, same_model, without_bearing
+from minitrain.workloads.exchange.recipe import Recipe, known_words, same_model
 from minitrain.workloads.transformer import Transformer, models
 from minitrain.workloads.workload import RECOMPUTE
 
@@ -33,21 +33,6 @@ _SCHEDULES = {"1F1B": False, "Interleaved1F1B": True}
 _PIPELINE = "pipeline_parallel"
 _LESS = (f"{_PIPELINE}_first_stage_less_layers", f"{_PIPELINE}_last_stage_less_layers")
 _SECTIONS = ("model", "training", "parallelism", "activation_checkpoint", "compile", "float8", "quantize")
-_READ = frozenset(
-    {
-        "model.name", "model.flavor", "model.converters", "training.local_batch_size", "training.batch_size",
-        "training.global_batch_size", "training.seq_len", "training.mixed_precision_param",
-        "training.mixed_precision_reduce", "training.dtype", "training.enable_cpu_offload",
-        "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree",
-        "parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree",
-        "parallelism.context_parallel_degree", "parallelism.expert_parallel_degree",
-        "parallelism.expert_tensor_parallel_degree", "parallelism.pipeline_parallel_schedule",
-        "parallelism.pipeline_parallel_microbatch_size", "parallelism.pipeline_parallel_layers_per_stage",
-        "parallelism.fsdp_reshard_after_forward", "parallelism.enable_async_tensor_parallel",
-        *(f"parallelism.{key}" for key in _LESS), "activation_checkpoint.mode",
-        "activation_checkpoint.selective_ac_option",
-    }
-)  # fmt: skip
 
 
 def flavor_of(model: Transformer) -> tuple[str, str] | None:
@@ -191,10 +176,10 @@ def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _unknown(config: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
     """Yield the sections and keys that nobody knows."""
     for section in config:
-        if section not in _SECTIONS and section not in without_bearing("torchtitan, sections"):
+        if section not in _SECTIONS and section not in known_words("torchtitan, sections"):
             yield f"[{section}] is not known"
     for key in given:
-        if key not in _READ | without_bearing("torchtitan") and not key.startswith(("float8.", "quantize.")):
+        if key not in known_words("torchtitan") and not key.startswith(("float8.", "quantize.")):
             yield f"{key} is not known"
 
 

@@ -14,7 +14,7 @@ from minitrain.workloads.architecture import Precision
 from minitrain.workloads.exchange.megatron_core import evaluated
 from minitrain.workloads.exchange.megatron_lm import OPTIONS, words_of
 from minitrain.workloads.exchange.reading import TOOLS, require_words
-from minitrain.workloads.exchange.recipe import without_bearing
+from minitrain.workloads.exchange.recipe import known_words
 
 SCRIPT = Path(__file__).parent / "pretrain_llama3_8b.sh"
 LLAMA = mt.models()["llama3-8b"]
@@ -290,7 +290,7 @@ SMALL = (
 
 
 @pytest.mark.few(32)
-@pytest.mark.parametrize("flag", sorted({option.flag for option in OPTIONS} | without_bearing("Megatron-LM")))
+@pytest.mark.parametrize("flag", sorted({option.flag for option in OPTIONS} | known_words("Megatron-LM")))
 def test_a_misspelt_option_is_refused(flag: str) -> None:
     misspelt = flag[:3] + flag[4:]
     with pytest.raises(mt.UsageError, match=f"{misspelt} is not known"):
