@@ -291,26 +291,27 @@ def _keys(size: int = 0) -> Mapping[str, _Key]:
         "useful_flop": _Key(AT_LEAST_0),
         "peak_flop_per_s": _Key(ABOVE_0.or_null()),
         "capacity_bytes": _Key(ABOVE_0.or_null()),
+        "num_events": _Key(whole(0, size), None),
         "options": _Key(OBJECT, item=PLAIN),
         "oom": _Key(OBJECT.or_null(), kind=OutOfMemory),
-        "held_outside": _Key(OBJECT.or_null(), None, MemoryOutsideStores),
         "network": _Key(one_of(("flat", "hierarchical", "measured")), "flat"),
         "num_nodes": _Key(whole(1, _MOST_RANKS + size), 1),
         "priced_by": _Key(TEXT, "roofline"),
         "workload": _Key(TEXT, ""),
+        "held_outside": _Key(OBJECT.or_null(), None, MemoryOutsideStores),
+        "peak_host_memory_bytes": _Key(AT_LEAST_0, 0.0),
+        "steps": _Key(OBJECT, None, Steps),
+        "outages": _Key(LIST, (), Outage),
+        "device_kinds": _Key(LIST, (), DeviceKind),
         "trained_model": _Key(OBJECT.or_null(), None, TrainedModel),
         "needed_memory_bytes": _Key(ABOVE_0.or_null(), None),
         "memory_by_kind": _Key(OBJECT.or_null(), None, item=AT_LEAST_0),
         "meshes": _Key(LIST, [], item=OBJECT),
-        "peak_host_memory_bytes": _Key(AT_LEAST_0, 0.0),
-        "outages": _Key(LIST, (), Outage),
-        "device_kinds": _Key(LIST, (), DeviceKind),
-        "steps": _Key(OBJECT, None, Steps),
     }
 
 
 _OF_NETWORKS = ("network", "num_nodes")
-_OF_TRANSFORMERS = ("needed_memory_bytes", "memory_by_kind", "meshes")
+_OF_TRANSFORMERS = {"needed_memory_bytes", "memory_by_kind", "meshes"}
 
 
 def said_of(run: Any) -> dict[str, Any]:
@@ -319,8 +320,7 @@ def said_of(run: Any) -> dict[str, Any]:
     said = {name for name, (value, usual) in values.items() if value != usual}
     if run.workload == _usual_workload(run.trained_model):
         said.remove("workload")
-    if run.trained_model is None:
-        said.difference_update(_OF_TRANSFORMERS)
+    said = said - _OF_TRANSFORMERS if run.trained_model is None else said | _OF_TRANSFORMERS
     if not said.isdisjoint(_OF_NETWORKS):
         said.update(_OF_NETWORKS)
     return {name: _written(value) for name, (value, _) in values.items() if name in said}
@@ -354,6 +354,7 @@ def told_by(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a `Run` that a first line says, which was judged."""
     told = {name: _read(header.get(name, key.usual), key.kind) for name, key in _keys().items()}
     told["workload"] = told["workload"] or _usual_workload(told["trained_model"])
+    del told["num_events"]  # its logs know
     told["typical"] = tuple(header["typical"][name] for name in TYPICAL) if "typical" in header else None
     return told
 
@@ -397,7 +398,7 @@ def judge_header(header: Any, size: int, faults: Faults) -> bool:
     missing = [name for name, key in keys.items() if key.usual is _NEEDED and name not in header]
     if missing:
         faults.add(1, f"its first line lacks {', '.join(missing)}")
-    rules = {name: key.rule for name, key in keys.items()} | {"num_events": whole(0, size), "typical": OBJECT}
+    rules = {name: key.rule for name, key in keys.items()} | {"typical": OBJECT}
     faults.judge_keys(1, (), header, {name: rule for name, rule in rules.items() if name in header})
     for judge in (_judge_parts, _judge_together):
         if faults.number == before:

@@ -95,7 +95,8 @@ def _lines(run: Any, repeated: Sequence[Repeated]) -> Iterator[str]:
     journals = () if repeated else run.memory_journals
     version = VERSION_OF_ALIKE if repeated else VERSION_WITH_JOURNALS if journals else VERSION
     header = {"format": FORMAT, "version": version, "fields": FIELDS, **said_of(run)}
-    header["num_events"] = sum(len(run.logs[rank]) for rank in written) if repeated else run.num_events
+    if repeated:
+        header["num_events"] = sum(len(run.logs[rank]) for rank in written)
     if run.typical is not None and not repeated:
         header["typical"] = dict(zip(TYPICAL, run.typical, strict=True))
     yield json.dumps(header)
