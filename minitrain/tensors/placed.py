@@ -69,6 +69,113 @@ from minitrain.tensors.kinds import (
     summed,
 )
 
+T = TypeVar("T")
+
+_ALL = frozenset([0])
+_ONE_PART = ExpertLoad(1)
+
+
+# The axes along which tensors are cut. A kind has the fields of its axes after those of the five kinds; slots are its
+# own, since two bases with slots cannot be put together.
+
+
+@dataclass
+class _OfParts:
+    """What is of a part of a layer.
+
+    Args:
+        parts: which parts; of a weight, its gradient and its state, a set of one.
+        num_parts: number of parts that the layer is divided into.
+    """
+
+    __slots__ = ()
+
+    parts: frozenset[int] = _ALL
+    num_parts: int = 1
+
+
+@dataclass
+class _OfSequence:
+    """What is of a part of each sequence.
+
+    Args:
+        sequence: which part.
+    """
+
+    __slots__ = ()
+
+    sequence: SequencePart = WHOLE_SEQUENCE
+
+
+@dataclass
+class _Partial(_OfSequence, _OfParts):
+    """A sum that lacks parts, or may."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Any:
+        """Return the sum: what it is a part of if it has all parts; the parts must differ."""
+        return _sum_of_parts(self, other)
+
+
+@dataclass
+class _Shard(_OfSequence):
+    """What goes from layer to layer for a part of each sequence."""
+
+    __slots__ = ()
+
+    def combine(self, other: Any) -> Any:
+        """Return what holds the pieces of both: the whole that they are cut from if it has all."""
+        return _union_of_pieces(self, other)
+
+
+@dataclass
+class _OfHeads(_OfParts, _OfSequence):
+    """What an attention makes in steps, for some shards of the sequence and the heads of a part.
+
+    Attributes:
+        arrays: how many as large as an activation it is.
+    """
+
+    __slots__ = ()
+
+    arrays = 1
+
+    def memory(self) -> int:
+        """Return the size in elements: the heads' share of the activation's."""
+        whole: int = super().memory()  # type: ignore[misc]  # of the kind that is cut
+        return self.arrays * whole // self.num_parts
+
+
+@dataclass
+class _OverSome(_OfHeads):
+    """What adds over keys, or over queries, where these differ; see `SUMMED_OVER`."""
+
+    __slots__ = ()
+
+    def __add__(self: T, other: T) -> T:
+        """Return the sum over those of both."""
+        return _merged(self, other, SUMMED_OVER[type(self)])
+
+
+@dataclass
+class _Copies(_OfParts):
+    """Copies of tokens for the experts of a layer, or what came of them; parts are those of the experts they are for.
+
+    Args:
+        own: the samples that this rank's router has sent, which return to it.
+        load: how copies fall on the parts.
+        sequence: the part of each sample's sequence whose tokens these are.
+        own_sequence: the part that this rank's router has sent.
+    """
+
+    __slots__ = ()
+
+    own: frozenset[int] = frozenset()
+    load: ExpertLoad = _ONE_PART
+    sequence: SequencePart = WHOLE_SEQUENCE
+    own_sequence: SequencePart = WHOLE_SEQUENCE
+
 
 @dataclass(slots=True)
 class TableGrad(WeightGrad):
@@ -101,47 +208,23 @@ class TableGrad(WeightGrad):
         return summed(total, self, other)
 
 
-T = TypeVar("T")
-
-_ALL = frozenset([0])
-_ONE_PART = ExpertLoad(1)
+@dataclass(slots=True)
+class WeightPart(_OfParts, Weight):
+    """One part of a layer's weight, whole or in shards."""
 
 
 @dataclass(slots=True)
-class WeightPart(Weight):
-    """One part of a layer's weight, whole or in shards.
-
-    Args:
-        parts: which part, as a set of one.
-        num_parts: number of parts that the layer is divided into.
-    """
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
+class OptStatePart(_OfParts, OptState):
+    """The optimizer state of one part of a layer's weight."""
 
 
 @dataclass(slots=True)
-class OptStatePart(OptState):
-    """The optimizer state of one part of a layer's weight; its fields are as those of `WeightPart`."""
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-
-
-@dataclass(slots=True)
-class WeightGradPart(WeightGrad):
+class WeightGradPart(_OfSequence, _OfParts, WeightGrad):
     """The gradient of one part of a layer's weight, or over a part of each sequence.
 
-    Args:
-        parts: which part, as a set of one.
-        num_parts: number of parts that the layer is divided into.
-        sequence: the shards of the sequence that it covers, each for all of its samples; and of these the pieces that
-            the gradients of what all parts hold cover.
+    It covers the shards of the sequence for all of its samples, and of these the pieces that the gradients of what all
+    parts hold cover.
     """
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-    sequence: SequencePart = WHOLE_SEQUENCE
 
     @property
     def has_share_of_common(self) -> bool:
@@ -160,161 +243,66 @@ class WeightGradPart(WeightGrad):
 
 
 @dataclass(slots=True)
-class PartialActivation(Activation):
-    """What some parts of a layer have made of its input: it counts once all parts are added.
-
-    Args:
-        parts: the parts summed into it.
-        num_parts: number of parts that the layer before is divided into.
-        sequence: the part of each sequence that it is of.
-    """
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-    sequence: SequencePart = WHOLE_SEQUENCE
-
-    def __add__(self, other: PartialActivation) -> Any:
-        """Return the sum: an activation if it has all parts; the parts must differ."""
-        return _sum_of_parts(self, other)
+class PartialActivation(_Partial, Activation):
+    """What some parts of a layer have made of its input: it counts once all parts are added."""
 
 
 @dataclass(slots=True)
-class PartialActivationGrad(ActivationGrad):
-    """The gradient of a layer's input as some parts of it have made it; its fields are those of `PartialActivation`."""
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-    sequence: SequencePart = WHOLE_SEQUENCE
-
-    def __add__(self, other: PartialActivationGrad) -> Any:
-        """Return the sum: a gradient of an activation if it has all parts; the parts must differ."""
-        return _sum_of_parts(self, other)
+class PartialActivationGrad(_Partial, ActivationGrad):
+    """The gradient of a layer's input as some parts of it have made it."""
 
 
 @dataclass(slots=True)
-class ActivationShard(Activation):
-    """The input of a layer for a part of each sequence.
-
-    Args:
-        sequence: which part.
-    """
-
-    sequence: SequencePart = WHOLE_SEQUENCE
-
-    def combine(self, other: ActivationShard) -> Any:
-        """Return what holds the pieces of both: the whole that they are cut from if it has all."""
-        return _union_of_pieces(self, other)
+class ActivationShard(_Shard, Activation):
+    """The input of a layer for a part of each sequence."""
 
 
 @dataclass(slots=True)
-class ActivationGradShard(ActivationGrad):
-    """The gradient of a layer's output for a part of each sequence; its fields are those of `ActivationShard`."""
-
-    sequence: SequencePart = WHOLE_SEQUENCE
-
-    def combine(self, other: ActivationGradShard) -> Any:
-        """Return what holds the pieces of both: the whole that they are cut from if it has all."""
-        return _union_of_pieces(self, other)
+class ActivationGradShard(_Shard, ActivationGrad):
+    """The gradient of a layer's output for a part of each sequence."""
 
 
 @dataclass(slots=True)
-class KeysValues(Activation):
-    """The keys and values of one attention for some shards of the sequence.
+class KeysValues(_OfHeads, Activation):
+    """The keys and values of one attention: keys as large as the input, and values as large."""
 
-    Args:
-        sequence: the shards.
-        parts: whose heads these are, as a set of one; part 0 of 1 has all heads.
-        num_parts: number of parts that the heads are divided into.
-    """
-
-    sequence: SequencePart = WHOLE_SEQUENCE
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-
-    def memory(self) -> int:
-        """Return the size in elements: keys as large as the input, and values as large."""
-        return 2 * Activation.memory(self) // self.num_parts
+    arrays = 2
 
 
 @dataclass(slots=True)
-class Attended(Activation):
+class Attended(_OverSome, Activation):
     """What some queries have got from the values of some keys, and the log-sum-exp of their scores.
 
     Args:
-        sequence: the queries.
-        parts: whose heads these are, as a set of one.
-        num_parts: number of parts that the heads are divided into.
         keys: the shards whose keys the queries have seen.
     """
 
-    sequence: SequencePart = WHOLE_SEQUENCE
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
     keys: frozenset[int] = _ALL
 
-    def __add__(self, other: Attended) -> Attended:
-        """Return what the queries have got from the keys of both, which must differ."""
-        return _merged(self, other, "keys")
 
-    def memory(self) -> int:
-        """Return the size in elements: the part of the heads' share of the activation's."""
-        return Activation.memory(self) // self.num_parts
+@dataclass(slots=True)
+class AttendedGrad(_OfHeads, ActivationGrad):
+    """The gradient of what queries have got from all keys."""
 
 
 @dataclass(slots=True)
-class AttendedGrad(ActivationGrad):
-    """The gradient of what queries have got from all keys; its fields are those of `KeysValues`."""
+class QueriesGrad(_OverSome, ActivationGrad):
+    """The gradient of some queries, summed over some keys, as of `Attended`."""
 
-    sequence: SequencePart = WHOLE_SEQUENCE
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-
-    def memory(self) -> int:
-        """Return the size in elements: the part of the heads' share of the gradient's."""
-        return ActivationGrad.memory(self) // self.num_parts
-
-
-@dataclass(slots=True)
-class QueriesGrad(ActivationGrad):
-    """The gradient of some queries, summed over some keys; its fields are those of `Attended`."""
-
-    sequence: SequencePart = WHOLE_SEQUENCE
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
     keys: frozenset[int] = _ALL
 
-    def __add__(self, other: QueriesGrad) -> QueriesGrad:
-        """Return the sum over the keys of both, which must differ."""
-        return _merged(self, other, "keys")
-
-    def memory(self) -> int:
-        """Return the size in elements: the part of the heads' share of the gradient's."""
-        return ActivationGrad.memory(self) // self.num_parts
-
 
 @dataclass(slots=True)
-class KeysValuesGrad(ActivationGrad):
+class KeysValuesGrad(_OverSome, ActivationGrad):
     """The gradient of some keys and values, summed over some queries.
 
     Args:
-        sequence: the shards of the keys and values.
-        parts: whose heads these are, as a set of one.
-        num_parts: number of parts that the heads are divided into.
         queries: the shards whose queries are summed into it.
     """
 
-    sequence: SequencePart = WHOLE_SEQUENCE
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
+    arrays = 2
+
     queries: frozenset[int] = _ALL
-
-    def __add__(self, other: KeysValuesGrad) -> KeysValuesGrad:
-        """Return the sum over the queries of both, which must differ."""
-        return _merged(self, other, "queries")
-
-    def memory(self) -> int:
-        """Return the size in elements: that of the keys and values."""
-        return 2 * ActivationGrad.memory(self) // self.num_parts
 
 
 @dataclass(slots=True)
@@ -328,96 +316,43 @@ class RouterOptState(OptState):
 
 
 @dataclass(slots=True)
-class RouterGrad(WeightGrad):
-    """The gradient of a `RouterWeight`, summed over some samples.
-
-    Args:
-        sequence: the part of each sample's sequence that is summed into it.
-    """
-
-    sequence: SequencePart = WHOLE_SEQUENCE
+class RouterGrad(_OfSequence, WeightGrad):
+    """The gradient of a `RouterWeight`, summed over some samples, and the part of each sequence."""
 
 
 @dataclass(slots=True)
-class ExpertWeight(Weight):
-    """The weights of one part of a layer's experts, whole or in shards; its fields are those of `WeightPart`."""
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
+class ExpertWeight(_OfParts, Weight):
+    """The weights of one part of a layer's experts, whole or in shards."""
 
 
 @dataclass(slots=True)
-class ExpertOptState(OptState):
-    """The optimizer state of an `ExpertWeight`, whose fields it has."""
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
+class ExpertOptState(_OfParts, OptState):
+    """The optimizer state of an `ExpertWeight`."""
 
 
 @dataclass(slots=True)
-class ExpertGrad(WeightGrad):
+class ExpertGrad(_OfSequence, _OfParts, WeightGrad):
     """The gradient of an `ExpertWeight`: samples and sequences are those of all ranks whose tokens came to the part."""
 
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-    sequence: SequencePart = WHOLE_SEQUENCE
+
+@dataclass(slots=True)
+class RoutedTokens(_Copies, Activation):
+    """Copies of tokens for the experts of a layer."""
 
 
 @dataclass(slots=True)
-class RoutedTokens(Activation):
-    """Copies of tokens for the experts of a layer.
-
-    Args:
-        parts: the parts of the experts that they are for.
-        num_parts: number of parts that the experts are divided into.
-        own: the samples that this rank's router has sent, which return to it.
-        load: how copies fall on the parts.
-        sequence: the part of each sample's sequence whose tokens these are.
-        own_sequence: the part that this rank's router has sent.
-    """
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-    own: frozenset[int] = frozenset()
-    load: ExpertLoad = _ONE_PART
-    sequence: SequencePart = WHOLE_SEQUENCE
-    own_sequence: SequencePart = WHOLE_SEQUENCE
+class ExpertOutputs(_Copies, Activation):
+    """What experts have made of copies of tokens."""
 
 
 @dataclass(slots=True)
-class ExpertOutputs(Activation):
-    """What experts have made of copies of tokens; its fields are as those of `RoutedTokens`."""
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-    own: frozenset[int] = frozenset()
-    load: ExpertLoad = _ONE_PART
-    sequence: SequencePart = WHOLE_SEQUENCE
-    own_sequence: SequencePart = WHOLE_SEQUENCE
+class ExpertOutputsGrad(_Copies, ActivationGrad):
+    """The gradient of `ExpertOutputs`."""
 
 
 @dataclass(slots=True)
-class ExpertOutputsGrad(ActivationGrad):
-    """The gradient of `ExpertOutputs`, whose fields it has."""
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-    own: frozenset[int] = frozenset()
-    load: ExpertLoad = _ONE_PART
-    sequence: SequencePart = WHOLE_SEQUENCE
-    own_sequence: SequencePart = WHOLE_SEQUENCE
-
-
-@dataclass(slots=True)
-class RoutedTokensGrad(ActivationGrad):
-    """The gradient of `RoutedTokens`, whose fields it has."""
-
-    parts: frozenset[int] = _ALL
-    num_parts: int = 1
-    own: frozenset[int] = frozenset()
-    load: ExpertLoad = _ONE_PART
-    sequence: SequencePart = WHOLE_SEQUENCE
-    own_sequence: SequencePart = WHOLE_SEQUENCE
+class RoutedTokensGrad(_Copies, ActivationGrad):
+    """The gradient of `RoutedTokens`."""
 
 
 PARTIAL = (PartialActivation, PartialActivationGrad)
