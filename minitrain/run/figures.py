@@ -6,7 +6,8 @@
 - `TABLES` says which of them each table shows, under which head, in which unit. A new figure is one entry of `FIGURES`;
   a table shows it once `TABLES` names it.
 - `data_frame` makes pandas DataFrames; pandas is imported here alone, inside a function, and is no dependency.
-- `energy_of` and `dollars_of` have energy, power and money, from the devices' ratings and prices. A rank is *busy*
+- `FiguresOfStep` has what follows from a step time: of a run, of many machines, of a step put together from pieces.
+- `energy_of` and `usd_per_hour_of` have energy, power and money, from the devices' ratings and prices. A rank is *busy*
   while it computes or communicates with nothing beside it, and draws its device's rated power then. It is *idle* while
   it waits, and draws the idle power of the device. That is an upper bound: hardly any device reaches its rating all the
   time. It is the device's share alone: in published runs whole nodes drew 0.82 to 1.24 times the sum of their GPUs'
@@ -388,16 +389,68 @@ def _busy_intervals(timeline: Timeline) -> tuple[Any, Floats, Floats]:
     return columns[0].astype(int), columns[1], columns[2]
 
 
-def dollars_of(sheets: Sequence[DataSheet | None], world_size: int, seconds: float) -> float | None:
-    """Return what renting the devices of all ranks costs, USD; None where a config does not say its price.
+def usd_per_hour_of(sheets: Sequence[DataSheet | None], world_size: int) -> float | None:
+    """Return what renting the devices of all ranks costs, USD an hour; None where a config does not say its price.
 
     Args:
         sheets: of each rank, or one for all.
         world_size: number of ranks.
-        seconds: for how long.
     """
     prices = [None if sheet is None else sheet.price_usd_per_hour for sheet in sheets]
     known = [price for price in prices if price is not None]
     if not known or len(known) < len(prices):
         return None
-    return sum(known) * (world_size if len(known) == 1 else 1) * seconds / SECONDS_AN_HOUR
+    return sum(known) * (world_size if len(known) == 1 else 1)
+
+
+class FiguresOfStep:
+    """Figures that follow from a step time, once for one machine and for columns of many.
+
+    What there is not is None, and nan in columns.
+    """
+
+    @property
+    def mfu(self: Any) -> float | None:
+        """Model FLOPs utilization (Chowdhery et al. 2022): useful FLOP over peak rate x ranks x step time."""
+        return over(self.useful_flop, times(times(self.peak_flop_per_s, self.world_size), self.step_time))
+
+    @property
+    def hfu(self: Any) -> float | None:
+        """Hardware FLOPs utilization: `mfu` with what backward computed again (Korthikanti et al. 2022, section 6.3).
+
+        None where durations were given by hand, and for workloads that say nothing of recomputation.
+        """
+        return times(self.mfu, self.hfu_to_mfu)
+
+    @property
+    def tokens_per_second(self: Any) -> float | None:
+        """`tokens_trained` of all ranks together in a second; None for workloads that have no tokens."""
+        return over(self.tokens_trained, self.step_time, None)
+
+    @property
+    def tokens_per_second_per_rank(self: Any) -> float | None:
+        """Tokens a second of one rank's share; None for workloads that have no tokens."""
+        return over(self.tokens_per_second, self.world_size)
+
+    @property
+    def dollars(self: Any) -> float | None:
+        """What renting the devices for the step costs, USD."""
+        return over(times(self.usd_per_hour, self.step_time), SECONDS_AN_HOUR)
+
+
+def times(first: Any, second: Any) -> float | None:
+    """Return a product, or a column; None where a factor is None."""
+    found: float | None = None if first is None or second is None else first * second
+    return found
+
+
+def over(above: Any, below: Any, without: float | None = 0.0) -> float | None:
+    """Return a quotient, or a column; `without` where there is nothing to divide by, None where a part is None."""
+    if above is None or below is None:
+        return None
+    if isinstance(below, float | int):
+        return above / below if below else without
+    import numpy as np  # noqa: PLC0415  (only for columns)
+
+    found: Any = np.divide(above, below, out=np.full_like(below, without), where=~(below <= 0))
+    return found  # type: ignore[no-any-return]  # a column, of which only `mt.price` knows

@@ -29,13 +29,14 @@ from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
 from minitrain.run.facts import Steps, TrainedModel, remark_on, steps_of_round, sureness_of
 from minitrain.run.figures import (
+    FiguresOfStep,
     StepEnergy,
     columns_of,
     data_frame,
-    dollars_of,
     energy_of,
     peak_watts,
     summary_of,
+    usd_per_hour_of,
 )
 from minitrain.run.ranks_once import Repeated, by_rows
 from minitrain.run.saved_runs import read_run, save_run
@@ -105,7 +106,7 @@ class TokenBudget:
 
 
 @dataclass(frozen=True)
-class Run(DeviceMemoryFigures):
+class Run(DeviceMemoryFigures, FiguresOfStep):
     """One simulated training step of all ranks.
 
     Args:
@@ -353,14 +354,6 @@ class Run(DeviceMemoryFigures):
         return self.peak_memory * self.bytes_per_element
 
     @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilization (Chowdhery et al. 2022): useful FLOP over peak rate x ranks x step time."""
-        if self.peak_flop_per_s is None:
-            return None
-        possible_flop = self.peak_flop_per_s * self.world_size * self.step_time
-        return self.useful_flop / possible_flop if possible_flop else 0.0
-
-    @property
     def bubble_fraction(self) -> float:
         """Share of world_size x step time spent waiting."""
         return self.breakdown.bubble_fraction
@@ -500,15 +493,6 @@ class Run(DeviceMemoryFigures):
         return None if self.trained_model is None else self.trained_model.dropped_token_fraction
 
     @property
-    def hfu(self) -> float | None:
-        """Hardware FLOPs utilization: `mfu` with what backward computed again (Korthikanti et al. 2022, section 6.3).
-
-        None where durations were given by hand, and for workloads that say nothing of recomputation.
-        """
-        again = self.hfu_to_mfu
-        return None if self.mfu is None or again is None else self.mfu * again
-
-    @property
     def hfu_to_mfu(self) -> float | None:
         """How many times the MFU the HFU is, on any machine; None for workloads that say nothing of recomputation."""
         if self.trained_model is None or not self.useful_flop:
@@ -521,17 +505,6 @@ class Run(DeviceMemoryFigures):
         if self.trained_model is None:
             return None
         return (1 - (self.dropped_token_fraction or 0.0)) * self.global_batch_size * self.trained_model.seq_len
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """`tokens_trained` of all ranks together in a second; None for workloads that have no tokens."""
-        tokens = self.tokens_trained
-        return None if tokens is None or not self.step_time else tokens / self.step_time
-
-    @property
-    def tokens_per_second_per_rank(self) -> float | None:
-        """Tokens a second of one rank's share; None for workloads that have no tokens."""
-        return None if self.tokens_per_second is None else self.tokens_per_second / self.world_size
 
     @cached_property
     def communication_by_axis(self) -> dict[str, AxisTotal]:
@@ -569,9 +542,9 @@ class Run(DeviceMemoryFigures):
         return self.energy.joules / self.num_tokens
 
     @property
-    def dollars(self) -> float | None:
-        """What renting the devices for the step costs, USD."""
-        return dollars_of(self.sheets, self.world_size, self.step_time)
+    def usd_per_hour(self) -> float | None:
+        """What renting all devices costs, USD an hour."""
+        return usd_per_hour_of(self.sheets, self.world_size)
 
     def for_tokens(self, tokens: float) -> TokenBudget | None:
         """Return what training on so many tokens takes, in steps like this one; None where no tokens are counted.

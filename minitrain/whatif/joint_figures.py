@@ -30,7 +30,7 @@ from minitrain.run.device_memory import (
     fullest_row,
     worst_of,
 )
-from minitrain.run.figures import FIGURES, SECONDS_AN_HOUR, summary_of, watts_of
+from minitrain.run.figures import FIGURES, FiguresOfStep, over, summary_of, usd_per_hour_of, watts_of
 from minitrain.run.result import Run
 from minitrain.whatif.recorded import Excess, Fleet, Recorded, TimedLog, covered, in_order
 
@@ -233,7 +233,7 @@ def first_excesses(recorded: Recorded, sizes: Sequence[float | None]) -> list[Ou
     return found
 
 
-class JointFigures:
+class JointFigures(FiguresOfStep):
     """Figures of several machines that one execution has made.
 
     Args:
@@ -242,7 +242,9 @@ class JointFigures:
     """
 
     def __init__(self, recorded: Recorded, parts: Sequence[tuple[Fleet, Ints]]) -> None:
-        self._run = recorded.run
+        self._run = run = recorded.run
+        self.world_size, self.useful_flop = run.world_size, run.useful_flop
+        self.hfu_to_mfu, self.tokens_trained = _or_nan(run.hfu_to_mfu), _or_nan(run.tokens_trained)
         self._recorded = recorded
         self._parts = parts
 
@@ -294,9 +296,9 @@ class JointFigures:
         return self._of_each("capacity_bytes")
 
     @cached_property
-    def peak_flop_per_s(self) -> list[float | None]:
-        """The peak rate of a device; None where there is no device."""
-        return self._of_each("peak_flop_per_s")
+    def peak_flop_per_s(self) -> Floats:
+        """The peak rate of a device; nan where there is no device."""
+        return np.array(self._of_each("peak_flop_per_s"), dtype=float)
 
     @cached_property
     def oom(self) -> list[OutOfMemory | None]:
@@ -304,27 +306,6 @@ class JointFigures:
         if self._run.needed_memory_bytes is None:
             return first_excesses(self._recorded, self.capacity_bytes)
         return excesses_of_devices(self._recorded, self.capacity_bytes)
-
-    @cached_property
-    def mfu(self) -> Floats:
-        """Model FLOPs utilization; nan where there is no device."""
-        peaks = np.array(list(map(_or_nan, self.peak_flop_per_s)))
-        return _ratio(self._run.useful_flop, peaks * self._run.world_size * self.step_time)
-
-    @property
-    def hfu(self) -> Floats:
-        """Hardware FLOPs utilization; nan where it has none."""
-        return self.mfu * _or_nan(self._run.hfu_to_mfu)
-
-    @property
-    def tokens_per_second(self) -> Floats:
-        """Tokens that all ranks train on in a second; nan where there are none."""
-        return np.where(self.step_time == 0, np.nan, _ratio(_or_nan(self._run.tokens_trained), self.step_time))
-
-    @property
-    def tokens_per_second_per_rank(self) -> Floats:
-        """One rank's share of them."""
-        return self.tokens_per_second / self._run.world_size
 
     @cached_property
     def _times(self) -> RankTimes:
@@ -343,7 +324,8 @@ class JointFigures:
 
     def _share(self, of_logs: Floats) -> Floats:
         """Return the share of all ranks' time that something takes."""
-        return _ratio(self._over_ranks(of_logs), self.step_time * self._run.world_size)
+        shares: Any = over(self._over_ranks(of_logs), self.step_time * self.world_size)
+        return shares  # type: ignore[no-any-return]  # a column
 
     @cached_property
     def computing_fraction(self) -> Floats:
@@ -401,11 +383,10 @@ class JointFigures:
         busy, waiting = (self._times.computing + self._times.exposed) * rated, self._times.waiting * idle
         return self._over_ranks(busy) + self._over_ranks(waiting)
 
-    @cached_property
-    def dollars(self) -> Floats:
-        """What renting the devices for the step costs, USD; nan where a config does not say its price."""
-        of_one_hour = self._of_sheets(lambda sheet: None if sheet is None else sheet.price_usd_per_hour)
-        return of_one_hour * self._run.world_size * self.step_time / SECONDS_AN_HOUR
+    @property
+    def usd_per_hour(self) -> Floats:
+        """What renting all devices costs, USD an hour; nan where a config does not say its price."""
+        return self._of_sheets(lambda sheet: usd_per_hour_of([sheet], self.world_size))
 
     def names(self, hardware: Sequence[Any]) -> list[str]:
         """Return what runs call the hardware of each machine.
@@ -514,9 +495,3 @@ def _watts(place: int, sheet: Any) -> float | None:
     """Return the rated (0) or idle (1) power of a device, W; None where its config does not say both."""
     watts = watts_of([sheet])
     return None if watts is None else float(watts[place][0])
-
-
-def _ratio(above: Any, below: Floats) -> Floats:
-    """Return a quotient, 0 where nothing is to divide by."""
-    quotients: Floats = np.divide(above, below, out=np.zeros_like(below), where=~(below <= 0))
-    return quotients

@@ -11,7 +11,7 @@ from minitrain.machine.device import DataSheet, Power
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.machine.price import RankPredictors
 from minitrain.run.analysis.breakdown import Breakdown, Split
-from minitrain.run.figures import dollars_of, energy_of, peak_watts
+from minitrain.run.figures import energy_of, peak_watts, usd_per_hour_of
 from minitrain.workloads.matmul import MATMUL_LAYER
 
 SMALL: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 8}
@@ -107,8 +107,8 @@ def test_llama_2_s_published_gpu_hours_and_watts_give_its_published_energy() -> 
     assert max(kilograms_a_kwh) / min(kilograms_a_kwh) < 1.001  # one grid served all four
 
 
-def test_money_is_price_times_ranks_times_hours() -> None:
-    assert dollars_of([DataSheet(price_usd_per_hour=2.0)], 8, 1800) == 8
-    assert dollars_of([DataSheet(price_usd_per_hour=2.0), DataSheet(price_usd_per_hour=1.0)], 2, 3600) == 3
-    assert dollars_of([DataSheet(), DataSheet(price_usd_per_hour=1.0)], 2, 3600) is None
-    assert dollars_of([], 2, 3600) is None
+def test_money_an_hour_is_price_times_ranks() -> None:
+    assert usd_per_hour_of([DataSheet(price_usd_per_hour=2.0)], 8) == 16
+    assert usd_per_hour_of([DataSheet(price_usd_per_hour=2.0), DataSheet(price_usd_per_hour=1.0)], 2) == 3
+    assert usd_per_hour_of([DataSheet(), DataSheet(price_usd_per_hour=1.0)], 2) is None
+    assert usd_per_hour_of([], 2) is None

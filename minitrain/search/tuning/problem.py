@@ -29,7 +29,7 @@ from minitrain.engine.stages import stages_of
 from minitrain.errors import UsageError
 from minitrain.machine.measured_topology import places_of
 from minitrain.machine.predictor import KernelPredictor, RuntimePredictor
-from minitrain.run.figures import dollars_of, watts_of
+from minitrain.run.figures import FiguresOfStep, usd_per_hour_of, watts_of
 from minitrain.run.parameters import RunParameters
 from minitrain.run.run_file import plain
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, takes_option
@@ -103,6 +103,9 @@ class Machine:
         self.sheets = (sheet,)
         self.capacity_bytes: float | None = predictor.capacity_bytes
         self.useful_flop = self.workload.training_flop(problem.global_batch_size, self.num_layers)
+        self.usd_per_hour = usd_per_hour_of(self.sheets, problem.world_size)
+        seq_len = getattr(self.workload, "seq_len", None)
+        self.tokens = None if seq_len is None else problem.global_batch_size * seq_len
         self._watts = watts_of(self.sheets)
 
     @cached_property
@@ -153,17 +156,20 @@ class Machine:
             useful_flop: of a step whose experts drop tokens; the workload's where None.
             tokens: that it trains on; those of the batch where None.
         """
-        problem, peak, seq_len = self.problem, self.predictor.peak_flop_per_s, getattr(self.workload, "seq_len", None)
-        useful_flop = self.useful_flop if useful_flop is None else useful_flop
-        if tokens is None and seq_len is not None:
-            tokens = problem.global_batch_size * seq_len
-        rate = None if tokens is None or not step_time_s else tokens / step_time_s
-        dollars = dollars_of(self.sheets, problem.world_size, step_time_s)
+        found = _Step(
+            step_time=step_time_s,
+            useful_flop=self.useful_flop if useful_flop is None else useful_flop,
+            tokens_trained=self.tokens if tokens is None else tokens,
+            world_size=self.problem.world_size,
+            peak_flop_per_s=self.predictor.peak_flop_per_s,
+            usd_per_hour=self.usd_per_hour,
+        )
+        rate, dollars = found.tokens_per_second, found.dollars
         return {
             "step_time_s": step_time_s,
-            "mfu": useful_flop / (step_time_s * problem.world_size * peak) if peak and step_time_s else None,
+            "mfu": found.mfu if step_time_s else None,
             "tokens_per_second": rate,
-            "tokens_per_second_per_rank": None if rate is None else rate / problem.world_size,
+            "tokens_per_second_per_rank": found.tokens_per_second_per_rank,
             "dollars": dollars,
             "tokens_per_dollar": rate * step_time_s / dollars if rate and dollars else None,
             "energy_joules": self.joules(step_time_s, busy_s),
@@ -175,6 +181,10 @@ class Machine:
             return None
         rated, idle = (float(watts[0]) for watts in self._watts)
         return busy_s * rated + (self.problem.world_size * step_time_s - busy_s) * idle
+
+
+class _Step(SimpleNamespace, FiguresOfStep):
+    """A step of a problem: what its figures follow from, by the names of `Run`."""
 
 
 @lru_cache(maxsize=8)
