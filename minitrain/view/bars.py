@@ -13,7 +13,7 @@ The number that is written on a bar, and the text that appears when the mouse is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from types import MappingProxyType
@@ -152,20 +152,15 @@ class Bars:
 
     def take(self, chosen: Ints | Bools) -> Bars:
         """Return some of the bars."""
-        return Bars(
-            self.timeline,
-            self.step_end,
-            self.rank[chosen],
-            self.start[chosen],
-            self.duration[chosen],
-            self.kind[chosen],
-            self.lane[chosen],
-            self.event[chosen],
-            self.last[chosen],
-            self.gap[chosen],
-            self.kinds,
-            self.gaps,
-        )
+        return replace(self, **{name: getattr(self, name)[chosen] for name in _OF_EACH_BAR})
+
+
+_OF_EACH_BAR = ("rank", "start", "duration", "kind", "lane", "event", "last", "gap")
+
+
+def rows_of(*columns: Any) -> Iterator[Any]:
+    """Return what arrays of equal length say of each place, as Python's numbers."""
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def make_bars(timeline: Timeline, step_end: float | None = None, gaps: Gaps | None = None) -> Bars:
@@ -241,12 +236,7 @@ def _crowded_ranks(timeline: Timeline, chosen: Bools) -> Bools:
 def _packed(timeline: Timeline, chosen: Ints) -> Ints:
     """Return the first free lane for each event, in the order of time, or the last lane where none is free."""
     order = np.lexsort((timeline.time[chosen], timeline.rank[chosen]))
-    rows = zip(
-        timeline.rank[chosen][order].tolist(),
-        timeline.time[chosen][order].tolist(),
-        timeline.end[chosen][order].tolist(),
-        strict=True,
-    )
+    rows = rows_of(*(column[chosen][order] for column in (timeline.rank, timeline.time, timeline.end)))
     tolerance = _ROUNDING * timeline.last_end
     packed, current = [], -1
     busy: list[tuple[float, int]] = []

@@ -43,6 +43,7 @@ from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind
 from minitrain.run.analysis.retiming import collectives, messages
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, Trace, as_timeline
 from minitrain.tensors.index_sets import ranges
+from minitrain.view.bars import rows_of
 from minitrain.workloads.matmul import MATMUL_LAYER
 
 BY_KIND = "memory of"  # Perfetto appends the kind: "memory of weights"
@@ -118,19 +119,9 @@ def _slices(timeline: Timeline, clock: Micros, bytes_per_element: float) -> Iter
     samples = [f',"samples":"{ranges(numbers)}"' if numbers else "" for numbers in timeline.sample_sets]
     layers = _Layers(timeline)
     first = _first_thread(timeline)
-    rows = zip(
-        timeline.typ.tolist(),
-        timeline.stream.tolist(),
-        timeline.rank.tolist(),
-        clock.start.tolist(),
-        clock.duration.tolist(),
-        (timeline.memory * bytes_per_element).tolist(),
-        timeline.layer.tolist(),
-        timeline.samples.tolist(),
-        _details(timeline),
-        strict=True,
-    )
-    for typ, stream, rank, start, length, memory, layer, sample, detail in rows:
+    line, memories = timeline, timeline.memory * bytes_per_element
+    rows = rows_of(line.typ, line.stream, line.rank, clock.start, clock.duration, memories, line.layer, line.samples)
+    for (typ, stream, rank, start, length, memory, layer, sample), detail in zip(rows, _details(line), strict=True):
         of_layer = "" if layer == NO_LAYER else layers[layer]
         yield (
             f'{heads[typ]}{cats[stream]},"pid":{rank},"tid":{first + stream},"ts":{start},"dur":{length},'
@@ -166,7 +157,7 @@ def _details(timeline: Timeline) -> list[str]:
         details[gaps.event[gap]] += f',"idle_before":"{GAP_KINDS[gaps.kind[gap]]}","idle_for":"{gaps.reason(gap)}"'
     for place in np.flatnonzero(timeline.recomputed).tolist():
         details[place] += ',"recomputed":true'
-    for made, given in zip(*(ends.tolist() for ends in _results(timeline)), strict=True):
+    for made, given in rows_of(*_results(timeline)):
         details[given] += f',"given_result_of":{json.dumps(timeline.typs[timeline.typ[made]])}'
     return details
 
@@ -198,15 +189,10 @@ def _chains(name: str, members: Ints, places: Ints, timeline: Timeline, clock: M
     first = _first_thread(timeline)
     lines = [
         f'"cat":"{name}","name":"{name}","pid":{rank},"tid":{first + stream},"ts":{start}}}'
-        for rank, stream, start in zip(
-            timeline.rank[members].tolist(),
-            timeline.stream[members].tolist(),
-            clock.start[members].tolist(),
-            strict=True,
-        )
+        for rank, stream, start in rows_of(timeline.rank[members], timeline.stream[members], clock.start[members])
     ]
     lasts = (clock.duration[members] > 0).tolist()
-    for begin, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
+    for begin, end in rows_of(places[:-1], places[1:]):
         if end - begin < 2 or not all(lasts[begin:end]):
             continue
         ident = f'"id":{first_id + begin},'
@@ -220,9 +206,8 @@ def memory_counters(timeline: Timeline, bytes_per_element: float) -> Iterator[st
     """Write each rank's memory whenever it changes."""
     changed = np.ones(timeline.num_events, dtype=bool)
     changed[1:] = (np.diff(timeline.memory) != 0) | (np.diff(timeline.rank) != 0)
-    at = as_micros(nanoseconds(timeline.sampled[changed])).tolist()
-    size = (timeline.memory[changed] * bytes_per_element).tolist()
-    for rank, start, memory in zip(timeline.rank[changed].tolist(), at, size, strict=True):
+    at = as_micros(nanoseconds(timeline.sampled[changed]))
+    for rank, start, memory in rows_of(timeline.rank[changed], at, timeline.memory[changed] * bytes_per_element):
         yield f'{{"ph":"C","name":"memory","pid":{rank},"ts":{start},"args":{{"bytes":{memory:.0f}}}}}'
 
 
@@ -233,10 +218,10 @@ def kind_counters(timeline: Timeline, journals: Journals, bytes_per_element: flo
         if not curves:
             continue
         heads = [f"{json.dumps(name)}:" for name in curves]
-        at = as_micros(nanoseconds(next(iter(curves.values())).time)).tolist()
-        sizes = [np.rint(curve.memory * bytes_per_element).astype(np.int64).tolist() for curve in curves.values()]
+        at = as_micros(nanoseconds(next(iter(curves.values())).time))
+        sizes = [np.rint(curve.memory * bytes_per_element).astype(np.int64) for curve in curves.values()]
         head = f'{{"ph":"C","name":"{BY_KIND}","pid":{rank},"ts":'
-        for start, values in zip(at, zip(*sizes, strict=True), strict=True):
+        for start, *values in rows_of(at, *sizes):
             args = ",".join(f"{name}{value}" for name, value in zip(heads, values, strict=True))
             yield f'{head}{start},"args":{{{args}}}}}'
 

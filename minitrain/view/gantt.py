@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -225,32 +225,18 @@ def drawn_bars(bars: Bars, view: View, journals: Journals = ()) -> Drawing:
 
 def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Properties]:
     """Return one bar trace a kind, over time in `unit` s, on rows 0 to num_ranks - 1 of `axis`."""
-    center, width = lane_geometry(bars.num_lanes)
     numbers = np.where(_has_common_label(bars), NONE, bar_labels(bars))
     traces = []
-    for code, kind in enumerate(bars.kinds):
-        chosen = np.flatnonzero(bars.kind == code)
-        if not len(chosen):
-            continue
-        part = bars.take(chosen)
-        traces.append(
-            bar(
-                name=kind.name,
-                legendgroup=kind.name,
-                orientation="h",
-                base=(part.start / unit).tolist(),
-                x=part.duration / unit,
-                y=part.rank + center[part.lane],
-                width=width[part.lane] if bars.num_lanes > 1 else _MAIN_LANE,
-                text=_texts(numbers[chosen]),
-                **_text_style(kind.ink),
-                hovertext=hover_texts(part, view.bytes_per_element),
-                hoverinfo="text",
-                marker=_marker(kind.color, kind.pattern),
-                yaxis=axis,
-                cliponaxis=True,
-            )
-        )
+    for kind, part, trace in _traces_of_kinds(bars, numbers, bars.num_lanes, unit):
+        own = {
+            **({} if bars.num_lanes > 1 else {"width": _MAIN_LANE}),
+            "hovertext": hover_texts(part, view.bytes_per_element),
+            "hoverinfo": "text",
+            "marker": {"line": {"width": 0}, **_fill(kind)},
+            "yaxis": axis,
+            "cliponaxis": True,
+        }
+        traces.append(trace | own)
     return traces
 
 
@@ -258,29 +244,35 @@ def microbatch_labels(bars: Bars, unit: float) -> list[Properties]:
     """Return one number for all consecutive layers of a microbatch, whose bars are too short for one each."""
     whole = merged(bars)
     whole = whole.take(np.flatnonzero((whole.last != whole.event) & (bar_labels(whole) != NONE)))
-    center, width = lane_geometry(bars.num_lanes)
-    traces = []
+    unseen = {"showlegend": False, "hoverinfo": "skip", "marker": {"color": "rgba(0,0,0,0)", "line": {"width": 0}}}
+    return [trace | unseen for *_, trace in _traces_of_kinds(whole, bar_labels(whole), bars.num_lanes, unit)]
+
+
+def _traces_of_kinds(bars: Bars, numbers: Ints, num_lanes: int, unit: float) -> Iterator[tuple[Kind, Bars, Properties]]:
+    """Yield each kind that bars have, these bars, and their trace with numbers in the middle, where they fit."""
+    center, width = lane_geometry(num_lanes)
     for code, kind in enumerate(bars.kinds):
-        part = whole.take(whole.kind == code)
-        if not len(part):
-            continue
-        traces.append(
-            bar(
-                name=kind.name,
-                legendgroup=kind.name,
-                showlegend=False,
-                orientation="h",
-                base=(part.start / unit).tolist(),
-                x=part.duration / unit,
-                y=part.rank + center[part.lane],
-                width=width[part.lane],
-                text=_texts(bar_labels(part)),
-                **_text_style(kind.ink),
-                hoverinfo="skip",
-                marker={"color": "rgba(0,0,0,0)", "line": {"width": 0}},
+        chosen = np.flatnonzero(bars.kind == code)
+        if len(chosen):
+            part = bars.take(chosen)
+            yield (
+                kind,
+                part,
+                bar(
+                    name=kind.name,
+                    legendgroup=kind.name,
+                    orientation="h",
+                    base=(part.start / unit).tolist(),
+                    x=part.duration / unit,
+                    y=part.rank + center[part.lane],
+                    width=width[part.lane],
+                    text=["" if number == NONE else str(number) for number in numbers[chosen].tolist()],
+                    textposition="inside",
+                    insidetextanchor="middle",
+                    textangle=0,
+                    insidetextfont={"color": kind.ink, "size": 11},
+                ),
             )
-        )
-    return traces
 
 
 def _has_common_label(bars: Bars) -> Bools:
@@ -296,12 +288,6 @@ def _has_common_label(bars: Bars) -> Bools:
     return found
 
 
-def _text_style(ink: str) -> dict[str, Any]:
-    """Return the style of the number on a bar: in the middle, and hidden where it does not fit."""
-    font = {"color": ink, "size": 11}
-    return {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont": font}
-
-
 def lane_geometry(num_lanes: int) -> tuple[Floats, Floats]:
     """Return the centre (from the row's middle, downwards) and the height of each lane, in rows."""
     if num_lanes == 1:
@@ -313,17 +299,10 @@ def lane_geometry(num_lanes: int) -> tuple[Floats, Floats]:
     return top + width / 2 - _MAIN_LANE / 2, width
 
 
-def _marker(color: str, pattern: str) -> dict[str, Any]:
+def _fill(kind: Kind) -> dict[str, Any]:
     """Return the fill of a kind of bar."""
-    marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
-    if pattern:
-        marker["pattern"] = {"shape": pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
-    return marker
-
-
-def _texts(numbers: Ints) -> list[str]:
-    """Return the number to write on each bar, or nothing."""
-    return ["" if number == NONE else str(number) for number in numbers.tolist()]
+    pattern = {"shape": kind.pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
+    return {"color": kind.color} | ({"pattern": pattern} if kind.pattern else {})
 
 
 def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Properties:
@@ -459,10 +438,7 @@ def _legend(runs: list[_Run], exact: set[str]) -> list[Properties]:
 
 
 def _legend_entry(kind: Kind) -> Properties:
-    marker: dict[str, Any] = {"color": kind.color}
-    if kind.pattern:
-        marker["pattern"] = {"shape": kind.pattern, "size": 6, "solidity": 0.12, "fgcolor": "#666666"}
-    return bar(x=[None], y=[None], name=kind.name, legendgroup=kind.name, orientation="h", marker=marker)
+    return bar(x=[None], y=[None], name=kind.name, legendgroup=kind.name, orientation="h", marker=_fill(kind))
 
 
 def _memory(place: int, run: _Run, unit: float, axis: str) -> Properties:
