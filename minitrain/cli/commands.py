@@ -142,7 +142,7 @@ _MANY_RANKS = 64  # of fewer, nobody waits
 _LOOKS_EVERY_S = 0.2  # for files that were saved
 
 
-def compare(strategy: list[str] | None = None, *, given: Given, shared_script: bool = False) -> None:
+def compare(strategy: list[str] | None = None, *, given: Given, shared_script: bool = False) -> None:  # noqa: ARG001  (of no more use)
     """Simulate a training step of several strategies, and print which is fastest.
 
     Pages, Chrome traces and event logs are written into traces/ unless --no-trace is given. With several machines
@@ -177,11 +177,7 @@ def compare(strategy: list[str] | None = None, *, given: Given, shared_script: b
         else:
             out = _folder(given, traces)
             comparison = compared(given.hardware)
-            pages = {
-                "shared_script": shared_script,
-                "pages_alone": traces is Traces.PAGES,
-                "all_ranks": bool(given.trace),
-            }
+            pages = {"pages_alone": traces is Traces.PAGES, "all_ranks": bool(given.trace)}
             write = functools.partial(write_comparison, comparison, out, **pages)
             written = [] if traces is Traces.NONE else _written(write, out, progress)
     if len(machines) > 1:

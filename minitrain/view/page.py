@@ -22,7 +22,7 @@ from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.memory_over_time import Journals
 from minitrain.run.analysis.timeline import Timeline, Trace, as_timeline
-from minitrain.view.bars import USES, make_bars
+from minitrain.view.bars import USES, Bars, make_bars
 from minitrain.view.explanation_panel import Line, explanation_panel, lines_table, section
 from minitrain.view.layout import OUT_OF_MEMORY, Drawing, View, figure_json, link_panel, page_json, plotly_script
 from minitrain.view.timeline import timeline_data, timeline_script
@@ -76,13 +76,18 @@ def write_html(
         The path.
     """
     view = view or View()
-    explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_end, journals=journals)
-    bars = make_bars(explained.timeline, view.step_end, explained.gaps)
+    _shared_script(include_plotlyjs)
+    explained, bars = _explained(trace, view, journals)
     below = "" if view.links is None else link_panel(view.links)
     body = view.panel + explanation_panel(explained, view)
-    _shared_script(include_plotlyjs)
     picture = {"name": "", "data": timeline_data(bars, view, explained, journals)}
     return write_timelines(path, [picture], view.title, body, view.facts, below)
+
+
+def _explained(trace: Trace, view: View, journals: Journals) -> tuple[Explanation, Bars]:
+    """Return why the ranks of a run wait, and its bars."""
+    found = Explanation(as_timeline(trace), view.bytes_per_element, view.step_end, journals=journals)
+    return found, make_bars(found.timeline, view.step_end, found.gaps)
 
 
 def write_timelines(
@@ -149,7 +154,6 @@ def write_compare_html(
     table: Sequence[Row] | None = None,
     notes: Sequence[str] = (),
     links: Mapping[str, str] | None = None,
-    include_plotlyjs: bool | str = True,
 ) -> Path:
     """Write a comparison as an HTML page: a table of all runs above their figure.
 
@@ -161,7 +165,6 @@ def write_compare_html(
         table: rows of column title -> text, the first column the name; made from the traces if None.
         notes: what to know of the table, a sentence each.
         links: address of a run's own page by name.
-        include_plotlyjs: as for `minitrain.view.page.write_html`.
 
     Returns:
         The path.
@@ -171,7 +174,6 @@ def write_compare_html(
     said = f"<p>{'<br>'.join(map(html.escape, notes))}</p>" if notes else ""
     body = f'<div class="wide">{html_table(rows, links or {})}</div>{said}'
     body += _time_of_runs(traces, views or {}, links or {})
-    _shared_script(include_plotlyjs)
     return write_timelines(path, pictures, title, body)
 
 
@@ -187,8 +189,7 @@ def run_picture(
         marks: frames around operations, as `mountTimeline` of the script takes them.
         journals: every change of every store, for memory by kind, if they were kept.
     """
-    explained = Explanation(as_timeline(trace), view.bytes_per_element, view.step_end, journals=journals)
-    bars = make_bars(explained.timeline, view.step_end, explained.gaps)
+    explained, bars = _explained(trace, view, journals)
     facts = view.subtitle or f"step {duration(bars.step_end)}"
     return {"name": name, "facts": facts, "data": timeline_data(bars, view, explained, journals), "marks": marks}
 

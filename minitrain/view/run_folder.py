@@ -249,10 +249,7 @@ def title_of(comparison: Comparison) -> str:
 
 
 def write_comparison_page(
-    comparison: Comparison,
-    path: str | PathLike[str],
-    links: Mapping[str, str] | None = None,
-    include_plotlyjs: bool | str = True,
+    comparison: Comparison, path: str | PathLike[str], links: Mapping[str, str] | None = None
 ) -> Path:
     """Write a page of all runs; names with a link lead to the run's own page."""
     runs = comparison.succeeded
@@ -264,7 +261,6 @@ def write_comparison_page(
         table=table_rows(comparison),
         notes=notes_of_all(comparison),
         links=links,
-        include_plotlyjs=include_plotlyjs,
     )
 
 
@@ -280,7 +276,6 @@ def folder_name(name: str) -> str:
 def write_run(
     run: Run,
     parent: str | PathLike[str],
-    include_plotlyjs: bool | str = True,
     name: str | None = None,
     *,
     page_alone: bool = False,
@@ -293,7 +288,6 @@ def write_run(
     Args:
         run: the run.
         parent: the folder to make that folder in; it is made if it does not exist.
-        include_plotlyjs: as for `Run.write_html`.
         name: of the folder, if not after the strategy.
         page_alone: write the page only, into a folder of its own: "ddp-folded".
         all_ranks: write every rank, however large the run is; otherwise page and Chrome trace of a large run show some
@@ -317,9 +311,9 @@ def write_run(
     files = (PAGE,) if page_alone else (PAGE, CHROME_TRACE) if has_no_log else (PAGE, CHROME_TRACE, RUN_FILE)
     with TemporaryFolder(f".{target.name}.", parent) as made:
         if excerpt is not None:
-            excerpt.write(Path(made, PAGE), Path(made, CHROME_TRACE), view_of(run), include_plotlyjs)
+            excerpt.write(Path(made, PAGE), Path(made, CHROME_TRACE), view_of(run))
         else:
-            run.write_html(Path(made, PAGE), include_plotlyjs)
+            run.write_html(Path(made, PAGE))
             if CHROME_TRACE in files:
                 run.write_chrome_trace(Path(made, CHROME_TRACE))
         if RUN_FILE in files:
@@ -351,7 +345,6 @@ def write_comparison(
     comparison: Comparison,
     parent: str | PathLike[str],
     *,
-    shared_script: bool = False,
     pages_alone: bool = False,
     all_ranks: bool = True,
 ) -> Sequence[Path]:
@@ -360,7 +353,6 @@ def write_comparison(
     Args:
         comparison: the runs.
         parent: the folder to write to; it is made if it does not exist.
-        shared_script: no longer of use: pages of runs have no script to share.
         pages_alone: write no other files of the runs.
         all_ranks: as for `write_run`.
 
@@ -370,16 +362,15 @@ def write_comparison(
     names: dict[str, str] = {}  # folders by strategy: names that differ may be called alike
     for run in comparison.succeeded:
         names[run.strategy] = _unused(folder_name(run.strategy), names.values())
-    script = "parent" if shared_script else True
     folders = {
-        run.strategy: write_run(run, parent, script, names[run.strategy], page_alone=pages_alone, all_ranks=all_ranks)
+        run.strategy: write_run(run, parent, names[run.strategy], page_alone=pages_alone, all_ranks=all_ranks)
         for run in comparison.succeeded
     }
     if not folders:
         return []
     links = {name: f"{folder.name}/{PAGE}" for name, folder in folders.items()}
     page = Path(parent, COMPARISON_PAGE)
-    return [write_comparison_page(comparison, page, links, "directory" if shared_script else True), *folders.values()]
+    return [write_comparison_page(comparison, page, links), *folders.values()]
 
 
 MOST_WRITTEN = 50_000
@@ -405,18 +396,17 @@ class Excerpt:
     places: Sequence[int]
     note: str
 
-    def write(self, page: Path, chrome_trace: Path, view: View, include_plotlyjs: bool | str) -> None:
+    def write(self, page: Path, chrome_trace: Path, view: View) -> None:
         """Write a page and a Chrome trace.
 
         Args:
             page: where the page goes.
             chrome_trace: where the trace goes.
             view: words and units of the run.
-            include_plotlyjs: as for `minitrain.view.page.write_html`.
         """
         rows = [view.ranks_of_rows[place] for place in self.places] if view.ranks_of_rows else [[r] for r in self.ranks]
         drawn = replace(view, facts=[*view.facts, self.note], ranks_of_rows=rows)
-        write_html(page, self.timeline, drawn, include_plotlyjs)
+        write_html(page, self.timeline, drawn)
         write_chrome_trace(chrome_trace, self.timeline, view.bytes_per_element)
 
 

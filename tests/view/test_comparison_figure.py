@@ -97,10 +97,10 @@ def test_the_error_of_a_failed_run_has_the_rest_of_its_row() -> None:
 
 
 def test_a_comparison_page_has_its_table_above_its_figure(tmp_path: Path) -> None:
-    path = write_compare_html(tmp_path / "all.html", _RUNS, title="three", include_plotlyjs="directory")
+    path = write_compare_html(tmp_path / "all.html", _RUNS, title="three")
     text = path.read_text()
     assert text.index('<table class="runs">') < text.index('id="timeline"')
     assert [entry.name for entry in tmp_path.iterdir()] == ["all.html"]
     assert "<title>three</title>" in text
-    given = write_compare_html(tmp_path / "own.html", _RUNS, table=[{"name": "mine"}], include_plotlyjs="directory")
+    given = write_compare_html(tmp_path / "own.html", _RUNS, table=[{"name": "mine"}])
     assert ">mine</td>" in given.read_text()
