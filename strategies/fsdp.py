@@ -1,7 +1,7 @@
 """FSDP (Zhao et al. 2023, figures 1 and 5): a unit is whole while it is at work, and the next is gathered meanwhile."""
 
 from collections import deque
-from collections.abc import Awaitable, Hashable, MutableMapping
+from collections.abc import Awaitable, Hashable, Iterable, MutableMapping
 from typing import Any
 
 from minitrain.errors import StrategyError
@@ -38,13 +38,16 @@ async def fsdp(
             unit stays in any case, as backward begins with it.
         recompute: what backward computes again: "none", "selective" or "full" (see `Model.forward`).
         offload: what lies in the host's memory while it is not at work: "activations", "optimizer" (the state), or
-            None. Each moves beside the unit before the one that needs it.
+            None. Each moves beside the unit before the one that needs it. With "optimizer_step" the state stays there
+            and the host takes the step, as DeepSpeed's `offload_optimizer` does (ZeRO-Offload, figure 4): gradients
+            leave as they are reduced, and weights come back when the host has updated them.
     """
     model.recompute = recompute
     require_range("replicas", replicas, model.world_size, "fsdp")
     require_range("tp", tp, model.world_size, "fsdp")
-    if offload not in (None, "activations", "optimizer"):
-        raise StrategyError(f'offload must be "activations", "optimizer" or None for fsdp, got {offload!r}')
+    if offload not in (None, "activations", "optimizer", "optimizer_step"):
+        choices = '"activations", "optimizer", "optimizer_step" or None'
+        raise StrategyError(f"offload must be {choices} for fsdp, got {offload!r}")
     require_multiple("world_size", model.world_size, "replicas x tp", replicas * tp, "fsdp")
     mesh = model.mesh(replica=replicas, dp=model.world_size // (replicas * tp), tp=tp)
     shards, copies, parts = mesh.group("dp"), mesh.group("replica"), Parts(model, mesh.group("tp"), sequence_parallel)
@@ -60,6 +63,8 @@ async def fsdp(
     sums: deque[Awaitable[list[WeightGrad]]] = deque()
     offloads: deque[tuple[MutableMapping[Any, Any], int, Awaitable[Any]]] = deque()
     fetches: deque[tuple[int, Awaitable[Any]]] = deque()
+    leaving: dict[int, Awaitable[Any]] = {}  # gradients on their way to the host
+    steps_on_host, is_shared = offload == "optimizer_step", replicas * tp > 1  # with ranks that sum at the end
     before = dict(zip(units[1:], units, strict=False))  # the unit before each
 
     def whole(layer: int) -> Hashable:
@@ -95,8 +100,27 @@ async def fsdp(
             unit.append(grad.layer)
             grad_weights["shard"] = grad
             grad_weights[unit[-1]] = add(grad_weights.get(unit[-1]), grad_weights.pop("shard"))
-        if is_last:  # of the step: each copy has seen all its samples
+        if is_last and steps_on_host and not is_shared:
+            await free_gradients()
+            leave(unit)
+        if is_last and replicas > 1:  # of the step: each copy has seen all its samples
             sums.append(model.launch(model.all_reduce([grad_weights[layer] for layer in unit], unit[0], group=copies)))
+
+    def leave(layers: Iterable[int]) -> None:
+        leaving.update((layer, model.launch(model.offload(grad_weights[layer]))) for layer in layers)
+
+    async def free_gradients() -> None:
+        """Wait for gradients that have left, and free them."""
+        for layer in [*leaving]:
+            model.host["grad", layer] = await leaving.pop(layer)
+            del grad_weights[layer]
+
+    async def update_on_host(layer: int) -> None:
+        grad, weight = model.host["grad", layer], model.host["weight", layer]
+        await model.update_on_host(grad, weight, model.host[layer])
+        del model.host["grad", layer], grad, weights[layer]
+        weights[layer] = await model.fetch(weight)
+        model.set_final_weight(layer, weights[layer])
 
     def start_offload(unit: range, store: MutableMapping[Any, Any]) -> None:
         offloads.extend((store, layer, model.launch(model.offload(store[layer]))) for layer in unit)
@@ -137,14 +161,16 @@ async def fsdp(
         weights[layer], opt_states[layer] = model.load_weights(
             layer, shards.index, shards.size, part=parts.index, num_parts=tp
         )
-        if offload == "optimizer":
+        if offload in ("optimizer", "optimizer_step"):
             await finish_offloads()
             start_offload(range(layer, layer + 1), opt_states)
+        if steps_on_host:
+            model.host["weight", layer] = await model.offload(weights[layer])
     await finish_offloads()
     gather_next()
 
     for samples in batches:
-        is_last = replicas > 1 and samples == batches[-1]
+        is_last = samples == batches[-1]
         activations[0] = model.get_input_activation(samples)
         for unit in units:
             await unshard(unit)
@@ -183,8 +209,11 @@ async def fsdp(
             await finish_fetches(unit, opt_states)
             start_fetch(before.get(unit, range(0)))
         for layer in unit:
-            if layer > 0:  # norms and biases have seen a shard of the sequence on each rank
+            if layer > 0 and layer in grad_weights:  # norms and biases have seen a shard of the sequence on each rank
                 grad_weights[layer] = await parts.sum_common(grad_weights[layer], layer)
+            if steps_on_host:
+                leave([layer] if layer in grad_weights and layer not in leaving else ())
+                continue
             weights[layer], opt_states[layer] = model.update(
                 layer, grad_weights[layer], weights[layer], opt_states[layer]
             )
@@ -194,4 +223,7 @@ async def fsdp(
         if offload == "optimizer":
             start_offload(unit, opt_states)
     await finish_offloads()
+    await free_gradients()
+    for layer in (layer for unit in reversed(units) for layer in unit if steps_on_host):
+        await update_on_host(layer)
     return model

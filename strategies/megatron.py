@@ -60,6 +60,8 @@ async def megatron(
     capacity_factor: float | None = None,
     overlap_experts: bool = True,
     sum_tied: bool = False,
+    optimizer_offload_fraction: float = 0,
+    overlap_cpu_optimizer_d2h_h2d: bool = False,
 ) -> Model:
     """Train pipelines whose layers are divided by tensor parallelism, and replicas that share the global_batch_size.
 
@@ -110,6 +112,10 @@ async def megatron(
             have pairs ("combined_1f1b", "dualpipe_v").
         sum_tied: whether the gradient of a table that embedding and head share is summed over both, also where they lie
             on two ranks or others hold them too, as training needs; published runs are priced without.
+        optimizer_offload_fraction: share of the parameters, from the first on, whose state lies in the host's memory
+            and which the host updates, by whole layers.
+        overlap_cpu_optimizer_d2h_h2d: whether the host updates a layer while gradients of later ones come to it, and
+            weights of earlier ones go back.
     """
     model.recompute = recompute
     require_range("num_chunks", num_chunks, model.num_layers, "megatron")
@@ -132,7 +138,12 @@ async def megatron(
     ]
     costs = None if pass_costs is None else tuple(pass_costs)
     order = schedule_of(schedule, pp, len(batches), num_chunks, costs)
-    overlaps: dict[str, Any] = {"overlap_replicas": overlap_replicas, "sum_tied": sum_tied}
+    overlaps: dict[str, Any] = {
+        "overlap_replicas": overlap_replicas,
+        "sum_tied": sum_tied,
+        "host_fraction": optimizer_offload_fraction,
+        "overlap_host": overlap_cpu_optimizer_d2h_h2d,
+    }
     held = HeldLayers(model, division, zero, len(batches), "megatron", **overlaps)
     in_pairs = overlap_experts and ep > 1 and order.has_pairs
     routing = Routing(imbalance, capacity_factor)

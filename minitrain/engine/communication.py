@@ -31,7 +31,7 @@ from minitrain.engine.protocol import Group, Mesh, require_axes
 from minitrain.engine.strategy_model import StrategyModel
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.machine.price import PENDING
-from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, RECV, SEND, STREAM, STRIDE, WRITE, Note, Stream
+from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, ON_HOST, RECV, SEND, STREAM, STRIDE, Note, Stream
 from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
@@ -410,7 +410,7 @@ class Communication(HostMemory):
                 "this rank's own operations, and send tensors to other ranks"
             )
             raise TensorTypeError(message, rank=self._rank, op=op)
-        if launched.op in (SEND, "barrier", OFFLOAD, WRITE):
+        if launched.op in (SEND, "barrier", OFFLOAD, *ON_HOST):
             message = (
                 f"{op} on rank {self._rank} needs a tensor, got the launched {launched.op}, which gives none; await it"
             )

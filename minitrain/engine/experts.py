@@ -319,7 +319,7 @@ def backward_experts(
 
 def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) -> tuple[Any, Any]:
     """Take an optimizer step on a piece of a layer with experts, or on the shards of it that this rank holds."""
-    _law_of_update(model, weight, weight_grad, state)
+    law_of_update(model, weight, weight_grad, state)
     laws.require_whole_matrices(model, weight.layer, weight)
     layer, division = weight.layer, division_of(weight)
     price = model._runtime_predictor.update(len(weight.shards), weight.num_shards, layer, division)  # type: ignore[arg-type]  # as workloads take it
@@ -556,7 +556,7 @@ def _law_of_backward(model: RankState, op: str, layer: int, tokens: Any, grad: A
         raise broken(model, op, f"inp must be copies for one part of the experts, got {describe(tokens)}", layer)
 
 
-def _law_of_update(model: RankState, weight: Any, weight_grad: Any, state: Any) -> None:
+def law_of_update(model: RankState, weight: Any, weight_grad: Any, state: Any) -> None:
     """Require gradient and state of the same piece as the weight; the laws of every update are checked before."""
     kinds = _OF_PIECE.get(type(weight))
     if kinds is None:

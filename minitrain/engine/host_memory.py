@@ -1,4 +1,4 @@
-"""Moving tensors to the host's memory, back, and on to the storage, beside computing: `offload`, `fetch` and `write`.
+"""What the host does beside the device: `offload`, `fetch`, `write`, and an optimizer's step, `update_on_host`.
 
 Each direction has a stream of its own, priced by the link to the host. `offload` gives an `OnHost`. Store it in
 `model.host`: it counts as host memory from its offload on, until it is deleted there. `fetch` makes the tensor again on
@@ -13,6 +13,12 @@ the device; the copy on the host stays until it is deleted, so that weights can 
     model.host[layer] = await model.offload(weights[layer])
     writes[layer] = model.launch(model.write(model.host[layer]))
     del model.host[layer]
+
+`update_on_host` takes the step of what lies there, in place, by the host's processor: weight and state are one step on
+when it ends, and the strategy fetches the weight.
+
+    await model.update_on_host(model.host["grad", layer], model.host["weight", layer], model.host["state", layer])
+    weights[layer] = await model.fetch(model.host["weight", layer])
 """
 
 from __future__ import annotations
@@ -20,15 +26,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, TypeVar, cast
 
+from minitrain.engine import laws
+from minitrain.engine.experts import law_of_update
 from minitrain.engine.operations import Launched, Operation, PeerStream, samples_of
 from minitrain.engine.state import RankState
 from minitrain.engine.stores import Account, Store
-from minitrain.errors import HardwareConfigError, LawError, OutOfMemoryError, TensorTypeError
+from minitrain.errors import HardwareConfigError, LawError, OutOfMemoryError, StrategyError, TensorTypeError
 from minitrain.machine.price import Price
-from minitrain.operations import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, WRITE, Stream
+from minitrain.operations import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, UPDATE_ON_HOST, WRITE, Stream
 from minitrain.operations.collectives import describe
 from minitrain.tensors import FIELDS
 from minitrain.tensors.fields import OnHost, copy_to_device, copy_to_host
+from minitrain.tensors.placed import PIECES
 
 T = TypeVar("T")
 
@@ -105,6 +114,7 @@ class HostMemory(RankState):
     _host: HostStore | None = None
     written: tuple[Any, ...] = ()
     _host_streams: dict[str, PeerStream]
+    _last_update: Operation | None = None
     _operation_kind: type[Operation]
 
     @property
@@ -168,6 +178,20 @@ class HostMemory(RankState):
         """
         await self._write(v)
 
+    async def update_on_host(self, weight_grad: OnHost, weight: OnHost, opt_state: OnHost) -> None:
+        """Take an optimizer step of what lies in the host's memory, in place, at the host's rate (see `mem2`).
+
+        Args:
+            weight_grad: gradient over all samples.
+            weight: the weight.
+            opt_state: its optimizer state, with the master weight where there is one.
+
+        Raises:
+            LawError: one is not in `model.host`, or the update is not legal on a device.
+            HardwareConfigError: the hardware says nothing of a host.
+        """
+        await self._update_on_host([weight_grad, weight, opt_state])
+
     def _of_host(self, name: str, op: str) -> Any:
         """Return what the predictor says of the host."""
         found = getattr(self._runtime_predictor, name, None)
@@ -203,8 +227,25 @@ class HostMemory(RankState):
         self.written = (*self.written, tensor)
         return self._copy(WRITE, v, v._units, None, tensor)
 
+    def _update_on_host(self, given: list[Any]) -> Operation:
+        """Submit an optimizer step by the host: it reads gradient and state, and writes state and weight."""
+        for value in given:
+            self._require_stored(UPDATE_ON_HOST, value, "on the device")
+        if self._semantics is not None:
+            raise StrategyError("steps of a strategy's own are the device's; use update", rank=self._rank)
+        tensors = grad, weight, state = [copy_to_device(value) for value in given]
+        laws.update(self, grad.layer, grad, weight, state)
+        if any(tensor.__class__ in PIECES for tensor in tensors):
+            law_of_update(self, weight, grad, state)
+        laws.require_whole_matrices(self, grad.layer, weight)
+        operation = self._copy(UPDATE_ON_HOST, given, grad._units + weight._units + 2 * state._units, None, grad)
+        for value in given[1:]:
+            value.take_step()
+        self._last_update = operation
+        return operation
+
     def _require_stored(self, op: str, v: Any, elsewhere: str) -> None:
-        """Require what lies in host memory, and counts there."""
+        """Require what lies in host memory, counts there, and is not at work."""
         if not isinstance(v, OnHost):
             rule = (
                 f"{op} on rank {self._rank} takes what offload gave, got {describe(v)}, which is {elsewhere}; offload "
@@ -216,6 +257,11 @@ class HostMemory(RankState):
                 f"{op} on rank {self._rank}: what was offloaded must be in model.host, so that its memory counts, got "
                 f"{v!r}; put it there, and delete it after the {op} is submitted"
             )
+            raise LawError(rule, rank=self._rank, layer=v.layer, value=v)
+        last = self._last_update
+        memory = None if last is None else last.launched_memory
+        if last is not None and memory is not None and not memory.awaited and any(each is v for each in last.value):
+            rule = f"{op} on rank {self._rank}: {v!r} is being updated by a launched update_on_host; await that first"
             raise LawError(rule, rank=self._rank, layer=v.layer, value=v)
 
     def _copy(self, op: str, value: Any, units: int, result: Any, tensor: Any) -> Operation:

@@ -43,8 +43,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minitrain.errors import LawError, UsageError
+from minitrain.operations import UPDATE_ON_HOST
 from minitrain.operations.collectives import describe
 from minitrain.tensors import Tensor
+from minitrain.tensors.fields import copy_to_device
 
 
 class Observer:
@@ -292,6 +294,21 @@ class ContentExecutor(Executor, ABC):
                     value=tensor,
                 )
         return [tensor._content for tensor in tensors]
+
+    def communicate(self, model: Any, op: str, given: tuple[Any, ...], submit: Callable[[], Any]) -> Any:
+        """Submit it; of an update by the host, compute the contents too."""
+        operation = submit()
+        if op == UPDATE_ON_HOST:
+            self.update_on_host(model, given[0])
+        return operation
+
+    def update_on_host(self, model: Any, given: Sequence[Any]) -> None:
+        """Give weight and state on the host the contents that an update on the device would make."""
+        grad, weight, state = map(copy_to_device, given)
+        done = Computed(model, "update", (grad.layer, grad, weight, state), {}, (weight, state))
+        contents = model._arithmetic.update(done, *(kept._content for kept in given))
+        for kept, content in zip(given[1:], contents, strict=True):
+            kept._content = content
 
     def compute(
         self,

@@ -32,6 +32,7 @@ from minitrain.operations import (
     MEMORY,
     NO_SAMPLES,
     NOTE,
+    ON_HOST,
     PRICE,
     RECV,
     SAMPLES,
@@ -39,7 +40,6 @@ from minitrain.operations import (
     STRIDE,
     TIME,
     WAITED_FOR,
-    WRITE,
     Note,
     Stream,
 )
@@ -535,9 +535,9 @@ class HandedOver:
 
 
 def _account_of(operation: Operation) -> Account:
-    """Return the account of the memory that an operation is given something of: the host's, of a write."""
+    """Return the account of the memory that an operation is given something of: the host's, of what lies there."""
     model: Any = operation.model
-    return model.host._account if operation.op == WRITE else model._account  # type: ignore[no-any-return]  # of a model
+    return model.host._account if operation.op in ON_HOST else model._account  # type: ignore[no-any-return]  # of a model
 
 
 def _items(value: Any) -> list[Any]:

@@ -289,6 +289,9 @@ class StrategyModel(Protocol):
     async def receive(self, source: int, *, tag: Hashable = None) -> Any:
         """Return the oldest tensor that another rank sent (under this tag) and that was not received yet."""
 
+    async def update_on_host(self, weight_grad: OnHost, weight: OnHost, opt_state: OnHost) -> None:
+        """Take an optimizer step of what lies in the host's memory, in place, by the host's processor."""
+
     async def offload(self, v: T) -> OnHost:
         """Copy a tensor to the host's memory; free it on the device by taking it out of its store."""
 

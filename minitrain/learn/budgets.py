@@ -44,7 +44,7 @@ from minitrain.learn.replay import (
     replayed,
     states_on_host,
 )
-from minitrain.operations import COMMUNICATIONS, FETCH, LOAD_WEIGHTS, OFFLOAD
+from minitrain.operations import COMMUNICATIONS, HOST_MOVES, LOAD_WEIGHTS
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.run.analysis.labels import duration
 from minitrain.run.result import Run
@@ -323,7 +323,7 @@ _NEXT = {
 }
 """The operations of a step in their order, each as the next thing to write."""
 
-_LAUNCHED = frozenset({"send", "receive", OFFLOAD, FETCH, *COLLECTIVES})
+_LAUNCHED = frozenset({"send", "receive", *HOST_MOVES, *COLLECTIVES})
 """Communications, as steps have them."""
 
 _LIKE = {

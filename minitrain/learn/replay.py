@@ -284,7 +284,8 @@ class Player:
     def move(self, number: int, kind: str, name: Any, launched: bool) -> None:
         """Submit a copy to the host's memory, back, or to the storage."""
         model, value, submits = self.model, self.value(name), TRANSFERS[kind].submits
-        self.works[number] = model.launch(getattr(model, kind)(value)) if launched else getattr(model, submits)(value)
+        given = value if isinstance(value, list) else [value]
+        self.works[number] = model.launch(getattr(model, kind)(*given)) if launched else getattr(model, submits)(value)
 
     async def wait(self, number: int, names: Sequence[Any]) -> None:
         """Await an operation and name its results."""

@@ -170,6 +170,13 @@ class Processor(ReadOnly):
             ) from None
 
 
+UPDATE_BYTES = 30
+"""Of a parameter, what Adam's step in mixed precision reads and writes: gradient, weight, and 12 of state twice."""
+
+UPDATE_S_PER_BILLION = 0.257
+"""What a node of two Xeon 8168 takes: 2.57 s for 1e10 parameters (ZeRO-Offload, Ren et al. 2021, table 4)."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -180,12 +187,15 @@ class Memory:
         GBps: peak bandwidth, in 1e9 bytes/s.
         MB_efficiency: rows `(lower bound in 1e6 bytes, share of the peak)`, bounds strictly descending to 0.
         usable_GiB: what the driver leaves to a process, in 2^30 bytes; all of it if None.
+        update_s_per_billion: of a host, how long its processors, shared by all ranks of a node, take for Adam's step on
+            1e9 parameters in mixed precision, s; `UPDATE_S_PER_BILLION` if None.
     """
 
     GiB: Annotated[float, POSITIVE, "GiB"]
     GBps: Annotated[float, POSITIVE, "GB/s"]
     MB_efficiency: Annotated[Rows, SHARES, "[MB, share]"]
     usable_GiB: Annotated[float | None, POSITIVE, "GiB"] = None  # noqa: N815 - a unit
+    update_s_per_billion: Annotated[float | None, POSITIVE, "s"] = None
 
     @property
     def capacity_bytes(self) -> int:
@@ -197,6 +207,16 @@ class Memory:
         """Return what the driver leaves to a process, in bytes: no more than there is, where a test makes it less."""
         usable = self.GiB if self.usable_GiB is None else least([self.usable_GiB, self.GiB])
         return whole(usable * 2**30)  # type: ignore[no-any-return]  # a number
+
+    def update_seconds(self, size_bytes: float, ranks_a_node: int) -> float:
+        """Return how long the host takes for an optimizer's step that reads and writes some bytes, s.
+
+        >>> Memory(256, 64, ((0.0, 1.0),), update_s_per_billion=0.2).update_seconds(30e9, ranks_a_node=8)
+        1.6
+        """
+        stated = self.update_s_per_billion
+        rate = UPDATE_S_PER_BILLION if stated is None else stated
+        return size_bytes / (UPDATE_BYTES * 1e9) * rate * ranks_a_node
 
     def throughput(self, size_bytes: float) -> float:
         """Return the speed an operation reaches.

@@ -53,7 +53,7 @@ from minitrain.machine.price import (
     account_of_work,
 )
 from minitrain.machine.topology import FlatTopology, Topology, Transfer, make_topology
-from minitrain.operations import WRITE
+from minitrain.operations import ON_HOST, UPDATE_ON_HOST, WRITE
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, PassMode, Workload, fills_devices
 
@@ -191,7 +191,8 @@ class DevicePredictor:
             return account_of_transfer(price, self._collective(op, 0, ranks, algorithm), len(ranks), node_size)
         if kind == "p2p":
             return account_of_transfer(price, self._p2p(asked[0], 0, *asked[2:]), 2, node_size)
-        of = "a rank's share of the storage" if asked[0] == WRITE else "the host's memory"
+        shared = {WRITE: "a rank's share of the storage", UPDATE_ON_HOST: "a rank's share of the host's optimizer step"}
+        of = shared.get(asked[0], "the host's memory")
         return Account(f"the bytes at the rate of {of}", Part("", price.seconds))
 
     def _account_of_work(self, work: Any, price: Price) -> Account:
@@ -235,13 +236,14 @@ class DevicePredictor:
         return Price(self.device.seconds(cost, self.workload.datatype) * cost.share * self._slowdown)
 
     def _host_transfer(self, op: str, size_bytes: float) -> Price:
-        """Price a move, which takes as long in both directions, or a write to the storage that all ranks share."""
-        if op != WRITE:
+        """Price a move, which takes as long in both directions, or what ranks share: the storage, the host's update."""
+        if op not in ON_HOST:
             return Price(self.device.load_seconds(size_bytes), size_bytes)
         known: Any = self
-        storage, num_ranks = known.system.storage or STORAGE, known.world_size
-        ranks_a_node = -(-num_ranks // known.num_nodes)
-        return Price(storage.seconds(size_bytes, self.num_writers or num_ranks, ranks_a_node), size_bytes)
+        ranks_a_node, num_ranks = -(-known.world_size // known.num_nodes), self.num_writers or known.world_size
+        if op == UPDATE_ON_HOST:
+            return Price(known.system.mem_pcie.update_seconds(size_bytes, ranks_a_node), size_bytes)
+        return Price((known.system.storage or STORAGE).seconds(size_bytes, num_ranks, ranks_a_node), size_bytes)
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         if len(ranks) == 1:

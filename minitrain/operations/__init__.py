@@ -23,6 +23,7 @@ from minitrain.operations.event_log import NO_SAMPLES as NO_SAMPLES
 from minitrain.operations.event_log import NOTE as NOTE
 from minitrain.operations.event_log import OFFLOAD as OFFLOAD
 from minitrain.operations.event_log import ON_COMPUTE as ON_COMPUTE
+from minitrain.operations.event_log import ON_HOST as ON_HOST
 from minitrain.operations.event_log import PASSES as PASSES
 from minitrain.operations.event_log import PRICE as PRICE
 from minitrain.operations.event_log import RECV as RECV
@@ -36,6 +37,7 @@ from minitrain.operations.event_log import TIME as TIME
 from minitrain.operations.event_log import TYP as TYP
 from minitrain.operations.event_log import UNITS_PER_ELEMENT as UNITS_PER_ELEMENT
 from minitrain.operations.event_log import UPDATE as UPDATE
+from minitrain.operations.event_log import UPDATE_ON_HOST as UPDATE_ON_HOST
 from minitrain.operations.event_log import WAITED_FOR as WAITED_FOR
 from minitrain.operations.event_log import WRITE as WRITE
 from minitrain.operations.event_log import Event as Event

@@ -627,7 +627,8 @@ class Transfer:
         kernel: its name, as Holistic Trace Analysis knows it.
         chakra: the type of its node in et_def.proto of MLCommons Chakra.
         color, ink, dark, dark_ink: its looks on pages: bar and text, and in dark mode if these differ.
-        of_host: whether it is between host memory and a device, or the storage.
+        of_host: whether it is between host memory and a device, or the storage, or the host's own work.
+        on_host: whether what it is given lies in host memory, and stays there.
         result_is_new: whether the result takes memory of the device.
         torch, jax: what comes nearest to it there.
     """
@@ -643,6 +644,7 @@ class Transfer:
     dark: str = ""
     dark_ink: str = ""
     of_host: bool = False
+    on_host: bool = False
     result_is_new: bool = False
     torch: str = ""
     jax: str = ""
@@ -669,8 +671,12 @@ _TRANSFERS_IN_ORDER = (
     ),
     Transfer(
         "write", "_write", "to the storage", "Checkpoint write", 3, "#5A3A22", ink="#ffffff", dark="#A8744A",
-        dark_ink="#111111", of_host=True, torch="torch.distributed.checkpoint.async_save(state)",
+        dark_ink="#111111", of_host=True, on_host=True, torch="torch.distributed.checkpoint.async_save(state)",
         jax="orbax.checkpoint.AsyncCheckpointer.save(path, state)",
+    ),
+    Transfer(
+        "update_on_host", "_update_on_host", "by the host", "CPUAdam", 4, "#00735A", ink="#ffffff", of_host=True,
+        on_host=True, torch="torch.optim.Adam.step(optimizer_on_cpu)",
     ),
 )  # fmt: skip
 TRANSFERS: Mapping[str, Transfer] = MappingProxyType({record.name: record for record in _TRANSFERS_IN_ORDER})

@@ -35,8 +35,9 @@ COMPUTING = frozenset((*PASSES, *names_of("compression", "local", "update")))
 """What takes longer on a slower device: loading weights is no computing."""
 COLLECTIVES = tuple(operations.COLLECTIVES)
 COMMUNICATIONS = (*COLLECTIVES, SEND, RECV)
-OFFLOAD, FETCH, WRITE = "offload", "fetch", "write"
+OFFLOAD, FETCH, WRITE, UPDATE_ON_HOST = "offload", "fetch", "write", "update_on_host"
 HOST_MOVES = tuple(record.name for record in TRANSFERS.values() if record.of_host)
+ON_HOST = frozenset(record.name for record in TRANSFERS.values() if record.on_host)
 EVENT_TYPES = (
     LOAD_WEIGHTS,
     *_PASSES_IN_ORDER,
@@ -56,9 +57,9 @@ class Event:
 
     Args:
         typ: load_weights, forward, loss, backward, backward_input, backward_weight, update, all_reduce,
-            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload, fetch or write; of an
-            attention in steps, keys_values, attend, project, backward_project, backward_attend or
-            backward_keys_values; around experts, route, combine, backward_combine and backward_route.
+            reduce_scatter, all_gather, broadcast, all_to_all, barrier, send, recv, offload, fetch, write or
+            update_on_host; of an attention in steps, keys_values, attend, project, backward_project, backward_attend
+            or backward_keys_values; around experts, route, combine, backward_combine and backward_route.
         layer: the layer it works on, or None.
         rank: the rank it ran on.
         time: when it began to work (after all waiting), s.
@@ -66,7 +67,7 @@ class Event:
         memory: elements in the rank's five stores when it was logged, before its result could be stored.
         samples: samples it works on.
         stream: where it ran: "compute", "comm" (collectives; one stream a group), "send" or "recv" (one stream a
-            peer and direction), "offload", "fetch" or "write" (host memory).
+            peer and direction), or the name of what the host takes part in ("offload", "fetch" ...).
         group: ranks of the collective's group, or None (None too for the whole world).
         peer: the other rank of a send or recv, or None.
         tag: the tag of a send or recv, or None.
@@ -148,7 +149,7 @@ class Stream:
     """Where an operation runs; those of one stream run in program order.
 
     Args:
-        kind: "compute", "comm", "send", "recv", "offload", "fetch" or "write".
+        kind: "compute", "comm", "send", "recv", or one of `HOST_MOVES`.
         group: members of a collective's group, or None for the whole world.
         peer: the other rank of a message, or None.
     """

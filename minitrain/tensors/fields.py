@@ -114,6 +114,11 @@ class OnHost(Tensor):
         layer: int = self.fields[0]  # every kind begins with it
         return layer
 
+    def take_step(self) -> None:
+        """Be the weight or the state of one step on."""
+        place = [*self.kind.__dataclass_fields__].index("step")
+        self.fields = (*self.fields[:place], self.fields[place] + 1, *self.fields[place + 1 :])
+
     def __repr__(self) -> str:
         return f"OnHost({self.kind.__name__} of layer {self.layer}, in host memory: fetch it to use it)"
 

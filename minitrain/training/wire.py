@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from minitrain.engine.observers import ContentExecutor
 from minitrain.errors import UsageError
-from minitrain.operations import COMM, HOST_MOVES, OFFLOAD, STRIDE, WRITE, Stream
+from minitrain.operations import COMM, FETCH, OFFLOAD, STRIDE, WRITE, Stream
 from minitrain.operations.collectives import COLLECTIVES, Collective, perform
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightGrad, placed
@@ -262,29 +262,23 @@ class ProcessExecutor(ContentExecutor):
             self.most_held, self.at_peak = held, held_by_kind(model, made, self._place.device)
 
     def communicate(self, model: Any, op: str, given: tuple[Any, ...], submit: Callable[[], Any]) -> Any:
-        """Send a message: it leaves when it can, and a send waits for nobody. Move what goes to the host or back.
-
-        What goes to the storage is written beside, to a file that is removed when it is whole.
-        """
+        """Send a message, which waits for nobody; move to the host or back; write beside, to a file that is removed."""
         began = self._now()
-        operation = submit()
+        operation = super().communicate(model, op, given, submit)
         row = operation.row // STRIDE
         if op == "send":
             dest, _, tag = given
-            (content,) = self._contents_of(operation.value)
-            values = content.packed()
+            values = self._contents_of(operation.value)[0].packed()
             self._sent = [sent for sent in self._sent if not sent.has_ended]
             self._keep(dist.isend(values, dest, **self._way(model._rank, dest, tag)), values)
             self.spans[row] = began, self._now()
         elif op == WRITE:
-            if self._writer is None:
-                self._writer = ThreadPoolExecutor(1)
-            kept = given[0]
-            work = Written(self._writer, kept._content, self._copies_of.get(id(kept), ()))
+            self._writer = self._writer or ThreadPoolExecutor(1)
+            work = Written(self._writer, given[0]._content, self._copies_of.get(id(given[0]), ()))
             pending = self._pending[row] = PendingNumbers(self._place, began, [work], _nothing)
             if self._place.device == CPU:
                 pending.note_end()
-        elif op in HOST_MOVES:
+        elif op in (OFFLOAD, FETCH):
             content, works, end = self._place.copied(given[0]._content, to_host=op == OFFLOAD)
             operation.outcome._content = content
             if isinstance(given[0], OptState) and key_of(given[0]) in self._arithmetic.states:
@@ -295,6 +289,14 @@ class ProcessExecutor(ContentExecutor):
                 pending = self._pending[row] = PendingNumbers(self._place, began, works, _nothing)
                 pending.ended = end
         return operation
+
+    def update_on_host(self, model: Any, given: Sequence[Any]) -> None:
+        """Update once the copies are there."""
+        began = self._now()
+        for work in [work for kept in given for work in self._copies_of.get(id(kept), ())]:
+            work.wait()
+        super().update_on_host(model, given)
+        self.spans[len(model._rows) // STRIDE - 1] = began, self._now()
 
     def _way(self, source: int, dest: int, tag: Any) -> dict[str, Any]:
         """Return how a message goes: under its tag, or in a group of its own that keeps the order."""

@@ -31,6 +31,7 @@ from minitrain.operations import (
     HOST_MOVES,
     LAYER,
     OFFLOAD,
+    ON_HOST,
     PRICE,
     RECV,
     SEND,
@@ -38,7 +39,6 @@ from minitrain.operations import (
     STRIDE,
     TIME,
     TYP,
-    WRITE,
     EventLog,
 )
 from minitrain.run.contention import Meeting, Retiming, TransferPart
@@ -106,9 +106,9 @@ class RankRoutes:
     def host_copy(self, rank: int, price: Price, kind: str) -> list[Phase]:
         """Return what a copy between a processor and its host puts on the links; nothing where hosts are not known.
 
-        A write from the host to the storage uses no link of the platform.
+        What the host writes to the storage, or computes, uses no link of the platform.
         """
-        if not self.hosts or kind == WRITE:
+        if not self.hosts or kind in ON_HOST:
             return [self._phase(None, "p2p", 2, Counter(), price.size_bytes, price.seconds)]
         ends = self.endpoints[rank], self.hosts[rank]
         lanes = Counter(self.route(*(ends if kind == OFFLOAD else ends[::-1])))

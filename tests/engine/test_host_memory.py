@@ -395,6 +395,127 @@ def test_a_strict_run_fetches_only_what_was_offloaded_as_it_was() -> None:
         alone(use_anothers, strict=True)
 
 
+# ---- the step by the host --------------------------------------------------------------------------------------------
+
+
+async def begin_on_host(model: Model) -> list[OnHost]:
+    """Take all samples forward and backward, and move gradient, weight and state to the host."""
+    await begin(model)
+    grad = model.loss(model.forward(0, model.activations[0], model.weights[0]))
+    model.grad_activations[0] = grad
+    model.grad_weights[0], _ = model.backward(0, model.activations[0], grad, model.weights[0])
+    for store in (model.grad_weights, model.weights, model.opt_states):
+        model.host[store[0].__class__] = await model.offload(store[0])
+    return [*model.host.values()]
+
+
+async def step_on_host(model: Model) -> Model:
+    await model.update_on_host(*await begin_on_host(model))
+    model.set_final_weight(0, await model.fetch(list(model.host.values())[1]))
+    return model
+
+
+def with_rate(seconds: float | None) -> Any:
+    system = load_config("h100_80g_nvl8")
+    return replace(system, mem2=replace(system.mem2, update_s_per_billion=seconds))
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(None, 0.257), (0.5, 0.5)])
+@pytest.mark.parametrize(("world_size", "ranks_a_node"), [(1, 1), (4, 4), (16, 8)])
+def test_ranks_of_a_node_share_the_time_of_the_hosts_step(
+    stated: float | None, expected: float, world_size: int, ranks_a_node: int
+) -> None:
+    run = mt.simulate(
+        "megatron", world_size=world_size, workload="tiny", global_batch_size=16, optimizer_offload_fraction=1,
+        hardware=with_rate(stated),
+    )  # fmt: skip
+    seconds = sum(event.duration for event in of(run, "update_on_host"))
+    assert seconds == pytest.approx(mt.models()["tiny"].num_parameters / 1e9 * expected * ranks_a_node)
+
+
+def test_the_hosts_step_is_a_step_and_is_strict() -> None:
+    run = alone(step_on_host, strict=True, check=True)
+    (event,) = of(run, "update_on_host")
+    assert (event.layer, event.samples, event.stream) == (0, frozenset(range(8)), "update_on_host")
+    assert run.models[0].final_weights[0].step == 1
+
+
+async def update_from_the_device(model: Model) -> Model:
+    _, weight, state = await begin_on_host(model)
+    await model.update_on_host(model.grad_weights[0], weight, state)  # type: ignore[arg-type]  # on purpose
+    return model
+
+
+async def fetch_what_is_updated(model: Model) -> Model:
+    _, weight, _ = given = await begin_on_host(model)
+    model.launch(model.update_on_host(*given))
+    await model.fetch(weight)
+    return model
+
+
+async def update_with_an_old_gradient(model: Model) -> Model:
+    given = await begin_on_host(model)
+    await model.update_on_host(*given)
+    await model.update_on_host(*given)
+    return model
+
+
+async def update_without_all_samples(model: Model) -> Model:
+    model.weights[0], model.opt_states[0] = model.load_weights(0)
+    model.activations[0] = model.get_input_activation(range(4))
+    model.grad_activations[0] = model.loss(model.forward(0, model.activations[0], model.weights[0]))
+    model.grad_weights[0], _ = model.backward(0, model.activations[0], model.grad_activations[0], model.weights[0])
+    for store in (model.grad_weights, model.weights, model.opt_states):
+        model.host[store[0].__class__] = await model.offload(store[0])
+    await model.update_on_host(*model.host.values())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (update_from_the_device, r"update_on_host on rank 0 takes what offload gave, got WeightGrad"),
+        (fetch_what_is_updated, "is being updated by a launched update_on_host; await that first"),
+        (update_with_an_old_gradient, "the gradient stems from weights of step 0"),
+        (update_without_all_samples, "needs the gradient of all 8 samples|must cover all|all 8 samples"),
+    ],
+)
+def test_the_host_keeps_the_laws_of_an_update(program: Program, message: str) -> None:
+    with pytest.raises(mt.LawError, match=message):
+        alone(program, strict=True)
+
+
+def test_a_fraction_of_the_state_lies_on_the_host_and_the_rest_does_not() -> None:
+    runs = [
+        mt.simulate("megatron", world_size=2, workload=GPT, global_batch_size=2, optimizer_offload_fraction=share)
+        for share in (0, 0.5, 1)
+    ]
+    steps = [len(of(run, "update_on_host")) for run in runs]
+    assert (steps[0], steps[2]) == (0, 10)
+    assert 0 < steps[1] < 10
+    states = [(run.memory_by_kind or {})["optimizer"] for run in runs]
+    assert states[0] > states[1] > states[2] == 0
+    host = [run.peak_host_memory_bytes for run in runs]
+    assert host[0] == 0 < host[1] < host[2]
+
+
+def test_copies_beside_the_hosts_step_make_it_shorter() -> None:
+    usual, beside = (
+        mt.simulate(
+            "megatron", world_size=2, workload=GPT, global_batch_size=2, optimizer_offload_fraction=1,
+            overlap_cpu_optimizer_d2h_h2d=overlap,
+        ).step_time
+        for overlap in (False, True)
+    )  # fmt: skip
+    assert beside < usual
+
+
+@pytest.mark.parametrize("share", [1.5, -0.1, "all"])
+def test_a_fraction_is_a_share(share: Any) -> None:
+    with pytest.raises(mt.StrategyError, match="optimizer_offload_fraction must be a share, 0 to 1, for megatron, got"):
+        mt.simulate("megatron", world_size=1, workload="tiny", global_batch_size=1, optimizer_offload_fraction=share)
+
+
 # ---- every way to run and to look ------------------------------------------------------------------------------------
 
 GRID: list[dict[str, Any]] = [
@@ -403,6 +524,8 @@ GRID: list[dict[str, Any]] = [
     {"offload": "optimizer", "replicas": 2},
     {"tp": 2, "sequence_parallel": True, "recompute": "selective", "reshard_after_forward": False},
     {"offload": "optimizer", "tp": 2},
+    {"offload": "optimizer_step"},
+    {"offload": "optimizer_step", "replicas": 2, "tp": 2},
 ]
 
 
@@ -419,7 +542,7 @@ def test_folded_summary_strict_and_saved_runs_agree(options: dict[str, Any], tmp
     assert loaded.logs == [list(log) for log in plain.logs]
 
 
-@pytest.mark.parametrize("offload", ["activations", "optimizer"])
+@pytest.mark.parametrize("offload", ["activations", "optimizer", "optimizer_step"])
 def test_fsdp_with_host_memory_is_proven_on_arrays(offload: str) -> None:
     proof = mt.prove("fsdp", world_size=4, num_layers=3, global_batch_size=8, microbatch_size=1, offload=offload)
     assert proof.largest < 1e-12

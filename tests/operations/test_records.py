@@ -130,6 +130,8 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention": ("ring_attention", {"workload": "tiny"}),
     "split": ("zbv", {"num_layers": 4}),
     "host": ("fsdp", {"workload": "tiny", "offload": "activations"}),
+    "host's step": ("fsdp", {"workload": "tiny", "offload": "optimizer_step"}),
+    "a part by the host": ("megatron", {"workload": "tiny", "zero": 1, "optimizer_offload_fraction": 0.5}),
     "storage": (saves, {"num_layers": 1}),
     "local": ("diloco", {"num_layers": 2, "local_steps": 1, "mixing": 0.5}),
     "compressed": ("powersgd_ddp", {"num_layers": 2, "num_steps": 1}),

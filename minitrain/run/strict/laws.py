@@ -14,10 +14,12 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from minitrain.errors import LawError
+from minitrain.operations import UPDATE_ON_HOST
 from minitrain.operations.collectives import describe
 from minitrain.source_lines import present_place
 from minitrain.tensors import FIELDS, KINDS, Activation, ActivationGrad, OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.compressed import CompressedGrad
+from minitrain.tensors.fields import copy_to_device
 from minitrain.tensors.index_sets import overlaps_any
 from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import COPIES, WeightGradPart, in_pieces, num_summed
@@ -203,6 +205,16 @@ def require_update(ledger: Ledger, layer: int, grad: Any, weight: Any, opt_state
             f"update on rank {ledger.rank}: {describe(weight)} was updated already; each shard takes one update a step"
         )
         raise LawError(rule, op="update", rank=ledger.rank, layer=layer)
+
+
+def require_update_on_host(ledger: Ledger, given: Sequence[Any]) -> None:
+    """Require of what lies in host memory what an update on the device needs, and remember it."""
+    grad, weight, state = map(copy_to_device, given)
+    grad._origin = given[0]._origin
+    if grad._origin.step != weight.step:
+        raise _of_another_step(ledger, UPDATE_ON_HOST, grad, weight.step)
+    require_update(ledger, weight.layer, grad, weight, state)
+    note_update(ledger, weight)
 
 
 def require_copied(ledger: Ledger, given: Iterable[Any]) -> None:

@@ -26,7 +26,7 @@ from minitrain.engine.observers import Observer
 from minitrain.engine.operations import RESULT_IS_NEW, Launched
 from minitrain.errors import LawError, StrategyError
 from minitrain.machine.price import PENDING
-from minitrain.operations import FETCH, OFFLOAD, PRICE, RECV, SEND, STRIDE, TYP, WRITE
+from minitrain.operations import FETCH, OFFLOAD, ON_HOST, PRICE, RECV, SEND, STRIDE, TYP, UPDATE_ON_HOST
 from minitrain.operations.collectives import COLLECTIVES, Collective
 from minitrain.operations.computations import COMPUTATIONS, names_of
 from minitrain.run.strict.buffers import Alias, LaunchHold, Ledger, Line, Overwrite, Unusable, new_origin
@@ -40,6 +40,7 @@ from minitrain.run.strict.laws import (
     require_gatherable,
     require_reducible,
     require_update,
+    require_update_on_host,
     require_usable,
     require_valid,
 )
@@ -100,8 +101,7 @@ class StrictAccounting(Observer):
         fields_of = _fields_of(value.__class__)
         if fields_of is None or not _is_usual(ledger, value, fields_of(value)):
             require_valid(ledger, op, tensors)
-            if op in (FETCH, WRITE):
-                _require_offloaded(ledger, op, value)
+            _require_offloaded(ledger, op, tensors)
         row = len(model._rows)
         if ledger.units - ledger.stored > ledger.most_outside:
             ledger.sample(row)
@@ -202,8 +202,9 @@ class StrictAccounting(Observer):
         elif op == FETCH:
             result, line = operation.outcome, ledger.submitted.pop(operation.row)
             _receive(operation, result, FIELDS[result.__class__](result), given[0]._origin.step, line)
-        elif op == WRITE:
+        elif op in ON_HOST:
             del ledger.submitted[operation.row]
+            _have_stepped(ledger, given[0][1:] if op == UPDATE_ON_HOST else ())
         elif op == RECV or operation.owner.communicator.size > 1:
             ledger.num_submitted += 1
 
@@ -380,17 +381,27 @@ def _is_usual(ledger: Ledger, value: Any, fields: tuple[Any, ...]) -> bool:
     return origin.usable_by is ledger and bool(origin.fields == fields)
 
 
-def _require_offloaded(ledger: Ledger, op: str, value: Any) -> None:
-    """Require that what is fetched or written came out of an offload of the rank, as it is."""
-    origin = getattr(value, "_origin", None)
-    if isinstance(value, OnHost) and not (
-        isinstance(origin, Unusable) and origin.ledger is ledger and origin.fields == (value.kind, value.fields)
-    ):
-        rule = (
-            f"{op} on rank {ledger.rank}: {value!r} did not come out of an offload of this rank, or was altered "
-            "since; only what operations give can be used"
-        )
-        raise LawError(rule, rank=ledger.rank, layer=value.layer, value=value)
+def _require_offloaded(ledger: Ledger, op: str, given: Sequence[Any]) -> None:
+    """Require that what is fetched, written or updated came out of an offload of the rank, as it is."""
+    kept = [value for value in given if isinstance(value, OnHost) and (op == FETCH or op in ON_HOST)]
+    for value in kept:
+        origin = getattr(value, "_origin", None)
+        if not (
+            isinstance(origin, Unusable) and (origin.ledger, origin.fields) == (ledger, (value.kind, value.fields))
+        ):
+            rule = (
+                f"{op} on rank {ledger.rank}: {value!r} did not come out of an offload of this rank, or was altered "
+                "since; only what operations give can be used"
+            )
+            raise LawError(rule, rank=ledger.rank, layer=value.layer, value=value)
+    if op == UPDATE_ON_HOST and len(kept) == len(given):
+        require_update_on_host(ledger, kept)
+
+
+def _have_stepped(ledger: Ledger, updated: Sequence[Any]) -> None:
+    """Let weight and state in host memory be of one step on."""
+    for kept in updated:
+        kept._origin = Unusable(kept._origin.reason, ledger, kept._origin.step + 1, (kept.kind, kept.fields))
 
 
 def _settle(record: Collective, members: Members, values: Sequence[Any], results: Sequence[Any]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from minitrain.engine.model import Model
@@ -24,7 +24,7 @@ from minitrain.engine.operations import Launched
 from minitrain.engine.protocol import Group, Mesh
 from minitrain.errors import StrategyError
 from minitrain.source_lines import count_as_strategy
-from minitrain.tensors import Weight
+from minitrain.tensors import OptState, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +261,10 @@ class HeldLayers:
             gathered under the layer before (`gather_ahead`).
         sum_tied: whether the gradient of a table that embedding and head share is summed over both also where they are
             on two ranks, or others hold them too.
+        host_fraction: share of the parameters, from the first on, whose state lies in the host's memory, and which the
+            host updates; layers are not cut.
+        overlap_host: whether the host updates a layer while gradients of later ones come, and weights of earlier ones
+            go.
         ends: the places of the first and of the last stage; those of the pipeline if None.
     """
 
@@ -274,10 +278,15 @@ class HeldLayers:
         *,
         overlap_replicas: bool = False,
         sum_tied: bool = False,
+        host_fraction: float = 0,
+        overlap_host: bool = False,
         ends: tuple[int, int] | None = None,
     ) -> None:
         if isinstance(zero, bool) or zero not in ZERO_STAGES:
             raise StrategyError(f"zero must be a ZeRO stage, 0 to 3, for {strategy}, got {zero!r}")
+        if not isinstance(host_fraction, int | float) or not 0 <= host_fraction <= 1:
+            got = f"got {host_fraction!r}; 1 is all of them"
+            raise StrategyError(f"optimizer_offload_fraction must be a share, 0 to 1, for {strategy}, {got}")
         self._model, self._division, self._zero = model, division, zero
         self._overlaps, self._gathers_ahead = overlap_replicas and zero < 3, overlap_replicas and zero == 3
         self._num_microbatches = num_microbatches
@@ -287,14 +296,19 @@ class HeldLayers:
         self._reductions: dict[Any, Launched[Any]] = {}
         self._reduction: tuple[Any, Launched[Any]] | None = None
         self._tied = model.tied_layers if sum_tied else ()
+        self._host_fraction, self._overlaps_host = host_fraction, overlap_host
+        self._on_host: list[Any] = []  # keys of what the host updates
         self._ends = ends or (0, division.degrees.pp - 1)
 
-    def load(self, layers: Iterable[int]) -> None:
+    def load(self, layers: Iterable[int]) -> Steps:
         """Load layers: of those whose experts are divided, what all ranks hold and this rank's experts."""
-        for layer in layers:
+        layers = [*layers]
+        for layer, is_on_host in zip(layers, self._by_host(layers), strict=True):
             for key, held in self._pieces(layer):
                 self._held[key] = held
                 self._load(key, held)
+                if is_on_host:
+                    yield from self._move_to_host(key)
         for key, held in self._held.items() if self._overlaps else ():
             if self._zero_of(held):  # the step begins with what the one before has updated
                 self._gathers[key] = self._model.launch(self._gather(key, held))
@@ -325,6 +339,28 @@ class HeldLayers:
             model.opt_states[key] = model.opt_states[key].shard(*shard)
             if self._overlaps:
                 model.weights[key] = model.weights[key].shard(*shard)
+
+    def _by_host(self, layers: Sequence[int]) -> list[bool]:
+        """Return whether the host updates each layer: the first ones, until they have the share of the parameters."""
+        if not self._host_fraction:
+            return [False] * len(layers)
+        states = (OptState(layer, self._model.num_layers, 0, frozenset([0]), 1) for layer in layers)
+        sizes = [self._model.held_bytes(state) for state in states]
+        before = accumulate(sizes, initial=0)
+        return [seen < self._host_fraction * sum(sizes) for seen, _ in zip(before, sizes, strict=False)]
+
+    def _move_to_host(self, key: Any) -> Steps:
+        """Move what the host updates: the state, and a copy of the weight."""
+        model = self._model
+        self._on_host.append(key)
+        model.host["state", key] = yield model.offload(model.opt_states.pop(key))
+        model.host["weight", key] = yield model.offload(self._own(key))
+
+    def _own(self, key: Any) -> Weight:
+        """Return the weight, or the shard of it that the rank holds states of."""
+        sharing, weight = self._held[key].sharing, self._model.weights[key]
+        is_whole = self._zero in (1, 2) and sharing is not None and weight.is_complete()
+        return weight.shard(sharing.index, sharing.size) if is_whole else weight  # type: ignore[union-attr]  # it is one
 
     def gather_ahead(self, layers: Iterable[int]) -> None:
         """Begin to gather the weights of layers that a pass comes to next, where they are in shards."""
@@ -406,7 +442,31 @@ class HeldLayers:
         for key, held in self._held.items():
             if key not in tied:
                 yield from self._total(key, held)
-            yield from self._update(key, held)
+            if not self._on_host:
+                self._update(key, held)
+                yield from self._finish(key, held)
+        if self._on_host:
+            yield from self._update_beside_host()
+
+    def _update_beside_host(self) -> Steps:
+        """Update a part by the device while the other part's gradients leave, and then that by the host."""
+        model, host, grads, weights = self._model, self._model.host, self._model.grad_weights, self._model.weights
+        leaving = {key: model.launch(model.offload(grads[key])) for key in self._on_host}
+        coming: dict[Any, Launched[Any]] = {}
+        yield from (work for work in leaving.values() if not self._overlaps_host)
+        for key in (key for key in self._held if key not in leaving):
+            self._update(key, self._held[key])
+        for key in self._on_host:
+            host["grad", key] = yield leaving.pop(key)
+            del grads[key]
+            yield model.update_on_host(host["grad", key], host["weight", key], host["state", key])
+            del host["grad", key], weights[key]
+            if self._overlaps_host:
+                coming[key] = model.launch(model.fetch(host["weight", key]))
+        for key in self._on_host:
+            weights[key] = yield coming.get(key) or model.fetch(host["weight", key])
+        for key, held in self._held.items():
+            yield from self._finish(key, held)
 
     def _sum_table(self, tied: Sequence[int]) -> Steps:
         """Sum the gradient of a table that embedding and head share, over both uses and all ranks that hold the same.
@@ -445,16 +505,17 @@ class HeldLayers:
         if held.others is not None and not (key in self._tied and self._zero_of(held) and self._division.has_copies):
             grads[key] = yield model.all_reduce(grads[key], held.layer, group=held.others)
 
-    def _update(self, key: Any, held: _Held) -> Steps:
+    def _update(self, key: Any, held: _Held) -> None:
         """Update a piece, or the shard of it that the rank holds states of."""
-        model, zero, layer = self._model, self._zero_of(held), held.layer
-        weight = model.weights[key]
-        if zero in (1, 2) and held.sharing is not None:
-            weight = weight.shard(held.sharing.index, held.sharing.size)
+        model = self._model
         model.weights[key], model.opt_states[key] = model.update(
-            layer, model.grad_weights[key], weight, model.opt_states[key]
+            held.layer, model.grad_weights[key], self._own(key), model.opt_states[key]
         )
-        del model.grad_weights[key], weight
+        del model.grad_weights[key]
+
+    def _finish(self, key: Any, held: _Held) -> Steps:
+        """Gather a piece that was updated in shards, and hand it in."""
+        model, zero, layer = self._model, self._zero_of(held), held.layer
         if zero in (1, 2) and not self._overlaps:
             model.weights[key] = yield model.all_gather(model.weights[key], layer, group=held.sharing)
         model.set_final_weight(layer, model.weights[key])

@@ -161,7 +161,8 @@ class PipelineRank:
 
     async def run(self) -> None:
         """Train one step."""
-        self._held.load(layer for stage in self._schedule.stages_of(self._here) for layer in self._stages[stage])
+        mine = [layer for stage in self._schedule.stages_of(self._here) for layer in self._stages[stage]]
+        await _alone(self._held.load(mine))
         cells = self._cells()
         if self._way == HIDDEN:
             self._expect(cells[0])

@@ -315,7 +315,7 @@ class _Fsdp:
     def _states_bytes(self) -> float:
         """Return what weights and optimizer states of a rank take all the time, bytes."""
         held = [self._workload.held_bytes(layer, self._tp) for layer in range(self._machine.num_layers)]
-        in_host = self._options.get("offload") == "optimizer"
+        in_host = self._options.get("offload") in ("optimizer", "optimizer_step")
         states = sum(weight + (0 if in_host else state) for weight, _, state in held)
         return float(states / self._shards * _ROUNDING)
 
