@@ -26,7 +26,7 @@ from rich.text import Text
 
 from minitrain.cli.failures import FAILED, USAGE, print_error
 from minitrain.cli.options import Count, group
-from minitrain.cli.output import Progress, print_json, print_lines, print_table
+from minitrain.cli.output import Counted, Progress, print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.files import key_path, write_text
 from minitrain.machine import SystemConfig, load_config, shipped_configs
@@ -80,14 +80,7 @@ def fit_platform(
 
     wanted = NUMBERS if numbers is None else [each.strip() for each in numbers.split(",") if each.strip()]
     with Progress() as progress:
-        done = 0
-
-        def tell(num: int, _: int) -> None:
-            nonlocal done
-            done = num
-            if num == 1:
-                progress.say(lambda: f"{done} steps simulated")
-
+        tell = Counted(progress, lambda _, done, __: f"{done} steps simulated")
         fitted = fit_platform(runs, name=name, start=start, numbers=wanted, jobs=jobs, progress=tell)
     written = fitted.platform.write(out or Path(f"{name}.json"))
     if as_json:

@@ -8,6 +8,7 @@ import copy
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -194,6 +195,28 @@ class Progress:
         if words != self._said:
             self._console.print(words, markup=False, highlight=False)
         self._said = words
+
+
+class Counted:
+    """Say how far work of many parts is, whenever it is called with how many are done.
+
+    Args:
+        progress: where to say it.
+        words: makes the words, of the seconds since the beginning and of what it was called with last.
+    """
+
+    def __init__(self, progress: Progress, words: Callable[..., str]) -> None:
+        self._progress, self._words = progress, words
+        self._start = time.monotonic()
+        self._news: tuple[Any, ...] = ()
+
+    def __call__(self, *news: Any) -> None:
+        """Say it from now on."""
+        is_first = not self._news
+        if news[:1] >= self._news[:1]:  # what is done may be gone through again
+            self._news = news
+        if is_first:
+            self._progress.say(lambda: self._words(time.monotonic() - self._start, *self._news))
 
 
 class RunsInProgress(Progress):

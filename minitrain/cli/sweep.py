@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ import minitrain as mt
 from minitrain.cli import options
 from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.generation import Given
-from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.output import Counted, Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.figures import TABLES
@@ -75,8 +74,8 @@ def sweep(
         Progress() as progress,
         saying_what_is_kept(lambda: _kept(done, results)),
     ):
-        remaining = _Remaining(progress, lambda: done)
-        done = mt.sweep(strategy, axes, results=results, progress=remaining, **where, **fixed)
+        tell = Counted(progress, lambda spent_s, *news: _how_far(spent_s, done.num_simulated, *news))
+        done = mt.sweep(strategy, axes, results=results, progress=tell, **where, **fixed)
         if csv is not None:
             done.write_csv(csv)
         rows = done.rows()
@@ -120,34 +119,12 @@ def parse_grid(texts: Sequence[str], option: str = "--grid") -> dict[str, list[A
     return axes
 
 
-class _Remaining:
-    """Say how many configurations are done, and about how long the others take.
-
-    Args:
-        progress: where to say it.
-        sweep: returns the sweep, which knows how many of the rows it had to simulate.
-    """
-
-    def __init__(self, progress: Progress, sweep: Callable[[], Sweep]) -> None:
-        self._progress = progress
-        self._sweep = sweep
-        self._start = time.monotonic()
-        self._num_done = 0
-        self._total: int | None = None
-
-    def __call__(self, num_done: int, total: int | None) -> None:
-        if not self._num_done:
-            self._progress.say(self._words)
-        self._num_done, self._total = max(num_done, self._num_done), total  # rows may be asked for again
-
-    def _words(self) -> str:
-        """Return how far the sweep is by now."""
-        num_simulated, total = self._sweep().num_simulated, self._total
-        words = f"{self._num_done} of {'?' if total is None else total} configurations"
-        if total is None or not num_simulated > 0 or self._num_done >= total:
-            return words
-        remaining_s = (time.monotonic() - self._start) / num_simulated * (total - self._num_done)
-        return f"{words}, about {in_words(remaining_s)} left"
+def _how_far(spent_s: float, num_simulated: int, num_done: int, total: int | None) -> str:
+    """Say how many configurations are done, and about how long the others take, by those that were simulated."""
+    words = f"{num_done} of {'?' if total is None else total} configurations"
+    if total is None or not num_simulated > 0 or num_done >= total:
+        return words
+    return f"{words}, about {in_words(spent_s / num_simulated * (total - num_done))} left"
 
 
 def in_words(seconds: float) -> str:

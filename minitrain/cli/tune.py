@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from minitrain.cli import options
 from minitrain.cli.failures import FAILED
 from minitrain.cli.generation import Given
 from minitrain.cli.options import Count
-from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.output import Counted, Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.cli.sweep import in_words, parse_grid
 from minitrain.plain_text import printable
 from minitrain.run.analysis.labels import duration
@@ -96,7 +95,7 @@ def tune(
             jobs=given.jobs,
             time_limit_s=given.time_limit,
             results=given.results,
-            progress=_Live(progress),
+            progress=Counted(progress, _how_far),
             words=words,
             **parameters,
         )
@@ -112,28 +111,14 @@ def tune(
         raise typer.Exit(FAILED)
 
 
-class _Live:
-    """Say how many configurations are done, and which is the best so far.
-
-    Args:
-        progress: where to say it.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._start = time.monotonic()
-        self._words = ""
-
-    def __call__(self, num_done: int, total: int, best: Row | None) -> None:
-        if not self._words:
-            self._progress.say(lambda: self._words)
-        spent = time.monotonic() - self._start
-        words = f"{num_done:,} of {total:,} configurations"
-        if best is not None:
-            words += f", best {duration(best['step_time_s'])} by {best['strategy']} {described(options_of(best))}"
-        if 0 < num_done < total:
-            words += f", about {in_words(spent / num_done * (total - num_done))} left"
-        self._words = printable(words)
+def _how_far(spent_s: float, num_done: int, total: int, best: Row | None) -> str:
+    """Say how many configurations are done, and which is the best so far."""
+    words = f"{num_done:,} of {total:,} configurations"
+    if best is not None:
+        words += f", best {duration(best['step_time_s'])} by {best['strategy']} {described(options_of(best))}"
+    if 0 < num_done < total:
+        words += f", about {in_words(spent_s / num_done * (total - num_done))} left"
+    return printable(words)
 
 
 def _print(found: Tuning, tokens: float | None, *, explain: bool, words: str | None) -> None:

@@ -10,7 +10,7 @@ import minitrain as mt
 from minitrain.cli import options
 from minitrain.cli.failures import FAILED, saying_what_is_kept
 from minitrain.cli.generation import Given
-from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
+from minitrain.cli.output import Counted, Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.errors import UsageError
 from minitrain.evidence import columns
 from minitrain.evidence.errors_by_table import TableErrors
@@ -75,7 +75,7 @@ def validate(
             without=options.terms_of(without),
             strict=strict,
             jobs=jobs,
-            progress=_Done(progress),
+            progress=Counted(progress, lambda _, num, total: f"{num} of {total} rows"),
         )
         if not (done.results or done.skipped):
             named = ", ".join(map(str, table or ()))
@@ -89,19 +89,6 @@ def validate(
         print_lines([] if html is None else [f"wrote {html}"])
     if not done.results:
         raise typer.Exit(FAILED)
-
-
-class _Done:
-    """Say how many rows are done."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._num = self._total = 0
-
-    def __call__(self, num: int, total: int) -> None:
-        is_first, self._num, self._total = not self._total, num, total
-        if is_first:
-            self._progress.say(lambda: f"{self._num} of {self._total} rows")
 
 
 def _print(done: mt.Validation) -> None:
