@@ -51,7 +51,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import final
 
 from minitrain.errors import UsageError
@@ -60,25 +60,19 @@ from minitrain.search.schedules.schedule import KINDS, Action, Cell, Kind, Sched
 Phase = tuple[str, int]
 
 
-def check_sizes(name: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> None:
-    """Refuse a count below one.
+def check_sizes(
+    name: str, num_ranks: int, num_microbatches: int, num_chunks: int, legal: int | None = None, remedy: str = ""
+) -> None:
+    """Refuse a count below one, and any number of chunks but the one that a schedule is made for.
 
     Raises:
-        UsageError: naming the count.
+        UsageError: naming the count; of chunks, the legal number and a schedule for others.
     """
     counts = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_chunks": num_chunks}
     for count, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise UsageError(f"{count} ({value!r}) must be a whole number of 1 or more for {name}", **counts)
-
-
-def check_chunks(name: str, num_chunks: int, legal: int, remedy: str) -> None:
-    """Refuse any number of chunks but the one that the schedule is made for.
-
-    Raises:
-        UsageError: naming the legal number and a schedule for others.
-    """
-    if num_chunks != legal:
+    if legal is not None and num_chunks != legal:
         raise UsageError(f"num_chunks ({num_chunks}) must be {legal} for {name}; {remedy}", num_chunks=num_chunks)
 
 
@@ -174,15 +168,11 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> S
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
         Megatron-LM" (SC'21), Figure 4, top: PipeDream-Flush.
     """
-    check_sizes("one_f_one_b", num_ranks, num_microbatches, num_chunks)
-    check_chunks("one_f_one_b", num_chunks, 1, "use interleaved_1f1b for several stages a rank")
-    microbatches = range(num_microbatches)
+    check_sizes(
+        "one_f_one_b", num_ranks, num_microbatches, num_chunks, 1, "use interleaved_1f1b for several stages a rank"
+    )
     orders = (
-        _one_forward_one_backward(
-            [Action("F", rank, microbatch) for microbatch in microbatches],
-            [Action("B", rank, microbatch) for microbatch in microbatches],
-            warmup=num_ranks - 1 - rank,
-        )
+        _one_forward_one_backward(*_alone(rank, num_microbatches, "B"), warmup=num_ranks - 1 - rank)
         for rank in range(num_ranks)
     )
     return Schedule.from_orders(orders, "one_f_one_b")
@@ -255,13 +245,8 @@ def gpipe(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedul
     Source: Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline
         Parallelism", Figure 2c (backwards here in the order of the forwards, as torch runs them).
     """
-    check_sizes("gpipe", num_ranks, num_microbatches, num_chunks)
-    check_chunks("gpipe", num_chunks, 1, "use looped_bfs for several stages a rank")
-    microbatches = range(num_microbatches)
-    orders = (
-        [Action(kind, stage, microbatch) for kind in ("F", "B") for microbatch in microbatches]
-        for stage in range(num_ranks)
-    )
+    check_sizes("gpipe", num_ranks, num_microbatches, num_chunks, 1, "use looped_bfs for several stages a rank")
+    orders = (list(chain(*_alone(stage, num_microbatches, "B"))) for stage in range(num_ranks))
     return Schedule.from_orders(orders, "gpipe")
 
 
@@ -315,9 +300,13 @@ def zb_h1(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedul
     Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1 and Figure 3,
         top.
     """
-    check_sizes("zb_h1", num_ranks, num_microbatches, num_chunks)
-    check_chunks("zb_h1", num_chunks, 1, "use interleaved_zero_bubble for several stages a rank")
-    orders = (_one_stage(rank, num_microbatches, warmup=num_ranks - 1 - rank, delay=rank) for rank in range(num_ranks))
+    check_sizes(
+        "zb_h1", num_ranks, num_microbatches, num_chunks, 1, "use interleaved_zero_bubble for several stages a rank"
+    )
+    orders = (
+        _delay_weights(*_alone(rank, num_microbatches, "I"), warmup=num_ranks - 1 - rank, delay=rank)
+        for rank in range(num_ranks)
+    )
     return Schedule.from_orders(orders, "zb_h1")
 
 
@@ -342,10 +331,11 @@ def zb_h2(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedul
     Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.2 and Figure 3,
         bottom.
     """
-    check_sizes("zb_h2", num_ranks, num_microbatches, num_chunks)
-    check_chunks("zb_h2", num_chunks, 1, "use interleaved_zero_bubble for several stages a rank")
+    check_sizes(
+        "zb_h2", num_ranks, num_microbatches, num_chunks, 1, "use interleaved_zero_bubble for several stages a rank"
+    )
     orders = (
-        _one_stage(rank, num_microbatches, warmup=2 * (num_ranks - 1 - rank), delay=2 * rank)
+        _delay_weights(*_alone(rank, num_microbatches, "I"), warmup=2 * (num_ranks - 1 - rank), delay=2 * rank)
         for rank in range(num_ranks)
     )
     return Schedule.from_orders(orders, "zb_h2")
@@ -381,11 +371,10 @@ def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_chunks: i
     return Schedule.from_orders(orders, "interleaved_zero_bubble")
 
 
-def _one_stage(stage: int, num_microbatches: int, warmup: int, delay: int) -> list[Action]:
-    """Return the order of a rank with one stage."""
-    microbatches = [range(num_microbatches)]
-    alone = range(stage, stage + 1)
-    return _delay_weights(passes("F", alone, microbatches), passes("I", alone, microbatches), warmup, delay)
+def _alone(stage: int, num_microbatches: int, backward: Kind) -> tuple[list[Action], list[Action]]:
+    """Return the forwards and the backwards of a rank with one stage."""
+    stages, rounds = range(stage, stage + 1), [range(num_microbatches)]
+    return passes("F", stages, rounds), passes(backward, stages, rounds)
 
 
 def _delay_weights(forwards: list[Action], backwards: list[Action], warmup: int, delay: int) -> list[Action]:
@@ -420,8 +409,7 @@ def zbv(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
     Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 6 (ZB-V), and Qi et
         al. 2024, "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362 (V-ZB).
     """
-    check_sizes("zbv", num_ranks, num_microbatches, num_chunks)
-    check_chunks("zbv", num_chunks, 2, "use interleaved_zero_bubble for other numbers")
+    check_sizes("zbv", num_ranks, num_microbatches, num_chunks, 2, "use interleaved_zero_bubble for other numbers")
     num_full = max(num_microbatches, 2 * num_ranks - 1)
     rows = []
     for rank in range(num_ranks):
@@ -470,8 +458,9 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
         in half as proposed by Sea AI Lab 2025, "DualPipe could be better without the Dual"; phases as in
         github.com/deepseek-ai/DualPipe, dualpipev.py.
     """
-    check_sizes("dualpipe_v", num_ranks, num_microbatches, num_chunks)
-    check_chunks("dualpipe_v", num_chunks, 2, "use interleaved_zero_bubble for other numbers")
+    check_sizes(
+        "dualpipe_v", num_ranks, num_microbatches, num_chunks, 2, "use interleaved_zero_bubble for other numbers"
+    )
     if num_microbatches < 2 * num_ranks:
         message = (
             f"num_microbatches ({num_microbatches}) must be at least the number of stages ({2 * num_ranks}) "
@@ -533,8 +522,7 @@ def chimera(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sched
     Source: Li and Hoefler 2021, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional
         Pipelines" (SC'21), Figures 3 and 7, Table 2. Left out: more than two pipelines, forward doubling.
     """
-    check_sizes("chimera", num_ranks, num_microbatches, num_chunks)
-    check_chunks("chimera", num_chunks, 2, "use one_f_one_b for one copy of the weights")
+    check_sizes("chimera", num_ranks, num_microbatches, num_chunks, 2, "use one_f_one_b for one copy of the weights")
     for count, value in {"num_ranks": num_ranks, "num_microbatches": num_microbatches}.items():
         if value % 2:
             raise UsageError(
@@ -615,8 +603,7 @@ def _shortest(
     name: str, num_ranks: int, num_microbatches: int, num_chunks: int, most_alive: int, costs: tuple[float, ...]
 ) -> Schedule:
     """Return the schedule of the choices with the shortest span, of these the one that ends first."""
-    check_sizes(name, num_ranks, num_microbatches, num_chunks)
-    check_chunks(name, num_chunks, 1, "use zbv for several stages a rank")
+    check_sizes(name, num_ranks, num_microbatches, num_chunks, 1, "use zbv for several stages a rank")
     is_legal = len(costs) == 5 and all(0 < cost < math.inf for cost in costs[:3]) and 0 <= costs[3] < math.inf
     if not (is_legal and 0 <= costs[4] <= 1):
         raise UsageError(
