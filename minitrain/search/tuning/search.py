@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
@@ -437,11 +437,12 @@ class WorkerCall:
 
 
 @final
+@dataclass(eq=False, repr=False)
 class Search:
     """A search that is under way.
 
     Args:
-        found: the configurations.
+        candidates: the configurations.
         objective: what is wanted.
         head_room: the share of the devices' memory that must stay free.
         prune: "none" to price everything; "best" to leave out what is worse for sure than the best one that is known;
@@ -459,29 +460,23 @@ class Search:
         was_interrupted: whether it ended before all were done.
     """
 
-    def __init__(
-        self,
-        found: Sequence[Candidate],
-        *,
-        objective: str,
-        head_room: float,
-        prune: str = "auto",
-        executor: Workers = None,
-        jobs: int | None = None,
-        results: Path | None = None,
-        progress: Progress | None = None,
-        budget_s: float | None = None,
-        time_limit_s: float | None = None,
-    ) -> None:
-        self.candidates = found
+    candidates: Sequence[Candidate]
+    _: KW_ONLY
+    objective: str
+    head_room: float
+    prune: str = "auto"
+    executor: Workers = None
+    jobs: int | None = None
+    results: Path | None = None
+    progress: Progress | None = None
+    budget_s: float | None = None
+    time_limit_s: float | None = None
+
+    def __post_init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.was_interrupted = False
-        self.objective, self._head_room, self._prune = objective, head_room, prune
-        self._executor, self._jobs = executor, jobs
-        self._time_limit_s = time_limit_s
-        self._is_alone = executor is None and jobs == 1
-        self._results, self._progress = results, progress
-        self._end = None if budget_s is None else time.monotonic() + budget_s
+        self._is_alone = self.executor is None and self.jobs == 1
+        self._end = None if self.budget_s is None else time.monotonic() + self.budget_s
         self._best: Row | None = None
         self._points: list[Row] = []
         self._fits_with: dict[Hashable, set[Recompute]] = {}  # the recomputations with which a layout fits
@@ -492,8 +487,8 @@ class Search:
         Args:
             choose: yields parts of what is missing, and finds their rows in `rows` when it goes on; all of it if None.
         """
-        self._known = {} if self._results is None else read_rows(self._results)
-        with writing(self._results) as self._write, contextlib.ExitStack() as self._opened:
+        self._known = {} if self.results is None else read_rows(self.results)
+        with writing(self.results) as self._write, contextlib.ExitStack() as self._opened:
             missing = list(self._missing())
             try:
                 for part in [missing] if choose is None else choose(missing):
@@ -501,8 +496,8 @@ class Search:
                     self._simulate([one for one in part if one[1].pipeline is None])
             except KeyboardInterrupt:
                 self.was_interrupted = True
-        if self._progress is not None:
-            self._progress(len(self.rows), len(self.candidates), self._best)
+        if self.progress is not None:
+            self.progress(len(self.rows), len(self.candidates), self._best)
 
     def _missing(self) -> Iterator[tuple[int, Candidate]]:
         """Yield what is to be priced or pruned, with its place; keep what is known or breaks a rule of the space."""
@@ -522,7 +517,7 @@ class Search:
     def most_bytes(self, machine: Machine) -> float:
         """Return how much memory a rank may use, bytes."""
         capacity = machine.capacity_bytes
-        return float("inf") if capacity is None else capacity * (1 - self._head_room)
+        return float("inf") if capacity is None else capacity * (1 - self.head_room)
 
     def _keep(self, place: int, row: Row) -> None:
         """Keep a row."""
@@ -539,13 +534,13 @@ class Search:
         self._keep(place, row)
         if row["status"] == FITS:
             self._fits_with.setdefault(_but_recomputation(candidate), set()).add(_recomputed(candidate))
-        if self._results is not None and self._known.get(key := key_of_candidate(candidate)) != row:
+        if self.results is not None and self._known.get(key := key_of_candidate(candidate)) != row:
             self._write(key, row)
 
     def _price(self, missing: Task) -> None:
         """Price layouts from pieces."""
         tasks = list(_tasks(missing))
-        is_small = sum(map(_work_of, tasks)) < _WORK_INLINE and self._executor is None
+        is_small = sum(map(_work_of, tasks)) < _WORK_INLINE and self.executor is None
         self._run(map(self._pricing, tasks), inline=self._is_alone or is_small)
 
     def _pricing(self, task: Task) -> WorkerCall:
@@ -565,7 +560,7 @@ class Search:
                 self._add(candidate, place, figures)
             else:
                 worth.append((bound, place, candidate))
-        is_small = len(worth) <= _MOST_INLINE and self._executor is None
+        is_small = len(worth) <= _MOST_INLINE and self.executor is None
         self._run(self._worth_simulating(worth), inline=self._is_alone or is_small)
 
     def _worth_simulating(self, bounded: Sequence[tuple[Bound, int, Candidate]]) -> Iterator[WorkerCall]:
@@ -581,26 +576,26 @@ class Search:
     def _simulation(self, place: int, candidate: Candidate) -> WorkerCall:
         """Return the call that simulates a configuration."""
         configurations = [(candidate.strategy, dict(candidate.options))]
-        arguments = candidate.problem, configurations, self._time_limit_s
+        arguments = candidate.problem, configurations, self.time_limit_s
         is_slow = candidate.problem.machine.has_experts or candidate.in_usual_order is not None
-        ends_when_full = self._prune != "none" and is_slow
+        ends_when_full = self.prune != "none" and is_slow
         function = partial(simulate_each, ends_when_full=True) if ends_when_full else simulate_each
         return WorkerCall([(place, candidate)], function, lambda: arguments)
 
     def _recomputes_for_nothing(self, candidate: Candidate) -> bool:
         """Return whether the same layout fits with less recomputation, and so is quicker."""
-        if self._prune not in ("auto", "best") or not candidate.problem.machine.has_experts:
+        if self.prune not in ("auto", "best") or not candidate.problem.machine.has_experts:
             return False
         known = self._fits_with.get(_but_recomputation(candidate), ())
         return any(is_less(recompute, _recomputed(candidate)) for recompute in known)
 
     def _is_beaten(self, bound: Bound, candidate: Candidate) -> bool:
         """Return whether a known row is better than a configuration can be by its bound."""
-        if self._prune == "none" or self._best is None or not bound.step_time_s:
+        if self.prune == "none" or self._best is None or not bound.step_time_s:
             return False
         machine = candidate.problem.machine
         least = machine.figures(bound.step_time_s, bound.busy_s) | {"peak_memory_bytes": bound.peak_memory_bytes}
-        if self._prune != "front":
+        if self.prune != "front":
             column, sign = OBJECTIVES[self.objective]
             return least[column] is not None and sign * least[column] > value_of(self._best, self.objective)
         columns = [name for name in OF_FRONT if least[name] is not None]
@@ -608,7 +603,7 @@ class Search:
 
     def _limit(self, problem: TuningProblem) -> Limit | None:
         """Return the limit beyond which layouts need not be priced; None where more than the step time decides."""
-        if self._prune != "best" or self.objective == "energy" or self._num_problems > 1:
+        if self.prune != "best" or self.objective == "energy" or self._num_problems > 1:
             return None
         best = float("inf") if self._best is None else float(self._best["step_time_s"])
         return Limit(best, self.most_bytes(problem.machine))
@@ -664,7 +659,7 @@ class Search:
     def _workers(self) -> tuple[Executor, int]:
         """The workers of this search, and how many tasks to submit at once; they end with `run`."""
         strategies = {one.label: one.strategy for one in self.candidates}
-        return self._opened.enter_context(workers_of(self._executor, self._jobs, list(strategies.values())))
+        return self._opened.enter_context(workers_of(self.executor, self.jobs, list(strategies.values())))
 
     def _is_over(self) -> bool:
         """Return whether the time that was given is over."""
@@ -676,8 +671,8 @@ class Search:
         """Take what a task has come to."""
         for (place, candidate), figures in zip(task, found, strict=True):
             self._add(candidate, place, figures)
-        if self._progress is not None:
-            self._progress(len(self.rows), len(self.candidates), self._best)
+        if self.progress is not None:
+            self.progress(len(self.rows), len(self.candidates), self._best)
 
 
 def _recomputed(candidate: Candidate) -> Recompute:
