@@ -170,13 +170,6 @@ class Processor(ReadOnly):
             ) from None
 
 
-UPDATE_BYTES = 30
-"""Of a parameter, what Adam's step in mixed precision reads and writes: gradient, weight, and 12 of state twice."""
-
-UPDATE_S_PER_BILLION = 0.257
-"""What a node of two Xeon 8168 takes: 2.57 s for 1e10 parameters (ZeRO-Offload, Ren et al. 2021, table 4)."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -188,7 +181,7 @@ class Memory:
         MB_efficiency: rows `(lower bound in 1e6 bytes, share of the peak)`, bounds strictly descending to 0.
         usable_GiB: what the driver leaves to a process, in 2^30 bytes; all of it if None.
         update_s_per_billion: of a host, how long its processors, shared by all ranks of a node, take for Adam's step on
-            1e9 parameters in mixed precision, s; `UPDATE_S_PER_BILLION` if None.
+            1e9 parameters in mixed precision, s; that of the platform's library if None.
     """
 
     GiB: Annotated[float, POSITIVE, "GiB"]
@@ -207,16 +200,6 @@ class Memory:
         """Return what the driver leaves to a process, in bytes: no more than there is, where a test makes it less."""
         usable = self.GiB if self.usable_GiB is None else least([self.usable_GiB, self.GiB])
         return whole(usable * 2**30)  # type: ignore[no-any-return]  # a number
-
-    def update_seconds(self, size_bytes: float, ranks_a_node: int) -> float:
-        """Return how long the host takes for an optimizer's step that reads and writes some bytes, s.
-
-        >>> Memory(256, 64, ((0.0, 1.0),), update_s_per_billion=0.2).update_seconds(30e9, ranks_a_node=8)
-        1.6
-        """
-        stated = self.update_s_per_billion
-        rate = UPDATE_S_PER_BILLION if stated is None else stated
-        return size_bytes / (UPDATE_BYTES * 1e9) * rate * ranks_a_node
 
     def throughput(self, size_bytes: float) -> float:
         """Return the speed an operation reaches.

@@ -40,7 +40,7 @@ from minitrain.machine.network import (
     memory_bytes,
     select_tier,
 )
-from minitrain.machine.platforms import EXPOSED
+from minitrain.machine.platforms import COMPONENTS, EXPOSED, UPDATE_BYTES
 from minitrain.machine.price import (
     FREE,
     ROOFLINE,
@@ -242,7 +242,9 @@ class DevicePredictor:
         known: Any = self
         ranks_a_node, num_ranks = -(-known.world_size // known.num_nodes), self.num_writers or known.world_size
         if op == UPDATE_ON_HOST:
-            return Price(known.system.mem_pcie.update_seconds(size_bytes, ranks_a_node), size_bytes)
+            usual = getattr(self, "_platform", COMPONENTS).host_update_s
+            seconds = size_bytes * (known.system.mem_pcie.update_s_per_billion or usual) / (UPDATE_BYTES * 1e9)
+            return Price(seconds * ranks_a_node, size_bytes)
         return Price((known.system.storage or STORAGE).seconds(size_bytes, num_ranks, ranks_a_node), size_bytes)
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
@@ -401,10 +403,8 @@ class KernelPredictor(_ConfigPredictor):
         self._platform = platform
         self._inner = min(system.networks, key=lambda tier: tier.size)
         self._left_out = frozenset(pricing.without)
-        shared = {each.name for each in fields(Style)} & {each.name for each in fields(platform)} - {
-            "attention",
-            "captures",
-        }
+        shared = {each.name for each in fields(Style)} & {each.name for each in fields(platform)}
+        shared -= {"attention", "captures"}
         self.style = Style(
             attention=platform.attention or rates.usual_attention,
             casts_apart=platform.casts_apart,

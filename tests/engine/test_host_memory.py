@@ -420,16 +420,22 @@ def with_rate(seconds: float | None) -> Any:
     return replace(system, mem2=replace(system.mem2, update_s_per_billion=seconds))
 
 
-@pytest.mark.parametrize(("stated", "expected"), [(None, 0.257), (0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("strategy", "stated", "expected"),
+    [
+        ("megatron:optimizer_offload_fraction=1", None, 1.476),
+        ("fsdp:offload=optimizer_step", None, 0.257),
+        ("fsdp:offload=optimizer_step", 0.5, 0.5),
+    ],
+)
 @pytest.mark.parametrize(("world_size", "ranks_a_node"), [(1, 1), (4, 4), (16, 8)])
 def test_ranks_of_a_node_share_the_time_of_the_hosts_step(
-    stated: float | None, expected: float, world_size: int, ranks_a_node: int
+    strategy: str, stated: float | None, expected: float, world_size: int, ranks_a_node: int
 ) -> None:
-    run = mt.simulate(
-        "megatron", world_size=world_size, workload="tiny", global_batch_size=16, optimizer_offload_fraction=1,
-        hardware=with_rate(stated),
-    )  # fmt: skip
-    seconds = sum(event.duration for event in of(run, "update_on_host"))
+    more: dict[str, Any] = {"zero": 1} if strategy.startswith("megatron") else {}
+    sizes: dict[str, Any] = {"world_size": world_size, "workload": "tiny", "global_batch_size": 16}
+    run = mt.simulate(strategy, hardware=with_rate(stated), **sizes, **more)
+    seconds = sum(event.duration for event in of(run, "update_on_host")) * world_size
     assert seconds == pytest.approx(mt.models()["tiny"].num_parameters / 1e9 * expected * ranks_a_node)
 
 

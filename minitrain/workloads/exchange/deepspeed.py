@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from minitrain.errors import refuse
-from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, known_words
+from minitrain.workloads.exchange.recipe import Recipe, known_words
 
 TOOL = "deepspeed"
 _STRATEGIES = {0: "megatron", 1: "megatron", 2: "zero2", 3: "fsdp"}
@@ -23,6 +24,8 @@ def layout_faults(recipe: Recipe) -> list[str]:
     found = [f"{', '.join(divided)} of more than 1; use megatron-lm"] if divided else []
     if options.get("offload") == "optimizer":
         found.append("offload=optimizer, which updates on the device: its offload_optimizer steps on the host")
+    if options.get("optimizer_offload_fraction", 1) not in (0, 1):
+        found.append(f"optimizer_offload_fraction={options['optimizer_offload_fraction']}")
     return found if recipe.strategy in _STRATEGIES.values() else [*found, f"the strategy {recipe.strategy}"]
 
 
@@ -33,6 +36,8 @@ def write(recipe: Recipe) -> str:
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(options.get("overlap_replicas", True))}
     if (replicas := options.get("replicas", 1)) > 1:
         zero["mics_shard_size"] = world_size // replicas
+    if options.get("offload") == "optimizer_step" or options.get("optimizer_offload_fraction"):
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     size = options["microbatch_size"]
     precision = recipe.model.precision.name if recipe.model else "bf16"
     config: dict[str, Any] = {
@@ -61,6 +66,7 @@ def read(config: Mapping[str, Any], name: str) -> Recipe:  # noqa: ARG001  (it d
     steps = config.get("gradient_accumulation_steps")
     world_size = batch // (size * steps) if batch and size and steps else None
     stage = zero.get("stage", 0)
+    strategy = _STRATEGIES[stage]
     options: dict[str, Any] = {} if size is None else {"microbatch_size": size}
     if stage == 1:
         options["zero"] = 1
@@ -68,12 +74,38 @@ def read(config: Mapping[str, Any], name: str) -> Recipe:  # noqa: ARG001  (it d
         options["replicas"] = world_size // zero["mics_shard_size"]
     if config.get("activation_checkpointing", {}).get("cpu_checkpointing"):
         options["offload"] = "activations"
-    notes = ("the model, and what its backward computes again, are the program's own",)
-    return Recipe(_STRATEGIES[stage], options, None, world_size, batch, notes, TOOL)
+    notes = ["the model, and what its backward computes again, are the program's own"]
+    if _is_on(zero.get("offload_optimizer")) and stage == 3:
+        options["offload"] = "optimizer_step"
+    elif _is_on(zero.get("offload_optimizer")):
+        strategy, options = "megatron", {**options, "zero": stage, "optimizer_offload_fraction": 1}
+        notes.append("--platform megatron:host_update_s=0.257 has the time of DeepSpeed's Adam, without it PyTorch's")
+    return Recipe(strategy, options, None, world_size, batch, tuple(notes), TOOL)
+
+
+def read_accelerate(config: Mapping[str, Any], name: str) -> Recipe:
+    """Return the recipe of a configuration of Accelerate that has DeepSpeed's stage; its batch is the program's.
+
+    Source: `DeepSpeedPlugin` in `accelerate/utils/dataclasses.py`, whose `zero_stage` is 2 if not given.
+
+    Raises:
+        UsageError: it is of something else than DeepSpeed, or has what is not known or cannot be modelled.
+    """
+    kind, given = config.get("distributed_type"), config.get("deepspeed_config") or {}
+    faults = [f"deepspeed_config.{key} is not known" for key in given if key not in known_words("Accelerate")]
+    if kind != "DEEPSPEED":
+        faults.append(f"distributed_type must be DEEPSPEED, got {kind}; give the layout's options themselves")
+    if "deepspeed_config_file" in given:
+        faults.append(f"deepspeed_config_file holds what matters; give {given['deepspeed_config_file']} itself")
+    if faults:
+        raise refuse("the configuration of accelerate", faults)
+    offloads = {f"offload_{what}": {"device": given.get(f"offload_{what}_device")} for what in ("optimizer", "param")}
+    recipe = read({"zero_optimization": {"stage": given.get("zero_stage", 2), **offloads}}, name)
+    return replace(recipe, world_size=config.get("num_processes"), tool="accelerate")
 
 
 def _is_on(offload: Any) -> bool:
-    return bool(offload) and offload.get("device", "none") != "none"
+    return bool(offload) and (offload.get("device") or "none") != "none"
 
 
 def _faults(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]:
@@ -88,8 +120,11 @@ def _faults(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]
         yield f"zero_optimization.stage must be 0 to 3, got {zero['stage']!r}"
     if _is_on(zero.get("offload_param")):
         yield "zero_optimization.offload_param is not modelled"
-    if _is_on(zero.get("offload_optimizer")):
-        yield f"zero_optimization.offload_optimizer {BY_HOST}"
+    of_host = zero.get("offload_optimizer") or {}
+    if _is_on(of_host) and (of_host["device"], of_host.get("ratio", 1)) != ("cpu", 1):
+        yield f"zero_optimization.offload_optimizer must be all on the cpu, since other is not modelled, got {of_host}"
+    if _is_on(of_host) and zero.get("stage", 0) == 0:
+        yield "zero_optimization.offload_optimizer needs stage 1, 2 or 3"
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         if not isinstance(config.get(key, 1), int):
             yield f'{key} must be an integer, got {config[key]!r}; put in what "auto" stands for'

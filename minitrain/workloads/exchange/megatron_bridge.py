@@ -16,7 +16,7 @@ import yaml
 from minitrain.errors import refuse
 from minitrain.workloads.exchange.megatron_core import layout_fields, layout_of, model_fields, model_of, notes_on
 from minitrain.workloads.exchange.megatron_lm import OPTIONS
-from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, known_words
+from minitrain.workloads.exchange.recipe import Recipe, known_words
 
 TOOL = "megatron-bridge"
 
@@ -30,6 +30,9 @@ _SECTION_OF = {
     "use_megatron_fsdp": "ddp",
     "use_torch_fsdp2": "dist",
     "tp_comm_overlap": "comm_overlap",
+    "optimizer_cpu_offload": "optimizer",
+    "optimizer_offload_fraction": "optimizer",
+    "overlap_cpu_optimizer_d2h_h2d": "optimizer",
 }
 """The section of a field, where it is not the model's."""
 _PRECISIONS = {"bf16_mixed": {"bf16": True}, "16-mixed": {"fp16": True}, "fp16_mixed": {"fp16": True}}
@@ -108,8 +111,8 @@ def _precision(word: Any, faults: list[str]) -> dict[str, Any]:
 def _fields(config: Mapping[str, Any], faults: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of all sections; faults are noted."""
     for section, values in config.items():
-        if section == "optimizer" and isinstance(values, Mapping) and values.get("optimizer_cpu_offload"):
-            faults.append(f"optimizer.optimizer_cpu_offload {BY_HOST}")
+        if section == "optimizer" and isinstance(values, Mapping):
+            yield from ((field, value) for field, value in values.items() if _SECTION_OF.get(field) == "optimizer")
         if (section in known_words("Megatron Bridge, sections") and section != "dist") or section == "mixed_precision":
             continue
         if section == "dataset":

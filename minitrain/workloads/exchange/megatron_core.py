@@ -385,6 +385,9 @@ def layout_fields(recipe: Recipe) -> Fields:
         "overlap_grad_reduce": overlaps,
         "overlap_param_gather": zero and overlaps,
     }
+    if share := options.get("optimizer_offload_fraction"):
+        found |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": share}
+        found |= {"overlap_cpu_optimizer_d2h_h2d": bool(options.get("overlap_cpu_optimizer_d2h_h2d"))}
     return found | _recompute_fields(as_recompute(options.get("recompute", "none")))
 
 
@@ -425,6 +428,9 @@ def layout_of(given: Mapping[str, Any], faults: list[str]) -> tuple[str, Fields]
     found |= {"zero": 1} if given.get("use_distributed_optimizer") else {}
     found |= {"overlap_replicas": True} if given.get("overlap_grad_reduce") else {}
     found |= {"overlap_parts": True} if given.get("tp_comm_overlap") and found.get("sequence_parallel") else {}
+    if given.get("optimizer_cpu_offload") and (share := given.get("optimizer_offload_fraction", 1.0)):
+        found |= {"optimizer_offload_fraction": share}
+        found |= {"overlap_cpu_optimizer_d2h_h2d": True} if given.get("overlap_cpu_optimizer_d2h_h2d") else {}
     chunks = _num_chunks(given, faults)
     if chunks > 1:
         found |= {"num_chunks": chunks, "overlap_messages": given.get("overlap_p2p_comm", True)}
@@ -518,3 +524,5 @@ def _layout_not_modelled(given: Mapping[str, Any]) -> Iterator[str]:
     for option in ("pp", "cp", "ep") if is_fsdp else ():
         if given.get(DEGREES[option], 1) > 1:
             yield f"{DEGREES[option]} ({given[DEGREES[option]]}) beside FSDP is not modelled"
+    if is_fsdp and given.get("optimizer_cpu_offload"):
+        yield "optimizer_cpu_offload beside FSDP is not modelled"

@@ -30,7 +30,7 @@ from minitrain.workloads.exchange.megatron_core import (
     model_of,
     notes_on,
 )
-from minitrain.workloads.exchange.recipe import BY_HOST, Recipe, known_words
+from minitrain.workloads.exchange.recipe import Recipe, known_words
 
 _ASSIGNMENT = re.compile(r"(\w+)\+?=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
@@ -297,8 +297,6 @@ def _fields(words: Words, faults: list[str]) -> Iterator[tuple[str, Any]]:
             yield from _field(option, values, faults)
         elif flag in _ONLY and values[:1] and values[0] not in _ONLY[flag]:
             faults.append(f"{flag} must be one of {', '.join(_ONLY[flag])}, got {values[0]!r:.40}")
-        elif flag == "--optimizer-cpu-offload":
-            faults.append(f"{flag} {BY_HOST}")
         elif flag not in known_words("Megatron-LM") | known_words("torchrun and Slurm"):
             hint = closest(flag, _BY_FLAG)
             faults.append(

@@ -27,7 +27,10 @@ from minitrain.workloads.exchange.megatron_lm import words_of
 from minitrain.workloads.exchange.recipe import Recipe
 from minitrain.workloads.transformer import Transformer
 
-_KNOWN = "Megatron-LM's options, Megatron Bridge's YAML or overrides, torchtitan's TOML, or DeepSpeed's JSON"
+_KNOWN = (
+    "Megatron-LM's options, Megatron Bridge's YAML or overrides, torchtitan's TOML, DeepSpeed's JSON, or Accelerate's "
+    "YAML"
+)
 
 
 def read_recipe(source: str | os.PathLike[str], /, *, ignore: Sequence[str] = ()) -> Recipe:
@@ -40,8 +43,8 @@ def read_recipe(source: str | os.PathLike[str], /, *, ignore: Sequence[str] = ()
 
     Args:
         source: a file: a launch script or options of Megatron-LM; YAML or overrides of Megatron Bridge; TOML of
-            torchtitan; JSON of DeepSpeed. Or such options themselves, as text that has a line break or begins with two
-            dashes. What it is follows from what it holds.
+            torchtitan; JSON of DeepSpeed; YAML of Accelerate. Or such options themselves, as text that has a line break
+            or begins with two dashes. What it is follows from what it holds.
         ignore: words that the caller knows to have no bearing on the model, its layout and its time.
 
     Raises:
@@ -77,7 +80,8 @@ def _as_toml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
 def _as_yaml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
     words = text.split()
     load = megatron_bridge.overrides if words and "." in words[0].partition("=")[0] else yaml.safe_load
-    return _as_sections(text, name, ignore, load, {"model", "train", "ddp"}, megatron_bridge.read)
+    accelerate = _as_sections(text, name, ignore, yaml.safe_load, {"distributed_type"}, deepspeed.read_accelerate)
+    return accelerate or _as_sections(text, name, ignore, load, {"model", "train", "ddp"}, megatron_bridge.read)
 
 
 def _as_options(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:

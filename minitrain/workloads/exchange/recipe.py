@@ -87,9 +87,6 @@ _REMEDIES = {
     "global_batch_size": "give --batch, or global_batch_size=256 in Python",
 }
 
-BY_HOST = "steps on the host, which has no price"
-"""What is wrong with an optimizer that a tool offloads: it updates there, unlike fsdp's offload="optimizer"."""
-
 
 @cache
 def known_words(tool: str) -> frozenset[str]:

@@ -110,6 +110,8 @@ def test_modules_that_are_computed_again_have_megatrons_words(tool: str, recompu
         ("zero2", {"microbatch_size": 1}),
         ("fsdp", {"microbatch_size": 1, "replicas": 2}),
         ("fsdp", {"microbatch_size": 2, "offload": "activations"}),
+        ("fsdp", {"microbatch_size": 2, "offload": "optimizer_step"}),
+        ("megatron", {"microbatch_size": 2, "zero": 2, "optimizer_offload_fraction": 1}),
     ],
 )
 def test_deepspeed_says_the_layout_and_leaves_the_model_to_the_program(strategy: str, options: dict[str, Any]) -> None:
@@ -117,6 +119,32 @@ def test_deepspeed_says_the_layout_and_leaves_the_model_to_the_program(strategy:
     assert (again.strategy, again.options, again.world_size, again.global_batch_size) == (strategy, options, 16, 64)
     with pytest.raises(mt.UsageError, match=r"deepspeed do not say the workload; give --model"):
         again.keywords()
+
+
+@pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
+@pytest.mark.parametrize("overlap", [{}, {"overlap_cpu_optimizer_d2h_h2d": True}])
+def test_the_hosts_share_of_the_optimizer_is_written_and_read(tool: str, overlap: dict[str, bool]) -> None:
+    options = {"microbatch_size": 1, "zero": 1, "optimizer_offload_fraction": 0.5, **overlap}
+    written = mt.write_recipe(mt.Recipe("megatron", options, LLAMA, 64, 256), tool)
+    assert mt.read_recipe(written).options == options
+    assert mt.read_recipe("--optimizer-cpu-offload --use-precision-aware-optimizer").options == {
+        "optimizer_offload_fraction": 1.0
+    }
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_accelerates_file_is_read(stage: int) -> None:
+    text = f"distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {{zero_stage: {stage}, OFFLOADS}}"
+    plain = mt.read_recipe(text.replace(", OFFLOADS", ", offload_optimizer_device: none"))
+    assert (plain.strategy, plain.options, plain.world_size) == ({2: "zero2", 3: "fsdp"}[stage], {}, 8)
+    there = mt.read_recipe(text.replace("OFFLOADS", "offload_optimizer_device: cpu"))
+    assert (
+        there.options
+        == {
+            2: {"zero": 2, "optimizer_offload_fraction": 1},
+            3: {"offload": "optimizer_step"},
+        }[stage]
+    )
 
 
 @pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
@@ -372,9 +400,13 @@ def test_torchtitans_own_file_is_read(tmp_path: Path) -> None:
         ('{"train_batch_size": "auto"}', 'put in what "auto" stands for'),
         ('{"train_batch_size": 8, "mine": 1, "zero_optimization": {"stage": 4, "x": 1}}', "mine is not known"),
         ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}', "offload_param is not modelled"),
-        ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}', "steps on the host"),
-        ("--num-layers 4 --optimizer-cpu-offload", "--optimizer-cpu-offload steps on the host"),
-        ("model:\n  num_layers: 2\noptimizer:\n  optimizer_cpu_offload: true", "steps on the host"),
+        ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}', "must be all on the cpu"),
+        ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}}', "all on the cpu"),
+        ('{"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}', "needs stage 1, 2 or 3"),
+        ("--use-torch-fsdp2 --optimizer-cpu-offload", "optimizer_cpu_offload beside FSDP is not modelled"),
+        ("distributed_type: FSDP\nfsdp_config: {}", "distributed_type must be DEEPSPEED, got FSDP"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {mine: 1}", "deepspeed_config.mine is not known"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}", "give ds.json itself"),
         ("model:\n  mine: 3\ntrain:\n  micro_batch_size: 1", "model.mine is not known"),
         ("model.tensor_model_parallel_size=2\ntrainer.x=1", "trainer is not known"),
         ("model:\n  activation_func: torch.nn.functional.relu\n", "activation_func must be silu, gelu or squared_relu"),
