@@ -34,7 +34,7 @@ _NO_STRATEGIES = (
     '"""The shipped strategies, which solve the exercises, are not in this wheel."""\n\n__all__: list[str] = []\n'
 )
 _FOR_LEARNERS = ("exercise.json", "statement.md")
-_LIKE_SOURCES = (".css", ".csv", ".html", ".js", ".json", ".md", ".py", ".pyi", ".typed", ".yaml")
+_LIKE_SOURCES = (".css", ".csv", ".html", ".js", ".json", ".md", ".py", ".pyi", ".sh", ".typed", ".yaml")
 _BEGINNING = (2020, 1, 1, 0, 0, 0)  # the same files give the same wheel
 
 
@@ -145,39 +145,15 @@ def _record(files: dict[str, bytes], own: str) -> str:
     return "\n".join([*lines, f"{own},,"]) + "\n"
 
 
-_SETUP = """#!/usr/bin/env bash
-# Installs the grader. It needs Python 3.11 or later (Gradescope: the image of Ubuntu 24.04), and a package index for
-# what grading needs: numpy, autograd, pydantic, rich and typer, under 100 MB in all.
-set -e
-cd "$(dirname "$0")"
-PYTHON="${{MINITRAIN_PYTHON:-{python}}}"
-if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-    apt-get update -qq && apt-get install -yqq python3-venv libseccomp2 bubblewrap || true  # the latter two isolate
-fi
-if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "minitrain needs Python 3.11 or later; choose an image that has it, such as Ubuntu 24.04" >&2
-    exit 1
-fi
-"$PYTHON" -m venv venv
-venv/bin/python -m pip install -q --no-compile {requirement}
-"""
-
-_RUN = """#!/usr/bin/env bash
-cd "$(dirname "$0")"
-[ -d exercises ] || cd source  # Gradescope unpacks the zip there, and puts this script above it
-PYTHON="$PWD/venv/bin/python"
-[ -x "$PYTHON" ] || PYTHON="${{MINITRAIN_PYTHON:-{python}}}"
-SUBMISSION="${{MINITRAIN_SUBMISSION:-/autograder/submission}}"
-RESULTS="${{MINITRAIN_RESULTS:-/autograder/results/results.json}}"
-ERRORS="$(mktemp)"
-"$PYTHON" -m minitrain learn grade "$SUBMISSION" --together --exercises exercises --format gradescope \\
-    --isolation "${{MINITRAIN_ISOLATION:-{isolation}}}" > "$RESULTS" 2> "$ERRORS"
-if [ ! -s "$RESULTS" ]; then
-    "$PYTHON" -c 'import json, sys; print(json.dumps(dict(score=0, output=sys.stdin.read())))' < "$ERRORS" > "$RESULTS"
-fi
-"""
-
 _SCRIPTS = ("setup.sh", "run_autograder")
+
+
+def _script(name: str, **values: str) -> str:
+    """Return a script of the autograder, with values in the places of their names in braces."""
+    text = (Path(__file__).parent / "autograder" / name).with_suffix(".sh").read_text("utf-8")
+    for key, value in values.items():
+        text = text.replace(f"{{{key}}}", value)
+    return text
 
 
 def write_package(
@@ -212,10 +188,7 @@ def write_package(
             wheel = students_wheel((), folder)
             files[wheel.name] = wheel.read_bytes()
             requirement = f"./{wheel.name}"
-    scripts = {
-        "setup.sh": _SETUP.format(requirement=requirement, python=python),
-        "run_autograder": _RUN.format(python=python, isolation=isolation),
-    }
+    scripts = {name: _script(name, requirement=requirement, python=python, isolation=isolation) for name in _SCRIPTS}
     files = {name: text.encode() for name, text in scripts.items()} | files
     for exercise in exercises:
         folder_there = f"exercises/{exercise.name}"

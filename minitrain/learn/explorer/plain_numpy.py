@@ -600,12 +600,6 @@ def fromiter(values: Iterable[Any], kind: Any, count: int = -1) -> ndarray:
     return ndarray(found, wanted)
 
 
-def tri(size: int, dtype: Any = float) -> ndarray:
-    """Return a square array with ones at and below the diagonal."""
-    kind = dtype_of(dtype)
-    return ndarray([kind(column <= row) for row in range(size) for column in range(size)], kind, (size, size))
-
-
 @final
 class iinfo:  # noqa: N801
     """The limits of integers of a kind."""
