@@ -258,19 +258,14 @@ def with_secret_sizes(exercise: Exercise, secret: str) -> Exercise:
     drawn: dict[str, Case] = {}
     for _ in range(_MOST_TRIES):
         case = _draw(dice, known)
-        if _is_new(case, known, drawn.values()) and _is_legal(exercise, case, known):
+        alone = case.world_size == 1 < max(other.world_size for other in known)
+        has_one = alone and any(other.world_size == 1 for other in drawn.values())  # and one rank is enough
+        is_new = case.key not in {*drawn, *(other.key for other in known)} and not has_one
+        if is_new and _is_legal(exercise, case, known):
             drawn[case.key] = case
             if len(drawn) == wanted:
                 return replace(exercise, hidden=[*drawn.values()])
     raise UsageError(f"no {wanted} further sizes were found for {exercise.name}; give it hidden sizes that differ more")
-
-
-def _is_new(case: Case, known: Sequence[Case], drawn: Collection[Case]) -> bool:
-    """Return whether sizes test something that others do not: not the same, and not a single rank once more."""
-    alone = case.world_size == 1 < max(other.world_size for other in known)
-    return all(case.key != other.key and not (alone and other.world_size == 1) for other in drawn) and all(
-        case.key != other.key for other in known
-    )
 
 
 def _draw(dice: random.Random, known: Sequence[Case]) -> Case:
@@ -293,19 +288,16 @@ def _between(dice: random.Random, values: Sequence[Any]) -> Any:
 
 def _is_legal(exercise: Exercise, case: Case, known: Sequence[Case]) -> bool:
     """Return whether the reference trains with some sizes, within what it may need."""
-    fills = [_fills_ranks(other.numbers, other.options) for other in (*known, case)]
-    if all(fills[:-1]) and not fills[-1]:
+    *fills, fills_ranks = (
+        one.global_batch_size >= one.world_size * int(one.options.get("microbatch_size", 1)) for one in (*known, case)
+    )
+    if all(fills) and not fills_ranks:  # there are fewer microbatches than ranks
         return False
     try:
         budget = budget_for(exercise, case)
     except (MinitrainError, ArithmeticError, LookupError, TypeError, ValueError):
         return False
     return exercise.memory_limit_bytes is None or budget.reference_memory_bytes <= exercise.memory_limit_bytes
-
-
-def _fills_ranks(sizes: Mapping[str, int], options: Mapping[str, Any]) -> bool:
-    """Return whether there are at least as many microbatches as ranks."""
-    return int(sizes["global_batch_size"]) >= int(sizes["world_size"]) * int(options.get("microbatch_size", 1))
 
 
 _MOST = 3
@@ -592,7 +584,12 @@ def more_calls(run: Run, expected: Mapping[str, int], programs: Any, lines: Any)
     found = []
     for (kind, number, known), of_layers in layers.items():
         asked = {layer for layer in of_layers if layer != _NO_LAYER}
-        calls = (call for own in calls_of(programs, lines) for call in own if _is(call, kind, asked))
+        calls = (
+            call
+            for own in calls_of(programs, lines)
+            for call in own
+            if call.kind == kind and (kind == "send" or not asked or call.about in asked)
+        )
         places = [*dict.fromkeys(call.line for call in calls if call.line)][:_MOST]
         where = f" of {named('layer', asked)}" if asked else ""
         at = f", at {', '.join(places)}" if places else ""
@@ -606,11 +603,6 @@ def _by_kind(calls: Mapping[str, int]) -> Counter[str]:
     for what, number in calls.items():
         counted[what.partition(" of layer ")[0]] += number
     return counted
-
-
-def _is(call: Call, kind: str, layers: set[int]) -> bool:
-    """Return whether a call is of a kind, and for one of some layers where that is known."""
-    return call.kind == kind and (kind == "send" or not layers or call.about in layers)
 
 
 def path_of(run: Run) -> dict[str, float]:

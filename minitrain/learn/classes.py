@@ -256,7 +256,7 @@ def with_grades(path: str | os.PathLike[str], rows: Sequence[Row]) -> tuple[str,
             places[key].add(number)
     best: defaultdict[str, dict[int, int]] = defaultdict(dict)  # by exercise and line
     lost = []
-    for row in filter(_is_graded, rows):
+    for row in (row for row in rows if row.exercise):
         found = _found(row.student, places)
         if len(found) == 1:
             (line,) = found
@@ -270,10 +270,6 @@ def with_grades(path: str | os.PathLike[str], rows: Sequence[Row]) -> tuple[str,
     written = io.StringIO()
     csv.writer(written, lineterminator="\n").writerows(lines)
     return written.getvalue().rstrip("\n"), lost
-
-
-def _is_graded(row: Row) -> bool:
-    return bool(row.exercise)
 
 
 def _lines_of(path: str | os.PathLike[str]) -> list[list[str]]:
@@ -463,18 +459,9 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for row in rows:
-        isolation = str(row.grade.isolation) if row.grade else ""
-        facts = (
-            row.student,
-            row.file,
-            row.exercise,
-            row.score,
-            row.max_score,
-            f"{row.seconds:.3f}",
-            row.failure,
-            isolation,
-            " ".join(row.alike),
-        )
+        figures = row.score, row.max_score, f"{row.seconds:.3f}"
+        said = row.failure, str(row.grade.isolation) if row.grade else "", " ".join(row.alike)
+        facts = (row.student, row.file, row.exercise, *figures, *said)
         writer.writerow([_cell(fact) for fact in facts])
     return written.getvalue().rstrip("\n")
 
@@ -526,7 +513,9 @@ def as_junit(rows: Sequence[Row]) -> str:
             time=f"{row.seconds:.3f}",
         )
         properties = ElementTree.SubElement(suite, "properties")
-        for name, value in _properties(row).items():
+        facts = {"file": row.file, "score": str(row.score), "max_score": str(row.max_score)}
+        facts |= {"isolation": str(row.grade.isolation)} if row.grade else {}
+        for name, value in facts.items():
             ElementTree.SubElement(properties, "property", name=name, value=printable(value))
         for result in results:
             _junit_case(suite, row, result)
@@ -535,12 +524,6 @@ def as_junit(rows: Sequence[Row]) -> str:
             ElementTree.SubElement(case, "error", message=printable(row.reason))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-def _properties(row: Row) -> dict[str, str]:
-    """Return what is said of a submission as a whole."""
-    facts = {"file": row.file, "score": str(row.score), "max_score": str(row.max_score)}
-    return facts | ({"isolation": str(row.grade.isolation)} if row.grade else {})
 
 
 def _junit_case(suite: ElementTree.Element, row: Row, result: CheckResult) -> None:

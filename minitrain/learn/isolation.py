@@ -169,13 +169,8 @@ def plan_for(mode: str, home: Path, secrets: Sequence[Path], *, wrapped: bool) -
             home.chmod(0o750)
             uid = _FIRST_UID + os.getpid() % _UIDS
     paths = [*reads, str(home)]
-    covered = [path for path in (*secrets, Path("/proc")) if not any(_is_within(own, path) for own in paths)]
+    covered = [path for path in (*secrets, Path("/proc")) if not any(Path(own).is_relative_to(path) for own in paths)]
     return {"wrapped": wrapped, "uid": uid, "readable": paths, "covered": [*map(str, covered)], "filter": program()}
-
-
-def _is_within(path: str, folder: Path) -> bool:
-    """Return whether a path is a folder, or lies below it."""
-    return path == str(folder) or path.startswith(f"{folder}{os.sep}")
 
 
 @lru_cache(maxsize=64)
@@ -218,8 +213,8 @@ def wrapped(home: Path, secrets: Sequence[Path], library: Path | None = None) ->
     for link in (Path("/lib"), Path("/lib64")):
         if link.is_symlink():
             command += ["--symlink", str(link.readlink()), str(link)]
-    above = {str(parent) for shown in (*whole, *back) for parent in Path(shown).parents if _not_below(parent, whole)}
-    for folder in sorted(above - {"/"}):
+    above = {parent for shown in (*whole, *back) for parent in Path(shown).parents if parent != Path("/")}
+    for folder in sorted(str(parent) for parent in above if not any(map(parent.is_relative_to, whole))):
         command += ["--perms", "0755", "--dir", folder]  # else root alone may pass through it
     for shown in whole:
         command += ["--ro-bind", shown, shown]
@@ -230,11 +225,6 @@ def wrapped(home: Path, secrets: Sequence[Path], library: Path | None = None) ->
     if library is not None:
         command += ["--ro-bind", str(library), str(home / "minitrain")]
     return [*command, "--chdir", str(home), "--"]
-
-
-def _not_below(path: Path, folders: Sequence[str]) -> bool:
-    """Return whether a path is neither one of some folders nor below one."""
-    return not any(path.is_relative_to(folder) for folder in folders)
 
 
 _CALLS = read_json(Path(__file__).with_name("system_calls.json"))
@@ -369,20 +359,13 @@ def readable(secrets: tuple[Path, ...]) -> list[str]:
     found = [Path("/etc/ld.so.cache")]
     for folder in python_folders():
         found += _opened_up(folder, [*hidden, *(folder / name for name in _NO_LIBRARY)])
+    own_or_system = (*_LIBRARIES, sysconfig.get_config_var("LIBDIR"))
     for folder in library_folders():
-        found += _shared_objects(folder) if _may_hold_packages(folder) else _opened_up(folder, hidden)
+        may_hold_packages = str(folder) in own_or_system or any(folder.glob("python*"))  # not allowed as a whole
+        objects = (path.resolve() for path in folder.iterdir() if ".so" in path.suffixes and path.is_file())
+        found += objects if may_hold_packages else _opened_up(folder, hidden)
     allowed = [path for path in found if not any(path.is_relative_to(secret) for secret in hidden)]
     return sorted({str(path) for path in (*allowed, *packages().values())})
-
-
-def _may_hold_packages(folder: Path) -> bool:
-    """Return whether Python packages may lie below a folder of libraries, so that it is not allowed as a whole."""
-    return str(folder) in (*_LIBRARIES, sysconfig.get_config_var("LIBDIR")) or any(folder.glob("python*"))
-
-
-def _shared_objects(folder: Path) -> Iterator[Path]:
-    """Yield the shared libraries that lie directly in a folder."""
-    return (path.resolve() for path in folder.iterdir() if ".so" in path.suffixes and path.is_file())
 
 
 def _opened_up(path: Path, secrets: Sequence[Path]) -> Iterator[Path]:
@@ -490,8 +473,10 @@ def _library() -> Mapping[str, Sequence[_File]]:
     found: dict[str, list[_File]] = {}
     for folder, below, names in os.walk(PACKAGE):
         own = os.path.relpath(folder, PACKAGE)
-        below[:] = sorted(name for name in below if _is_copied(Path(own, name).as_posix()))
-        found[own] = _read(folder, _of_grading(names) if own == "learn" else names)
+        left_out = (*_LEFT_OUT, Path(own, "__pycache__").as_posix())
+        below[:] = sorted(name for name in below if Path(own, name).as_posix() not in left_out)
+        of_grading = [name for name in names if name.partition(".")[0] in _OF_GRADING]
+        found[own] = _read(folder, of_grading if own == "learn" else names)
     configs = folder_of("hw_configs")
     found["hw_configs"] = _read(str(configs), [path.name for path in configs.iterdir() if path.is_file()])
     for empty in ("learn", "strategies"):
@@ -500,20 +485,10 @@ def _library() -> Mapping[str, Sequence[_File]]:
     return found | compiled
 
 
-def _is_copied(folder: str) -> bool:
-    """Return whether a folder of minitrain is in the copy."""
-    return folder not in _LEFT_OUT and not folder.endswith("__pycache__")
-
-
 def _read(folder: str, names: Sequence[str]) -> list[_File]:
     """Return name, content and time of change of some files of a folder."""
     paths = [Path(folder, name) for name in sorted(names)]
     return [(path.name, path.read_bytes(), path.stat().st_mtime_ns) for path in paths]
-
-
-def _of_grading(names: Sequence[str]) -> list[str]:
-    """Return which files of this room a submission's process needs."""
-    return [name for name in names if name.partition(".")[0] in _OF_GRADING]
 
 
 def _compiled(folder: str, files: Sequence[_File]) -> Iterator[_File]:

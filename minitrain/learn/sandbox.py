@@ -314,16 +314,14 @@ class _Process:
 
     def end(self) -> None:
         """End the process and all that it may have started."""
-        for what, seconds in ((self.process.terminate, 1.0), (partial(_kill_group, self.process.pid), None)):
+        for what, seconds in (
+            (self.process.terminate, 1.0),
+            (partial(os.killpg, self.process.pid, signal.SIGKILL), None),
+        ):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 what()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(seconds)
-
-
-def _kill_group(pid: int) -> None:
-    """Kill a process and those of its group."""
-    os.killpg(pid, signal.SIGKILL)
 
 
 def _why(code: int) -> str:

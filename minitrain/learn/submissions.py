@@ -113,7 +113,9 @@ class _Finder:
         elif together:
             yield from self._student(path, root)
         else:
-            for entry in _entries(path):
+            for entry in sorted(path.iterdir()):
+                if _hidden(entry, path):  # what editors and Python leave there
+                    continue
                 if entry.is_dir() and not entry.is_symlink():
                     yield from self._student(entry, root)
                 else:
@@ -145,7 +147,8 @@ class _Finder:
         """
         upload = upload_of(folder.name)
         student = upload.student if upload else folder.name
-        files = {path: _why_not(path) for path in sorted(folder.rglob("*")) if _is_work(path, folder)}
+        paths = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not _hidden(path, folder))
+        files = {path: _why_not(path) for path in paths}
         graded = [path for path, reason in files.items() if not reason]
         found = [(path, exercise) for path in graded if (exercise := exercise_of(path, self._exercises)) is not None]
         if not found and self._known and len(graded) == 1:
@@ -206,16 +209,6 @@ def alike(submissions: Sequence[Submission]) -> dict[str, list[str]]:
         for group in groups.values()
         for one in group
     }
-
-
-def _entries(folder: Path) -> list[Path]:
-    """Return what was handed in in a folder, without what editors and Python leave there."""
-    return [path for path in sorted(folder.iterdir()) if not _hidden(path, folder)]
-
-
-def _is_work(path: Path, folder: Path) -> bool:
-    """Return whether a path of a student's folder is a file that somebody has put there."""
-    return not path.is_dir() and not _hidden(path, folder)
 
 
 def _hidden(path: Path, folder: Path) -> bool:

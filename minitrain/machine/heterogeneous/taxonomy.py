@@ -609,7 +609,8 @@ class EnhancedHardwareDetector:
         """Return the processor, and the accelerators that drivers or the system know, with what is known of each."""
         described = tuple(self._nvidia())
         on_bus = [each for each in self._on_bus() if not described or each.vendor != "NVIDIA"]
-        apple = (DetectedDevice("Apple GPU", HardwareClass.GPU, "Apple"),) if _is_apple() else ()
+        is_apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
+        apple = (DetectedDevice("Apple GPU", HardwareClass.GPU, "Apple"),) if is_apple else ()
         return (self._processor(), *described, *on_bus, *apple)
 
     def detect_hardware(self) -> tuple[HardwareCapabilityProfile, ...]:
@@ -727,10 +728,6 @@ def _text(said: Any) -> str:
 def _read(path: Path) -> str:
     """Return what a file of the system says, or "" where it says nothing."""
     return str(_or_none(lambda: path.read_text("utf-8").strip()) or "")
-
-
-def _is_apple() -> bool:
-    return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 
 def config_named_as(device: DetectedDevice) -> SystemConfig | None:
