@@ -32,14 +32,13 @@ from minitrain.engine.strategy_model import StrategyModel
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
 from minitrain.machine.price import PENDING
 from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, ON_HOST, RECV, SEND, STREAM, STRIDE, Note, Stream
-from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS, tensors_of
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
 
 if TYPE_CHECKING:
-    from minitrain.engine.dist import Dist
     from minitrain.engine.protocol import ProcessGroup
-    from minitrain.machine.price import Predictor, Price
+    from minitrain.machine.price import Price
 
 CarryOut = Callable[[Operation], None]
 
@@ -72,13 +71,13 @@ class Chain:
     @property
     def taken(self) -> list[Any]:
         """The tensors of the results that are there."""
-        return [tensor for result in self.results.values() for tensor in _listed(result)]
+        return [tensor for result in self.results.values() for tensor in tensors_of(result)]
 
     def take(self, operation: Operation, made: Operation, result: Any) -> None:
         """Take a result for the operation: from now on nobody else may alter it."""
         self.results[made] = result
         if operation.model._observer is not None:
-            operation.model._observer.chained(operation, _listed(result))
+            operation.model._observer.chained(operation, tensors_of(result))
 
     def cause(self) -> Operation | None:
         """Return the operation of its rank for which it waits in the end; None if it waits for none."""
@@ -162,7 +161,7 @@ def _link(operation: Operation, given: list[Any]) -> Chain:
         assert memory is not None
         if memory.awaited:
             result = made.result_again()
-            chain.own += _listed(result)
+            chain.own += tensors_of(result)
             chain.take(operation, made, result)
         else:
             chain.inputs.append(made)
@@ -200,11 +199,6 @@ def _result(item: Any, results: Mapping[Operation, Any]) -> Any:
     return None if isinstance(item, Unused) else results[item._operation]
 
 
-def _listed(result: Any) -> list[Any]:
-    """Return the tensors of a bucket, or the one tensor."""
-    return result if isinstance(result, list) else [result]
-
-
 T = TypeVar("T")
 
 Groupish = Group | Iterable[int] | None
@@ -215,31 +209,7 @@ TENSORS = frozenset(FIELDS)
 class Communication(HostMemory):
     """The operations on a rank's communication streams."""
 
-    _operation_kind = Operation  # the same class for all ranks of a run
-
-    def __init__(
-        self,
-        rank: int = 1,
-        dist: Dist | None = None,
-        num_layers: int = 2,
-        global_batch_size: int = 1,
-        *,
-        runtime_predictor: Predictor | None = None,
-        memory_by_kind: bool = False,
-    ) -> None:
-        super().__init__(
-            rank,
-            dist,
-            num_layers,
-            global_batch_size,
-            runtime_predictor=runtime_predictor,
-            memory_by_kind=memory_by_kind,
-        )
-        self._operation_kind = self._operation_kind  # on the object, where it is found sooner than on the class
-        self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
-        self._peers: dict[tuple[str, int], PeerStream] = {}
-        self._interfaces: dict[int, Interface] = {}  # by the network tier of their messages
-        self._meshes: list[dict[str, int]] = []  # size by axis; figures name groups by them
+    _operation_kind = Operation
 
     def mesh(self, **axes: int) -> Mesh:
         """Lay the ranks out on named axes, the last one fastest: with `mesh(pp=4, dp=2)`, rank = 2 pp + dp.

@@ -43,7 +43,7 @@ from minitrain.operations import (
     Note,
     Stream,
 )
-from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS, tensors_of
 from minitrain.tensors import Tensor, WeightGrad, clone
 from minitrain.tensors.placed import ActivationShard, sums_what_all_hold
 
@@ -386,8 +386,7 @@ def _with(known: frozenset[int], more: frozenset[int]) -> frozenset[int]:
 
 def _has_gradients(value: Any) -> bool:
     """Return whether a tensor or a bucket is gradients of weights."""
-    bucket = value if isinstance(value, list) else [value]
-    return bool(bucket) and all(isinstance(each, WeightGrad) for each in bucket)
+    return value != [] and all(isinstance(each, WeightGrad) for each in tensors_of(value))
 
 
 _RECORDS: Mapping[str, Any] = MappingProxyType({**COLLECTIVES, **TRANSFERS})
@@ -421,7 +420,7 @@ class LaunchedMemory:
         self.stored_tensors: list[Any] = []
         self.units = 0
         self.own: list[tuple[Any, int]] = []
-        given = _items(operation.given) if operation.chain is None else operation.chain.own
+        given = tensors_of(operation.given) if operation.chain is None else operation.chain.own
         for value in () if operation.op == FETCH else given:  # a fetch is given what lies on the host
             if getattr(value, "_home", None) is account:
                 self.stored_tensors.append(value)
@@ -447,14 +446,14 @@ class LaunchedMemory:
             return
         account = operation.model._account
         is_given = operation.outcome is operation.given  # a lone rank gets what it gave
-        units = 0 if is_given else sum(map(account.units_of, _items(operation.outcome)))
+        units = 0 if is_given else sum(map(account.units_of, tensors_of(operation.outcome)))
         rows = operation.model._log._rows
         for row in range(operation.row + STRIDE, len(rows), STRIDE):
             rows[row + MEMORY] += units
         account.backdate(self.window, units)  # which may report out of memory, and then reads the rows
         self.units += units
         self.window = None
-        for value in () if is_given else _items(operation.outcome):
+        for value in () if is_given else tensors_of(operation.outcome):
             self._own(operation, value)
 
     def _own(self, operation: Operation, value: Any) -> None:
@@ -490,7 +489,7 @@ class LaunchedMemory:
     def adopt(self, operation: Operation, result: Any) -> None:
         """Hold the result of another operation, which this one was given and somebody has awaited now."""
         account = operation.model._account
-        for value in _items(result):
+        for value in tensors_of(result):
             if value is not None and id(value) not in account.launched_tensors:
                 units = 0 if getattr(value, "_home", None) is account else account.units_of(value)
                 self.stored_tensors.append(value)
@@ -516,7 +515,7 @@ class HandedOver:
 
     def __init__(self, result: Any) -> None:
         self._is_bucket = isinstance(result, list)
-        self._results = [ref(item) for item in _items(result) if item is not None]
+        self._results = [ref(item) for item in tensors_of(result) if item is not None]
 
     def again(self, operation: Operation) -> Any:
         """Return the result again.
@@ -538,11 +537,6 @@ def _account_of(operation: Operation) -> Account:
     """Return the account of the memory that an operation is given something of: the host's, of what lies there."""
     model: Any = operation.model
     return model.host._account if operation.op in ON_HOST else model._account  # type: ignore[no-any-return]  # of a model
-
-
-def _items(value: Any) -> list[Any]:
-    """Return the tensors of a bucket, or the one tensor."""
-    return value if isinstance(value, list) else [value]
 
 
 def mark_overlap(operation: Operation) -> Note:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from minitrain.engine.dist import Dist
-from minitrain.engine.protocol import Group, Transport
+from minitrain.engine.protocol import Group, ProcessGroup, Transport
 from minitrain.engine.semantics import Entry, SharesOfRun, note_of
 from minitrain.engine.stores import Account, Journal, JournalledStore, KindAccount, KindStore, Store, logits_of
 from minitrain.errors import StrategyError, UsageError, require_count
@@ -147,6 +147,7 @@ class RankState:
     follows_tensors = False
     parts_of_loss = 1  # of which this rank has one: the logits are divided by vocabulary, or by tokens
     _shares: SharesOfRun | None = None  # few runs have any
+    _operation_kind: Any = None  # the class of its communications, the same for all ranks of a run
     _observer: Observer | None = None  # what is told of all that the rank does
     _executor: Executor | None = None  # what operations do beside what stands here
     _semantics: LocalSteps | None = None  # what its strategy declares; None: a synchronous step
@@ -224,6 +225,11 @@ class RankState:
         workload = self._runtime_predictor.workload
         self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # 1: the laws look at each layer
         self._world = Group(self._transport.world, rank)
+        self._groups: dict[ProcessGroup, Group] = {self._transport.world: self._world}
+        self._peers: dict[tuple[str, int], Any] = {}  # its streams of messages
+        self._interfaces: dict[int, Any] = {}  # by the network tier of their messages
+        self._meshes: list[dict[str, int]] = []  # size by axis; figures name groups by them
+        self._operation_kind = self._operation_kind  # on the object, where it is found sooner than on the class
         self._recompute: Recompute = "none"  # the default of a forward
         self._recomputed_flop = 0.0
         self._routed_copies = self._dropped_copies = 0

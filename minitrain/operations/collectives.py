@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, final
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
+from minitrain.operations.computations import Looks
 from minitrain.tensors import Activation, ActivationGrad, Sharded, Tensor, WeightGrad, clone
 from minitrain.tensors.compressed import CompressedGrad
 from minitrain.tensors.fields import fields_of
@@ -137,6 +138,11 @@ def _disagreement(names: Sequence[str], first: Any, other: Any) -> str:
         differing = ["kind"]
     told, where = (", ".join(fields).replace("sequence.", "") for fields in (known, differing))
     return f"must bring the same kind of tensor with the same {told}, and differ in {where}"
+
+
+def tensors_of(value: Any) -> list[Any]:
+    """Return the tensors of a bucket, or the one tensor."""
+    return value if isinstance(value, list) else [value]
 
 
 def describe(value: Any) -> str:
@@ -335,10 +341,15 @@ def _exchange(brought: Brought) -> ResultOf:
 def _sum_of_parts(brought: Brought) -> Any:
     """Return the sum of partial sums of different parts."""
     brought.agree(*fields_beside(brought.first.__class__, "parts"))
-    parts = brought.union("parts")
-    if len(parts) != brought.total(lambda value: len(value.parts)):
-        raise brought.mismatch("must bring different parts of one sum, so that each is added once")
-    return with_parts(brought.first, parts)
+    return with_parts(brought.first, _all_different(brought, "parts", "different parts of one sum"))
+
+
+def _all_different(brought: Brought, name: str, what: str, why: str = ", so that each is added once") -> Any:
+    """Return the union of sets that have nothing in common."""
+    found, members = brought.union(name), attrgetter(name)
+    if len(found) != brought.total(lambda value: len(members(value))):
+        raise brought.mismatch(f"must bring {what}{why}")
+    return found
 
 
 def _sum_of_gradients(brought: Brought) -> Any:
@@ -346,10 +357,7 @@ def _sum_of_gradients(brought: Brought) -> Any:
     first = brought.first
     if first.__class__ is TableGrad:
         brought.agree("samples", "parts", "num_parts", "sequence")
-        uses = brought.union("uses")
-        if len(uses) != brought.total(lambda value: len(value.uses)):
-            raise brought.mismatch("must bring shares of different uses of the table, so that each is added once")
-        return altered(first, uses=uses)
+        return altered(first, uses=_all_different(brought, "uses", "shares of different uses of the table"))
     if first.__class__ is WeightGrad:
         brought.agree("layer", "shards", "num_shards")
         return altered(first, samples=brought.union("samples"))
@@ -373,12 +381,11 @@ def _sum_of_gradients(brought: Brought) -> Any:
 def _messages_of_all(brought: Brought, *, is_sum: bool) -> Any:
     """Return the messages of all workers, summed or side by side, each worker's once."""
     brought.agree("layer", "shards", "num_shards", "how", "phase")
-    first, samples = brought.first, brought.union("samples")
+    first = brought.first
     if first.how.sums is not is_sum:
         rule = "gather them" if is_sum else "all_reduce them"
         raise brought.mismatch(f"must bring what it can put together, and messages of {first.how} are not that; {rule}")
-    if len(samples) != brought.total(lambda value: len(value.samples)):
-        raise brought.mismatch("must bring messages of different samples, so that each is counted once")
+    samples = _all_different(brought, "samples", "messages of different samples", ", so that each is counted once")
     return altered(first, samples=samples, members=1 if is_sum else brought.total(lambda value: value.members))
 
 
@@ -394,21 +401,14 @@ def _covered(brought: Brought, what: str) -> tuple[Any, SequencePart]:
 def _pieces_of_what_all_hold(brought: Brought) -> Any:
     """Return the pieces of each sequence over which members, with a part each, sum what all parts hold (norms)."""
     brought.agree(*fields_beside(brought.first.__class__, "parts", "sequence"), "sequence.shards", "sequence.cut")
-    pieces = brought.union("sequence.pieces")
-    if len(pieces) != brought.total(lambda value: len(value.sequence.pieces)):
-        raise brought.mismatch(
-            "must bring gradients of one part, or of parts that have each seen other shards of the sequence; parts "
-            "that have seen all of it have nothing to add"
-        )
-    return pieces
+    what = "gradients of one part, or of parts that have each seen other shards of the sequence"
+    return _all_different(brought, "sequence.pieces", what, "; parts that have seen all of it have nothing to add")
 
 
 def _sum_over_queries(brought: Brought) -> KeysValuesGrad:
     """Return the sum of gradients of the same keys and values, each over other queries."""
     brought.agree(*fields_beside(KeysValuesGrad, "queries"))
-    queries = brought.union("queries")
-    if len(queries) != brought.total(lambda value: len(value.queries)):
-        raise brought.mismatch("must bring sums over different queries, so that each is added once")
+    queries = _all_different(brought, "queries", "sums over different queries")
     found: KeysValuesGrad = altered(brought.first, queries=queries)
     return found
 
@@ -504,7 +504,7 @@ def _bucket(op: str, values: Sequence[Any], ranks: Sequence[int], *, whole: bool
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Collective:
+class Collective(Looks):
     """A collective: what it does to values and memory, what it puts on the wire, and what others call it.
 
     Args:
@@ -523,8 +523,7 @@ class Collective:
         algorithms: those that a strategy may ask for.
         chakra: its number in et_def.proto of MLCommons Chakra.
         nccl: the name of its kernel, as Holistic Trace Analysis knows it.
-        color, ink, dark, dark_ink: its looks on pages: bar and text, and in dark mode if these differ.
-        torch, jax: what comes nearest to it there; "" where nothing does.
+        color: of its bars.
     """
 
     name: str
@@ -534,9 +533,6 @@ class Collective:
     nccl: str
     color: str
     _: KW_ONLY
-    ink: str = "#111111"
-    dark: str = ""
-    dark_ink: str = ""
     scatters: bool = False
     to_root: str = ""
     priced_by: Literal["given", "result", "largest"] = "given"
@@ -546,8 +542,6 @@ class Collective:
     priced_as: str | None = None
     wire_share: Callable[[float], float] = lambda _: 1
     algorithms: tuple[str, ...] = ()
-    torch: str = ""
-    jax: str = ""
 
     @property
     def result_is_new(self) -> bool:
@@ -617,7 +611,7 @@ RING_ROWS: Mapping[str, tuple[float, float | None]] = MappingProxyType(
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Transfer:
+class Transfer(Looks):
     """A transfer between two memories, on a stream of its own for each partner and direction.
 
     Args:
@@ -626,11 +620,10 @@ class Transfer:
         partner: whom or what it goes to or comes from, in words.
         kernel: its name, as Holistic Trace Analysis knows it.
         chakra: the type of its node in et_def.proto of MLCommons Chakra.
-        color, ink, dark, dark_ink: its looks on pages: bar and text, and in dark mode if these differ.
+        color: of its bars.
         of_host: whether it is between host memory and a device, or the storage, or the host's own work.
         on_host: whether what it is given lies in host memory, and stays there.
         result_is_new: whether the result takes memory of the device.
-        torch, jax: what comes nearest to it there.
     """
 
     name: str
@@ -640,14 +633,9 @@ class Transfer:
     chakra: int
     color: str
     _: KW_ONLY
-    ink: str = "#111111"
-    dark: str = ""
-    dark_ink: str = ""
     of_host: bool = False
     on_host: bool = False
     result_is_new: bool = False
-    torch: str = ""
-    jax: str = ""
 
 
 _TRANSFERS_IN_ORDER = (

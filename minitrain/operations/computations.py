@@ -33,6 +33,22 @@ from minitrain.tensors.placed import (
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Looks:
+    """What others show an operation by.
+
+    Args:
+        ink, dark, dark_ink: of the text on its bars, and both in dark mode if these differ.
+        torch, jax: what comes nearest to it there; "" where nothing does.
+    """
+
+    ink: str = "#111111"
+    dark: str = ""
+    dark_ink: str = ""
+    torch: str = ""
+    jax: str = ""
+
+
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
@@ -56,7 +72,7 @@ Family = Literal["load", "input", "pass", "attention", "experts", "compression",
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ComputeOperation:
+class ComputeOperation(Looks):
     """A computation: what it is given and makes, and what others call it.
 
     Args:
@@ -68,8 +84,6 @@ class ComputeOperation:
         color: of its bars, where events have its name.
         inputs_of_experts: what it is given instead where it works on copies of tokens, by a part of the experts.
         letter: what it is called in schedules, where it is a pass of them.
-        ink, dark, dark_ink: of the text on bars, and both in dark mode if these differ.
-        torch, jax: what comes nearest to it there; "" where nothing does.
     """
 
     name: str
@@ -79,11 +93,6 @@ class ComputeOperation:
     _: KW_ONLY
     inputs_of_experts: tuple[Input, ...] = ()
     letter: str | None = None
-    ink: str = "#111111"
-    dark: str = ""
-    dark_ink: str = ""
-    torch: str = ""
-    jax: str = ""
 
     @property
     def event(self) -> str | None:

@@ -20,7 +20,7 @@ from minitrain.engine.observers import Observer
 from minitrain.engine.operations import Launched
 from minitrain.errors import StrategyError
 from minitrain.operations import LAYER, RECV, SEND, STRIDE, TYP
-from minitrain.operations.collectives import COLLECTIVES, describe
+from minitrain.operations.collectives import COLLECTIVES, describe, tensors_of
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
@@ -282,7 +282,7 @@ class _Recorder(Observer):
         brought = before.brought if before is not None else ()
         known = program.communications[row] = Communication(op, with_ranks, tag, made.detail, None, brought)
         self._given.append((known, made))
-        if not _is_launched(made.value):
+        if not any(isinstance(item, Launched) for item in tensors_of(made.value)):
             known.given = snapshot(made.value)
 
     def settled(self, operations: Sequence[Any], results: Sequence[Any]) -> None:  # noqa: ARG002
@@ -362,11 +362,6 @@ class Turns(Observer):
             if operation is not None:
                 operation.settled = True
                 model._transport.wake([operation.waiters])
-
-
-def _is_launched(value: Any) -> bool:
-    """Return whether a value, or an item of it, is a launched operation."""
-    return any(isinstance(item, Launched) for item in (value if isinstance(value, list) else [value]))
 
 
 def snapshot(value: Any) -> Any:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from minitrain.engine.observers import ContentExecutor
 from minitrain.errors import UsageError
 from minitrain.operations import COMM, FETCH, OFFLOAD, STRIDE, WRITE, Stream
-from minitrain.operations.collectives import COLLECTIVES, Collective, perform
+from minitrain.operations.collectives import COLLECTIVES, Collective, perform, tensors_of
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightGrad, placed
 from minitrain.tensors.compressed import CompressedGrad
@@ -325,10 +325,10 @@ class ProcessExecutor(ContentExecutor):
             ends = started.exchange(value, brought)
         else:
             columns = list(zip(*brought, strict=True)) if isinstance(value, list) else [brought]
-            ends = started.begin_all(_listed(value), columns)
+            ends = started.begin_all(tensors_of(value), columns)
 
         def finish() -> None:
-            for made, end in zip(_listed(result), ends, strict=True):
+            for made, end in zip(tensors_of(result), ends, strict=True):
                 if made is not None:
                     made._content = end()
 
@@ -364,15 +364,15 @@ class ProcessExecutor(ContentExecutor):
     def _await_later(self, operation: Any, pending: PendingNumbers, result: Any) -> None:
         if operation.model.launching:
             pending.note_end()
-            self._owed |= {id(tensor): (tensor, operation) for tensor in _listed(result)}
+            self._owed |= {id(tensor): (tensor, operation) for tensor in tensors_of(result)}
         self._pending[operation.row // STRIDE] = pending
 
     def _contents_of(self, value: Any) -> list[Any]:
         """Return what tensors carry; of a chain, the results of launched operations are waited for."""
-        for tensor in _listed(value):
+        for tensor in tensors_of(value):
             if tensor is not None and not hasattr(tensor, "_content") and id(tensor) in self._owed:
                 self.awaited(self._owed[id(tensor)][1], tensor)
-        return [tensor._content for tensor in _listed(value) if tensor is not None]
+        return [tensor._content for tensor in tensors_of(value) if tensor is not None]
 
     def awaited(self, operation: Any, result: Any) -> None:
         """Wait for the numbers of a communication."""
@@ -790,11 +790,6 @@ def number_of(tag: Any) -> int:
 
 def _take_over(value: Any, result: Any) -> None:
     """Give the result of a collective of one what it has brought."""
-    for made, item in zip(_listed(result), _listed(value), strict=True):
+    for made, item in zip(tensors_of(result), tensors_of(value), strict=True):
         if made is not None and made is not item:
             made._content = item._content
-
-
-def _listed(value: Any) -> list[Any]:
-    """Return the tensors of a bucket, or one alone."""
-    return value if isinstance(value, list) else [value]

@@ -278,42 +278,39 @@ def timeline_of_events(logs: Sequence[Sequence[Event]]) -> Timeline:
     """Return the columns of one log of events a rank."""
     events = list(chain.from_iterable(logs))
     starts, rank = _ranks(logs)
-    time, duration = _floats(_values(events, "time")), _floats(_values(events, "duration"))
-    kind, group = _indices(_values(events, "stream"), _STREAM_KINDS), _by_shared_value(_values(events, "group"))
-    peer = _ints(_values(events, "peer"), len(events), NONE)
-    stream, streams = _streams(kind, group, peer)
-    samples = _by_shared_value(_values(events, "samples"))
-    typ, tag = _by_value(_values(events, "typ")), _by_value(_values(events, "tag"))
-    awaited = _ints(_values(events, "awaited"), len(events), NONE)
-    after = _by_value(_values(events, "after"))
+
+    def values(name: str) -> list[Any]:
+        return list(map(attrgetter(name), events))
+
+    floats: dict[str, Any] = {name: _floats(values(name)) for name in ("time", "duration", "memory", "size_bytes")}
+    missing = {"layer": NO_LAYER, "peer": NONE, "waited_for": NONE, "awaited": NONE}
+    ints: dict[str, Any] = {name: _ints(values(name), len(events), none) for name, none in missing.items()}
+    shared = {name: _by_shared_value(values(name)) for name in ("samples", "group")}
+    kind = _indices(values("stream"), _STREAM_KINDS)
+    ints["stream"], streams = _streams(kind, shared["group"], ints["peer"])
+    ints["awaited"] = np.where(ints["awaited"] == NONE, _following(starts, rank), ints["awaited"])
     return Timeline(
         starts=starts,
         rank=rank,
-        time=time,
-        end=time + duration,
-        duration=duration,
-        memory=_floats(_values(events, "memory")),
+        end=floats["time"] + floats["duration"],
         launched=np.array([e.time if e.launched is None else e.launched for e in events], dtype=float),
-        layer=_ints(_values(events, "layer"), len(events), NO_LAYER),
-        typ=typ[0],
-        stream=stream,
-        samples=samples[0],
-        group=group[0],
-        tag=tag[0],
-        peer=peer,
-        size_bytes=_floats(_values(events, "size_bytes")),
-        waited_for=_ints(_values(events, "waited_for"), len(events), NONE),
-        awaited=np.where(awaited == NONE, _following(starts, rank), awaited),
-        after=after[0],
         recomputed=np.fromiter(map(attrgetter("recomputed"), events), bool, len(events)),
         price=np.full(len(events), NONE),
-        typs=typ[1],
         streams=streams,
-        sample_sets=samples[1],
-        groups=group[1],
-        tags=tag[1],
-        chains=after[1],
+        **floats,
+        **ints,
+        **_distinct(**shared, **{name: _by_value(values(name)) for name in ("typ", "tag", "after")}),
     )
+
+
+def _distinct(**columns: Indexed) -> dict[str, Any]:
+    """Return columns of values that are no numbers, and the distinct values of each, as a timeline calls them."""
+    return {name: index for name, (index, _) in columns.items()} | {
+        _DISTINCT[name]: distinct for name, (_, distinct) in columns.items()
+    }
+
+
+_DISTINCT = {"typ": "typs", "samples": "sample_sets", "group": "groups", "tag": "tags", "after": "chains"}
 
 
 def timeline_of_rows(logs: Sequence[EventLog]) -> Timeline:
@@ -342,25 +339,16 @@ def timeline_of_rows(logs: Sequence[EventLog]) -> Timeline:
         memory=_floats(rows[MEMORY::STRIDE]) / UNITS_PER_ELEMENT,
         launched=_floats(rows[LAUNCHED::STRIDE]),
         layer=layer,
-        typ=typ[0],
         stream=stream,
-        samples=samples[0],
-        group=group,
-        tag=tag[0],
         peer=peer,
         size_bytes=_spread([one.size_bytes for one in prices], price),
         waited_for=_ints(rows[WAITED_FOR::STRIDE], count, NONE),
         awaited=awaited,
-        after=after[0],
         recomputed=_recomputed(rank, layer, samples, is_forward),
         price=price,
-        typs=typ[1],
         streams=streams,
-        sample_sets=samples[1],
-        groups=groups,
-        tags=tag[1],
-        chains=after[1],
         prices=prices,
+        **_distinct(typ=typ, samples=samples, group=(group, groups), tag=tag, after=after),
     )
 
 
@@ -374,11 +362,6 @@ def _following(starts: Ints, rank: Ints) -> Ints:
     """Return the index, in its rank's log, of the event after each."""
     following: Ints = np.arange(len(rank)) - starts[rank] + 1
     return following
-
-
-def _values(events: list[Event], name: str) -> list[Any]:
-    """Return one field of every event."""
-    return list(map(attrgetter(name), events))
 
 
 def _floats(values: Sequence[Any]) -> Floats:

@@ -543,6 +543,7 @@ class Alias(_InSlot):
         result._origin = Alias(self.buffer, fields, self.step, self.tensor_version)
 
 
+@dataclass(slots=True, eq=False)
 class Unusable(_InSlot):
     """What stands in the slot of a tensor that must not be used although it looks right, and occupies nothing.
 
@@ -554,24 +555,14 @@ class Unusable(_InSlot):
         line: the line that made what it is a copy of.
     """
 
-    __slots__ = ("fields", "ledger", "line", "reason", "step")
+    reason: str
+    ledger: Ledger | None = None
+    step: int | None = None
+    fields: Fields = ()
+    line: Line | None = None
 
     usable_by: ClassVar[None] = None  # type: ignore[misc]  # of all of them
     buffer: ClassVar[None] = None  # type: ignore[misc]
-
-    def __init__(
-        self,
-        reason: str,
-        ledger: Ledger | None = None,
-        step: int | None = None,
-        fields: Fields = (),
-        line: Line | None = None,
-    ) -> None:
-        self.reason = reason
-        self.ledger = ledger
-        self.step = step
-        self.fields = fields
-        self.line = line
 
     def why_invalid(self, ledger: Ledger, value: Any) -> str:  # noqa: ARG002
         """Return why the tensor cannot be used."""
