@@ -88,7 +88,8 @@ def _alone(found: Distribution) -> Drawing:
         "height": 340,
         "margin": {"l": 64, "r": 24, "t": 84, "b": 52},
         "title": {"text": title_of(found), "font": {"size": 15}, "x": 0, "xref": "paper", "pad": {"t": 10}},
-        "legend": _legend(1.0),
+        # above the panel, where it hides no bar
+        "legend": {"orientation": "h", "x": 0, "y": 1.0, "xanchor": "left", "yanchor": "bottom"},
     }
     return Drawing(_traces(found, "", "legend"), layout)
 
@@ -175,11 +176,6 @@ def _traces(found: Distribution, axes: str, legend: str) -> list[Properties]:
         for name, (seconds, color, dash) in marks.items()
     ]
     return [bars, *lines]
-
-
-def _legend(y: float) -> dict[str, Any]:
-    """Return the legend of the lines, above the panel, where it hides no bar."""
-    return {"orientation": "h", "x": 0, "y": y, "xanchor": "left", "yanchor": "bottom"}
 
 
 def _axes(found: Distribution, number: str, domain: tuple[float, float]) -> dict[str, Any]:

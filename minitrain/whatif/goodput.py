@@ -134,7 +134,7 @@ class LongRun:
         self._draw()
         while self.now_s < self.job.duration_s:
             failures = self.num_failures
-            if self._work() and self._write():
+            if self._spend(self.job.interval_s, None) and self._write():
                 self._grow()
             elif self.now_s < self.job.duration_s:
                 self._recover()
@@ -159,10 +159,6 @@ class LongRun:
         comes_to_end = end == self.now_s + seconds
         self.now_s = end
         return comes_to_end
-
-    def _work(self) -> bool:
-        """Work until the next checkpoint."""
-        return self._spend(self.job.interval_s, None)
 
     def _write(self) -> bool:
         """Begin a checkpoint, once the one before is whole."""

@@ -16,7 +16,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,12 +74,8 @@ class Decision:
             columns = np.array([fleet.column(seconds)[chosen] for seconds in prices])
             return np.array([choice == self.choice for choice in self.choose_each(columns)], dtype=bool)
         rows = zip(*(_each(price, chosen) for price in prices), strict=True)
-        known: dict[tuple[Any, ...], bool] = {}
-        return np.array([known[row] if row in known else self._know(known, row) for row in rows], dtype=bool)
-
-    def _know(self, known: dict[tuple[Any, ...], bool], row: tuple[Any, ...]) -> bool:
-        known[row] = bool(self.choose(list(row)) == self.choice)
-        return known[row]
+        is_same = cache(lambda row: self.choose(list(row)) == self.choice)
+        return np.fromiter(map(is_same, rows), dtype=bool)
 
 
 def _each(price: Any, chosen: Ints) -> list[Any]:

@@ -19,6 +19,7 @@ from minitrain.operations import COMPUTE, PRICE, RECV, STREAM, STRIDE, TYP, Even
 from minitrain.run.analysis.breakdown import (
     AxisTotal,
     Meshes,
+    PassTime,
     axis_finder,
     mean,
 )
@@ -64,26 +65,6 @@ def rank_times(logs: Sequence[TimedLog], step_times: Floats) -> RankTimes:
     return RankTimes(computing, busy - computing, np.where(waiting < 1e-12 * step_times, 0.0, waiting))
 
 
-class PassTimes(NamedTuple):
-    """When the logs that pass anything through layers do so on every machine, s, (num_logs, num_machines) each.
-
-    Args:
-        first_start: start of the first pass.
-        last_end: end of the last one.
-        busy: time at work in passes.
-    """
-
-    first_start: Floats
-    last_end: Floats
-    busy: Floats
-
-
-def pass_times(logs: Sequence[TimedLog], num_machines: int) -> PassTimes:
-    """Return when ranks pass microbatches through their layers, (num_logs with passes, num_machines) each."""
-    found = [log.passes for log in logs if log.passes is not None]
-    return PassTimes(*np.array(found).reshape(-1, 3, num_machines).transpose(1, 0, 2))
-
-
 def _of_ranks(of_logs: Floats, log_of_rank: Ints | None, num_ranks: int) -> Floats:
     """Return the figure of every rank on some machines, (num_machines, num_ranks), each machine's in one piece."""
     if log_of_rank is None:
@@ -109,22 +90,6 @@ def sum_over_ranks(of_logs: Floats, log_of_rank: Ints | None) -> Floats:
     return sums
 
 
-class _Sums(NamedTuple):
-    """What one rank communicates along one axis.
-
-    Args:
-        number: of operations.
-        size_bytes: theirs.
-        seconds: time with any under way, s, (num_machines,).
-        exposed_s: time of that with no compute beside it, s, (num_machines,).
-    """
-
-    number: int
-    size_bytes: float
-    seconds: Floats
-    exposed_s: Floats
-
-
 def communication_by_axis(
     logs: Iterable[tuple[int, TimedLog]], world_size: int, meshes: Meshes, num_machines: int
 ) -> list[dict[str, AxisTotal]]:
@@ -136,7 +101,7 @@ def communication_by_axis(
         meshes: size by axis of each mesh that the ranks have made.
         num_machines: how many machines the times are of.
     """
-    known: dict[Any, dict[str, _Sums]] = {}
+    known: dict[Any, dict[str, AxisTotal]] = {}  # whose seconds are columns, as in what follows
     of_ranks = []
     for rank, log in logs:
         axis_of = axis_finder(rank, world_size, meshes)
@@ -148,7 +113,7 @@ def communication_by_axis(
     return _means(of_ranks, num_machines)
 
 
-def _sums_of(log: TimedLog, axes: Sequence[str | None]) -> dict[str, _Sums]:
+def _sums_of(log: TimedLog, axes: Sequence[str | None]) -> dict[str, Any]:
     """Return what one rank communicates along each axis; "" stands for compute, None for nothing."""
     names = [axis for axis in dict.fromkeys(axes) if axis]
     if not names:
@@ -162,26 +127,21 @@ def _sums_of(log: TimedLog, axes: Sequence[str | None]) -> dict[str, _Sums]:
     found = {}
     for name in names:
         communicates = labels == codes[name]
-        seconds = covered(starts, np.where(communicates, ends, -np.inf))
-        either = covered(starts, np.where(computes | communicates, ends, -np.inf))
-        own = [place for place, axis in enumerate(axes) if axis == name]
-        size_bytes = sum(0.0 if typ == RECV else price.size_bytes for typ, price in _of(log.rows, own))
-        found[name] = _Sums(len(own), 0.0 + size_bytes, seconds, either - computing)
+        seconds: Any = covered(starts, np.where(communicates, ends, -np.inf))
+        either: Any = covered(starts, np.where(computes | communicates, ends, -np.inf))
+        events = zip(axes, log.rows[TYP::STRIDE], log.rows[PRICE::STRIDE], strict=True)
+        own = [0.0 if typ == RECV else price.size_bytes for axis, typ, price in events if axis == name]
+        found[name] = AxisTotal(len(own), 0.0 + sum(own), seconds, either - computing)
     return found
 
 
-def _of(rows: Sequence[Any], places: Iterable[int]) -> Iterable[tuple[str, Any]]:
-    """Return type and price of some events of a flat log."""
-    return ((rows[place * STRIDE + TYP], rows[place * STRIDE + PRICE]) for place in places)
-
-
-def _means(of_ranks: Sequence[dict[str, _Sums]], num_machines: int) -> list[dict[str, AxisTotal]]:
+def _means(of_ranks: Sequence[dict[str, Any]], num_machines: int) -> list[dict[str, AxisTotal]]:
     """Return the means over ranks on each machine, axes in alphabetical order."""
     found: list[dict[str, AxisTotal]] = [{} for _ in range(num_machines)]
     for axis in sorted({axis for sums in of_ranks for axis in sums}):
-        nothing = _Sums(0, 0.0, np.zeros(num_machines), np.zeros(num_machines))
+        nothing: Any = AxisTotal(0, 0.0, np.zeros(num_machines), np.zeros(num_machines))  # type: ignore[arg-type]
         parts = [sums.get(axis, nothing) for sums in of_ranks]
-        number, size_bytes = mean([part.number for part in parts]), mean([part.size_bytes for part in parts])
+        number, size_bytes = mean([part.num_operations for part in parts]), mean([part.size_bytes for part in parts])
         seconds, exposed_s = (_mean_of_columns([part[place] for part in parts]) for place in (2, 3))
         for machine, times in enumerate(zip(seconds, exposed_s, strict=True)):
             found[machine][axis] = AxisTotal(number, size_bytes, *times)
@@ -343,9 +303,10 @@ class JointFigures(FiguresOfStep):
         return self._share(self._times.waiting)
 
     @cached_property
-    def _passes(self) -> PassTimes:
-        """When ranks pass microbatches through their layers."""
-        return pass_times(self._recorded.timed.logs, len(self))
+    def _passes(self) -> Any:
+        """When ranks pass microbatches through their layers, s: a `PassTime` of columns, (num_logs, num_machines)."""
+        found = [log.passes for log in self._recorded.timed.logs if log.passes is not None]
+        return PassTime(*np.array(found).reshape(-1, 3, len(self)).transpose(1, 0, 2))
 
     @property
     def span_bubble(self) -> Floats:
@@ -435,7 +396,11 @@ class JointFigures(FiguresOfStep):
         """Return a column's entry for one machine, None for nan."""
         if name not in self._listed:
             column = getattr(self, name)
-            self._listed[name] = column if isinstance(column, list) else list(map(_or_none, column.tolist()))
+            self._listed[name] = (
+                column
+                if isinstance(column, list)
+                else [None if number != number else number for number in column.tolist()]
+            )
         return self._listed[name][machine]
 
     @cached_property
@@ -479,11 +444,6 @@ class _OnMachine:
 _COLUMNS = frozenset(figure.column for figure in FIGURES) | {"oom", "communication_by_axis"}
 _ON_ALL = frozenset(field.name for field in fields(Run)) | {"peak_memory", "sureness", "dropped_token_fraction"}
 """What no time and no device has a part in."""
-
-
-def _or_none(number: Any) -> Any:
-    """Return a number of a column, None for nan."""
-    return None if number != number else number
 
 
 def _or_nan(number: float | None) -> float:

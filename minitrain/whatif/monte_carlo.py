@@ -243,7 +243,10 @@ def price_swings(run: Run, change: float) -> tuple[PriceSwing, ...]:
         path: value for path, value in values.items() if len(set(spans[path])) > 1 or spans[path][0] != run.step_time
     }
     slopes = _steps(prepared, vary, felt, _SMALL)
-    found = [PriceSwing(path, value, _slope(slopes[path], path, value), *spans[path]) for path, value in felt.items()]
+    found = []
+    for path, value in felt.items():
+        (less, more), (lower, higher) = slopes[path], _around(path, value, _SMALL)
+        found.append(PriceSwing(path, value, (more - less) / (higher - lower), *spans[path]))
     return tuple(sorted(found, key=lambda one: (-one.span_s, one.path)))
 
 
@@ -264,12 +267,6 @@ def _around(path: str, value: float, change: float) -> tuple[float, float]:
     """Return a value lower and higher by a share."""
     higher = value * (1 + change)
     return value * (1 - change), min(higher, 1.0) if rule_of(path) == SHARE.expected else higher
-
-
-def _slope(steps: tuple[float, float], path: str, value: float) -> float:
-    """Return the derivative of the step time, s a unit."""
-    lower, higher = _around(path, value, _SMALL)
-    return (steps[1] - steps[0]) / (higher - lower)
 
 
 def _last(path: str) -> str:
@@ -408,7 +405,8 @@ class Sensitivity:
         wide = max((len(one.kind) for one in self.swings), default=0)
         for one in self.swings:
             times = f"{duration(one.quicker_s):>9} to {duration(one.slower_s):>9}"
-            yield f"  {one.kind:<{wide}}  {times}, {self._share(one):>6.1%} of the critical path"
+            share = one.derivative_s / self.step_time if self.step_time else 0.0
+            yield f"  {one.kind:<{wide}}  {times}, {share:>6.1%} of the critical path"
 
         if self.prices:
             yield f"each figure of the hardware {self.change:.0%} lower and higher, and what 1% of it adds to the step"
@@ -417,9 +415,6 @@ class Sensitivity:
             times = f"{duration(price.lower_s):>9} to {duration(price.higher_s):>9}"
             share = price.derivative * price.value / self.step_time if self.step_time else 0.0
             yield f"  {price.path:<{wide}}  {times}, {share / 100:>+7.3%}"
-
-    def _share(self, one: Swing) -> float:
-        return one.derivative_s / self.step_time if self.step_time else 0.0
 
 
 def sensitivity(run: Run, change: float = 0.1) -> Sensitivity:

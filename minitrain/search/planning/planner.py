@@ -205,15 +205,12 @@ class Plan:
         if self.shares is not None:
             lines.append(f"  {_in_runs(self.shares)}")
         if self.left_out:
-            lines.append(f"  left out: {', '.join(map(self._why_left_out, self.left_out))}")
+            lacks = {group: f" (lacks {datatype})" for group, datatype in self.lacking.items()}
+            lines.append(f"  left out: {', '.join(group + lacks.get(group, '') for group in self.left_out)}")
         caps = {group.label: group.power_cap_watts for group in self.cluster.devices if group.power_cap_watts}
         if caps:
             lines.append(f"  capped: {', '.join(f'{name} {watts:.4g} W' for name, watts in caps.items())}")
         return "\n".join(lines)
-
-    def _why_left_out(self, group: str) -> str:
-        """Return the name of a group, with the datatype that it lacks."""
-        return f"{group} (lacks {self.lacking[group]})" if group in self.lacking else group
 
     def __repr__(self) -> str:
         return f"<Plan {self.strategy} on {self.world_size} ranks: step {duration(self.step_time)}>"

@@ -397,7 +397,8 @@ class LayerPasses:
         if is_whole:
             self._add(layer, i)
         if "new" in grads:
-            grads[layer - 1, i] = yield from self._complete(grads.pop("new"), layer)
+            grad_inp = grads.pop("new")  # summed over the parts; nobody needs that of the model's input
+            grads[layer - 1, i] = (yield from self._total(grad_inp, layer)) if layer else grad_inp
         if is_whole:
             yield from self._held.reduce(layer)
 
@@ -405,10 +406,6 @@ class LayerPasses:
         """Add the gradient of a weight, and free what it was made of."""
         del self._model.activations[layer, i], self._model.grad_activations[layer, i]
         self._held.add(layer)
-
-    def _complete(self, grad_inp: Any, layer: int) -> Steps:
-        """Return the gradient of a layer's input, summed over the parts; nobody needs that of the model's input."""
-        return (yield from self._total(grad_inp, layer)) if layer else grad_inp
 
     def _gathered(self, store: MutableMapping[Any, Any], tensor: Any, border: int) -> Steps:
         """Return what a layer takes: shards of the sequence are gathered (g in the paper's figure)."""

@@ -36,7 +36,6 @@ from minitrain.search.sweeps.own_processes import TimeLimitError, WorkerLostErro
 
 if TYPE_CHECKING:
     from minitrain.run.folding.driver import DivergenceHistory
-    from minitrain.whatif.joint_execution import MachineGroup
 
 
 Parameters = Mapping[str, Any]
@@ -105,15 +104,13 @@ async def _summaries(chosen: ChosenStrategy, configurations: Sequence[Parameters
     if together.reason_to_simulate_each(prepared.parameters) is not None:
         return found
     for group in await execute(prepared, together.machines(prepared.parameters, framework_of(prepared.function))):
-        _take(group, [together.hardware(place) for place in group.places.tolist()], found)
+        if group.figures is not None:
+            places = group.places.tolist()
+            for place, summary in zip(
+                places, group.figures.summaries(list(map(together.hardware, places))), strict=True
+            ):
+                found[place] = summary
     return found
-
-
-def _take(group: MachineGroup, hardware: Sequence[Any], found: Summaries) -> None:
-    """Put the summaries of a group in their places, if it was executed."""
-    if group.figures is not None:
-        for place, summary in zip(group.places.tolist(), group.figures.summaries(hardware), strict=True):
-            found[place] = summary
 
 
 _MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of, unless there is a placement

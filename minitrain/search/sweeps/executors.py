@@ -52,7 +52,7 @@ def require_workers(executor: Any) -> None:
         UsageError: it is neither an executor nor a client of Dask, nor Ray, nor an address of either.
     """
     is_known = executor is None or isinstance(executor, Executor) or _is_client(executor) or _is_ray(executor)
-    if not is_known and not _is_address_of_dask(executor):
+    if not is_known and not (isinstance(executor, str) and executor.startswith(DASK_PROTOCOLS)):
         raise UsageError(
             "executor must be a concurrent.futures executor, a dask.distributed client or its address "
             f'("tcp://host:8786"), the module ray, "ray" or "ray://host:10001"; got {executor!r:.80}'
@@ -105,11 +105,6 @@ def _is_of_dask(executor: Any) -> bool:
 def _is_client(executor: Any) -> bool:
     """Return whether something is a client of Dask; one can only be there where Dask is imported."""
     return any(each.__module__ == "distributed.client" and each.__name__ == "Client" for each in type(executor).__mro__)
-
-
-def _is_address_of_dask(executor: Any) -> bool:
-    """Return whether something is the address of a Dask scheduler."""
-    return isinstance(executor, str) and executor.startswith(DASK_PROTOCOLS)
 
 
 def _is_ray(executor: Any) -> bool:
@@ -238,7 +233,9 @@ def _folders_of(texts: Iterable[str]) -> dict[str, SentFolder]:
 def _needed(path: Path) -> Files:
     """Return a file and those files and packages beside it that it names, or that these name."""
     folder = path.absolute().parent
-    beside = {entry.stem: entry for entry in sorted(folder.iterdir()) if entry.suffix == ".py" or _is_package(entry)}
+    entries = sorted(folder.iterdir())
+    packages = {entry for entry in entries if entry.is_dir() and any(entry.glob("*.py"))}
+    beside = {entry.stem: entry for entry in entries if entry.suffix == ".py" or entry in packages}
     wanted, files = [path.absolute()], dict[Path, bytes]()
     while wanted:
         here = wanted.pop()
@@ -249,11 +246,6 @@ def _needed(path: Path) -> Files:
                 entry for name, entry in beside.items() if name.encode() in named and not _is_among(entry, files)
             ]
     return tuple((file.relative_to(folder).as_posix(), content) for file, content in sorted(files.items()))
-
-
-def _is_package(entry: Path) -> bool:
-    """Return whether an entry of a folder can be imported as a package."""
-    return entry.is_dir() and any(entry.glob("*.py"))
 
 
 def _is_among(entry: Path, files: Mapping[Path, bytes]) -> bool:

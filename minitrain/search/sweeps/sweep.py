@@ -599,7 +599,8 @@ class Sweep:
         """Yield rows of the results file and new rows, as they come."""
         known_rows: deque[Row] = deque()
         with writing(self._results) as write:
-            for key, row in self._new_rows(self._missing(known_rows)):
+            missing = self._missing(known_rows)
+            for key, row in run_batches(missing, self._executor, self._jobs, self._strategies, self._time_limit_s):
                 self._known[key] = row
                 write(key, row)
                 self.num_simulated += 1
@@ -607,10 +608,6 @@ class Sweep:
                 while known_rows:
                     yield known_rows.popleft()
         yield from known_rows
-
-    def _new_rows(self, missing: Iterator[tuple[str, Configuration]]) -> Iterator[tuple[str, Row]]:
-        """Yield the rows of configurations as they come."""
-        return run_batches(missing, self._executor, self._jobs, self._strategies, self._time_limit_s)
 
     def _missing(self, known_rows: deque[Row]) -> Iterator[tuple[str, Configuration]]:
         """Yield every configuration whose row is not known, once; append the known rows of the others to a queue."""

@@ -140,19 +140,16 @@ class _Experts:
         busy = [sum(map(self._seconds, stage)) for stage in stages]
         kept = [sum(map(self._kept_bytes, stage)) for stage in stages]
         held = [[sum(pair) for pair in zip(*map(self._held_bytes, stage), strict=True)] for stage in stages]
+        # of 1F1B without chunks, past its warm-up, a place surely keeps most when all gradients are there too
+        has_both_at_once = not self._in_pairs and self._chunks == 1 and self._num_microbatches > self._pp
         steps, peaks = [], []
         for place, own in enumerate(self._places(num_stages)):
             steps.append(sum(busy[:place]) + self._num_microbatches * sum(busy[stage] for stage in own))
             states, gradients = (sum(held[stage][which] for stage in own) for which in (0, 1))
             most = self._most_kept(place, own, kept)
-            peaks.append(states + (most + gradients if self._has_both_at_once else max(most, gradients)))
+            peaks.append(states + (most + gradients if has_both_at_once else max(most, gradients)))
         total = sum(busy) * self._num_microbatches * self._of_stage
         return Bound(max(steps) * _ROUNDING, max(peaks) * _ROUNDING, total * _ROUNDING)
-
-    @property
-    def _has_both_at_once(self) -> bool:
-        """Whether a place surely keeps most when all gradients are there too: 1F1B without chunks, past its warm-up."""
-        return not self._in_pairs and self._chunks == 1 and self._num_microbatches > self._pp
 
     def _places(self, num_stages: int) -> Iterator[Sequence[int]]:
         """Yield the stages of each place of a pipeline."""

@@ -278,7 +278,8 @@ class TuningExplanation:
     def _lines(self) -> Iterator[str]:
         yield self.verdicts
         yield f"best: {self.winner.choice}: {duration(self.winner.step_time_s)}"
-        yield "  " + ", ".join(self._shares())
+        step_time_s = self.winner.step_time_s
+        yield "  " + ", ".join(f"{name} {seconds / step_time_s:.1%}" for name, seconds in self.winner.parts().items())
         yield from self._lines_of_memory()
         for loser in self.losers:
             yield f"next: {loser.choice}: {duration(loser.step_time_s)}, {self._lost(loser)}"
@@ -289,10 +290,6 @@ class TuningExplanation:
             )
         if not self.turns:
             yield f"no single price, changed up to {self.factors[-1]:g}-fold, lets one of the next layouts win"
-
-    def _shares(self) -> Iterator[str]:
-        for name, seconds in self.winner.parts().items():
-            yield f"{name} {seconds / self.winner.step_time_s:.1%}"
 
     def _lines_of_memory(self) -> Iterator[str]:
         row, kinds = self.winner.choice.row, self.winner.memory_bytes

@@ -541,14 +541,10 @@ class Pieces:
         found = self._stages.get(signature)
         if found is None:
             passes, kinds = self._passes.setdefault(key, Passes()), self._kinds(layers)
-            if not passes.has(kinds, self._at_ends(layers)):
+            if not passes.has(kinds, (layers.start == 0, layers.stop == self.workload.num_layers)):
                 self._execute(key, passes, *self._shortened(layers))
             found = self._stages[signature] = _stage(passes, kinds, layers, self.workload.num_layers)
         return found
-
-    def _at_ends(self, layers: range) -> tuple[bool, bool]:
-        """Return whether a stage is the first, and whether it is the last."""
-        return layers.start == 0, layers.stop == self.workload.num_layers
 
     def message_bytes(self, key: PassKey, direction: str, layers: range) -> float:
         """Return the bytes of what a stage sends to the next one ("F") or to the one before ("B")."""

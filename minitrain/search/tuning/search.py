@@ -271,9 +271,10 @@ def row_of(candidate: Candidate, figures: Figures | None, machine: Machine, most
     """
     status, reason = _verdict(candidate, figures, most_bytes)
     known = figures or Figures()
+    given, system = machine.parameters.hardware, getattr(machine.predictor, "system", None)
     row: Row = {
         "strategy": candidate.label,
-        "hardware": machine.parameters.hardware if isinstance(machine.parameters.hardware, str) else _name(machine),
+        "hardware": given if isinstance(given, str) else str(getattr(system, "name", "custom")),
         "world_size": candidate.problem.world_size,
         "global_batch_size": candidate.problem.global_batch_size,
         "precision": None if machine.model is None else machine.model.precision.name,
@@ -306,10 +307,6 @@ _OWN = frozenset({"strategy", "hardware", "world_size", "global_batch_size", "pr
 def options_of(row: Row) -> Row:
     """Return the options of the strategy in a row."""
     return {name: value for name, value in row.items() if name not in _OWN}
-
-
-def _name(machine: Machine) -> str:
-    return str(getattr(getattr(machine.predictor, "system", None), "name", "custom"))
 
 
 def _verdict(candidate: Candidate, figures: Figures | None, most_bytes: float) -> tuple[str, str | None]:
@@ -479,6 +476,7 @@ class Search:
         self._end = None if self.budget_s is None else time.monotonic() + self.budget_s
         self._best: Row | None = None
         self._points: list[Row] = []
+        self._num_problems = len({one.problem for one in self.candidates})
         self._fits_with: dict[Hashable, set[Recompute]] = {}  # the recomputations with which a layout fits
 
     def run(self, choose: Callable[[Task], Iterator[Task]] | None = None) -> None:
@@ -607,10 +605,6 @@ class Search:
             return None
         best = float("inf") if self._best is None else float(self._best["step_time_s"])
         return Limit(best, self.most_bytes(problem.machine))
-
-    @cached_property
-    def _num_problems(self) -> int:
-        return len({one.problem for one in self.candidates})
 
     def _run(self, calls: Iterator[WorkerCall], *, inline: bool) -> None:
         """Make calls, here or on workers, and rows of their figures."""

@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.cli.sweep import _Remaining
+from minitrain.cli.output import Counted
+from minitrain.cli.sweep import _how_far
 from minitrain.engine.model import Model
 from minitrain.errors import UsageError
 from minitrain.search.sweeps import sweep as results
@@ -230,9 +231,10 @@ def test_a_page_cannot_be_broken_by_names(tmp_path: Path) -> None:
 
 def test_what_is_left_of_a_sweep_is_guessed_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Any] = []
-    clock = iter([0.0, 10.0])
-    monkeypatch.setattr("minitrain.cli.sweep.time.monotonic", lambda: next(clock))
-    remaining = _Remaining(SimpleNamespace(say=said.append), lambda: SimpleNamespace(num_simulated=5))  # type: ignore[arg-type, return-value]
+    clock = iter([0.0, 10.0, 10.0, 10.0])
+    monkeypatch.setattr("minitrain.cli.output.time.monotonic", lambda: next(clock))
+    progress: Any = SimpleNamespace(say=said.append)
+    remaining = Counted(progress, lambda spent_s, *news: _how_far(spent_s, 5, *news))
     remaining(15, 30)
     assert said[0]() == "15 of 30 configurations, about 30 s left"
     remaining(30, 30)
