@@ -141,8 +141,7 @@ class Attention(Computation):
         mode = mode_of_pass(recompute or self._recompute, inp, weight)
         _require_recomputation(self, layer, mode.recompute)
         record_pass(self, "keys_values", layer, inp, mode)
-        made = KeysValues(*_of_heads(self, layer, inp, weight))
-        self._account.size(made)
+        made = self._sized(KeysValues(*_of_heads(self, layer, inp, weight)))
         keep_before_core(self, layer, inp, mode)
         return made
 
@@ -162,9 +161,7 @@ class Attention(Computation):
         """
         _law_of_attend(self, "attend", layer, inp, keys_values)
         self._record_core("attend", layer, inp, keys_values)
-        made = Attended(*_of_heads(self, layer, inp, keys_values, keys_values.sequence.shards))
-        self._account.size(made)
-        return made
+        return self._sized(Attended(*_of_heads(self, layer, inp, keys_values, keys_values.sequence.shards)))
 
     def _record_core(self, typ: str, layer: int, inp: Any, keys_values: Any) -> None:
         """Log a step of the queries and some keys, priced by the pairs between them that the mask leaves."""
@@ -210,9 +207,7 @@ class Attention(Computation):
         _law_of_backward_project(self, layer, inp, grad, weight)
         mode = _mode_of_backward(self, "backward_project", layer, inp)
         record_pass(self, "backward_project", layer, inp, mode)
-        made = AttendedGrad(*_of_heads(self, layer, inp, weight))
-        self._account.size(made)
-        return made
+        return self._sized(AttendedGrad(*_of_heads(self, layer, inp, weight)))
 
     def backward_attend(
         self, layer: int, inp: Activation, grad: ActivationGrad, keys_values: Activation
@@ -236,9 +231,7 @@ class Attention(Computation):
         self._record_core("backward_attend", layer, inp, keys_values)
         of_queries = QueriesGrad(*_of_heads(self, layer, inp, keys_values, keys_values.sequence.shards))
         of_keys = KeysValuesGrad(*_of_heads(self, layer, keys_values, keys_values, inp.sequence.shards))
-        self._account.size(of_queries)
-        self._account.size(of_keys)
-        return of_queries, of_keys
+        return self._sized(of_queries), self._sized(of_keys)
 
     def backward_keys_values(
         self,

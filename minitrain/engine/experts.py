@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.engine import laws
 from minitrain.engine.laws import broken, require_kind
-from minitrain.engine.placed_passes import is_made_again, mode_of, stepped, units_before
+from minitrain.engine.placed_passes import every, is_made_again, mode_of, stepped, units_before
 from minitrain.engine.state import RankState
 from minitrain.errors import LawError
 from minitrain.operations import UNITS_PER_ELEMENT
@@ -108,10 +108,8 @@ class ExpertComputation(RankState):
 
     def _loaded(self, piece: Piece, weight: Weight, state: OptState) -> tuple[Weight, OptState]:
         """Log a load, and return weight and state with their sizes."""
-        self._account.size(weight)
-        self._account.size(state)
-        self._record_load(weight, piece)
-        return weight, state
+        self._record_load(self._sized(weight), piece)
+        return weight, self._sized(state)
 
     def route(
         self,
@@ -154,8 +152,8 @@ class ExpertComputation(RankState):
         is_again = self._note_repetition(layer, inp, mode)
         self._record_around("route", layer, inp)
         of_batch = layer, self._num_layers, samples, self._global_batch_size
-        tokens = RoutedTokens(*of_batch, _every(num_parts), num_parts, samples, load, sequence, sequence)
-        self._account.size(tokens)
+        parts = every(num_parts), num_parts
+        tokens = self._sized(RoutedTokens(*of_batch, *parts, samples, load, sequence, sequence))
         passage_of(inp).mode = mode
         self._keep_for_router(layer, inp, combined=False)
         if not is_again:
@@ -192,8 +190,7 @@ class ExpertComputation(RankState):
         """
         _law_of_combine(self, layer, inp, outputs, weight)
         self._record_around("combine", layer, inp)
-        out = replace(inp, layer=layer + 1)
-        self._account.size(out)
+        out = self._sized(replace(inp, layer=layer + 1))
         passage_of(out).made_in = passage_of(inp).mode
         self._keep_for_router(layer, inp, combined=True)
         self._resize(outputs, 0)
@@ -215,7 +212,7 @@ class ExpertComputation(RankState):
         """
         _law_of_backward_combine(self, layer, inp, outputs, grad)
         self._record_around("backward_combine", layer, inp)
-        return self._sized(turned_into(ExpertOutputsGrad, outputs))  # type: ignore[no-any-return]  # as it is
+        return self._sized(turned_into(ExpertOutputsGrad, outputs))
 
     def backward_route(
         self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: ActivationGrad, weight: Weight
@@ -242,11 +239,6 @@ class ExpertComputation(RankState):
         of_batch = layer, self._num_layers, inp.samples, self._global_batch_size
         weight_grad = RouterGrad(*of_batch, sequence=inp.sequence)
         return self._sized(weight_grad), self._sized(replace(grad, layer=layer - 1))
-
-    def _sized(self, tensor: Any) -> Any:
-        """Return a tensor that knows its size."""
-        self._account.size(tensor)
-        return tensor
 
     def _record_around(self, typ: str, layer: int, inp: Activation) -> None:
         """Log a pass that goes before the experts or after them."""
@@ -286,8 +278,7 @@ def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any, reco
     mode = _mode(model, tokens, mode_of(recompute).recompute)
     passage_of(tokens).mode = mode
     _record(model, "forward", layer, tokens, mode)
-    outputs = turned_into(ExpertOutputs, tokens)
-    model._account.size(outputs)
+    outputs = model._sized(turned_into(ExpertOutputs, tokens))
     kept = _experts_of(model).kept_by_experts(layer, mode.num_copies, mode.recompute)
     model._resize(tokens, kept * UNITS_PER_ELEMENT)
     return outputs
@@ -311,10 +302,7 @@ def backward_experts(
         num_parts=tokens.num_parts,
         sequence=tokens.sequence,
     )
-    grad_tokens = turned_into(RoutedTokensGrad, tokens)
-    model._account.size(weight_grad)
-    model._account.size(grad_tokens)
-    return weight_grad, grad_tokens
+    return model._sized(weight_grad), model._sized(turned_into(RoutedTokensGrad, tokens))
 
 
 def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) -> tuple[Any, Any]:
@@ -367,12 +355,6 @@ def _mode_around(num_parts: int, recompute: Recompute) -> PassMode:
     if num_parts == 1:
         return mode_of(recompute)
     return PassMode(recompute, context=Context(frozenset([0]), num_parts))
-
-
-@lru_cache(maxsize=256)
-def _every(num_parts: int) -> frozenset[int]:
-    """Return the set of all parts, the same object each time."""
-    return frozenset(range(num_parts))
 
 
 _OF_PIECE: Mapping[type[Any], tuple[type, type]] = MappingProxyType(

@@ -61,7 +61,7 @@ class LocalComputation(RankState):
         _require_common(self, "local_copy", layer, weight)
         _record(self, "local_copy", layer, weight, NO_SAMPLES)
         shards = weight.shards, weight.num_shards
-        return sized(self, LocalWeight(layer, self._num_layers, 0, *shards, NO_SAMPLES, self._global_batch_size))
+        return self._sized(LocalWeight(layer, self._num_layers, 0, *shards, NO_SAMPLES, self._global_batch_size))
 
     def load_outer_state(self, layer: int, weight: Weight) -> OuterState:
         """Return the momentum of the common weight, for the shards of it that this rank holds; it begins at zero.
@@ -71,13 +71,11 @@ class LocalComputation(RankState):
             StrategyError: the strategy does not declare local steps, or an outer optimizer without momentum.
         """
         if not _declared(self, "load_outer_state").outer.decay:
-            raise StrategyError(
-                f"load_outer_state on rank {self._rank}: the declared outer optimizer has no momentum; declare "
-                "outer=mt.Nesterov(0.7, 0.9), or leave the state out"
-            )
+            remedy = "declare outer=mt.Nesterov(0.7, 0.9), or leave the state out"
+            raise _undeclared(self, "load_outer_state", f"the declared outer optimizer has no momentum; {remedy}")
         laws.require_inputs(self, "load_outer_state", layer, weight)
         _require_common(self, "load_outer_state", layer, weight)
-        return sized(self, OuterState(layer, self._num_layers, 0, weight.shards, weight.num_shards))
+        return self._sized(OuterState(layer, self._num_layers, 0, weight.shards, weight.num_shards))
 
     def outer_gradient(self, layer: int, weight: Weight, local: Weight) -> WeightGrad:
         """Return by how much this replica has moved the common weight: its share of the outer gradient.
@@ -110,7 +108,7 @@ class LocalComputation(RankState):
         seen: frozenset[int] = local.samples  # type: ignore[attr-defined]  # the record requires a `LocalWeight`
         _record(self, "outer_gradient", layer, weight, seen)
         shards = weight.shards, weight.num_shards
-        return sized(self, WeightGrad(layer, self._num_layers, seen, self._global_batch_size, *shards))
+        return self._sized(WeightGrad(layer, self._num_layers, seen, self._global_batch_size, *shards))
 
     def outer_update(
         self, layer: int, weight_grad: WeightGrad, weight: Weight, outer_state: OptState | None = None
@@ -142,7 +140,7 @@ class LocalComputation(RankState):
         _require_shards(self, "outer_update", layer, weight_grad, weight)
         _record(self, "outer_update", layer, weight, weight_grad.samples)
         fields = layer, self._num_layers, 1, weight.shards, weight.num_shards
-        updated = sized(self, Weight(*fields))
+        updated = self._sized(Weight(*fields))
         self._met |= {layer}
         if outer_state is None:
             return updated
@@ -151,7 +149,7 @@ class LocalComputation(RankState):
             raise broken(
                 self, "outer_update", f"the momentum has seen another step, got {describe(outer_state)}", layer
             )
-        return updated, sized(self, OuterState(*fields))
+        return updated, self._sized(OuterState(*fields))
 
     def mix(self, layer: int, weight: Weight, local: Weight) -> LocalWeight:
         """Let a replica's own weight be the declared mixture of itself and the common weight that it meets.
@@ -167,11 +165,8 @@ class LocalComputation(RankState):
         """
         declared = _declared(self, "mix")
         if not declared.goes_on:
-            message = (
-                f"mix on rank {self._rank}: replicas go on from the common weight; declare fragments, overlap or "
-                "mixing of @mt.local_steps, or leave it out"
-            )
-            raise StrategyError(message, op="mix", rank=self._rank)
+            remedy = "declare fragments, overlap or mixing of @mt.local_steps, or leave it out"
+            raise _undeclared(self, "mix", f"replicas go on from the common weight; {remedy}")
         laws.require_inputs(self, "mix", layer, weight, local)
         if weight.__class__ is not Weight or weight.step != 1:
             rule = f"weight must be the common one that outer_update has returned, got {describe(weight)}"
@@ -186,7 +181,7 @@ class LocalComputation(RankState):
             _require_shards(self, "mix", layer, local, weight)
         _record(self, "mix", layer, local, own.samples)
         fields = layer, self._num_layers, own.step, own.shards, own.num_shards, own.samples, own.total_samples
-        return sized(self, LocalWeight(*fields, has_met=True))
+        return self._sized(LocalWeight(*fields, has_met=True))
 
 
 def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: LocalWeight, state: OptState) -> Any:
@@ -202,7 +197,7 @@ def update_local(model: RankState, layer: int, weight_grad: WeightGrad, weight: 
     fields = layer, model._num_layers, weight.step + 1, *shards, seen, model._global_batch_size
     updated = LocalWeight(*fields, weight.has_met)
     moved = OptState(layer, model._num_layers, state.step + 1, state.shards, state.num_shards)
-    return sized(model, updated), sized(model, moved)
+    return model._sized(updated), model._sized(moved)
 
 
 def require_own(model: RankState, layer: int, weight_grad: Any, weight: Any, state: Any) -> None:
@@ -220,11 +215,8 @@ def steps_of(model: RankState) -> Iterator[int]:
         StrategyError: it declares none that one replica takes in turn.
     """
     if model._semantics is None or not model._semantics.in_turn:
-        raise StrategyError(
-            f"model.steps on rank {model._rank}: the strategy declares no steps of its own; put "
-            '@mt.own_steps("num_steps") before it, with an option of that name',
-            rank=model._rank,
-        )
+        remedy = 'put @mt.own_steps("num_steps") before it, with an option of that name'
+        raise _undeclared(model, "model.steps", f"the strategy declares no steps of its own; {remedy}")
     model._begun = begun = []
     for step in range(model._semantics.steps):
         begun.append(model._time)
@@ -341,12 +333,15 @@ def bounds_of(samples: Set[int]) -> tuple[int, int]:
 def _declared(model: RankState, op: str) -> LocalSteps:
     """Return what the strategy declares."""
     if model._semantics is None:
-        message = (
-            f"{op} on rank {model._rank}: the strategy means one synchronous step, in which replicas have no weights "
-            "of their own; declare @mt.local_steps, @mt.delayed_steps or @mt.approximate_steps before it"
-        )
-        raise StrategyError(message, op=op, rank=model._rank)
+        why = "the strategy means one synchronous step, in which replicas have no weights of their own"
+        remedy = "declare @mt.local_steps, @mt.delayed_steps or @mt.approximate_steps before it"
+        raise _undeclared(model, op, f"{why}; {remedy}")
     return model._semantics
+
+
+def _undeclared(model: RankState, op: str, why: str) -> StrategyError:
+    """Return the error for an operation that a strategy has not declared."""
+    return StrategyError(f"{op} on rank {model._rank}: {why}", op=op, rank=model._rank)
 
 
 def _require_common(model: RankState, op: str, layer: int, weight: Weight) -> None:
@@ -368,12 +363,6 @@ def _record(model: RankState, typ: str, layer: int, weight: Weight, samples: Any
     mode = PassMode("none", num_parts=share, pieces=model._division(weight))
     price = model._runtime_predictor.compute(typ, 1, layer, mode)
     model._record(typ, layer, price, samples)
-
-
-def sized(model: RankState, tensor: T) -> T:
-    """Return a tensor with its size."""
-    model._account.size(tensor)
-    return tensor
 
 
 class TiedEmbeddings(RankState):
@@ -405,7 +394,7 @@ class TiedEmbeddings(RankState):
         self._require_whole("table_gradient", layer, grad)
         first, fields = self.tied_layers[0], (self._num_layers, grad.samples, self._global_batch_size)
         uses, part = frozenset([int(layer != first)]), (grad.parts, grad.num_parts, _whole_pieces(grad))
-        return sized(self, TableGrad(first, *fields, grad.shards, grad.num_shards, uses, *part))
+        return self._sized(TableGrad(first, *fields, grad.shards, grad.num_shards, uses, *part))
 
     def with_table(self, layer: int, grad: WeightGrad, table: WeightGrad) -> WeightGrad:
         """Return a layer's gradient with that of the table as it is by both layers.
@@ -427,16 +416,13 @@ class TiedEmbeddings(RankState):
             rule = f"both must be of the same samples, sequence and part, got {describe(grad)} and {describe(table)}"
             raise broken(self, "with_table", rule, layer, value=grad)
         self.has_tied = True
-        return sized(self, altered(grad))
+        return self._sized(altered(grad))
 
     def _require_whole(self, op: str, layer: int, grad: Any) -> None:
         """Require the whole gradient of one of the two layers."""
         if layer not in self.tied_layers:
             has = f"layers {' and '.join(map(str, self.tied_layers))} do" if self.tied_layers else "no layers do"
-            message = (
-                f"{op} on rank {self._rank}: layer {layer} shares no table with another, {has}; see model.tied_layers"
-            )
-            raise StrategyError(message, op=op, rank=self._rank, layer=layer)
+            raise _undeclared(self, op, f"layer {layer} shares no table with another, {has}; see model.tied_layers")
         laws.require_inputs(self, op, layer, grad)
         if grad.__class__ not in (WeightGrad, WeightGradPart) or not grad.is_complete():
             rule = f"tables are summed whole, before gradients are sharded, got {describe(grad)}"
@@ -475,7 +461,7 @@ class Compression(RankState):
         """
         how = _compressor(self, "load_compression")
         laws.require_inputs(self, "load_compression", layer, weight)
-        return sized(self, CompressionState(layer, self._num_layers, 0, weight.shards, weight.num_shards, how))
+        return self._sized(CompressionState(layer, self._num_layers, 0, weight.shards, weight.num_shards, how))
 
     def compress(self, layer: int, grad: WeightGrad, state: OptState) -> tuple[CompressedGrad, CompressionState]:
         """Return the message in which this worker sends its gradient, and its state, which takes the old one's place.
@@ -505,7 +491,7 @@ class Compression(RankState):
         _require_state(self, "compress", layer, state, shards, 0)
         _record_packing(self, "compress", layer, grad.samples, Packing(how, 1, len(grad.shards) / grad.num_shards))
         packed = CompressedGrad(layer, self._num_layers, grad.samples, self._global_batch_size, *shards, how)
-        return sized(self, packed), _moved(self, state, 1, grad.samples)
+        return self._sized(packed), _moved(self, state, 1, grad.samples)
 
     def second_factor(
         self, layer: int, packed: CompressedGrad, state: OptState
@@ -527,7 +513,7 @@ class Compression(RankState):
         _record_packing(self, "second_factor", layer, packed.samples, Packing(how))
         seen: Any = state.samples  # type: ignore[attr-defined]  # the record requires a `CompressionState`
         second = CompressedGrad(layer, self._num_layers, seen, packed.total_samples, packed.shards, 1, how, 1)
-        return sized(self, second), _moved(self, state, 2, seen)
+        return self._sized(second), _moved(self, state, 2, seen)
 
     def decompress(
         self, layer: int, packed: CompressedGrad, state: OptState
@@ -543,18 +529,15 @@ class Compression(RankState):
         _record_packing(self, "decompress", layer, packed.samples, Packing(how, packed.members, share))
         shards = packed.shards, packed.num_shards
         made = ApproximateGrad(layer, self._num_layers, packed.samples, self._global_batch_size, *shards)
-        return sized(self, made), _moved(self, state, 0, NO_SAMPLES)
+        return self._sized(made), _moved(self, state, 0, NO_SAMPLES)
 
 
 def _compressor(model: RankState, op: str) -> Compressor:
     """Return the compressor that the strategy declares."""
     meant = model._semantics
     if meant is None or meant.compression is None:
-        message = (
-            f"{op} on rank {model._rank}: the strategy means exact gradients; declare @mt.approximate_steps(...), or "
-            'compression="int4" of @mt.local_steps(...), before it'
-        )
-        raise StrategyError(message, op=op, rank=model._rank)
+        remedy = 'declare @mt.approximate_steps(...), or compression="int4" of @mt.local_steps(...), before it'
+        raise _undeclared(model, op, f"the strategy means exact gradients; {remedy}")
     return meant.compression
 
 
@@ -609,7 +592,7 @@ def _moved(model: RankState, state: Any, phase: int, samples: Any) -> Compressio
     """Return a state that is one message on; one step on where that begins with the first again."""
     step = state.step + (phase == 0)
     fields = state.layer, state.layers, step, state.shards, state.num_shards, state.how, phase, samples
-    return sized(model, CompressionState(*fields))
+    return model._sized(CompressionState(*fields))
 
 
 def _record_packing(model: RankState, typ: str, layer: int, samples: Any, packing: Packing) -> None:

@@ -64,7 +64,7 @@ def load_part(
     weight = WeightPart(*fields)
     _note_table(model, weight)
     model._record_load(weight)
-    return _sized(model, weight), _sized(model, OptStatePart(*fields))
+    return model._sized(weight), model._sized(OptStatePart(*fields))
 
 
 def _note_table(model: RankState, weight: Weight) -> None:
@@ -212,7 +212,7 @@ def require_same_shards(model: RankState, op: str, layer: int, inp: Any, grad: A
 def forward_placed(model: RankState, layer: int, inp: Any, weight: Weight, recompute: Any) -> Any:
     """Take an activation through a part of a layer, or some shards of a sequence through a layer."""
     _require_tokens_apart(model, "forward", layer, inp)
-    mode = mode_of_pass(recompute, inp, weight, _every(inp.sequence.num_shards))
+    mode = mode_of_pass(recompute, inp, weight, every(inp.sequence.num_shards))
     record_pass(model, "forward", layer, inp, mode)
     out = output_of(model, layer, inp, weight)
     keep(model, layer, inp, out, mode)
@@ -233,8 +233,8 @@ def output_of(model: RankState, layer: int, inp: Any, weight: Weight) -> Any:
     """Return the output of a layer, or of a part of it, for an input."""
     fields = layer + 1, model._num_layers, inp.samples, model._global_batch_size
     if weight.num_parts == 1:
-        return _sized(model, ActivationShard(*fields, inp.sequence))
-    return _sized(model, PartialActivation(*fields, weight.parts, weight.num_parts, inp.sequence))
+        return model._sized(ActivationShard(*fields, inp.sequence))
+    return model._sized(PartialActivation(*fields, weight.parts, weight.num_parts, inp.sequence))
 
 
 def price_of_loss(model: RankState, inp: Activation) -> Price:
@@ -274,7 +274,7 @@ def gradients_of(model: RankState, layer: int, inp: Any, weight: Any) -> tuple[W
         grad_inp: Any = ActivationGradShard(layer - 1, *fields, inp.sequence)
     else:
         grad_inp = PartialActivationGrad(layer - 1, *fields, parts, num_parts, inp.sequence)
-    return _sized(model, weight_grad), _sized(model, grad_inp)
+    return model._sized(weight_grad), model._sized(grad_inp)
 
 
 def _has_common_adapters(model: RankState, weight_grad: WeightGradPart) -> bool:
@@ -300,14 +300,8 @@ def stepped(model: RankState, tensor: Any) -> Any:
     return found
 
 
-def _sized(model: RankState, tensor: Any) -> Any:
-    """Return a tensor that knows its size."""
-    model._account.size(tensor)
-    return tensor
-
-
 @lru_cache(maxsize=256)
-def _every(count: int) -> frozenset[int]:
+def every(count: int) -> frozenset[int]:
     """Return the set of all of so many, the same object each time."""
     return frozenset(range(count))
 
@@ -419,9 +413,7 @@ def _pass_back(model: RankState, typ: str, layer: int, inp: Activation) -> Price
 
 def _weight_grad(model: RankState, layer: int, inp: Activation) -> WeightGrad:
     """Return the gradient of a layer's weight, with its size."""
-    weight_grad = WeightGrad(layer, model._num_layers, inp.samples, model._global_batch_size)
-    model._account.size(weight_grad)
-    return weight_grad
+    return model._sized(WeightGrad(layer, model._num_layers, inp.samples, model._global_batch_size))
 
 
 def _grad_inp(model: RankState, layer: int, grad: ActivationGrad) -> ActivationGrad:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 from minitrain.engine.dist import Dist
@@ -51,6 +51,9 @@ from minitrain.workloads.workload import PassMode, Recompute
 if TYPE_CHECKING:
     from minitrain.engine.observers import Executor, Observer
     from minitrain.engine.semantics import LocalSteps
+
+
+T = TypeVar("T")
 
 
 @lru_cache
@@ -382,6 +385,11 @@ class RankState:
         if typ in (SEND, RECV):
             return predictor.p2p(typ, self.wire_bytes(value), self._rank, self._rank)
         return predictor.collective(typ, self.wire_bytes(value), self._world.ranks)
+
+    def _sized(self, tensor: T) -> T:
+        """Return a tensor that knows its size."""
+        self._account.size(tensor)
+        return tensor
 
     def _record(
         self, typ: str, layer: int | None, price: Price, samples: frozenset[int], stream: Stream = ON_COMPUTE
