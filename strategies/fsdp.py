@@ -21,6 +21,7 @@ async def fsdp(
     reshard_after_forward: bool = True,
     recompute: str = "none",
     offload: str | None = None,
+    offloaded_layers: int | None = None,
 ) -> Model:
     """Shard everything, a unit at a time; global_batch_size must be a multiple of replicas x shards.
 
@@ -41,6 +42,8 @@ async def fsdp(
             None. Each moves beside the unit before the one that needs it. With "optimizer_step" the state stays there
             and the host takes the step, as DeepSpeed's `offload_optimizer` does (ZeRO-Offload, figure 4): gradients
             leave as they are reduced, and weights come back when the host has updated them.
+        offloaded_layers: transformer layers, from the first on, whose activations are offloaded; all but the last unit
+            if None.
     """
     model.recompute = recompute
     require_range("replicas", replicas, model.world_size, "fsdp")
@@ -56,6 +59,10 @@ async def fsdp(
     batches = microbatches_of(model, num_shares, model.rank // tp, microbatch_size, "fsdp", in_step=True)
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
     units, num_layers, tied = model.blocks, model.num_layers, tied_layers(model)
+    first = int(not model.layers_are_alike)  # behind the embedding
+    require_range("offloaded_layers", offloaded_layers, len(units), "fsdp")
+    moved = () if offload != "activations" else units[:-1]  # backward begins with the last unit
+    moved = moved if offloaded_layers is None else moved[first : first + offloaded_layers]
     kept = units[-1:] if reshard_after_forward else units  # whole between forward and backward
     to_gather = deque([*units, *(unit for unit in reversed(units) if unit not in kept)] * len(batches))
     gathers: deque[Awaitable[list[Weight]]] = deque()
@@ -179,15 +186,17 @@ async def fsdp(
             if unit not in kept:
                 reshard(unit)
             await finish_offloads()
-            if offload == "activations" and unit is not units[-1]:
+            if unit in moved:
                 start_offload(unit, activations)
 
         grad_activations[num_layers - 1] = model.loss(activations.pop(num_layers))
         for unit in reversed(units):
             await unshard(unit)
-            if offload == "activations":
-                await finish_fetches(unit, activations) if unit is not units[-1] else await finish_offloads()
-                start_fetch(before.get(unit, range(0)))
+            if unit in moved:
+                await finish_fetches(unit, activations)
+            if before.get(unit) in moved:
+                await finish_offloads()
+                start_fetch(before[unit])
             for layer in reversed(unit):
                 await backward(layer)
             reshard(unit)

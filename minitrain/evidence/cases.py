@@ -35,7 +35,7 @@ from itertools import accumulate, pairwise, product, starmap
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import MinitrainError
-from minitrain.evidence.columns import Assumption, columns
+from minitrain.evidence.columns import Assumption
 from minitrain.evidence.layouts import (
     MOST_MOVED,
     V_SHAPED,
@@ -44,7 +44,9 @@ from minitrain.evidence.layouts import (
     balanced_layers,
     degrees_of,
     gathers_once,
+    host_update_s,
     layout_of,
+    offloads,
     predicting_stages,
     stage_layers,
     unit_stages,
@@ -212,7 +214,7 @@ def _other_time(row: Row, layout: Layout) -> Iterator[str]:
 def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
     """Return the strategy of a layout, and its options."""
     common: dict[str, Any] = {"recompute": layout.recompute}
-    offload = {name for column in columns() for name in _offloaded(row, column)}
+    there = offloads(row)
     if _blocks(framework, layout):
         return "zero3", common
     if layout.zero >= 2 and layout.pp == layout.ep == 1:
@@ -225,9 +227,10 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
             "tp": layout.tp,
             "sequence_parallel": layout.sequence_parallel,
             "reshard_after_forward": layout.zero == 3,
-            "offload": "activations" if offload else None,
+            "offload": {"activations": "activations", "optimizer": "optimizer_step"}.get(there.what or ""),
+            "offloaded_layers": there.num_layers,
         }
-    if offload:
+    if there.what == "activations":
         raise LackingError("activations lie in the host's memory, which is priced with zero 2 or 3 and without stages")
     num_stages = layout.pp * layout.num_chunks
     if num_stages > model.num_layers and num_stages - model.num_layers not in (1, 2):  # of head, and of embedding
@@ -252,6 +255,8 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "scatter_gather": "megatron" in row.text("framework").lower(),
         "imbalance": imbalance,
         "capacity_factor": row.number("capacity_factor"),
+        "optimizer_offload_fraction": there.share,
+        "overlap_cpu_optimizer_d2h_h2d": there.overlaps,
     }
 
 
@@ -270,12 +275,6 @@ def _blocks(framework: Framework, layout: Layout) -> bool:
 
 _MOST_UNLIKE = 64
 """Ranks that are simulated one by one, where their experts get unlike shares of the tokens."""
-
-
-def _offloaded(row: Row, column: str) -> Iterator[str]:
-    """Yield what a column says that lies in the host's memory."""
-    if columns()[column].kind == "words":
-        yield from row.words(column).facts.get("offloads", ())
 
 
 def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[int, ...]:
@@ -320,6 +319,7 @@ def _platform(
         shares_by_rank=_blocks(framework, layout),
         copies_units=layout.world_size == 1 and layout.zero >= 2,
         launch_s=_launch_s(row, found),
+        host_update_s=host_update_s(row, framework),
         captures=row.words("framework").facts.get("graphs", framework.captures),
         dispatcher=row.words("dispatcher").facts.get("dispatcher", "alltoall"),
         pads_experts=row.number("capacity_factor") is not None,
@@ -533,6 +533,7 @@ _PASSES = ("forward", "backward_input", "backward_weight")
 
 
 _COMPOSED = {"schedule": "1f1b", "ep": 1, "imbalance": 1, "capacity_factor": None, "shard_size": None}
+_COMPOSED |= {"optimizer_offload_fraction": 0, "overlap_cpu_optimizer_d2h_h2d": False}
 """The options of `megatron` that pieces know nothing of, and what they must be."""
 
 

@@ -18,6 +18,7 @@ from minitrain.evidence.columns import Assumption, columns, is_about, is_not_sta
 from minitrain.evidence.rows import USUAL_HEAD, Framework, LackingError, Row, device_of, named_model, usual_heads
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
+from minitrain.machine.platforms import find_platform
 from minitrain.workloads.workload import as_recompute
 
 if TYPE_CHECKING:
@@ -302,6 +303,58 @@ def _by_what_is_kept(row: Row, kept: frozenset[str]) -> str:
     return as_recompute("+".join(["layernorm", "mlp_act", *again, *experts]))
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Offloads:
+    """What a row says that lies in the host's memory.
+
+    Args:
+        what: "activations", "optimizer" (which the host updates), or None.
+        num_layers: of how many layers the activations; of all if None.
+        share: of the optimizer's state.
+        overlaps: whether the optimizer's state is copied beside the step.
+    """
+
+    what: str | None
+    num_layers: int | None
+    share: float
+    overlaps: bool
+
+
+def offloads(row: Row) -> Offloads:
+    """Return what any cell says of the host's memory.
+
+    Raises:
+        LackingError: activations and optimizer both lie there, or a number is no number of layers or no share.
+    """
+    facts = [row.words(name).facts for name, column in columns().items() if column.kind == "words"]
+    found = {what for each in facts for what in each.get("offloads", ())}
+    if len(found) > 1:
+        raise LackingError("activations and the optimizer both lie in the host's memory: each is priced alone")
+    given = {key: value for each in facts for key, value in each.items()}
+    num, share = given.get("offloaded_layers"), given.get("host_share", float("optimizer" in found))
+    if num is not None and not (num == int(num) and 0 < num <= row.count("n_layers")):
+        raise LackingError(f"activations of {num:g} layers are offloaded, of {row.count('n_layers')}")
+    if not 0 <= share <= 1:
+        raise LackingError(f"the optimizer's share in the host's memory is {share:g}; 1 is all of it")
+    what = next(iter(found), None)
+    return Offloads(what, None if num is None else int(num), share, bool(given.get("host_overlaps")))
+
+
+def host_update_s(row: Row, framework: Framework) -> float:
+    """Return how long a node's processors take for a billion parameters, s: as a row says, or as the library does."""
+    library = "components" if "DeepSpeed" in framework.name else "megatron-2021"
+    return row.number("update_s_per_billion") or find_platform(library).host_update_s
+
+
+def _of_host(row: Row, framework: Framework) -> Iterator[Assumption]:
+    """Yield what measured times of the host's step differ by, of equal libraries too."""
+    if offloads(row).what == "optimizer" and _lacks(row, "update_s_per_billion"):
+        usual = host_update_s(row, framework)
+        text = f"update_s_per_billion not stated: {usual:g} (published are 0.1 to 16)"
+        yield Assumption(text, "update_s_per_billion", (f"{usual / 2:g}", f"{usual * 2:g}"))
+
+
 def _recomputed_share(row: Row, num_stages: int) -> float:
     """Return the share of a stage's layers that backward computes again: 1 but where a row says less."""
     facts = row.words("recompute").facts
@@ -416,6 +469,7 @@ def assumptions(
         *_of_links(row, system),
         *_of_communication(row, framework, layout, system),
         *_approximations(row),
+        *_of_host(row, framework),
     )
     return (*own, *layout.assumed, *found)
 

@@ -289,6 +289,7 @@ class StepKeywords(RunParameters):
     mixing: float = _STRATEGYS
     num_chunks: int = _STRATEGYS
     offload: str | None = _STRATEGYS
+    offloaded_layers: int | None = _STRATEGYS
     optimizer_offload_fraction: float = _STRATEGYS
     overlap: int = _STRATEGYS
     overlap_cpu_optimizer_d2h_h2d: bool = _STRATEGYS

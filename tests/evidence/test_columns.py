@@ -164,6 +164,7 @@ def test_a_platform_of_ones_choice_keeps_the_rows_attention_kernel() -> None:
         ({"zero": ""}, "zero not stated: 0"),
         ({"sp": ""}, "sp not stated: off"),
         ({"assumed": "gbs of the yaml"}, "gbs of the yaml"),
+        ({**FSDP, "zero": "3, optimizer offload"}, "update_s_per_billion not stated: 1.476 (published are 0.1 to 16)"),
         ({**FSDP, "zero": "hsdp"}, "ranks of a group of shards not stated: 8"),
     ],
     ids=str,
@@ -176,7 +177,10 @@ def test_what_is_assumed_is_listed(changes: dict[str, str], said: str) -> None:
 REFUSED = [
     ({"precision": "MXFP4"}, "it has no price here"),
     ({"recompute": "full + CPU offload"}, "does not say of what; write activation offload"),
-    ({**FSDP, "zero": "3 + optimizer offload"}, "an optimizer step by the host has no price"),
+    ({**FSDP, "zero": "3 + NVMe offload"}, "states on a drive have no price"),
+    ({**FSDP, "zero": "3 + optimizer offload of 1.5"}, "share in the host's memory is 1.5; 1 is all of it"),
+    ({**FSDP, "zero": "3 + optimizer offload", "recompute": "none + activation offload"}, "each is priced alone"),
+    ({**FSDP, "recompute": "none, activation offload of 99 layers"}, "activations of 99 layers are offloaded, of"),
     ({"recompute": "full + activation offload"}, "priced with zero 2 or 3 and without stages"),
     ({"recompute": "selective (per-op)"}, "single operations are priced with torchtitan alone"),
     ({"recompute": "full (block)"}, "does not say of how many layers"),
@@ -265,6 +269,7 @@ NO_NUMBERS = {
     "gbs": "48 smaples,48k,0,1e999",
     "step_time_s": "1500 ms,1.5 sceonds,0,-1,nan,1e999",
     "tokens_per_s_per_gpu": "7.4k,7400 tok/s,0",
+    "update_s_per_billion": "0.2 ms,quick,0,-1",
     "host_us": "30 ms,thirty,0,-1",
     "mem_gib": "20 GB,20 MiB,twenty,0,-3",
 }

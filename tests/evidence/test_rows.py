@@ -308,6 +308,27 @@ def test_activations_in_the_hosts_memory_leave_the_device() -> None:
     assert moved.memory["allocated"] < kept.memory["allocated"]
 
 
+def test_some_layers_activations_may_leave_the_device() -> None:
+    given = {"framework": "PyTorch FSDP", "tp": "1", "pp": "1", "dp": "16", "zero": "3", "recompute": "none"}
+    words = ("", ", activation offload of 2 layers", " + activation offload")
+    none, some, every = (predict(case(**{**given, "recompute": f"none{more}"})).memory["allocated"] for more in words)
+    assert none > some > every
+
+
+@pytest.mark.parametrize("framework", ["NeMo", "DeepSpeed"])
+@pytest.mark.parametrize("given", [{"zero": "3"}, {"zero": "1"}], ids=str)
+def test_the_hosts_step_takes_the_librarys_time_or_the_stated_one(framework: str, given: dict[str, str]) -> None:
+    more = {"precision": "bf16 (fp32 main grads)", **given}
+    sizes = {"framework": framework, "tp": "1", "pp": "1", "dp": "16", **more}
+    there = sizes | {"zero": f"{given['zero']}, optimizer offload"}
+    usual, by_host, stated = map(predict, (case(**sizes), case(**there), case(**there, update_s_per_billion="0.01")))
+    assert by_host.memory["allocated"] < usual.memory["allocated"]
+    assert by_host.seconds > stated.seconds
+    billions = case(**sizes).model.num_parameters / 1e9
+    seconds = {"NeMo": 1.476, "DeepSpeed": 0.257}[framework] - 0.01
+    assert by_host.seconds - stated.seconds == pytest.approx(billions / 2 * seconds, rel=0.01)  # of two nodes
+
+
 def test_devices_as_they_are_sold() -> None:
     given = {"framework": "NeMo", "tp": "1", "dp": "8", "sp": "0"}
     sold = [case(**given, gpu=f"H100-SXM-{words}").system for words in ("80GB 700W", "96GB HBM2e 500W", "80GB 500W")]
