@@ -109,9 +109,7 @@ class Barrier:
     """
 
     def __init__(self, target: int) -> None:
-        if isinstance(target, bool) or not isinstance(target, int) or target < 1:
-            raise UsageError(f"target must be an integer of at least 1, got {target!r}")
-        self.target = target
+        self.target = require_count("target", target)
         self.counter = 0
         self._arrived: set[int] = set()
         self._waiters: list[asyncio.Future[None]] = []

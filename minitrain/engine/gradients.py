@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.engine import laws
 from minitrain.engine.laws import broken
-from minitrain.engine.semantics import note_of
 from minitrain.engine.state import RankState
 from minitrain.errors import LawError, StrategyError
 from minitrain.operations import NO_SAMPLES
 from minitrain.operations.collectives import describe
-from minitrain.tensors import OptState, Weight, WeightGrad
+from minitrain.tensors import OptState, Weight, WeightGrad, clone
 from minitrain.tensors.compressed import ApproximateGrad, CompressedGrad, CompressionState, Compressor
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, union
 from minitrain.tensors.kinds import LocalWeight, OuterState, altered
@@ -250,7 +249,7 @@ def _as_common(weight: Any) -> Weight:
     if weight.__class__ is LocalWeight:
         found = Weight(weight.layer, weight.layers, 1, weight.shards, weight.num_shards)
     else:
-        found = note_of(weight)
+        found = clone(weight)
         found.step = 1
     if hasattr(weight, "_content"):
         found._content = weight._content  # type: ignore[misc]  # a slot of tensors

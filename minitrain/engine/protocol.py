@@ -25,7 +25,7 @@ from contextvars import Context
 from typing import Any, Literal, Protocol, overload
 
 from minitrain.engine.event_loop import RankTask
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, require_count
 from minitrain.operations import Stream
 from minitrain.source_lines import UNKNOWN_PLACE, place_of, waits_in
 from minitrain.tensors import clone
@@ -231,8 +231,7 @@ class Mesh:
 def require_axes(axes: Mapping[str, int], world_size: int) -> None:
     """Raise a UsageError unless the axes are positive counts whose product is world_size."""
     for axis, size in axes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"axis {axis} of a mesh must be an integer of at least 1, got {size!r}")
+        require_count(f"axis {axis} of a mesh", size)
     product = math.prod(axes.values())
     if product != world_size:
         shape = " x ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar, final
 
-from minitrain.errors import LawError, StrategyError, UsageError
+from minitrain.errors import LawError, StrategyError, UsageError, is_count
 from minitrain.operations.collectives import describe
 from minitrain.tensors import OptState, Weight
 from minitrain.tensors.compressed import Compressor, compressor_of
@@ -221,7 +221,7 @@ class DeclaredLocalSteps:
     def _number(self, name: str, declared: Any, options: Mapping[str, Any], least: int = 1) -> Any:
         """Return a number that is declared, or that the option of the declared name has; None for none."""
         number, called = self._given(name, declared, options)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+        if number is not None and not is_count(number, least):
             raise StrategyError(f"{called} must be an integer of at least {least} for {name}, got {number!r:.80}")
         return number
 
@@ -444,8 +444,7 @@ def ranges_of(counts: Sequence[int]) -> tuple[range, ...]:
 def _counts(name: str, value: Any) -> tuple[int, ...]:
     """Return counts as a tuple."""
     counts = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 1 for count in counts)
-    if not counts or not are_counts:
+    if not counts or not all(map(is_count, counts)):
         raise UsageError(f"{name} of shares must be whole numbers of at least 1, got {value!r:.80}; {EXAMPLE}")
     return counts
 
@@ -649,13 +648,6 @@ class Entry:
 
     follows: bool
     loaded: list[Any] = field(default_factory=list)
-
-
-def note_of(weight: Weight) -> Weight:
-    """Return a copy of a weight that says what it is of, and that nobody counts."""
-    kind: Any = weight.__class__
-    copy: Weight = kind(*[getattr(weight, name) for name in kind.__dataclass_fields__])
-    return copy
 
 
 def require_handed_on(models: Sequence[TrainedRank]) -> None:

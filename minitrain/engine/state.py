@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 from minitrain.engine.dist import Dist
 from minitrain.engine.protocol import Group, ProcessGroup, Transport
-from minitrain.engine.semantics import Entry, SharesOfRun, note_of
+from minitrain.engine.semantics import Entry, SharesOfRun
 from minitrain.engine.stores import Account, Journal, JournalledStore, KindAccount, KindStore, Store, logits_of
 from minitrain.errors import StrategyError, UsageError, require_count
 from minitrain.machine.predictor import RuntimePredictor
@@ -43,7 +43,7 @@ from minitrain.operations import (
     MemoryChange,
     Stream,
 )
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, clone
 from minitrain.tensors.kinds import LocalWeight, enable_annotations
 from minitrain.tensors.placed import ExpertWeight
 from minitrain.workloads.workload import PassMode, Recompute
@@ -403,7 +403,7 @@ class RankState:
         """Log the load of a weight; one that the step before has left is there, and takes nothing."""
         entry = self._entry
         if entry is not None:
-            entry.loaded.append(note_of(weight))
+            entry.loaded.append(clone(weight))
             if entry.follows and not self._rows:
                 return FREE
         price = self._runtime_predictor.load(1, weight.num_shards, weight.layer, *(kind or self._division(weight)))

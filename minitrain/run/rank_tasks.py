@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from minitrain.engine.deadlocks import DeadlockDetector
 from minitrain.engine.dist import Dist
@@ -31,15 +31,11 @@ from minitrain.machine.predictor import network_of
 from minitrain.machine.price import PENDING, Predictor, RankPredictors, predictor_of
 from minitrain.operations import PRICE, STRIDE
 from minitrain.run.device_memory import OutOfMemory, device_memory_of, error_of, excess_of, when, worst_of
-from minitrain.run.facts import name_of_workload, trained_model_of
+from minitrain.run.facts import DeviceKind, kinds_of, name_of_workload, trained_model_of
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, options_of, unwrapped
 from minitrain.workloads.workload import fills_devices
-
-if TYPE_CHECKING:
-    from minitrain.run.facts import DeviceKind
-
 
 R = TypeVar("R", bound=Run)
 
@@ -147,11 +143,8 @@ class PreparedRun:
 
     def _device_kinds(self) -> Sequence[DeviceKind]:
         """Return which ranks have which device, where a cluster tells them apart."""
-        if not isinstance(self.predictor, RankPredictors) or self.predictor.cluster is None:
-            return ()
-        from minitrain.run.facts import kinds_of  # noqa: PLC0415  (few runs have several kinds)
-
-        return kinds_of(self.predictor)
+        predictor = self.predictor
+        return kinds_of(predictor) if isinstance(predictor, RankPredictors) and predictor.cluster is not None else ()
 
     def result(self, kind: type[R], models: Sequence[Model], excesses: Sequence[OutOfMemory], /, **more: Any) -> R:
         """Return the run that was simulated.

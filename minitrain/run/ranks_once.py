@@ -10,7 +10,7 @@ Found by folding, or by comparing the rows of all logs (`by_rows`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from minitrain.operations import (
     LAUNCHED,
@@ -30,10 +30,6 @@ from minitrain.operations import (
     Note,
     ReadOnlyLog,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 Partners = tuple[tuple[int, ...] | None, int | None, int | None]
 """Group, peer, and the rank that was waited for."""

@@ -27,7 +27,7 @@ from minitrain.operations import PASSES, PRICE, RECV, STRIDE, Event, MemoryChang
 from minitrain.run.above import above
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
-from minitrain.run.facts import Steps, TrainedModel, remark_on, steps_of_round, sureness_of
+from minitrain.run.facts import Steps, TrainedModel, figures_by_kind, remark_on, steps_of_round, sureness_of
 from minitrain.run.figures import (
     FiguresOfStep,
     StepEnergy,
@@ -588,8 +588,6 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
     @cached_property
     def by_device_kind(self) -> Sequence[KindFigures]:
         """The figures of each kind, in the order of the cluster's groups: idle time, memory, energy."""
-        from minitrain.run.facts import figures_by_kind  # noqa: PLC0415  (numpy only when somebody looks)
-
         return figures_by_kind(self) if self.device_kinds else ()
 
     @property

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, ClassVar, Literal, final
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, require_count
 from minitrain.tensors.kinds import OptState, Sharded, WeightGrad
 
 Shapes = Sequence[tuple[int, ...]]
@@ -50,7 +50,7 @@ class Quantised:
     def __post_init__(self) -> None:
         if self.codes not in CODES:
             raise UsageError(f"codes must be {', '.join(CODES)}, got {self.codes!r:.80}")
-        _require_count("block", self.block)
+        require_count("block", self.block)
 
     def __str__(self) -> str:
         return f"{self.codes}:{self.block}{'+feedback' * self.feedback}"
@@ -126,7 +126,7 @@ class PowerSGD:
     sums: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_count("rank", self.rank)
+        require_count("rank", self.rank)
 
     def __str__(self) -> str:
         return f"powersgd:{self.rank}"
@@ -195,12 +195,6 @@ def compressor_of(word: Any) -> Compressor | None:
         f'no compression is called {word!r:.80}; use "powersgd:4" (rank), "topk:0.01" (share), "int8", "fp8" or "int4" '
         '("int4:32" in blocks of 32, "int4:32+feedback" with the error fed back), or "none"'
     )
-
-
-def _require_count(name: str, value: Any) -> None:
-    """Require a number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} must be an integer of at least 1, got {value!r:.80}")
 
 
 def _elements(shapes: Shapes, share: float) -> int:
