@@ -275,6 +275,11 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 lacks="vpp of 8x22B (1), the microbatch of DeepSeek's own run (one sample)",
             ),
             PublishedTable(
+                "p5",
+                "DeepSeek-V3, Qwen3, gpt-oss, H100 to GB300 (Megatron Bridge 26.04 and 26.06)",
+                lacks="recipe of DeepSeek-V3 on B300",
+            ),
+            PublishedTable(
                 "r1",
                 "Llama 3.1 8B and 405B, GB200, GB300, MI355X (MLPerf 5.1)",
                 lacks="what backward computes again (none)",

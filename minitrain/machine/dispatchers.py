@@ -34,10 +34,13 @@ class Kernels:
         within: share of the links into a node, one way, by the most ranks of a node that exchange tokens, the fewest
             first.
         num_units: multiprocessors that they take.
+        token_ns: what one of these takes for a token alone, and for each of its KiB, ns, where links wait for them: to
+            send it to a rank, and to take it back.
     """
 
     within: tuple[tuple[int, float], ...]
     num_units: int
+    token_ns: tuple[tuple[float, float], tuple[float, float]]
 
     def seconds(self, model: Any, size_bytes: float, shape: GroupShape, inner: Network) -> float:
         """Return how long tokens take that travel once to each node and once to each rank, s.
@@ -54,16 +57,23 @@ class Kernels:
         token_bytes, sizes = size_bytes / model.experts_per_token, (model.num_experts, model.experts_per_token)
         local = split.num_ranks / split.num_nodes
         share = next((share for most, share in self.within if local <= most), self.within[-1][1])
-        within = token_bytes * num_touched(split.num_ranks, *sizes) * (1 - 1 / local)
+        sent_bytes = token_bytes * num_touched(split.num_ranks, *sizes)
+        on_links = sent_bytes * (1 - 1 / local) / (share * inner.bandwidth * 1e9)
         across = token_bytes * num_touched(split.num_nodes, *sizes) * (1 - 1 / split.num_nodes)
-        times = within / (share * inner.bandwidth * 1e9), across / (BETWEEN_NODES * outer.bandwidth * 1e9)
-        seconds: float = outer.latency + max(times)
+        between = across / (BETWEEN_NODES * outer.bandwidth * 1e9)
+        one_bytes = model.hidden_size * model.precision.activation_bytes
+        units_s = [sent_bytes / one_bytes * self._token_s(one_bytes, *each) for each in self.token_ns]
+        seconds: float = outer.latency + sum(max(on_links, between, each) for each in units_s) / len(units_s)
         return seconds
 
+    def _token_s(self, size_bytes: float, alone_ns: float, each_kib_ns: float) -> float:
+        """Return what all multiprocessors together take for a token, s."""
+        return 1e-9 * (alone_ns + each_kib_ns * size_bytes / 1024) / self.num_units
 
-_HYBRIDEP = Kernels(((8, 0.72), (16, 0.69), (72, 0.68)), 16)
-_DEEPEP = Kernels(((72, 0.67),), 20)
-_DEEPEP_BLACKWELL = Kernels(((8, 0.44), (72, 0.28)), 24)
+
+_HYBRIDEP = Kernels(((8, 0.72), (16, 0.69), (72, 0.68)), 16, ((34.5, 18.3), (140.8, 8.4)))
+_DEEPEP = Kernels(((72, 0.67),), 20, ((56.9, 44.7), (38.5, 51.5)))
+_DEEPEP_BLACKWELL = Kernels(((8, 0.44), (72, 0.28)), 24, _DEEPEP.token_ns)
 
 _KERNELS: Mapping[str, Mapping[str, Kernels]] = MappingProxyType(
     {
@@ -74,7 +84,11 @@ _KERNELS: Mapping[str, Mapping[str, Kernels]] = MappingProxyType(
 """By library and family of devices, in 16 bits, without what a rank keeps: HybridEP on GB200, 750 GB/s of 8 ranks'
 tokens, 662 of 16 and 632 of 36 dispatched with 16 or 32 of its multiprocessors (time of kernels alone); DeepEP on H800,
 153 GB/s of 8, and on GB200 with 24, 494 dispatched and 420 combined of 8, 400 and 190 of 32 (docs/README_Hybrid-EP.md;
-docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM, section 2.2.1)."""
+docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM, section 2.2.1). A token's times are
+those of 8 H100 where so few multiprocessors sent that links waited: HybridEP 197 GB/s dispatched and 222 combined with
+4 and 7,168 columns, 304 and 188 with 8 and 2,048; DeepEP with 8, 168 and 151, 139 and 134 (sections 3.1 and 3.3 of
+docs/deepep_vs_hybridep_benchmark.md of github.com/NVIDIA-NeMo/Automodel, 2026). For GB200's 24 with DeepEP they make
+503 and 453."""
 
 
 def kernels_of(dispatcher: str, device: str) -> Kernels | None:

@@ -47,7 +47,7 @@ _CHOICES: Mapping[str, Collection[Any]] = MappingProxyType(
         "batches_messages": ("no", "within nodes", "always"),
         "memory": HABITS,
         "dispatcher": DISPATCHERS,
-        "captures": (None, False, True, "router"),
+        "captures": (None, False, True, "router", "whole"),
     }
 )
 _RULES: Mapping[str, str] = MappingProxyType(
@@ -84,8 +84,9 @@ class Platform:
         is_eager: whether PyTorch dispatches operations one by one from Python, at the pace of the device's host
             (`minitrain.machine.kernel_device.eager_launch_s`), where no `launch_s` is given.
         captures: whether CUDA graphs have captured the passes of layers, each of which is then one launch but for
-            experts; "router" if they have what leads to experts alone; if None, on devices whose hosts are so slow that
-            recipes do so (`minitrain.machine.kernel_device.CAPTURED`).
+            experts; "router" if they have what leads to experts alone; "whole" if one graph has the whole step, whose
+            experts count their tokens on the device (`cuda_graph_impl="full_iteration"` of Megatron-Core); if None, on
+            devices whose hosts are so slow that recipes do so (`minitrain.machine.kernel_device.CAPTURED`).
         dispatcher: how tokens travel to experts of other ranks: one of `minitrain.machine.dispatchers.DISPATCHERS`.
         pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
             their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
@@ -188,7 +189,7 @@ class Platform:
     def captures_on(self, device: str) -> bool | str:
         """Return whether CUDA graphs have captured the passes of layers on a device, by the name of its config.
 
-        "router" if they have captured what leads to experts alone.
+        "router" if they have captured what leads to experts alone, "whole" if a whole step.
 
         >>> find_platform("nemo-h100").captures_on("gb200_nvl72"), COMPONENTS.captures_on("gb200_nvl72")
         (True, False)

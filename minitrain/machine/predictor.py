@@ -396,7 +396,7 @@ class KernelPredictor(_ConfigPredictor):
         from minitrain.workloads.unit_kernels import Style  # noqa: PLC0415  (only where kernels are priced)
 
         system, platform = load_config(hardware), pricing.known_platform
-        rates = rates_of(system)
+        rates, captures = rates_of(system), platform.captures_on(system.name)
         terms = [term for term in pricing.without if term in TERMS_OF_KERNELS]
         self.world_size, self.system, self.pricing = world_size, system, pricing
         self._has_transfers = "transfers" not in pricing.without
@@ -409,14 +409,14 @@ class KernelPredictor(_ConfigPredictor):
             attention=platform.attention or rates.usual_attention,
             casts_apart=platform.casts_apart,
             **{name: getattr(platform, name) for name in shared},
-            captures=platform.captures_on(system.name),
-            captures_experts=platform.pads_experts and platform.captures_on(system.name) is True,
+            captures=captures,
+            captures_experts=captures == "whole" or (platform.pads_experts and captures is True),
             transposes=system.sheet.device_class != "tpu"
             and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
         launch_s = platform.launch_s
         if platform.is_eager and launch_s is None:
-            is_waiting = has_experts(workload) and not platform.pads_experts
+            is_waiting = has_experts(workload) and not platform.pads_experts and captures != "whole"
             launch_s = platform.launch_factor * eager_launch_s(system.name, has_experts=is_waiting)
         rates = rates.scaled(platform.clock, platform.attention_clock, platform.attention_block).without(*terms)
         device = KernelDevice(system, rates, launch_s=0.0 if "launches" in terms else launch_s)

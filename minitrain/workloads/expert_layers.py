@@ -31,7 +31,7 @@ from typing import Any, Literal, final
 
 from minitrain.operations.computations import names_of
 from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES
-from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.architecture import NARROW_BYTES, Architecture
 from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
 from minitrain.workloads.pass_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, SavedTensor, Work
@@ -50,6 +50,10 @@ _NORM = frozenset({"norm"})
 _RESIDUAL = frozenset({"residual", "dropout and residual", "second norm"})
 _AROUND = _NORM | _RESIDUAL | {"residual gradient", "bias gradient", *PERMUTATIONS}
 _CHUNKS = 4  # copies that came are put into the order of the rank's experts, and results back: each read and written
+
+_PADDED = 4
+"""Copies that are padded to what cuBLAS multiplies in eight bits, rows by 16 or 32, and results cut back: each read and
+written (`quantization_padding` of `TEGroupedMLP` in `core/transformer/moe/experts.py`). HybridEP pads as it copies."""
 
 _ONCE = frozenset({"deepep", "hybridep"})
 _COUNTS_LAUNCHES, _CHUNK_LAUNCHES = 10, 4
@@ -110,6 +114,10 @@ def kernels_of_experts(
         accesses = 2 * shared_copies(model, num_parts) if sends_once else _CHUNKS
         moved = accesses * model.precision.activation_bytes * style.eager
         kernels = (*kernels, MemoryPass("chunks", num_copies * model.hidden_size, moved))
+    is_narrow = (style.datatype or model.precision.weight_datatype) in NARROW_BYTES and style.casts_apart
+    if is_narrow and not style.pads_experts and style.dispatcher != "hybridep" and typ != "backward_weight":
+        moved = _PADDED * model.precision.activation_bytes * style.eager
+        kernels = (*kernels, MemoryPass("padding", num_copies * model.hidden_size, moved))
     if style.captures_experts:
         return KernelList(kernels, whole.num_launches)
     around = sum(_LAUNCHES[each] for each in _AROUND_OF[typ]) + _CHUNK_LAUNCHES * sends_once

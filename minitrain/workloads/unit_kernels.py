@@ -215,13 +215,11 @@ blocks, two that reorder both operands' before each product (`swizzle_scales_for
 `pytorch/csrc/extensions/gemm.cpp`). Those of steps before are written by the kernel of the norm or of the activation
 function."""
 
-_CLAMP_TENSORS = (8, 10)
+_CLAMP_TENSORS, _CLAMP_LAUNCHES = (8, 10), 3
 """Tensors of a gate's size that clamping reads and writes, forward and backward, beside the fused activation function:
 both halves, and their concatenation; two gradients, each with its mask, and their concatenation
 (`weighted_bias_quick_geglu_impl` of Megatron-Core's `core/fusions/fused_bias_geglu.py`, whose `chunk`, `clamp` and
 `cat` are outside what it compiles)."""
-
-_CLAMP_LAUNCHES = 3
 
 _EXPERT_BIAS_TENSORS = (6, 8)
 """Tensors of the experts' results that adding the last bias times probabilities reads and writes: product, sum and
@@ -267,6 +265,7 @@ class Style:
         captures: whether a pass is the replay of a CUDA graph, of one launch, but for experts; "router" if that of what
             leads to experts alone is.
         captures_experts: whether these are too, as they can be where the number of their tokens does not change.
+        pads_experts: whether each expert has as many tokens as it takes at most.
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
         dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
@@ -284,6 +283,7 @@ class Style:
     gradient_accesses: float = 0.0
     captures: bool | str = False
     captures_experts: bool = False
+    pads_experts: bool = False
     transposes: bool = True
     dispatcher: str = "alltoall"
     casts_apart: bool = False
@@ -550,6 +550,7 @@ class _Lister:
     def _products(self, gemm: Gemm, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield a multiplication forward, or the two of its backward pass."""
         is_weight = gemm.has_weight and self.unit.kind != "head" and ADAPTER not in gemm.name
+        is_weight = is_weight and not (gemm.name == "router" and self.style.casts_apart)
         precision = self.model.precision
         datatype = self.style.datatype or (precision.weight_datatype if is_weight else None) or precision.datatype
         yield from self._matmuls(gemm, datatype, is_backward=is_backward)

@@ -607,10 +607,11 @@ def test_shards_of_2021_are_copied_one_by_one_while_computing_waits() -> None:
         ({"dispatcher": "flex (DeepEP)", "framework": "Megatron Bridge"}, "deepep", False, None),
         ({"dispatcher": "Hybrid-EP", "framework": "Megatron Bridge, partial CUDA graphs"}, "hybridep", False, True),
         ({"capacity_factor": "1", "framework": "Megatron Bridge, no CUDA graphs"}, "alltoall", True, False),
+        ({"framework": "Megatron Bridge, full iteration CUDA graphs"}, "alltoall", False, "whole"),
     ],
 )
 def test_a_row_says_how_tokens_travel_and_what_graphs_replay(
-    changes: dict[str, str], dispatcher: str, pads: bool, captures: bool | None
+    changes: dict[str, str], dispatcher: str, pads: bool, captures: bool | str | None
 ) -> None:
     found = case(**{**EXPERTS, "sp": "1", "ep": "8", "gpu": "GB200", "framework": "Megatron-Core", **changes}).platform
     assert found is not None

@@ -16,7 +16,7 @@ from minitrain.machine.network import Split
 from minitrain.machine.platforms import find_platform
 from minitrain.machine.topology import GroupShape
 from minitrain.workloads.expert_layers import kernels_around_experts, kernels_of_experts, num_touched, shared_copies
-from minitrain.workloads.kernels import KernelList
+from minitrain.workloads.kernels import KernelList, Matmul
 from minitrain.workloads.shapes import Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.unit_kernels import Style, forward_kernels
@@ -63,6 +63,34 @@ def test_hybrid_eps_published_dispatch_is_met_within_a_tenth(
     assert 4096 * 7168 * 2 * touched / seconds / 1e9 == pytest.approx(published, rel=0.1)
 
 
+# Published: the same on 8 H100, means of dispatch and combine by so many multiprocessors, and DeepEP's on GB200, whose
+# links were not waited for (docs/deepep_vs_hybridep_benchmark.md of github.com/NVIDIA-NeMo/Automodel; section 2.2.1 of
+# docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM).
+@pytest.mark.parametrize(
+    ("library", "hardware", "hidden", "units", "dispatched", "combined"),
+    [
+        ("hybridep", "h100_80g_nvl8", 7168, 8, 360, 344),
+        ("hybridep", "h100_80g_nvl8", 7168, 16, 362, 357),
+        ("hybridep", "h100_80g_nvl8", 2048, 24, 325, 304),
+        ("deepep", "h100_80g_nvl8", 7168, 16, 322, 284),
+        ("deepep", "h100_80g_nvl8", 2048, 24, 302, 287),
+        ("deepep", "gb200_nvl72", 7168, 24, 494, 420),
+    ],
+)
+def test_libraries_take_as_long_as_published_for_few_units_and_short_tokens(
+    library: str, hardware: str, hidden: int, units: int, dispatched: float, combined: float
+) -> None:
+    model = replace(DEEPSEEK, num_experts=64, hidden_size=hidden)
+    inner = min(load_config(hardware).networks, key=lambda tier: tier.size)
+    kernels = kernels_of(library, hardware)
+    assert kernels is not None
+    within = kernels.within if hardware.startswith("h100") else ((72, 1.0),)
+    kernels = replace(kernels, num_units=units, within=within)
+    seconds = kernels.seconds(model, 4096 * 8 * hidden * 2, GroupShape(inner, Split.of([8])), inner)
+    published = 4096 * hidden * 2 * num_touched(8, 64, 8) * (1 / dispatched + 1 / combined) / 2e9
+    assert seconds == pytest.approx(published, rel=0.18)
+
+
 def test_between_nodes_tokens_that_travel_once_are_quicker_than_copies() -> None:
     times = {name: step_time(f"nemo-h100:dispatcher={name}", ep=16) for name in DISPATCHERS}
     assert times["deepep"] < times["alltoall"] < times["allgather"]
@@ -76,6 +104,32 @@ def step_time(platform: str, **options: Any) -> float:
 def test_padded_experts_are_launched_without_waiting() -> None:
     waits, padded = (step_time(f"nemo-h100:pads_experts={value}", ep=8) for value in (False, True))
     assert padded < waits
+
+
+def test_a_graph_of_a_whole_step_has_experts_too() -> None:
+    parts, whole = (step_time(f"nemo-h100:captures={value}", ep=8) for value in ("True", "whole"))
+    assert whole < parts
+
+
+def test_tokens_of_experts_are_padded_in_eight_bits_but_by_hybrid_ep() -> None:
+    narrow = replace(DEEPSEEK, precision=replace(DEEPSEEK.precision, weight_datatype="float8", scaling="current"))
+    padded = [
+        [kernel.traffic_bytes for kernel in kernels.kernels if getattr(kernel, "name", "") == "padding"]
+        for model, name in ((narrow, "alltoall"), (narrow, "deepep"), (narrow, "hybridep"), (DEEPSEEK, "alltoall"))
+        for style in [Style(casts_apart=True, dispatcher=name)]
+        for kernels in [kernels_of_experts(model, LAYER, "forward", 4096 * 8, 32, "none", style)]
+    ]
+    assert padded == [[4 * 2 * 4096 * 8 * 7168], [4 * 2 * 4096 * 8 * 7168], [], []]
+
+
+def test_megatron_multiplies_a_router_in_sixteen_bits() -> None:
+    narrow = replace(DEEPSEEK, precision=replace(DEEPSEEK.precision, weight_datatype="float8"))
+    routers = [
+        [kernel.datatype for kernel in kernels.kernels if isinstance(kernel, Matmul)]
+        for style in (Style(casts_apart=True), Style())
+        for kernels in [kernels_around_experts(narrow, LAYER, "route", Work(1, 4096), "none", style)]
+    ]
+    assert routers == [["float16"], ["float8"]]
 
 
 def experts_kernels(style: Style) -> KernelList:
