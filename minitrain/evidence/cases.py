@@ -308,7 +308,8 @@ def _platform(
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
     if wanted is not None:
         found = find_platform(wanted)
-        return replace(found, **_attention_kernel(row, found))
+        dispatcher = row.words("dispatcher").facts.get("dispatcher", found.dispatcher)
+        return replace(found, **_attention_kernel(row, found), dispatcher=dispatcher)
     found = find_platform(framework.platform_of(row))
     found = replace(
         found,

@@ -619,10 +619,11 @@ def _of_kernel(kernel: str | None, system: SystemConfig) -> Iterator[Assumption]
 def gathers_once(framework: Framework, layout: Layout) -> bool:
     """Return whether FSDP keeps whole weights from the first microbatch's forward to the last one's backward.
 
-    So it does beside stages, and sums gradients then (PyTorch's torch.distributed.pipelining.stage).
+    So it does beside stages, and sums gradients then (PyTorch's torch.distributed.pipelining.stage); and of NeMo
+    AutoModel's mixtures of experts (`enable_fsdp_optimizations` of its `components/moe/fsdp_mixin.py`).
     """
-    is_fsdp = framework.words.split()[0] in ("torchtitan", "fsdp")
-    return is_fsdp and layout.zero == 3 and layout.pp > 1
+    name = framework.words.split()[0]
+    return layout.zero == 3 and (name == "automodel" or (name in ("torchtitan", "fsdp") and layout.pp > 1))
 
 
 def _of_communication(row: Row, framework: Framework, layout: Layout, system: SystemConfig) -> Iterator[Assumption]:

@@ -372,6 +372,13 @@ FRAMEWORKS = (
         overlap="always",
     ),
     Framework(
+        name="NeMo AutoModel's mixtures of experts",
+        words="automodel experts",
+        platforms=((_FROM_HOPPER, "nemo-h100"), (_NO_TPU, "eager-a100")),
+        overlap="always",
+        captures=False,
+    ),
+    Framework(
         name="PyTorch FSDP with torch.compile",
         alone="pytorch-compiled",
         words="fsdp compiled",
@@ -400,7 +407,7 @@ def framework_of(row: Row) -> Framework:
     Raises:
         LackingError: it is none that is known.
     """
-    names = set(row.words("framework").facts.get("is", ()))
+    names = {*row.words("framework").facts.get("is", ()), *(["experts"] if row.text("n_experts") else [])}
     found = next((each for each in (*FRAMEWORKS, UNKNOWN) if each.is_named(names)), None)
     if found is None and not row.words("framework").is_empty:
         known = ", ".join(dict.fromkeys(each.name for each in FRAMEWORKS))

@@ -618,6 +618,20 @@ def test_a_row_says_how_tokens_travel_and_what_graphs_replay(
     assert (found.dispatcher, found.pads_experts, found.captures) == (dispatcher, pads, captures)
 
 
+def test_auto_models_mixtures_run_transformer_engine_and_gather_their_weights_once() -> None:
+    changes = {"sp": "1", "tp": "1", "pp": "1", "ep": "8", "dp": "8", "n_gpus": "8", "zero": "fsdp", "mbs": "4"}
+    changes["gpu"] = "H100-SXM-80GB"
+    sharded = {**EXPERTS, **changes, "dispatcher": "hybridep"}
+    plain, auto = (case(**{**sharded, "framework": name}) for name in ("PyTorch FSDP", "NeMo AutoModel"))
+    assert plain.platform is not None
+    assert auto.platform is not None
+    assert (plain.platform.name, plain.options["zero"]) == ("eager-h100", 3)
+    assert (auto.platform.name, auto.options["zero"], auto.platform.captures) == ("nemo-h100", 1, False)
+    asked = case_of(row(**sharded), "nemo-h100").platform
+    assert asked is not None
+    assert asked.dispatcher == "hybridep"
+
+
 def test_a_dispatcher_that_is_not_stated_is_assumed_where_tokens_travel() -> None:
     said = "dispatcher not stated: alltoall"
     assert said in [each.text for each in case(**EXPERTS, sp="1", ep="8").assumed]
