@@ -282,25 +282,17 @@ class Communicator:
         except TensorTypeError as error:
             where = _called_at(calls, last_call)[0]
             raise TensorTypeError(f"{error} ({where})", rank=calls[0].rank, value=calls[0].value) from error.__cause__
-        clocks = [call.clock for call in calls]
-        start, last = calls[0].latest(clocks, self.ranks)
-        largest_bytes = (
-            max([call.sent_bytes() for call in calls]) if COLLECTIVES[collective.op].priced_by == "largest" else 0
-        )
+        start, last = calls[0].latest([call.clock for call in calls], self.ranks)
+        has_sizes = COLLECTIVES[collective.op].priced_by == "largest"
+        largest_bytes = max([call.sent_bytes() for call in calls]) if has_sizes else 0
         kinds: set[type[Call]] = set(map(type, calls))
         if len(kinds) == 1:
-            calls[0].settle_all(calls, results, clocks, start, last, largest_bytes)
+            calls[0].settle_all(calls, results, start, last, largest_bytes)
         else:  # some came through `Dist` itself, others through their model
             for kind in kinds:
-                places = [place for place, call in enumerate(calls) if type(call) is kind]
-                kind.settle_all(
-                    [calls[place] for place in places],
-                    [results[place] for place in places],
-                    [clocks[place] for place in places],
-                    start,
-                    last,
-                    largest_bytes,
-                )
+                of_kind = [(call, result) for call, result in zip(calls, results, strict=True) if type(call) is kind]
+                own, theirs = zip(*of_kind, strict=True)
+                kind.settle_all(own, theirs, start, last, largest_bytes)
         wake_soon([call.waiters for call in calls if call.waiters is not None])
 
     def _mismatch(self, calls: list[Call], last_call: Call) -> Exception:
@@ -613,7 +605,7 @@ class Dist:
         communicator = self.world if group is None else self.communicator(group)
         call = RawCall(op, rank, inp, time)
         if communicator.size == 1:
-            call.settle_all([call], [inp], [time], time, rank, 0)
+            call.settle_all([call], [inp], time, rank, 0)
         else:
             communicator.join(communicator.index_of(rank), call)
         return call

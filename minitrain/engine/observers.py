@@ -24,7 +24,7 @@ know layer, samples, shards and size. `simulate(..., execution=...)` takes one, 
 
 - The *transport* (`minitrain.engine.protocol`) completes communications, since there is nobody in the process
   to meet. One that follows a recorded program compares what the model submits with what was recorded for this rank, and
-  settles it at once with the recorded result and clocks: `call.settle_all([call], [result], [clock], start, last,
+  settles it at once with the recorded result and clock: `call.settle_all([call], [result], start, last,
   largest_bytes)`, or `call.deliver(message, sent)`. So the model's clock, log and memory are the predicted ones.
 - The *executor* does the work. `settle` and `receive` come with this rank's operation alone: it starts the collective
   or the receive, without waiting (`async_op=True`), and remembers the handle. `communicate` is around a send, which it

@@ -164,14 +164,7 @@ class Operation(Call):
         return model._runtime_predictor.collective(self.op, size_bytes, communicator.ranks)
 
     @staticmethod
-    def settle_all(
-        calls: Sequence[Any],
-        results: Sequence[Any],
-        clocks: Sequence[float],
-        start: float,
-        last: int,
-        largest_bytes: int,
-    ) -> None:
+    def settle_all(calls: Sequence[Any], results: Sequence[Any], start: float, last: int, largest_bytes: int) -> None:
         """Run a collective as soon as all are there and the group's stream is free, and complete its events.
 
         Price and times are computed once for all calls, as they are the same for all of them; so are the samples of
@@ -193,14 +186,14 @@ class Operation(Call):
         # Members of an all_to_all may get tensors of different sizes: one part of the experts, more tokens than others.
         are_alike = common_samples is not None and isinstance(found, Tensor)
         units = calls[0].model._account.size(found) if are_alike else None
-        for operation, result, clock in zip(calls, results, clocks, strict=True):
+        for operation, result in zip(calls, results, strict=True):
             if units is not None and result is not None:
                 result._units = units
             rows, row = operation.model._rows, operation.row
             rows[row + TIME] = begin
             rows[row + PRICE] = price
             rows[row + SAMPLES] = samples_of(result) if common_samples is None else common_samples
-            if clock < start and waited:
+            if operation.clock < start and waited:
                 rows[row + WAITED_FOR] = last
             operation.end = end
             operation.outcome = result
@@ -211,7 +204,7 @@ class Operation(Call):
     def settle_alone(self, result: Any) -> None:
         """Run a collective for which this rank need not wait for another one."""
         largest_bytes = self.sent_bytes() if COLLECTIVES[self.op].priced_by == "largest" else 0
-        self.settle_all([self], [result], [self.clock], self.clock, self.rank, largest_bytes)
+        self.settle_all([self], [result], self.clock, self.rank, largest_bytes)
         if self.waiters is not None:  # it was held while its task waited
             self.model._transport.wake([self.waiters])
 

@@ -270,14 +270,7 @@ class Call(ABC):
 
     @staticmethod
     @abstractmethod
-    def settle_all(
-        calls: Sequence[Any],
-        results: Sequence[Any],
-        clocks: Sequence[float],
-        start: float,
-        last: int,
-        largest_bytes: int,
-    ) -> None:
+    def settle_all(calls: Sequence[Any], results: Sequence[Any], start: float, last: int, largest_bytes: int) -> None:
         """Settle the calls of one collective whose ranks run in this process: all are of this class.
 
         What a call needs to know of the other members is in the arguments, so that one call can be settled alone.
@@ -286,7 +279,6 @@ class Call(ABC):
         Args:
             calls: in rank order.
             results: one for each call.
-            clocks: when each was ready, s.
             start: when the last member of the group was ready, s.
             last: the lowest rank of the group that was ready then.
             largest_bytes: the most that a member sends in an exchange of different tensors (all_to_all), else 0.
@@ -363,14 +355,7 @@ class RawCall(Call):
         self.waiters = None
 
     @staticmethod
-    def settle_all(
-        calls: Sequence[Any],
-        results: Sequence[Any],
-        clocks: Sequence[float],  # noqa: ARG004  (only priced calls need them)
-        start: float,
-        last: int,  # noqa: ARG004
-        largest_bytes: int,  # noqa: ARG004
-    ) -> None:
+    def settle_all(calls: Sequence[Any], results: Sequence[Any], start: float, last: int, largest_bytes: int) -> None:  # noqa: ARG004  (only priced calls need all)
         """Keep results and start."""
         for call, result in zip(calls, results, strict=True):
             call.outcome = result

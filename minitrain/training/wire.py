@@ -130,7 +130,7 @@ class ProcessGroup:
         known = program.expect(call.row // STRIDE, call.op, self.ranks, None, call.detail, call.value)
         brought = [call.value if place == index else value for place, value in enumerate(known.brought)]
         result = perform(call.op, brought, self.ranks, call.detail, whole=self.is_world)[index]
-        call.settle_all([call], [result], [call.clock], call.clock, call.rank, 0)
+        call.settle_all([call], [result], call.clock, call.rank, 0)
 
 
 @final

@@ -114,7 +114,7 @@ class AloneInGroup(Communicator):
     def join(self, index: int, call: Any) -> None:
         """Settle a member's next collective as it was recorded."""
         step = self.host().follow(call)  # type: ignore[union-attr]  # the transport below
-        call.settle_all([call], [symbols(step.result)], [call.clock], step.start, step.last, 0)
+        call.settle_all([call], [symbols(step.result)], step.start, step.last, 0)
 
 
 class Alone(Dist):

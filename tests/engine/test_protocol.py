@@ -41,9 +41,9 @@ class NetworkCall(Call):
         self.call = call
 
     @staticmethod
-    def settle_all(calls: Sequence[Any], results: Sequence[Any], clocks: Sequence[float], *common: Any) -> None:
-        for own, result, clock in zip(calls, results, clocks, strict=True):
-            own.call.settle_all([own.call], [result], [clock], *common)
+    def settle_all(calls: Sequence[Any], results: Sequence[Any], *common: Any) -> None:
+        for own, result in zip(calls, results, strict=True):
+            own.call.settle_all([own.call], [result], *common)
 
     def sent_bytes(self) -> int:
         return self.call.sent_bytes()

@@ -654,7 +654,7 @@ class Answers:
         start, price = self._rows[of_class.row + TIME], self._rows[of_class.row + PRICE]
         largest_bytes = price.size_bytes if COLLECTIVES[call.op].priced_by == "largest" else 0
         last = self._rows[of_class.row + WAITED_FOR]
-        call.settle_all([call], [self._own(of_class.outcome, call.value)], [call.clock], start, last, largest_bytes)
+        call.settle_all([call], [self._own(of_class.outcome, call.value)], start, last, largest_bytes)
         if call.waiters is not None:  # it was held while its task waited
             call.model._transport.wake([call.waiters])
 

@@ -227,20 +227,13 @@ class ClassOperation(Operation):
         return self.own_value
 
     @staticmethod
-    def settle_all(
-        calls: Sequence[Any],
-        results: Sequence[Any],
-        clocks: Sequence[float],
-        start: float,
-        last: int,
-        largest_bytes: int,
-    ) -> None:
+    def settle_all(calls: Sequence[Any], results: Sequence[Any], start: float, last: int, largest_bytes: int) -> None:
         """Complete the collective of all classes; `results` are those of their lowest ranks among themselves."""
         found = [
             perform_of_classes(call.model.attempt, call.op, call.value, result, call.owner)
             for call, result in zip(calls, results, strict=True)
         ]
-        Operation.settle_all(calls, found, clocks, start, last, largest_bytes)
+        Operation.settle_all(calls, found, start, last, largest_bytes)
         calls[0].model.require_same_price(calls[0])
 
 
