@@ -41,7 +41,8 @@ async def fsdp(
         offload: what lies in the host's memory while it is not at work: "activations", "optimizer" (the state), or
             None. Each moves beside the unit before the one that needs it. With "optimizer_step" the state stays there
             and the host takes the step, as DeepSpeed's `offload_optimizer` does (ZeRO-Offload, figure 4): gradients
-            leave as they are reduced, and weights come back when the host has updated them.
+            leave as they are reduced, come back to have those of the next microbatch added
+            (`DeepSpeedZeroOptimizer_Stage3.partition_grads`), and weights come back when the host has updated them.
         offloaded_layers: transformer layers, from the first on, whose activations are offloaded; all but the last unit
             if None.
     """
@@ -71,6 +72,7 @@ async def fsdp(
     offloads: deque[tuple[MutableMapping[Any, Any], int, Awaitable[Any]]] = deque()
     fetches: deque[tuple[int, Awaitable[Any]]] = deque()
     leaving: dict[int, Awaitable[Any]] = {}  # gradients on their way to the host
+    coming: dict[int, Awaitable[Any]] = {}  # and back
     steps_on_host, is_shared = offload == "optimizer_step", replicas * tp > 1  # with ranks that sum at the end
     before = dict(zip(units[1:], units, strict=False))  # the unit before each
 
@@ -106,8 +108,11 @@ async def fsdp(
         for grad in await reductions.popleft():
             unit.append(grad.layer)
             grad_weights["shard"] = grad
+            if grad.layer in coming:
+                grad_weights[grad.layer] = await coming.pop(grad.layer)
+                del model.host["grad", grad.layer]
             grad_weights[unit[-1]] = add(grad_weights.get(unit[-1]), grad_weights.pop("shard"))
-        if is_last and steps_on_host and not is_shared:
+        if steps_on_host and not is_shared:
             await free_gradients()
             leave(unit)
         if is_last and replicas > 1:  # of the step: each copy has seen all its samples
@@ -198,6 +203,8 @@ async def fsdp(
                 await finish_offloads()
                 start_fetch(before[unit])
             for layer in reversed(unit):
+                if steps_on_host and ("grad", layer) in model.host:
+                    coming[layer] = model.launch(model.fetch(model.host["grad", layer]))
                 await backward(layer)
             reshard(unit)
             if reductions:
@@ -205,6 +212,7 @@ async def fsdp(
             reduce(unit)
         if reductions:
             await finish_reduction(is_last)
+        await free_gradients()
     await reduce_tied(model, grad_weights, shards)
     for layer in reversed(tied) if replicas > 1 else ():
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=copies)

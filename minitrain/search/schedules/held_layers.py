@@ -345,9 +345,11 @@ class HeldLayers:
         if not self._host_fraction:
             return [False] * len(layers)
         states = (OptState(layer, self._model.num_layers, 0, frozenset([0]), 1) for layer in layers)
-        sizes = [self._model.held_bytes(state) for state in states]
+        again = [layer for layer in self._model.tied_layers if layer in layers][1:]  # whose table another layer has
+        sizes = [0 if state.layer in again else self._model.held_bytes(state) for state in states]
         before = accumulate(sizes, initial=0)
-        return [seen < self._host_fraction * sum(sizes) for seen, _ in zip(before, sizes, strict=False)]
+        most = self._host_fraction * sum(sizes)
+        return [self._host_fraction == 1 or seen < most for seen, _ in zip(before, sizes, strict=False)]
 
     def _move_to_host(self, key: Any) -> Steps:
         """Move what the host updates: the state, and a copy of the weight."""
