@@ -222,10 +222,12 @@ def show(config: str, *, sources: bool = False, as_json: bool = False) -> None:
     found = figures(data, sources_of(system.name) if is_shipped(config) else {})
     if sources:
         print_lines([system.name])
-        print_table(_figures_table(found))
+        rows = [(figure.path, figure.text, figure.source) for figure in found]
+        print_table(_texts_table({"key path": 24, "figure": 18, "source": 28}, rows))
         return
     print_lines([title(system)])
-    print_table(_overview_table(system, found))
+    rows = [(what, text, kinds_of(_below(found, paths))) for what, text, paths in _rows(system)]
+    print_table(_texts_table({"what": 16, "figure": 36, "source": 12}, rows))
     print_lines(_rest(config, found, data))
 
 
@@ -410,12 +412,6 @@ def _in_short(amount: float) -> str:
     return f"{amount:.0f}" if amount >= 10 else f"{amount:g}"
 
 
-def _figures_table(found: Sequence[Figure]) -> Table:
-    """Return a row for each figure of a config."""
-    rows = [(figure.path, figure.text, figure.source) for figure in found]
-    return _texts_table({"key path": 24, "figure": 18, "source": 28}, rows)
-
-
 def _texts_table(columns: Mapping[str, int | None], rows: Sequence[tuple[str, str, str]]) -> Table:
     """Return a table of texts, without a last column that is empty."""
     if not any(row[-1] for row in rows):
@@ -522,12 +518,6 @@ def title(system: SystemConfig) -> str:
     device = f"{(sheet.device_class or '').upper()} by {sheet.vendor}" if sheet.vendor else sheet.device_class or ""
     said = ", ".join(filter(None, (device, " ".join(filter(None, (units, clock))))))
     return f"{system.name}: {said}" if said else system.name
-
-
-def _overview_table(system: SystemConfig, found: Sequence[Figure]) -> Table:
-    """Return a row for each main figure of a config, or several, with the kinds of their sources."""
-    rows = [(what, text, kinds_of(_below(found, paths))) for what, text, paths in _rows(system)]
-    return _texts_table({"what": 16, "figure": 36, "source": 12}, rows)
 
 
 def kinds_of(found: Iterable[Figure]) -> str:

@@ -62,7 +62,9 @@ def run(
     if singles:
         print_table(_results_table(singles))
     print_lines(_latency_lines(scenario))
-    print_table(_use_table(used))
+    most = sorted(used.items(), key=lambda item: -item[1])[:_MOST_LINKS]
+    shares = ((Text(name), f"{share:.1%}") for name, share in most)
+    print_table(filled_table({"device or link": 14, "in use": None}, shares))
 
 
 def _write_pictures(
@@ -115,12 +117,6 @@ def _ends(result: TransferResult) -> str:
     if result.op == "transfer":
         return " to ".join(result.endpoints)
     return f"{result.op} of {len(result.endpoints)}"
-
-
-def _use_table(used: dict[str, float]) -> Table:
-    """Return what was in use most."""
-    most = sorted(used.items(), key=lambda item: -item[1])[:_MOST_LINKS]
-    return filled_table({"device or link": 14, "in use": None}, ((Text(name), f"{share:.1%}") for name, share in most))
 
 
 def _as_json(result: ComputeResult | TransferResult | TaskFailure) -> dict[str, Any]:

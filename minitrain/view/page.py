@@ -231,7 +231,8 @@ def write_page(
     target = Path(path)
     head = _head(title, facts) + body
     if include_plotlyjs is True:
-        return write_text(target, _page(figure, title, _plotlyjs(), head, below))
+        script = ("<script>", plotly_script(), "</script>\n")
+        return write_text(target, _page(figure, title, script, head, below))
     shared = _shared_script(include_plotlyjs)
     _share_plotlyjs(target.parent / shared)
     return write_text(target, _page(figure, title, [_missing(shared)], head, below))
@@ -281,13 +282,6 @@ def _page(figure: Any, title: str, plotlyjs: Iterable[str], body: str, below: st
     yield from plotlyjs
     yield f'<script id="data" type="application/json">{figure_json(figure)}</script>\n'
     yield f"<script>const CONFIG = {page_json(CONFIG)};{PAGE_SCRIPT}</script></body></html>\n"
-
-
-def _plotlyjs() -> Iterator[str]:
-    """Yield Plotly's JavaScript as a part of the page."""
-    yield "<script>"
-    yield plotly_script()
-    yield "</script>\n"
 
 
 def _share_plotlyjs(shared: Path) -> None:

@@ -182,8 +182,9 @@ def _memory(run: Run) -> str:
 
 def table_rows(comparison: Comparison) -> list[Mapping[str, str]]:
     """Return the table above a comparison: a row a strategy, fastest first, failed ones last."""
-    rows = [_row(run) for run in comparison.succeeded]
-    return rows + [_failed_row(failure.strategy, failure.error) for failure in comparison.failed]
+    empty = dict.fromkeys(["peak memory", *(column.title for column in TABLES["page"])], "")
+    failed = ({"strategy": each.strategy, "step time": f"failed: {text_of(each.error)}"} for each in comparison.failed)
+    return [*map(_row, comparison.succeeded), *({**row, **empty} for row in failed)]
 
 
 def _row(run: Run) -> Mapping[str, str]:
@@ -201,11 +202,6 @@ def _row(run: Run) -> Mapping[str, str]:
         **{column.title: column.words(row) for column in shown},
         **texts,  # long cells stand behind all figures
     }
-
-
-def _failed_row(name: str, error: Exception) -> Mapping[str, str]:
-    figures = dict.fromkeys(["peak memory", *(column.title for column in TABLES["page"])], "")
-    return {"strategy": name, "step time": f"failed: {text_of(error)}", **figures}
 
 
 def notes_of_all(comparison: Comparison) -> list[str]:

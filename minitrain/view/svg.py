@@ -53,7 +53,8 @@ def _parts(bars: Bars, view: View, width: int) -> Iterator[str]:
     num_ranks = bars.timeline.num_ranks
     top = _TITLE if view.title else 6
     bottom = top + _ROW * num_ranks
-    left = _left_of(bars)
+    longest = max((len(bars.timeline.rank_name(rank)) for rank in range(num_ranks)), default=0)
+    left = max(_LEFT, (len("rank ") + longest) * _CHARACTER)  # behind the names of rows, px
     legend = _legend(bars.kinds, left, width)
     height = bottom + _AXIS + _LEGEND_ROW * (legend[-1][1] + 1 if legend else 0) + 4
     yield (
@@ -75,13 +76,6 @@ def _parts(bars: Bars, view: View, width: int) -> Iterator[str]:
         yield f'<rect {_fill(kind)} x="{x:g}" y="{y}" width="12" height="12"/>'
         yield f'<text x="{x + _SWATCH:g}" y="{y + 10}">{html.escape(kind.name)}</text>'
     yield "</svg>"
-
-
-def _left_of(bars: Bars) -> float:
-    """Return where the bars begin: behind the names of rows, px."""
-    line = bars.timeline
-    longest = max((len(line.rank_name(rank)) for rank in range(line.num_ranks)), default=0)
-    return max(_LEFT, (len("rank ") + longest) * _CHARACTER)
 
 
 def _rows(bars: Bars, top: int, edge: float, width: int) -> Iterator[str]:

@@ -34,7 +34,7 @@ from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES
 from minitrain.workloads.architecture import NARROW_BYTES, Architecture
 from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
 from minitrain.workloads.pass_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
-from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, SavedTensor, Work
+from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.unit_kernels import PERMUTATIONS, Style, pass_kernels, repeated_kernels
 from minitrain.workloads.workload import Cost, PassMode, Recompute, takes_again
@@ -372,12 +372,9 @@ class ExpertLayers:
 
     def kept_by_experts(self, layer: int, num_copies: int, recompute: Recompute = "none") -> int:
         """Return the bytes that copies of tokens stand for, once they have gone through the experts."""
-        saved = (tensor for tensor in self._units[layer].saved if tensor.name.startswith("expert "))
-        return num_copies * sum(self._bytes_of_copy(tensor) for tensor in saved if tensor.is_kept(recompute))
-
-    def _bytes_of_copy(self, tensor: SavedTensor) -> int:
-        """Return the bytes of a saved tensor for one copy."""
-        return tensor.num_bytes(Work(1, 1, WHOLE)) // self._model.experts_per_token
+        of_experts = (tensor for tensor in self._units[layer].saved if tensor.name.startswith("expert "))
+        kept = (tensor.num_bytes(Work(1, 1, WHOLE)) for tensor in of_experts if tensor.is_kept(recompute))
+        return num_copies * sum(num_bytes // self._model.experts_per_token for num_bytes in kept)
 
 
 _MOVED_OF_WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(

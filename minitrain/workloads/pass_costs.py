@@ -244,16 +244,11 @@ def _around_core(model: Architecture, unit: Unit, work: Work, typ: str) -> Itera
     is_backward = typ.startswith("backward")
     for gemm in weight_gemms(unit, work):
         if gemm.name.startswith(_OUTPUT) == is_after:  # its adapters too
-            yield from _multiplications(model, gemm, is_backward=is_backward)
+            yield gemm_demand(model, gemm, model.precision.parameter_bytes)
+            if is_backward and gemm.is_trained:
+                yield gemm_demand(model, gemm, model.precision.gradient_bytes)
     share = _RESIDUAL if is_after else _NORM
     yield hidden_state_demand(model, unit, work).times(share * (2 if is_backward else 1))
-
-
-def _multiplications(model: Architecture, gemm: Gemm, *, is_backward: bool) -> Iterator[Demand]:
-    """Yield a multiplication forward, or the two of backward."""
-    yield gemm_demand(model, gemm, model.precision.parameter_bytes)
-    if is_backward and gemm.is_trained:
-        yield gemm_demand(model, gemm, model.precision.gradient_bytes)
 
 
 def _attended(model: Architecture, unit: Unit, work: Work, context: Context | None) -> Demand:

@@ -217,7 +217,8 @@ class Transformer(Architecture):
 def _units(model: Architecture) -> tuple[Unit, ...]:
     """Make the units of a model, once; equal layers share their tables."""
     experts, windows = frozenset(model.moe_layers), frozenset(model.window_layers)
-    attention = {has: attention_unit(model, first) for has, first in _first_of_each(model, windows).items()}
+    first_of_each = {layer in windows: layer for layer in reversed(range(model.num_layers))}
+    attention = {has: attention_unit(model, first) for has, first in first_of_each.items()}
     dense = mlp_unit(model, 0) if len(experts) < model.num_layers else None
     sparse = moe_unit(model, 0) if experts else None
     layers: list[Unit] = []
@@ -229,11 +230,6 @@ def _units(model: Architecture) -> tuple[Unit, ...]:
     for layer in range(model.num_layers, model.num_layers + model.prediction_layers):
         layers += (replace(unit, layer=layer) for unit in of_last)
     return with_trained(model, (embedding_unit(model), *layers, head_unit(model)))
-
-
-def _first_of_each(model: Architecture, windows: frozenset[int]) -> dict[bool, int]:
-    """Return the first layer with a window and the first without, as far as there are such."""
-    return {layer in windows: layer for layer in reversed(range(model.num_layers))}
 
 
 def models() -> dict[str, Transformer]:
@@ -259,7 +255,7 @@ def find_model(model: str | os.PathLike[str] | Transformer) -> Transformer:
         return model
     if isinstance(model, str) and model in _shipped():
         return _shipped()[model]
-    if isinstance(model, os.PathLike) or (isinstance(model, str) and _is_path(model)):
+    if isinstance(model, os.PathLike) or (isinstance(model, str) and (model.endswith(".json") or os.sep in model)):
         return Transformer.from_hf(model)
     hint = f"{closest(model, _shipped())} ".lstrip()
     raise UsageError(
@@ -267,11 +263,6 @@ def find_model(model: str | os.PathLike[str] | Transformer) -> Transformer:
         "config.json or an mt.Transformer will do as well",
         model=model,
     )
-
-
-def _is_path(text: str) -> bool:
-    """Whether a text can only be meant as a path."""
-    return text.endswith(".json") or os.sep in text
 
 
 @lru_cache(maxsize=1)

@@ -630,12 +630,16 @@ class EnhancedHardwareDetector:
         """Return the hardware config of the processor: the given one, or one that is measured with NumPy now."""
         if self._host is None:
             known = self._processor() if processor is None else processor
-            found = measure_rates(NumpyBackend(), _pass_bytes(known))
+            wanted = max(_SMALLEST_PASS_BYTES, _BEYOND_CACHES * sum(size for _, size in known.caches))  # held by none
+            pass_bytes = min(wanted, (known.memory_bytes or wanted * _OF_MEMORY) // _OF_MEMORY)
+            found = measure_rates(NumpyBackend(), pass_bytes)
             measured = load_config(found)
             caches = tuple(_cache(*each, known.num_units or 1, found) for each in known.caches)
             sheet = replace(measured.sheet, num_units=known.num_units, features=known.features, caches=caches)
             self._host = replace(measured, name=_HOST, sheet=sheet)
-            self._spread = _spread_of(found["measured"])
+            rungs = found["measured"]["rungs"].items()
+            noise = {name.partition(" ")[0]: rung["noise"] for name, rung in rungs}  # of the largest
+            self._spread = {"float32": noise["matmul"], "memory": noise["stream"]}
         return self._host
 
     def _processor(self) -> DetectedDevice:
@@ -684,12 +688,6 @@ class EnhancedHardwareDetector:
             yield _gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
 
 
-def _pass_bytes(processor: DetectedDevice) -> int:
-    """Return how many bytes a pass over memory touches, so that no cache holds them."""
-    wanted = max(_SMALLEST_PASS_BYTES, _BEYOND_CACHES * sum(size for _, size in processor.caches))
-    return min(wanted, (processor.memory_bytes or wanted * _OF_MEMORY) // _OF_MEMORY)
-
-
 def _cache(level: int, size_bytes: int, num_units: int, config: Mapping[str, Any]) -> Cache:
     """Return a level of caches with what the largest pass reached that it holds; None where none was measured."""
     took = {name: each["least_s"] for name, each in config["measured"]["rungs"].items() if name.startswith("stream ")}
@@ -699,12 +697,6 @@ def _cache(level: int, size_bytes: int, num_units: int, config: Mapping[str, Any
     if level >= _LAST:
         return Cache(level, size_bytes, "device", rate)
     return Cache(level, size_bytes, "unit", rate and rate / num_units)
-
-
-def _spread_of(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Return how far the samples of the rates of a config scattered that was measured here."""
-    noise = {name.partition(" ")[0]: rung["noise"] for name, rung in measured["rungs"].items()}  # of the largest
-    return {"float32": noise["matmul"], "memory": noise["stream"]}
 
 
 def _gpu(nvml: Any, handle: Any) -> DetectedDevice:

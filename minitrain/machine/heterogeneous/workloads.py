@@ -316,7 +316,9 @@ class EnhancedWorkloadProfile(WorkloadProfile):
                 before, dict.fromkeys(order[: order.index(name)]), f"in the dependency graph, {name} waits for"
             )
         object.__setattr__(self, "dependency_graph", dependencies(self))
-        self._complete("data_access_patterns", _accesses(self), {"kept"})
+        readers = self.consumers()
+        accesses = {name: "shared" if len(readers[name]) > 1 else "once" for name in self.inputs}
+        self._complete("data_access_patterns", accesses, {"kept"})
         patterns = {name: _pattern(asked.cost) for name, asked in self.requests.items()}
         self._complete("memory_access_patterns", patterns, {"view"})
         self._complete("parallelism_characteristics", _parallelism(self))
@@ -383,11 +385,6 @@ def given_of(workload: WorkloadProfile, name: str) -> dict[str, Any]:
 def kept(workload: WorkloadProfile) -> set[str]:
     """Return the arrays that stay where they are when nothing reads them any more."""
     return {*workload.wanted, *given_of(workload, "data_access_patterns")}
-
-
-def _accesses(workload: WorkloadProfile) -> dict[str, str]:
-    readers = workload.consumers()
-    return {name: "shared" if len(readers[name]) > 1 else "once" for name in workload.inputs}
 
 
 def _figures(workload: WorkloadProfile, components: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

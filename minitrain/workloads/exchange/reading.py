@@ -52,7 +52,7 @@ def read_recipe(source: str | os.PathLike[str], /, *, ignore: Sequence[str] = ()
             all at once.
     """
     text, name = _text_of(source)
-    for make in (_as_json, _as_toml, _as_options, _as_yaml):
+    for make in (_as_json_or_toml, _as_options, _as_yaml):
         recipe = make(text, name, ignore)
         if recipe is not None:
             return recipe
@@ -69,12 +69,9 @@ def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
         raise UsageError(f"{source!r:.80} must be a file that can be read, with {_KNOWN}: {error}") from None
 
 
-def _as_json(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
-    return _as_sections(text, name, ignore, parse_json, {"zero_optimization", "train_batch_size"}, deepspeed.read)
-
-
-def _as_toml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
-    return _as_sections(text, name, ignore, tomllib.loads, {"parallelism", "training"}, torchtitan.read)
+def _as_json_or_toml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
+    json = _as_sections(text, name, ignore, parse_json, {"zero_optimization", "train_batch_size"}, deepspeed.read)
+    return json or _as_sections(text, name, ignore, tomllib.loads, {"parallelism", "training"}, torchtitan.read)
 
 
 def _as_yaml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
