@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.engine import laws
 from minitrain.engine.laws import broken, require_kind
-from minitrain.engine.placed_passes import every, is_made_again, mode_of, stepped, units_before
+from minitrain.engine.placed_passes import is_made_again, mode_of, stepped, units_before
 from minitrain.engine.state import RankState
 from minitrain.errors import LawError
 from minitrain.operations import UNITS_PER_ELEMENT
@@ -152,7 +152,7 @@ class ExpertComputation(RankState):
         is_again = self._note_repetition(layer, inp, mode)
         self._record_around("route", layer, inp)
         of_batch = layer, self._num_layers, samples, self._global_batch_size
-        parts = every(num_parts), num_parts
+        parts = laws.every(num_parts), num_parts
         tokens = self._sized(RoutedTokens(*of_batch, *parts, samples, load, sequence, sequence))
         passage_of(inp).mode = mode
         self._keep_for_router(layer, inp, combined=False)

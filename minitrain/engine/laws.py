@@ -283,7 +283,7 @@ def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad, r
         weight_grad: the gradient.
         remedy: what else to do; as `update` says it by default.
     """
-    if weight_grad.samples != _all_samples(model.global_batch_size):
+    if weight_grad.samples != every(model.global_batch_size):
         is_local = model._semantics is not None and not model._semantics.in_turn
         remedy = remedy or ("a step of a replica's own updates model.local_copy(layer, weight)" if is_local else ADD_UP)
         missing = sorted(set(range(model.global_batch_size)) - weight_grad.samples)
@@ -294,10 +294,10 @@ def require_all_samples(model: RankState, layer: int, weight_grad: WeightGrad, r
         raise broken(model, "update", rule, layer, samples=weight_grad.samples, missing=missing)
 
 
-@lru_cache
-def _all_samples(global_batch_size: int) -> frozenset[int]:
-    """Return the samples of the global batch."""
-    return frozenset(range(global_batch_size))
+@lru_cache(maxsize=256)
+def every(count: int) -> frozenset[int]:
+    """Return the set of all of so many, the same object each time."""
+    return frozenset(range(count))
 
 
 def update(

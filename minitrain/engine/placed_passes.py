@@ -212,7 +212,7 @@ def require_same_shards(model: RankState, op: str, layer: int, inp: Any, grad: A
 def forward_placed(model: RankState, layer: int, inp: Any, weight: Weight, recompute: Any) -> Any:
     """Take an activation through a part of a layer, or some shards of a sequence through a layer."""
     _require_tokens_apart(model, "forward", layer, inp)
-    mode = mode_of_pass(recompute, inp, weight, every(inp.sequence.num_shards))
+    mode = mode_of_pass(recompute, inp, weight, laws.every(inp.sequence.num_shards))
     record_pass(model, "forward", layer, inp, mode)
     out = output_of(model, layer, inp, weight)
     keep(model, layer, inp, out, mode)
@@ -298,12 +298,6 @@ def stepped(model: RankState, tensor: Any) -> Any:
     found = altered(tensor, step=tensor.step + 1)
     found._units = model._account.units_of(tensor)
     return found
-
-
-@lru_cache(maxsize=256)
-def every(count: int) -> frozenset[int]:
-    """Return the set of all of so many, the same object each time."""
-    return frozenset(range(count))
 
 
 def missing(held: frozenset[int], needed: Iterable[int]) -> str:

@@ -117,10 +117,6 @@ class Attended:
     log_sum_exp: Array
 
     def add(self, other: Attended) -> Attended:
-        """Return the same, as `+` of tensors asks for it."""
-        return self.merge(other)
-
-    def merge(self, other: Attended) -> Attended:
         """Return what the same queries have got from the keys of both, which must be different ones."""
         total = np.logaddexp(self.log_sum_exp, other.log_sum_exp)
         mine, theirs = _share(self.log_sum_exp, total), _share(other.log_sum_exp, total)
@@ -259,7 +255,7 @@ def merged(blocks: Sequence[Attended]) -> Attended:
     """Return what queries have got from several blocks of keys together."""
     total = blocks[0]
     for block in blocks[1:]:
-        total = total.merge(block)
+        total = total.add(block)
     return total
 
 

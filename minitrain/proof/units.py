@@ -509,13 +509,22 @@ class LogitsGrad:
         Raises:
             LawError: these logits were made by another rank.
         """
-        if num_parts != self.num_parts or part not in self.pieces:
-            known = ", ".join(str(piece) for piece in self.pieces)
-            raise LawError(
-                f"the gradient of part {part} of {num_parts} of the logits is on the ranks that made them; here are "
-                f"those of part {known} of {self.num_parts}: call loss on every rank that holds a part of the head"
-            )
-        return Tokens(self.pieces[part], self.positions)
+        return Tokens(made_here(self, part, num_parts), self.positions)
+
+
+def made_here(logits: Any, part: int, num_parts: int) -> Any:
+    """Return what a rank has of one part of logits, or of their gradient.
+
+    Raises:
+        LawError: another rank has made it.
+    """
+    if num_parts != logits.num_parts or part not in logits.pieces:
+        known = ", ".join(str(piece) for piece in logits.pieces)
+        raise LawError(
+            f"the gradient of part {part} of {num_parts} of the logits is on the ranks that made them; here are "
+            f"those of part {known} of {logits.num_parts}: call loss on every rank that holds a part of the head"
+        )
+    return logits.pieces[part]
 
 
 def logits_of(made: Tokens, weights: UnitWeights, num_rows: int, targets: NDArray[np.int64]) -> Logits:

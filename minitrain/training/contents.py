@@ -19,7 +19,7 @@ import torch
 
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError
-from minitrain.proof.units import Part
+from minitrain.proof.units import Part, made_here
 from minitrain.tensors import placed
 from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
 
@@ -371,13 +371,7 @@ class Logits:
         Raises:
             LawError: these logits were made by another rank.
         """
-        if num_parts != self.num_parts or part not in self.pieces:
-            known = ", ".join(str(piece) for piece in self.pieces)
-            raise LawError(
-                f"the gradient of part {part} of {num_parts} of the logits is on the ranks that made them; here are "
-                f"those of part {known} of {self.num_parts}: call loss on every rank that holds a part of the head"
-            )
-        return Rows(self.pieces[part], self.positions)
+        return Rows(made_here(self, part, num_parts), self.positions)
 
 
 def merge_statistics(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

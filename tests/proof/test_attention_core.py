@@ -127,7 +127,7 @@ def test_queries_that_see_no_key_of_a_block_get_nothing_from_it() -> None:
     assert not nothing.output.any()
     assert np.isneginf(nothing.log_sum_exp).all()
     own = attend(queries[:, :, early], early, memory.at(early))
-    for total in (own.merge(nothing), nothing.merge(own)):
+    for total in (own.add(nothing), nothing.add(own)):
         close(total.output, own.output)
     one, of_keys = attend_backward(queries[:, :, early], early, memory.at(late), own, grad[:, :, early])
     assert not one.any()
