@@ -27,7 +27,6 @@ from minitrain.operations.event_log import ON_HOST as ON_HOST
 from minitrain.operations.event_log import PASSES as PASSES
 from minitrain.operations.event_log import PRICE as PRICE
 from minitrain.operations.event_log import RECV as RECV
-from minitrain.operations.event_log import ROUTING as ROUTING
 from minitrain.operations.event_log import SAMPLES as SAMPLES
 from minitrain.operations.event_log import SEND as SEND
 from minitrain.operations.event_log import STORES as STORES
