@@ -308,9 +308,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 "t2", "Llama, GPT-3, Mistral, TPU v6e and v5p (MaxText recipes)", lacks="samples of two rows"
             ),
             PublishedTable("t3", "Llama 3.1 70B and 405B, TPU7x (MaxText recipes)"),
-            PublishedTable(
-                "t4", "22B and 52B, TPU v4 (MaxText)", "blind", lacks="heads, matrices of an MLP, attention"
-            ),
+            PublishedTable("t4", "22B and 52B, TPU v4 (MaxText)", lacks="heads, matrices of an MLP, attention"),
             PublishedTable(
                 "t5",
                 "Llama 7B and 70B, Gemma 3, 1T, TPU v4 to v6e, Trainium 2 (AXLearn, TorchPrime, MaxText)",
@@ -318,6 +316,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 lacks="recomputation of older AXLearn and of TorchPrime",
             ),
             PublishedTable("t6", "DeepSeek-V3, Qwen3, gpt-oss, Mixtral, TPU v5p to TPU7x (MaxText)"),
+            PublishedTable("t7", "Llama to 16M tokens, Hunyuan 3, Qwen3, Llama 4, TPU v5p, TPU7x (MaxText)"),
             PublishedTable("n4", "OPT and GPT-Neo, GH200 and mixed nodes (Sailor)", "layers' times are measured (n1)"),
             PublishedTable(
                 "f1",

@@ -642,7 +642,8 @@ def machine_of(row: Row) -> SystemConfig:
     if system.kernels is None and system.sheet.num_units is None:
         raise LackingError(f"config {name} says nothing of kernels, so that none can be priced")
     if "closes" in facts:
-        return _slices(name, _chips_of_slice(row, system.networks[0].size), facts["closes"])
+        system = _slices(name, _chips_of_slice(row, system.networks[0].size), facts["closes"])
+        return replace(system, kernels=rates_of(system).scaled(facts["clock"])) if "clock" in facts else system
     within = row.words("intra_node").facts
     if (within.get("pcie") and "pcie" not in name) or (within.get("nvlink") and "pcie" in name):
         raise LackingError(f"intra_node is {row.text('intra_node')!r}, but config {name} joins devices by other links")

@@ -361,6 +361,8 @@ class KernelRates(ReadOnly):
         splits: ways to cut k between units, whose partial sums are then added up.
         unaligned: factor on the rate where a row in memory is no multiple of 16 bytes.
         grouped: factor on the rate of experts' multiplications, which one kernel does with groups of unlike rows.
+        grouped_rows: rows of a block of such a kernel, where a block in which groups end is computed for each of them;
+            0 where each group has tiles of its own.
         weight_gradient: factor on the time of a weight gradient, whose operands are both transposed.
         matmul_start_s: what a matrix multiplication costs beside its work, s.
         memory_start_s: the same for a pass over memory, s.
@@ -384,6 +386,7 @@ class KernelRates(ReadOnly):
     splits: tuple[int, ...] = (1, 2, 4)
     unaligned: float = 0.685
     grouped: Annotated[float, SHARE] = 1.0
+    grouped_rows: Annotated[float, NON_NEGATIVE] = 0.0
     weight_gradient: float = 1.03
     matmul_start_s: float = 1.75e-6
     memory_start_s: float = 1.5e-6

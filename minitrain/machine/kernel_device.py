@@ -200,7 +200,7 @@ class KernelDevice:
     def _tiled_seconds(self, kernel: Matmul, rate: MatmulRate, tile: tuple[int, int], split: int) -> float:
         """Return the time with one tile and one split of k: the slower of waves and traffic, and adding up partials."""
         rates, (rows, columns) = self.rates, tile
-        is_uneven = kernel.is_grouped and kernel.kind != "weight_gradient"
+        is_uneven = kernel.is_grouped and kernel.kind != "weight_gradient" and not rates.grouped_rows
         of_rows = max(1.0, kernel.m / rows + 0.5) if is_uneven else ceil(kernel.m / rows)
         num_tiles = kernel.batch * of_rows * ceil(kernel.n / columns) * split
         num_waves = ceiling(num_tiles / rates.num_units)
@@ -209,7 +209,8 @@ class KernelDevice:
         if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
             unit_flop_per_s *= rates.unaligned
         if kernel.is_grouped:
-            unit_flop_per_s *= rates.grouped
+            rows_of_group = kernel.k if kernel.kind == "weight_gradient" else kernel.m
+            unit_flop_per_s *= rates.grouped / (1 + rates.grouped_rows / rows_of_group)
         bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
         partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
         busiest: float = larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)

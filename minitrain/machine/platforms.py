@@ -120,6 +120,7 @@ class Platform:
             the framework takes, where the hardware does not say: DeepSpeed's 2.57 s for 1e10, PyTorch's 14.76 s on two
             Xeon 8168 (ZeRO-Offload, Ren et al. 2021, table 4).
         copies_units: whether FSDP2 casts and copies weights and gradients of units beside no other rank.
+        by_xla: whether the operations are MaxText's, which XLA fuses.
         fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
             the step time was missed by at most; None where nothing was fitted to one's own runs.
 
@@ -155,6 +156,7 @@ class Platform:
     shares_by_rank: bool = False
     apart: bool = False
     copies_units: bool = False
+    by_xla: bool = False
     launch_factor: float = 1.0
     host_update_s: float = 0.257
     memory: str = ""

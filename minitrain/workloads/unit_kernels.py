@@ -39,9 +39,9 @@ either order, so that there nothing is transposed.
 A factor of each row ("rowwise", of torchao) is one of each column for the gradients of weights, for which the tensor is
 read twice more.
 
-Left out: scaling factors and their history; weights, whose copies are made once a step, but for those in int8 and those
-with a factor of each row: AQT and torchao find their largest elements and round them where they are multiplied, forward
-and for the gradient of the input.
+Left out: scaling factors and their history; weights, whose copies are made once a step, but for MaxText's and those
+with a factor of each row: AQT, Qwix and torchao find their largest elements and round them where they are multiplied,
+forward and for the gradient of the input (Qwix without the largest elements, where a recipe says "fixed").
 
 Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
 `fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
@@ -88,7 +88,7 @@ from minitrain.workloads.workload import PassMode, modules_of
 
 _CAST_BYTES = 4  # read in 16 bits, written in eight, and written in eight transposed
 _TRANSPOSED_BYTES = 2
-_OF_WEIGHTS = 5  # read in 16 bits for the largest element, read again to be rounded, written in eight
+_OF_WEIGHTS = (3, 5)  # read in 16 bits to be rounded, written in eight; read before for the largest element
 PERMUTATIONS = ("permutation", "unpermutation")
 """Passes that write the copies of tokens in the order of their experts, and add them up again: a token is read or
 written once, and each of its copies (`token_permutation` and `token_unpermutation` of Megatron-Core's
@@ -181,10 +181,15 @@ _NORM_APART, _ROTARY_APART, _GROUPS_APART = (2.5, 7.0), (12.0, 12.0), (6.5, 6.5)
 rotary embedding in complex numbers (cast to single precision, product, cast back), whose casts reach half of the
 bandwidth; copies of keys and values for each query head, as those. Measured alone on an H100 with PyTorch 2.11."""
 
-_PERMUTED_APART = (22, 40)
-"""Tensors of all experts' copies of tokens that torchtitan's `MoE` and `GroupedExperts` read and write: gathered, cast,
-weighted in single precision, cast back, padded by a row, gathered in order, put back, and added up; backward does the
-inverse of each, where a gather's is an addition in any order."""
+_PERMUTED_APART, _PERMUTED_BY_XLA = ((22, 0), (40, 0)), ((6, 2), (7, 3))
+"""Tensors of copies of tokens, and of tokens, that are read and written: gathered, cast, weighted in single precision,
+cast back, padded by a row, gathered in order, put back, and added up by torchtitan's `MoE`; backward does the inverse,
+where a gather's is an addition in any order. Repeated, sorted, put back, and weighted in a sum by MaxText's `permute`
+and `unpermute` (`layers/moe.py`), where a sort's backward is a sort (`use_custom_sort_vjp`)."""
+
+_SOFTMAX, _SOFTMAX_BY_XLA = (2, 3), (4, 5)
+"""Tensors of scores that softmax reads and writes, forward and backward: by one kernel, or with a pass for the largest
+element and for each sum along a row, with whose results XLA fuses nothing (`jax.nn.softmax`)."""
 
 _LOSS_APART = (25, 26)
 """Bytes' worth of time of a logit: cast to single precision, logarithm of softmax; zeros, gradient, cast back."""
@@ -256,14 +261,10 @@ class Style:
         one_hot_embedding: whether the embedding is a multiplication by one-hot rows, and no lookup.
         fused_loss: whether softmax and loss are one kernel.
         eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
-        separate_gradients: whether gradients are added up in single precision by a kernel of its own, not by the matrix
-            multiplication.
-        stops_early: whether full recomputation ends before a layer's last multiplication, whose result backward does
-            not need (PyTorch's non-reentrant checkpoints).
-        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
-            optimizer does with its shards.
-        captures: whether a pass is the replay of a CUDA graph, of one launch, but for experts; "router" if that of what
-            leads to experts alone is.
+        separate_gradients: whether gradients are added up in single precision by a kernel of its own.
+        stops_early: whether full recomputation ends before a layer's last multiplication, as backward needs no result.
+        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients before the update.
+        captures: whether a pass is the replay of a CUDA graph, but for experts; "router" if what leads to them is.
         captures_experts: whether these are too, as they can be where the number of their tokens does not change.
         pads_experts: whether each expert has as many tokens as it takes at most.
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
@@ -271,6 +272,7 @@ class Style:
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
         apart: whether each operation that PyTorch dispatches is a kernel of its own.
         copies_units: whether FSDP2 casts and copies the weights of a unit, and its gradients, on one device.
+        by_xla: whether the operations are MaxText's, which XLA fuses.
     """
 
     attention: str = "flash2"
@@ -289,6 +291,7 @@ class Style:
     casts_apart: bool = False
     apart: bool = False
     copies_units: bool = False
+    by_xla: bool = False
 
     def captured(self, num_launches: int, kind: str) -> int:
         """Return how many launches are left of some that a graph has, of a kind of unit."""
@@ -515,7 +518,7 @@ class _Lister:
         num_scores = core.gemms(work)[0].batch * work.num_queries * work.seq_len
         if self.model.score_cap:
             yield self._memory("score cap", num_scores, 3 if is_backward else 2)
-        yield self._memory("softmax", num_scores, 3 if is_backward else 2)
+        yield self._memory("softmax", num_scores, (_SOFTMAX_BY_XLA if self.style.by_xla else _SOFTMAX)[is_backward])
         if self.model.attention_dropout:
             yield self._memory("attention dropout", num_scores, 2, MASK_BYTES)
 
@@ -556,8 +559,9 @@ class _Lister:
         yield from self._matmuls(gemm, datatype, is_backward=is_backward)
         if is_weight and datatype in NARROW_BYTES:
             is_attention = self.unit.core is not None
-            if datatype == "int8" or precision.scaling == "rowwise":
-                yield MemoryPass("scaling", gemm.batch * gemm.n * gemm.k, _OF_WEIGHTS * self.style.eager)
+            if datatype == "int8" or precision.scaling == "rowwise" or self.style.by_xla:
+                of_weights = _OF_WEIGHTS[precision.scaling != "delayed"]
+                yield MemoryPass("scaling", gemm.batch * gemm.n * gemm.k, of_weights * self.style.eager)
             yield from eight_bit_passes(
                 gemm,
                 self.style,
@@ -637,8 +641,9 @@ class _Lister:
     def _permutations(self, hidden: int, *, is_backward: bool) -> Iterator[MemoryPass]:
         """Yield what puts the copies of tokens into the order of their experts, and back."""
         num_copies = self.model.experts_per_token
-        if self.style.apart:
-            yield self._memory("permutation", hidden * num_copies, _PERMUTED_APART[is_backward])
+        if self.style.apart or self.style.by_xla:
+            copies, tokens = (_PERMUTED_APART if self.style.apart else _PERMUTED_BY_XLA)[is_backward]
+            yield self._memory("permutation", hidden, copies * num_copies + tokens)
             return
         for name in PERMUTATIONS:
             yield self._memory(name, hidden, num_copies + 1)
@@ -663,8 +668,7 @@ class _Lister:
         """Return the addition of the residual, with bias and dropout."""
         if self.model.dropout:
             return self._memory("dropout and residual", hidden, 2 if is_backward else 3, MASK_BYTES)
-        backward = 0 if self.style.apart else 1
-        return self._memory("residual", hidden, backward if is_backward else 3)
+        return self._memory("residual", hidden, int(not self.style.apart) if is_backward else 3)
 
     def _inner(self, *, is_backward: bool) -> Iterator[MemoryPass]:
         """Yield rotary embedding and layout copies of attention, or the activation function of an MLP."""
@@ -701,17 +705,15 @@ class _Lister:
             clamps = 0 if self.model.gate_clamp is None else _CLAMP_TENSORS[is_backward]
             tensors = (5, 9) if self.style.apart else (3, 5)
             return self._memory(self.model.mlp, num_elements, clamps + tensors[is_backward])
-        with_bias = 1 if is_backward and self.model.mlp_bias else 0
-        return self._memory(self.model.mlp, num_elements, (3 if is_backward else 2) + with_bias)
+        return self._memory(self.model.mlp, num_elements, 2 + is_backward * (1 + self.model.mlp_bias))
 
     def loss(self, *, is_backward: bool) -> MemoryPass:
         """Return softmax and cross entropy in single precision over the rank's part of the vocabulary."""
         num_logits = sum(gemm.m * gemm.n for gemm in self._projections())
         if self.style.fused_loss:
             return MemoryPass("loss", num_logits, 0 if is_backward else 10)
-        passes = 3 * STATISTIC_BYTES + 2 if is_backward else 9 * STATISTIC_BYTES + 2
-        if self.style.apart:
-            passes = _LOSS_APART[is_backward]
+        usual = (9 * STATISTIC_BYTES + 2, 3 * STATISTIC_BYTES + 2)
+        passes = (_LOSS_APART if self.style.apart else usual)[is_backward]
         return MemoryPass("loss", num_logits, passes * self.style.eager)
 
     def _embedding(self, *, is_backward: bool) -> Iterator[MemoryPass]:
@@ -787,8 +789,6 @@ def _without_last(forward: KernelList) -> KernelList:
 def _half(whole: KernelList, *, of_weights: bool) -> KernelList:
     """Return the gradients of weights, or all else, each with its share of the launches."""
     kernels = tuple(kernel for kernel in whole.kernels if _is_of_weights(kernel) is of_weights)
-    if not whole.kernels:
-        return whole
     num_of_weights = sum(getattr(kernel, "batch", 1) for kernel in whole.kernels if _is_of_weights(kernel))
     return KernelList(kernels, num_of_weights if of_weights else whole.num_launches - num_of_weights)
 

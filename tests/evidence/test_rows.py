@@ -13,6 +13,7 @@ from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
 from minitrain.evidence.layouts import balanced_layers, stage_layers, unit_stages
 from minitrain.evidence.rows import LackingError, Row, framework_of, read_rows
 from minitrain.machine import load_config
+from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.network import Network
 from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.predictor import KernelPredictor
@@ -389,6 +390,13 @@ def test_slices_of_tpus_are_their_own_tori() -> None:
     )
     assert [tiers[0].size for tiers in (whole, half, two)] == [512, 128, 256]
     assert two[0].bandwidth == 2 * half[0].bandwidth == 200  # 128 chips of 256 are no closed torus
+
+
+def test_a_power_state_of_a_tpu_scales_what_its_clock_does() -> None:
+    given = {"framework": "MaxText", "tp": "1", "pp": "1", "dp": "64", "n_gpus": "64", "zero": "3", "mbs": "1"}
+    usual, quick = (rates_of(case(**given, n_micro="1", gpu=f"TPU v7x{words}").system) for words in ("", ", p state 7"))
+    assert quick.matmul["float16"].tflops == pytest.approx(1.125 * usual.matmul["float16"].tflops)
+    assert quick.GBps == usual.GBps
 
 
 def test_how_tensor_parallelism_is_hidden_is_the_rows_or_the_frameworks() -> None:

@@ -261,8 +261,23 @@ def test_experts_multiply_at_their_share_of_the_rate_where_a_device_gives_one() 
     one = Matmul(8192, 8192, 8192, 8, "weight_gradient")
     rest = tpu.rates.matmul_start_s
     grouped = tpu.kernel_seconds(replace(one, is_grouped=True)) - rest
-    assert grouped == pytest.approx((tpu.kernel_seconds(one) - rest) / 0.8, rel=1e-12)
+    assert grouped == pytest.approx((tpu.kernel_seconds(one) - rest) / 0.8 * (1 + 512 / 8192), rel=1e-12)
     assert A100.rates.grouped == 1
+
+
+def test_a_block_in_which_groups_end_is_computed_for_each() -> None:
+    """Megablox' kernel on jax's `make_group_metadata`: as many blocks as rows fill, and one more for each group."""
+    tpu = KernelDevice(load_config("tpu_v5p"))
+    rest, tokens = tpu.rates.matmul_start_s, [300, 700, 1000, 2000, 4000, 50, 6000, 2334]
+    ends = [sum(tokens[: i + 1]) for i in range(len(tokens))]
+    visits = sum(-(-end // 512) - (end - of) // 512 for end, of in zip(ends, tokens, strict=True))
+    rows = sum(tokens) // len(tokens)
+    assert (sum(tokens), visits) == (32 * 512, 32 + len(tokens) - 1)
+    few, many = (
+        tpu.kernel_seconds(Matmul(each, 8192, 8192, 32 * 512 // each, is_grouped=True)) - rest for each in (rows, 8192)
+    )
+    assert few / many == pytest.approx((1 + 512 / rows) / (1 + 512 / 8192), rel=1e-12)
+    assert few / many == pytest.approx((visits + 1) / (32 + 2), rel=1e-12)
 
 
 def test_larger_blocks_of_attention_have_more_work_where_they_are_computed_whole() -> None:

@@ -283,6 +283,24 @@ def test_each_expert_is_launched_for_each_matrix_and_cast(scaling: str, casts: i
         assert captured.num_launches == found.num_launches
 
 
+def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_where_they_are_multiplied() -> None:
+    tokens, hidden, xla = 2 * 512, 1024, Style(by_xla=True)
+    model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
+    mlp = next(unit for unit in model.units() if unit.kind == "moe")
+    for kernels_of, tensors in ((forward_kernels, 6 * 4 + 2), (backward_kernels, 7 * 4 + 3)):
+        assert traffic(kernels_of(model, mlp, work(), xla), "permutation") == 2 * tensors * tokens * hidden
+    scores = 2 * 16 * 512 * 512
+    attention = GPT.units()[1]
+    for kernels_of, tensors, fewer in ((forward_kernels, 4, 2), (backward_kernels, 5, 3)):
+        assert traffic(kernels_of(GPT, attention, work(), xla), "softmax") == 2 * tensors * scores
+        assert traffic(kernels_of(GPT, attention, work()), "softmax") == 2 * fewer * scores
+    down = next(gemm for gemm in LLAMA.units()[2].gemms(work()) if gemm.name.endswith("down"))
+    for scaling, num_bytes in (("delayed", 3), ("current", 5)):
+        eight = replace(LLAMA, precision=replace(LLAMA.precision, weight_datatype="float8", scaling=scaling))
+        kernels = forward_kernels(eight, LLAMA.units()[2], work(), xla).kernels
+        assert MemoryPass("scaling", down.n * down.k, num_bytes) in kernels
+
+
 def test_checkpoints_of_single_operations_repeat_every_second_product_and_all_passes() -> None:
     """torchtitan keeps the results of query, value, gate and down; keys, output and up are multiplied again."""
     again = [repeated_kernels(LLAMA, unit, work(), "op") for unit in LLAMA.units() if unit.layer == 0]
