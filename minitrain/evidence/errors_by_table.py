@@ -297,6 +297,11 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "m4", "GPT 5B and 175B, A100 (NeMo 23.04)", lacks="batch (that of the yaml), layout of 175B"
             ),
+            PublishedTable(
+                "m5",
+                "GPT, Nemotron, Llama of 5B to 1T, A100 to GB200 (Megatron-LM 2022 to 2024, NeMo 24.03 to 25.07)",
+                lacks="microbatch of 11 rows (the quickest that fits), what backward computes again",
+            ),
             PublishedTable("l1", "GPT 0.2B to 1.3B, one A100 node (vTrain)", lacks="whether timings are independent"),
             PublishedTable("h1", "states by ZeRO's stage (Rajbhandari et al. 2020)"),
             PublishedTable(

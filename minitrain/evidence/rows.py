@@ -306,6 +306,7 @@ _MEGATRON_CORE = replace(
     _NEMO,
     name="Megatron-Core",
     words="megatron-core|megatron-lm",
+    platforms=((r"a100", "zero-bubble"), *_NEMO.platforms),
     captures=False,
     gradient_bytes=4,
     parts_overlap="gradients",
@@ -318,7 +319,6 @@ FRAMEWORKS = (
         _MEGATRON_CORE,
         name="Megatron-LM of zero-bubble pipelines",
         words="zero-bubble",
-        platforms=((r"a100", "zero-bubble"), *_NEMO.platforms),
     ),
     _OLD_MEGATRON,
     replace(
@@ -329,7 +329,12 @@ FRAMEWORKS = (
     ),
     _MEGATRON_DEEPSPEED,
     replace(
-        _NEMO, name="NeMo Megatron of 2023", words="nemo-2023", platforms=(), attention="unfused", gradient_bytes=4
+        _NEMO,
+        name="NeMo Megatron of 2023",
+        words="nemo-2023",
+        platforms=((r"a100", "zero-bubble"),),
+        attention="unfused",
+        gradient_bytes=4,
     ),
     _BRIDGE,
     _NEMO,
