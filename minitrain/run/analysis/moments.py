@@ -3,6 +3,9 @@
 A program is one graph: what each moment waits for. A run on it is the durations of its operations, and the lags before
 its moments, which no dependency explains.
 
+They are timed level by level: of one case, or a few, that takes a tenth of what `retime` of
+`minitrain.run.analysis.retiming` takes value by value, which is for many cases of operations without lags.
+
 The way from the times of one run to those of another of the same program, and what is on its longest paths.
 
 `Way.walk` takes all durations and lags from those of A to those of B at the same pace, and adds up how much each
@@ -85,9 +88,8 @@ class Moments:
 
     def _latest(self, times: Floats, durations: Floats) -> Floats:
         """Return when what each moment waits for has come, s; -inf of those that wait for nothing."""
-        graph, found = self.graph, np.full(self.graph.num_moments, -np.inf)
-        ending = np.where(graph.after_end, graph.source, self.num_events)
-        np.maximum.at(found, graph.target, times[graph.source] + np.append(durations, 0.0)[ending])
+        found = np.full(self.graph.num_moments, -np.inf)
+        np.maximum.at(found, self.graph.target, self.graph.arrivals(times, durations))
         return found
 
     def times(self, durations: Floats, lags: Floats) -> Floats:

@@ -137,10 +137,16 @@ class Graph:
         np.maximum.at(times, self.target[meets], self.arrivals(times)[meets])
         return times
 
-    def arrivals(self, times: Floats) -> Floats:
-        """Return the earliest time that each edge allows its target, s, (num_edges,)."""
-        durations = np.concatenate([self.timeline.duration, np.zeros(self.num_moments - self.timeline.num_events)])
-        return times[self.source] + np.where(self.after_end, durations[self.source], 0.0)
+    def arrivals(self, times: Floats, durations: Floats | None = None) -> Floats:
+        """Return the earliest time that each edge allows its target, s, (num_edges,).
+
+        Args:
+            times: when each moment comes, s, (num_moments,).
+            durations: how long each event lasts, s, (num_events,); as in the log if None.
+        """
+        lasts = np.zeros(self.num_moments)
+        lasts[: self.timeline.num_events] = self.timeline.duration if durations is None else durations
+        return times[self.source] + np.where(self.after_end, lasts[self.source], 0.0)
 
 
 def make_graph(timeline: Timeline) -> Graph:

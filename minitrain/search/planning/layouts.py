@@ -186,12 +186,6 @@ def _spans(row: Sequence[float]) -> Floats:
     return spans
 
 
-def slowest_stage(seconds: Table, counts: Sequence[int]) -> float:
-    """Return how long the slowest stage takes for its layers, s."""
-    starts = [0, *accumulate(counts)]
-    return max(sum(row[start : start + count]) for row, start, count in zip(seconds, starts, counts, strict=False))
-
-
 def pipeline_time(seconds: Table, counts: Sequence[int], num_microbatches: int) -> float:
     """Return the least that a pipeline takes, s.
 

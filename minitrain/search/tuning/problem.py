@@ -33,6 +33,7 @@ from minitrain.run.figures import FiguresOfStep, usd_per_hour_of, watts_of
 from minitrain.run.parameters import RunParameters
 from minitrain.run.run_file import plain
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, takes_option
+from minitrain.search.planning.layouts import divisors
 from minitrain.search.sweeps.batches import label_of
 from minitrain.search.tuning.layouts import Pipeline
 from minitrain.search.tuning.pieces import EndKey, PassKey, Pieces
@@ -246,8 +247,8 @@ def _of_megatron(machine: Machine) -> dict[str, Sequence[Any]]:
         return _of_megatron_with_experts(machine)
     return {
         "tp": [size for size in (1, 2, 4, 8) if size <= machine.node_size and world_size % size == 0],
-        "cp": [size for size in _divisors(world_size) if size == 1 or size * _LEAST_TOKENS <= machine.workload.seq_len],
-        "pp": [size for size in _divisors(world_size) if size == 1 or size <= num_layers // 2],
+        "cp": [size for size in divisors(world_size) if size == 1 or size * _LEAST_TOKENS <= machine.workload.seq_len],
+        "pp": [size for size in divisors(world_size) if size == 1 or size <= num_layers // 2],
         "num_chunks": _CHUNKS,
         "microbatch_size": _microbatches(machine),
         "zero": (0, 1),
@@ -265,7 +266,7 @@ def _of_megatron_with_experts(machine: Machine) -> dict[str, Sequence[Any]]:
     (examples/training/mixtral/h100/mixtral_8x7b_bf16.sh of github.com/NVIDIA/NeMo-Framework-Launcher), and no tensor
     parallelism for DeepSeek-V3 (section 3.2 of its report).
     """
-    sizes, num_experts = _divisors(machine.problem.world_size), machine.model.num_experts
+    sizes, num_experts = divisors(machine.problem.world_size), machine.model.num_experts
     return {
         "tp": (1,),
         "pp": [size for size in sizes if 2 * size <= num_blocks(machine)],
@@ -319,7 +320,7 @@ def _recomputations(machine: Machine) -> tuple[str, ...]:
 
 def _of_deepseek_like(machine: Machine) -> dict[str, Sequence[Any]]:
     """Return the axes of `deepseek_like`."""
-    sizes, num_experts = _divisors(machine.problem.world_size), machine.model.num_experts
+    sizes, num_experts = divisors(machine.problem.world_size), machine.model.num_experts
     return {
         "pp": [size for size in sizes if 2 * size <= num_blocks(machine)],
         "ep": [size for size in sizes if num_experts % size == 0],
@@ -331,7 +332,7 @@ def _of_deepseek_like(machine: Machine) -> dict[str, Sequence[Any]]:
 
 def _of_context(machine: Machine) -> dict[str, Sequence[Any]]:
     """Return the axes of strategies that divide the sequence."""
-    sizes = _divisors(machine.problem.world_size)
+    sizes = divisors(machine.problem.world_size)
     return {
         "cp": sizes,
         "tp": [size for size in sizes if size <= machine.node_size],
@@ -358,11 +359,6 @@ USUAL: Mapping[str, Callable[[Machine], dict[str, Sequence[Any]]]] = {
 def num_blocks(machine: Machine) -> int:
     """Return the layers of a transformer, or of another workload."""
     return int(machine.num_layers if machine.model is None else machine.model.num_layers)
-
-
-def _divisors(number: int) -> list[int]:
-    """Return the divisors of a number, ascending."""
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _microbatches(machine: Machine) -> list[int]:

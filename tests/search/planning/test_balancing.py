@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise, product
+from collections.abc import Sequence
+from itertools import accumulate, combinations, pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.search.planning.layouts import balanced_stages, finishing_time, samples_by_finishing_time, slowest_stage
+from minitrain.search.planning.layouts import balanced_stages, finishing_time, samples_by_finishing_time
 
 RATES = st.lists(st.floats(0.1, 10), min_size=1, max_size=4)
 
@@ -31,6 +32,11 @@ def test_memory_bounds_the_samples_of_a_replica() -> None:
     clocks = [float, lambda count: 10.0 * count]
     assert samples_by_finishing_time(clocks, 10, most=[4, 10]) == [4, 6]
     assert samples_by_finishing_time(clocks, 10, most=[4, 5]) is None
+
+
+def slowest_stage(seconds: list[list[float]], counts: Sequence[int]) -> float:
+    starts = [0, *accumulate(counts)]
+    return max(sum(row[start:stop]) for row, (start, stop) in zip(seconds, pairwise(starts), strict=False))
 
 
 @st.composite
