@@ -215,8 +215,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
             "tp": layout.tp,
             "sequence_parallel": layout.sequence_parallel,
             "reshard_after_forward": layout.zero == 3,
-            "offload": {"activations": "activations", "optimizer": "optimizer_step"}.get(there.what or ""),
-            "offloaded_layers": there.num_layers,
+            **there.of_fsdp,
         }
     if there.what == "activations":
         raise LackingError("activations lie in the host's memory, which is priced with zero 2 or 3 and without stages")
@@ -243,8 +242,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "scatter_gather": "megatron" in row.text("framework").lower(),
         "imbalance": imbalance,
         "capacity_factor": row.number("capacity_factor"),
-        "optimizer_offload_fraction": there.share,
-        "overlap_cpu_optimizer_d2h_h2d": there.overlaps,
+        **there.of_megatron,
     }
 
 
@@ -317,8 +315,9 @@ def _platform(
     )
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
-    if _hides_in_gradients(row, framework):
-        return replace(found, parts_exposed=1.0, parts_overlap="gradients")
+    in_pieces = framework.name.startswith("torchtitan") and row.words("overlap").facts.get("tp")
+    if in_pieces or _hides_in_gradients(row, framework):
+        return replace(found, parts_exposed=1.0, parts_overlap="pieces" if in_pieces else "gradients")
     return found
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
 from minitrain.evidence.rows import USUAL_HEAD, Framework, LackingError, Row, device_of, named_model, usual_heads
@@ -319,6 +319,17 @@ class Offloads:
     num_layers: int | None
     share: float
     overlaps: bool
+
+    @property
+    def of_fsdp(self) -> dict[str, Any]:
+        """The options of `fsdp`."""
+        what = "optimizer_step" if self.what == "optimizer" else self.what
+        return {"offload": what, "offloaded_layers": self.num_layers}
+
+    @property
+    def of_megatron(self) -> dict[str, Any]:
+        """The options of `megatron`."""
+        return {"optimizer_offload_fraction": self.share, "overlap_cpu_optimizer_d2h_h2d": self.overlaps}
 
 
 def offloads(row: Row) -> Offloads:

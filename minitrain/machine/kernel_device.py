@@ -41,7 +41,7 @@ Multiplications in single precision, for which configs give no measured rate, ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil, inf
@@ -277,24 +277,55 @@ def gradients_beside(device: Any, workload: Any, op: str, size_bytes: float, num
         size_bytes: of the collective's tensor.
         num_parts: of a layer.
     """
+    found = []
+    for work in _of_columns(workload, size_bytes, num_parts):
+        if op != "all_gather":
+            work = replace(work, m=work.k, k=work.m, kind="weight_gradient", result_bytes=8)  # noqa: PLW2901
+        found.append(device.kernel_seconds(work))
+    return found
+
+
+def longer_by_pieces(device: Any, workload: Any, op: str, seconds: float, size_bytes: float, num_parts: int) -> float:
+    """Return by how much a multiplication lasts longer whose collective runs in pieces beside it, s.
+
+    Its first piece is of rows that are here, or its last one stays here. The other pieces take as long as the copies,
+    if these take longer. A sum then reads a piece of each rank: `_fused_all_gather_matmul` and
+    `_fused_matmul_reduce_scatter` of PyTorch's `torch/distributed/_symmetric_memory`. The mean of attention and MLP.
+
+    Args:
+        device: the `KernelDevice` that computes.
+        workload: a transformer; all is exposed where its layers have experts or latents.
+        op: the collective.
+        seconds: how long it takes alone, s.
+        size_bytes: of its tensor.
+        num_parts: of a layer.
+    """
+    found = []
+    for work in _of_columns(workload, size_bytes, num_parts):
+        piece = device.kernel_seconds(replace(work, m=work.m // num_parts))
+        others = larger((num_parts - 1) * piece, seconds)
+        found.append(piece + others - device.kernel_seconds(work))
+    reads = 0.0 if op == "all_gather" else size_bytes * (1 + 1 / num_parts) / (device.rates.GBps * 1e9)
+    return reads + sum(found) / len(found) if found else seconds
+
+
+def _of_columns(workload: Any, size_bytes: float, num_parts: int) -> Iterator[Any]:
+    """Yield the multiplication of a layer's columns by a collective's tokens, of attention and of MLP.
+
+    None where layers have experts or latents.
+    """
     from minitrain.workloads.architecture import NARROW_BYTES  # noqa: PLC0415  (only where kernels are priced)
     from minitrain.workloads.kernels import Matmul  # noqa: PLC0415  (as above)
 
     model = getattr(workload, "model", None)
     if model is None or model.num_experts or model.latent is not None:
-        return []
+        return
     precision, hidden = model.precision, model.hidden_size
-    datatype = precision.weight_rate
     element = NARROW_BYTES.get(precision.weight_datatype or "", precision.activation_bytes)
     num_tokens = int(size_bytes / (hidden * precision.activation_bytes))
-    found = []
     for unit in {unit.kind: unit for unit in workload.units if unit.layer is not None}.values():
         columns = sum(each.flop_per_token for each in unit.projections[:-1]) // (2 * hidden * num_parts)
-        work = Matmul(columns, hidden, num_tokens, 1, "weight_gradient", datatype, element, 8)
-        if op == "all_gather":
-            work = Matmul(num_tokens, hidden, columns, 1, "input_gradient", datatype, element)
-        found.append(device.kernel_seconds(work))
-    return found
+        yield Matmul(num_tokens, hidden, columns, 1, "input_gradient", precision.weight_rate, element)
 
 
 EAGER_LAUNCH_S = MappingProxyType({"": 13.48e-6, "gh200": 33.17e-6, "gb200": 37.08e-6, "gb300": 37.08e-6})

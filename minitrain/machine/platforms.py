@@ -30,14 +30,20 @@ from minitrain.machine.dispatchers import DISPATCHERS
 from minitrain.machine.framework_memory import HABITS
 
 EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {"none": {}, "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2}}
+    {
+        "none": {},
+        "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2},
+        "pieces": {"all_gather": 0.0, "reduce_scatter": 0.0},
+    }
 )
 """The share of tensor parallelism's collectives that no multiplication hides, by how a framework overlaps them.
 
 With sequence parallelism a layer gathers its input forward, and in backward its output's gradient and its input again.
 It scatters a sum forward and backward. With "gradients", which Megatron-Core always does, the second gather of the
 input runs beside the gradient of the input, and backward's sum beside that of the weight
-(`LinearWithGradAccumulationAndAsyncCommunication` of its `tensor_parallel/layers.py`).
+(`LinearWithGradAccumulationAndAsyncCommunication` of its `tensor_parallel/layers.py`). With "pieces", each
+multiplication is cut into as many as there are ranks, and copies between peers bring its rows, or take its sums away,
+meanwhile (PyTorch's asynchronous tensor parallelism, `torch/distributed/_symmetric_memory`).
 """
 
 
@@ -92,8 +98,8 @@ class Platform:
             their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
             that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
-        parts_overlap: which of these collectives run beside the multiplications of gradients, "none" or "gradients":
-            see `EXPOSED`.
+        parts_overlap: which of these collectives run beside multiplications, "none", "gradients" or "pieces": see
+            `EXPOSED`.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
         stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
             checkpoints and jax.checkpoint's dead code elimination do.

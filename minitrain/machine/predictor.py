@@ -30,7 +30,7 @@ from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
 from minitrain.machine.device import STORAGE, Device, RooflineDevice
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.dispatchers import has_experts, kernels_of
-from minitrain.machine.kernel_device import KernelDevice, eager_launch_s, gradients_beside, rates_of
+from minitrain.machine.kernel_device import KernelDevice, eager_launch_s, gradients_beside, longer_by_pieces, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
 from minitrain.machine.network import (
@@ -489,11 +489,9 @@ class KernelPredictor(_ConfigPredictor):
         return Price(seconds, size_bytes, dispatcher, kernels.num_units / num_units, shape.tier.size)
 
     def _not_hidden(self, op: str, seconds: float, size_bytes: float, num_parts: int) -> float:
-        """Return by how much a collective beside the gradient of a layer's columns makes a step longer, s.
-
-        Computing runs at the rate that the collective leaves it, and what does not fit stays exposed: the mean of
-        attention and MLP, which have one each. Of layers with experts or latents all is hidden.
-        """
+        """Return by how much a collective beside a multiplication makes a step longer, s: mean of attention and MLP."""
+        if self._platform.parts_overlap == "pieces":
+            return longer_by_pieces(self.device, self.workload, op, seconds, size_bytes, num_parts)
         slowed = self._inner.processor_usage * seconds
         beside = gradients_beside(self.device, self.workload, op, size_bytes, num_parts)
         return sum(larger(slowed, seconds - each) for each in beside) / len(beside) if beside else slowed

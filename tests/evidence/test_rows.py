@@ -330,6 +330,13 @@ def test_the_hosts_step_takes_the_librarys_time_or_the_stated_one(framework: str
     assert by_host.seconds - stated.seconds == pytest.approx(billions / 2 * seconds, rel=0.01)  # of two nodes
 
 
+def test_pieces_of_multiplications_hide_copies_and_cost_something() -> None:
+    given = {"framework": "torchtitan (torch.compile)", "gpu": "H100-SXM-80GB", "tp": "4", "pp": "1", "dp": "4"}
+    given |= {"zero": "3", "sp": "1", "recompute": "none"}
+    none, pieces = (predict(case(**given, overlap=words)) for words in ("", "AsyncTP"))
+    assert none.seconds > pieces.seconds > none.seconds - none.terms["communication"]
+
+
 def test_devices_as_they_are_sold() -> None:
     given = {"framework": "NeMo", "tp": "1", "dp": "8", "sp": "0"}
     sold = [case(**given, gpu=f"H100-SXM-{words}").system for words in ("80GB 700W", "96GB HBM2e 500W", "80GB 500W")]

@@ -230,6 +230,8 @@ def _layout(given: Mapping[str, Any], model: Transformer | None) -> tuple[str, d
         mode = "op"
     options |= {} if mode == "none" else {"recompute": mode}
     notes = ("selective recomputation is read as that of the attention core",) if mode == "selective" else ()
+    if given.get(key("enable_async_tensor_parallel")) and tp > 1:
+        notes = (*notes, "--platform torchtitan:parts_overlap=pieces has the time of asynchronous tensor parallelism")
     replicated, sharded = (given.get(key(f"data_parallel_{kind}_degree"), default) for kind, default in _SHARES)
     if pp == 1 and sharded != 1:
         options |= {"replicas": replicated} if replicated > 1 else {}
