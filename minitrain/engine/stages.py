@@ -124,6 +124,7 @@ def _of_least_cost(predictor: _ByIdentity, num_layers: int, num_stages: int, num
         costs_on,
         lambda costs: balanced(costs, num_stages),
         lambda costs: balanced_all(costs, num_stages),
+        key=(num_layers, num_stages, num_samples),
     )
 
 

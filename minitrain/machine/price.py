@@ -29,7 +29,7 @@ quickest is the bound. So the bound follows from the model of the device, whiche
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, final
 
@@ -123,6 +123,7 @@ def decide(
     prices_on: Callable[[Predictor], list[Any]],
     choose: Callable[[Sequence[Any]], T],
     choose_each: Callable[[Any], Sequence[T]] | None = None,
+    key: Hashable = None,
 ) -> T:
     """Return what is chosen by prices; on which machines the same is chosen can be asked where a run is recorded.
 
@@ -131,9 +132,10 @@ def decide(
         prices_on: asks a predictor for the prices.
         choose: makes of them what is chosen, which can be compared.
         choose_each: does so for many machines, where prices are seconds: (num_prices, num_machines).
+        key: equal where `choose_each` chooses the same on the same machines.
     """
     recorded = getattr(predictor, "decide", None)
-    return choose(prices_on(predictor)) if recorded is None else recorded(prices_on, choose, choose_each)
+    return choose(prices_on(predictor)) if recorded is None else recorded(prices_on, choose, choose_each, key)
 
 
 def reference_of(predictor: Predictor) -> Predictor:

@@ -58,6 +58,7 @@ class Decision:
         prices_on: asks a predictor for the prices.
         choose: makes of them what is chosen.
         choose_each: does so for many machines, where it can.
+        key: equal where it chooses the same on the same machines.
         choice: what was chosen.
     """
 
@@ -65,17 +66,21 @@ class Decision:
     prices_on: Callable[[Any], list[Any]]
     choose: Callable[[Sequence[Any]], Any]
     choose_each: Callable[[Any], Sequence[Any]] | None
+    key: Hashable
     choice: Any
 
     def agrees(self, fleet: Fleet, chosen: Ints) -> np.typing.NDArray[np.bool_]:
         """Return on which of some machines of a fleet the same is chosen."""
-        prices = self.prices_on(fleet.of_rank(self.rank))
-        if self.choose_each is not None:
-            columns = np.array([fleet.column(seconds)[chosen] for seconds in prices])
-            return np.array([choice == self.choice for choice in self.choose_each(columns)], dtype=bool)
-        rows = zip(*(_each(price, chosen) for price in prices), strict=True)
-        is_same = cache(lambda row: self.choose(list(row)) == self.choice)
-        return np.fromiter(map(is_same, rows), dtype=bool)
+        asked = fleet.of_rank(self.rank)
+        if self.choose_each is None:
+            rows = zip(*(_each(price, chosen) for price in self.prices_on(asked)), strict=True)
+            is_same = cache(lambda row: self.choose(list(row)) == self.choice)
+            return np.fromiter(map(is_same, rows), dtype=bool)
+        if (self.rank, self.key) not in fleet.choices:
+            columns = np.array([fleet.column(seconds) for seconds in self.prices_on(asked)])
+            fleet.choices[self.rank, self.key] = self.choose_each(columns)
+        choices = fleet.choices[self.rank, self.key]
+        return np.array([choices[place] == self.choice for place in chosen.tolist()], dtype=bool)
 
 
 def _each(price: Any, chosen: Ints) -> list[Any]:
@@ -157,10 +162,11 @@ class Recorder:
         prices_on: Callable[[Any], list[Any]],
         choose: Callable[[Sequence[Any]], T],
         choose_each: Callable[[Any], Sequence[T]] | None = None,
+        key: Hashable = None,
     ) -> T:
         """Note what is chosen by prices, and return it; see `minitrain.machine.price.decide`."""
         choice = choose(prices_on(self.recorded))
-        self.decisions.append(Decision(self._rank, prices_on, choose, choose_each, choice))
+        self.decisions.append(Decision(self._rank, prices_on, choose, choose_each, key, choice))
         return choice
 
     def look(self, name: str) -> None:

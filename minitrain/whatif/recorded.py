@@ -171,12 +171,14 @@ class Fleet:
         predictor: what prices operations on all of them, with a column or one number for all.
         hardware: the config or predictor of each.
         factors: how many times as long computing takes on ranks that are stragglers on some of them.
+        choices: what was chosen on each machine, by rank and by key of what chooses; filled as it is asked for.
     """
 
     places: Ints
     predictor: Any
     hardware: Sequence[Any]
     factors: Mapping[int, Any]
+    choices: dict[tuple[int | None, Hashable], Sequence[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.places)
