@@ -294,8 +294,7 @@ def _platform(
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
     if wanted is not None:
         found = find_platform(wanted)
-        dispatcher = row.words("dispatcher").facts.get("dispatcher", found.dispatcher)
-        return replace(found, **_attention_kernel(row, found), dispatcher=dispatcher)
+        return replace(found, **_attention_kernel(row, found), **row.words("dispatcher").facts)
     found = find_platform(framework.platform_of(row))
     found = replace(
         found,
@@ -308,7 +307,8 @@ def _platform(
         launch_s=_launch_s(row, found),
         host_update_s=host_update_s(row, framework),
         captures=row.words("framework").facts.get("graphs", framework.captures),
-        dispatcher=row.words("dispatcher").facts.get("dispatcher", "alltoall"),
+        **row.words("dispatcher").facts,
+        hybridep_units=framework.hybridep_units,
         pads_experts=row.number("capacity_factor") is not None,
         fused_loss=found.fused_loss or framework.fused_loss or bool(row.words("framework").facts.get("fused_loss")),
         memory=_memory_of(row, framework, found.memory, layout, model),
@@ -348,9 +348,8 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, mode
 
 def _gradient_accesses(framework: Framework, layout: Layout) -> float:
     """Return the accesses to gradients that are whole until these are summed; others shard them as they come."""
-    if layout.zero >= 2:
-        return 0.0
-    return framework.gradient_accesses if layout.num_replicas > 1 else framework.accesses_alone
+    whole = framework.gradient_accesses if layout.num_replicas > 1 else framework.accesses_alone
+    return 0.0 if layout.zero >= 2 else whole
 
 
 def _hides_in_gradients(row: Row, framework: Framework) -> bool:

@@ -276,7 +276,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             ),
             PublishedTable(
                 "p5",
-                "DeepSeek-V3, Qwen3, gpt-oss, H100 to GB300 (Megatron Bridge 26.04 and 26.06)",
+                "DeepSeek-V3, Qwen3, gpt-oss, H100 to GB300 (Megatron Bridge 26.04 and 26.06, NeMo AutoModel)",
                 lacks="recipe of DeepSeek-V3 on B300",
             ),
             PublishedTable(

@@ -217,6 +217,7 @@ class Framework:
         is_compiled: whether its platform stands for what `torch.compile` makes of it.
         captures: whether CUDA graphs replay the passes of layers where the row does not say; if None, on devices whose
             hosts are slow.
+        hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
         alone: its platform on a device beside no other, where nothing of what others' clocks contain is hidden.
     """
 
@@ -241,6 +242,7 @@ class Framework:
     accesses_alone: float = 0.0
     is_compiled: bool = False
     captures: bool | None = None
+    hybridep_units: int | None = None
     alone: str = ""
 
     def is_named(self, names: Set[str]) -> bool:
@@ -296,10 +298,17 @@ _NEMO = Framework(
 `scripts/performance/helpers.py`, `grad_sync_dtype: bf16` before)."""
 
 _BRIDGE = replace(
-    _NEMO, name="Megatron Bridge", words="nemo bridge", splits_experts=False, pairs_passes=True, fused_loss=True
+    _NEMO,
+    name="Megatron Bridge",
+    words="nemo bridge",
+    splits_experts=False,
+    pairs_passes=True,
+    fused_loss=True,
+    hybridep_units=32,
 )
 """Its performance recipes (`scripts/performance`) sum gradients in 16 bits too, have Transformer Engine's cross entropy
-(`cross_entropy_fusion_impl = "te"`), keep experts whole (`expert_tensor_parallel_size=1`) and hide exchanges of tokens
+(`cross_entropy_fusion_impl = "te"`), keep experts whole (`expert_tensor_parallel_size=1`), give HybridEP 32
+multiprocessors (`moe_hybridep_num_sms = 32` of its `utils/overrides.py`) and hide exchanges of tokens
 between nodes (`moe_a2a_overlap` of DeepSeek-V3 on H100 and B200, and of Qwen3 235B on H100)."""
 
 _MEGATRON_CORE = replace(

@@ -26,7 +26,7 @@ from typing import Any, final
 
 from minitrain.errors import UsageError
 from minitrain.files import read_json, write_text
-from minitrain.machine.dispatchers import DISPATCHERS
+from minitrain.machine.dispatchers import DISPATCHERS, Kernels, kernels_of
 from minitrain.machine.framework_memory import HABITS
 
 EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
@@ -60,6 +60,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed", "launch_factor"), "a number > 0"),
         "launch_s": "a number of seconds >= 0, or None",
+        "hybridep_units": "a number > 0, or None",
         "attention_block": "a number > 0, or None",
         "gradient_accesses": "a number >= 0",
         "host_update_s": "a number > 0",
@@ -94,6 +95,7 @@ class Platform:
             experts count their tokens on the device (`cuda_graph_impl="full_iteration"` of Megatron-Core); if None, on
             devices whose hosts are so slow that recipes do so (`minitrain.machine.kernel_device.CAPTURED`).
         dispatcher: how tokens travel to experts of other ranks: one of `minitrain.machine.dispatchers.DISPATCHERS`.
+        hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
         pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
             their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
@@ -148,6 +150,7 @@ class Platform:
     is_eager: bool = False
     captures: bool | str | None = None
     dispatcher: str = "alltoall"
+    hybridep_units: int | None = None
     pads_experts: bool = False
     parts_exposed: float = 1.0
     parts_overlap: str = "none"
@@ -207,6 +210,13 @@ class Platform:
         if self.captures is None:
             return self.is_eager and device.partition("_")[0] in CAPTURED
         return self.captures
+
+    def dispatcher_kernels(self, device: str) -> Kernels | None:
+        """Return what its dispatcher's kernels reach on a device, by the name of its config."""
+        found = kernels_of(self.dispatcher, device)
+        if found is None or self.hybridep_units is None or self.dispatcher != "hybridep":
+            return found
+        return replace(found, num_units=self.hybridep_units)
 
     @property
     def casts_apart(self) -> bool:

@@ -634,6 +634,7 @@ def test_a_row_says_how_tokens_travel_and_what_graphs_replay(
     found = case(**{**EXPERTS, "sp": "1", "ep": "8", "gpu": "GB200", "framework": "Megatron-Core", **changes}).platform
     assert found is not None
     assert (found.dispatcher, found.pads_experts, found.captures) == (dispatcher, pads, captures)
+    assert found.hybridep_units == (32 if "Bridge" in changes.get("framework", "") else None)
 
 
 def test_auto_models_mixtures_run_transformer_engine_and_gather_their_weights_once() -> None:
