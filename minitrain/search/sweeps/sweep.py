@@ -25,6 +25,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cache, cached_property
 from html import escape
 from os import PathLike
@@ -445,6 +446,7 @@ def _loadable(strategies: str | Strategy | Iterable[str | Strategy]) -> list[str
     return list(by_label.values())
 
 
+@dataclass(eq=False, repr=False)
 class Sweep:
     """The rows of many configurations, which are simulated when they are asked for.
 
@@ -452,53 +454,44 @@ class Sweep:
     `status`: "ok", "oom" (more than the device's memory) or "failed"; `out_of_memory` and `error` say why. An option
     that the strategy does not have is None.
 
+    Args: as of `sweep`, whose strategies, grid and names were checked.
+
     Attributes:
         num_simulated: rows that were simulated so far; the others were in the results file.
     """
 
-    def __init__(
-        self,
-        strategies: Sequence[str | Strategy],
-        grid: Grid,
-        parameters: Mapping[str, Any],
-        *,
-        executor: Workers,
-        jobs: int | None,
-        results: Path | None,
-        progress: Callable[[int, int | None], None] | None,
-        time_limit_s: float | None = None,
-    ) -> None:
-        self._strategies = strategies
-        self._grid = grid
-        self._parameters = parameters
-        self._executor = executor
-        self._jobs = jobs
-        self._results = results
-        self._progress = progress
-        self._time_limit_s = time_limit_s
-        known = {} if results is None else read_rows(results)
-        self._known = {key: row for key, row in known.items() if not _may_do_better(row, time_limit_s)}
+    strategies: Sequence[str | Strategy]
+    grid: Grid
+    parameters: Mapping[str, Any]
+    _: KW_ONLY
+    executor: Workers
+    jobs: int | None
+    results: Path | None
+    progress: Callable[[int, int | None], None] | None
+    time_limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        known = {} if self.results is None else read_rows(self.results)
+        self._known = {key: row for key, row in known.items() if not _may_do_better(row, self.time_limit_s)}
         self._order: dict[str, Configuration] = {}
         self._places: dict[str, int] = {}  # by key: where the grid has it first
-        self._shared = SharedOptions(strategies)
+        self._shared = SharedOptions(self.strategies)
         self._without: dict[str, list[str]] = {}  # by key: options that the strategy does not have
-        for strategy in strategies:  # an iterator's names are found as they come
-            self._shared.left_out(strategy, [*names_in(grid), *parameters])
+        for strategy in self.strategies:  # an iterator's names are found as they come
+            self._shared.left_out(strategy, [*names_in(self.grid), *self.parameters])
         self.num_simulated = 0
 
-    @property
-    def total(self) -> int | None:
-        """Number of configurations, or None where the grid is an iterator."""
-        return self._total
-
     @cached_property
-    def _total(self) -> int | None:
-        """What `total` says: points that differ only in options that a strategy does not have count once for it."""
-        names = names_in(self._grid)
+    def total(self) -> int | None:
+        """Number of configurations, or None where the grid is an iterator.
+
+        Points that differ only in options that a strategy does not have count once for it.
+        """
+        names = names_in(self.grid)
         count = 0
-        for strategy in self._strategies:
+        for strategy in self.strategies:
             without = self._shared.left_out(strategy, names)
-            own = num_points(self._grid, without)
+            own = num_points(self.grid, without)
             if own is None:
                 return None
             count += own
@@ -576,8 +569,8 @@ class Sweep:
         return {**dict.fromkeys(self._without[key]), **row} if key in self._without else row
 
     def __repr__(self) -> str:
-        labels = ", ".join(map(label_of, self._strategies))
-        names = ", ".join(names_in(self._grid)) or "an iterator's parameters"
+        labels = ", ".join(map(label_of, self.strategies))
+        names = ", ".join(names_in(self.grid)) or "an iterator's parameters"
         total = "?" if self.total is None else self.total
         return f"<Sweep of {labels} over {names}: {len(self._known_rows)} of {total} configurations are done>"
 
@@ -586,21 +579,21 @@ class Sweep:
         from minitrain.search.page import html_of_rows  # noqa: PLC0415
 
         said = "<br>".join(map(escape, [repr(self), *self.notes]))
-        return f"<p>{said}</p>{html_of_rows(succeeded(self._known_rows)[:10], names_in(self._grid))}"
+        return f"<p>{said}</p>{html_of_rows(succeeded(self._known_rows)[:10], names_in(self.grid))}"
 
     def __iter__(self) -> Iterator[Row]:
         """Yield each row as soon as it is known."""
         for num_done, row in enumerate(self._rows(), 1):
-            if self._progress is not None:
-                self._progress(num_done, self.total)
+            if self.progress is not None:
+                self.progress(num_done, self.total)
             yield row
 
     def _rows(self) -> Iterator[Row]:
         """Yield rows of the results file and new rows, as they come."""
         known_rows: deque[Row] = deque()
-        with writing(self._results) as write:
+        with writing(self.results) as write:
             missing = self._missing(known_rows)
-            for key, row in run_batches(missing, self._executor, self._jobs, self._strategies, self._time_limit_s):
+            for key, row in run_batches(missing, self.executor, self.jobs, self.strategies, self.time_limit_s):
                 self._known[key] = row
                 write(key, row)
                 self.num_simulated += 1
@@ -612,8 +605,8 @@ class Sweep:
     def _missing(self, known_rows: deque[Row]) -> Iterator[tuple[str, Configuration]]:
         """Yield every configuration whose row is not known, once; append the known rows of the others to a queue."""
         seen: set[str] = set()
-        for place, strategy, parameters in points_by_structure(self._grid, self._strategies):
-            given = {**self._parameters, **parameters}
+        for place, strategy, parameters in points_by_structure(self.grid, self.strategies):
+            given = {**self.parameters, **parameters}
             without = self._shared.left_out(strategy, given)
             configuration = strategy, {name: value for name, value in given.items() if name not in without}
             key = key_of(configuration)
