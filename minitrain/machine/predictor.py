@@ -242,9 +242,9 @@ class DevicePredictor:
         known: Any = self
         ranks_a_node, num_ranks = -(-known.world_size // known.num_nodes), self.num_writers or known.world_size
         if op == UPDATE_ON_HOST:
-            usual = getattr(self, "_platform", COMPONENTS).host_update_s
-            seconds = size_bytes * (known.system.mem_pcie.update_s_per_billion or usual) / (UPDATE_BYTES * 1e9)
-            return Price(seconds * ranks_a_node, size_bytes)
+            stated, usual = known.system.mem_pcie.update_s_per_billion, getattr(self, "_platform", COMPONENTS)
+            rate = usual.host_update_s if stated is None else stated
+            return Price(size_bytes / (UPDATE_BYTES * 1e9) * rate * ranks_a_node, size_bytes)
         return Price((known.system.storage or STORAGE).seconds(size_bytes, num_ranks, ranks_a_node), size_bytes)
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:

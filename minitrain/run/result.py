@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from minitrain.machine.given_durations import CALIBRATED
 from minitrain.machine.price import accounts_of
-from minitrain.operations import PASSES, PRICE, RECV, STRIDE, Event, MemoryChange, Outage
+from minitrain.operations import PASSES, PRICE, RECV, STRIDE, UPDATE_ON_HOST, Event, MemoryChange, Outage
 from minitrain.run.above import above
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
@@ -278,7 +278,9 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
         if self.priced_by.startswith(CALIBRATED):
             return self.priced_by
         axes = {axis: size for mesh in self.meshes for axis, size in mesh.items()}
-        return sureness_of(self.priced_by, self.hardware, kind, axes, self.world_size)
+        found = sureness_of(self.priced_by, self.hardware, kind, axes, self.world_size)
+        is_by_host = self.peak_host_memory_bytes and UPDATE_ON_HOST in self.by_type
+        return f"{found}; the host's step by a rate that differs by up to 80 times elsewhere" if is_by_host else found
 
     @property
     def headline_sureness(self) -> str:

@@ -516,6 +516,12 @@ def test_copies_beside_the_hosts_step_make_it_shorter() -> None:
     assert beside < usual
 
 
+def test_the_headline_says_how_sure_the_hosts_step_is() -> None:
+    said = "the host's step by a rate that differs by up to 80 times elsewhere"
+    assert said in repr(train(offload="optimizer_step"))
+    assert said not in repr(train(offload="optimizer"))
+
+
 @pytest.mark.parametrize("share", [1.5, -0.1, "all"])
 def test_a_fraction_is_a_share(share: Any) -> None:
     with pytest.raises(mt.StrategyError, match="optimizer_offload_fraction must be a share, 0 to 1, for megatron, got"):

@@ -86,6 +86,17 @@ def test_a_replayed_program_is_the_same_run(name: str) -> None:
     assert again.strategy == name
 
 
+def test_a_step_by_the_host_is_replayed() -> None:
+    sizes: dict[str, Any] = {"world_size": 2, "num_layers": 3, "global_batch_size": 8, "microbatch_size": 2}
+    sizes["offload"] = "optimizer_step"
+    plain = mt.simulate("fsdp", strict=True, **sizes)
+    _, programs = record("fsdp", **sizes)
+    del sizes["offload"], sizes["microbatch_size"]
+    again = mt.simulate(replayed(programs, "fsdp"), strict=True, numerics="numpy", **sizes)
+    assert events_of(again) == events_of(plain)
+    assert again.peak_host_memory_bytes == plain.peak_host_memory_bytes > 0
+
+
 async def everything(model: Any) -> Any:
     """Use what the shipped strategies do not: every collective, odd stores, launched and tagged messages, subgroups."""
     weights, opt_states, activations, act_grads, grads = model.storage()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,9 @@ def test_how_kernels_are_priced_may_vary_too(name: str) -> None:
 
 def test_a_fleet_answers_what_each_of_its_machines_does() -> None:
     base = load_config("h100_80g_nvl8")
+    base = replace(base, mem2=replace(base.mem2, update_s_per_billion=1.0))
     systems = varied_configs([base] * 2, "mem2.GBps", [10.0, 50.0])
+    systems = varied_configs(systems, "mem2.update_s_per_billion", [0.2, 1.5])
     for path, values in (("kernels.GBps", [2e3, 1e3]), ("networks[0].curves.all_reduce.half_MB", [1.0, 2.0])):
         systems = varied_configs(systems, path, values)
     each = [KernelPredictor(8, one, Pricing("kernels"), workload=find_workload(LLAMA_LIKE)) for one in systems]
@@ -140,6 +143,7 @@ def test_a_fleet_answers_what_each_of_its_machines_does() -> None:
     asked: list[Callable[[Any], Any]] = [
         lambda one: one.compute("forward", 2, 1).seconds,
         lambda one: one.host_transfer("offload", 2**20).seconds,
+        lambda one: one.host_transfer("update_on_host", 2**20).seconds,
         lambda one: one.collective("all_reduce", 2**20, range(8)).seconds,
         lambda one: one.device.seconds(Cost(1e12, 1e9), "float16"),
         lambda one: one.peak_flop_per_s,
