@@ -40,7 +40,7 @@ from minitrain.errors import UsageError
 from minitrain.operations import COMM, HOST_MOVES
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.moments import NEAR, Case, Moments, Way
-from minitrain.run.analysis.retiming import collectives, critical_path, make_graph, messages
+from minitrain.run.analysis.retiming import critical_path, first_events, make_graph, numbered
 from minitrain.run.analysis.timeline import NO_LAYER, Bools, Floats, Ints, Timeline
 from minitrain.run.figures import data_frame
 from minitrain.run.result import Run, load_run
@@ -388,12 +388,7 @@ def _usual_differences(line: Timeline, a: Case, more: Case) -> Floats:
     median. Elsewhere, as in a pipeline, alike are all of one kind: what is usual is the median of the ranks' ratios.
     """
     _, kind = np.unique(np.column_stack([line.typ, line.layer, line.recomputed]), axis=0, return_inverse=True)
-    order = np.lexsort((line.rank, kind.reshape(-1)))  # stable: in the order of the program
-    keys = np.column_stack([kind.reshape(-1), line.rank])[order]
-    new = np.append(True, np.any(keys[1:] != keys[:-1], axis=1)) if len(keys) else np.zeros(0, bool)
-    number = np.empty(len(order), np.int64)
-    number[order] = np.arange(len(order)) - np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
-    pairs = np.column_stack([kind.reshape(-1), number])
+    pairs = numbered(kind.reshape(-1), line.rank)[:, [0, 2]]
     _, like, size = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
     like = like.reshape(-1)
     usual = _medians(like, more.durations)
@@ -542,7 +537,7 @@ class _Explanations:
 
     def __init__(self, program: Moments, line: Timeline, a: Case, b: Case, by_event: Floats) -> None:
         self._program, self._line, self._a, self._b, self._by_event = program, line, a, b, by_event
-        self._meeting = _meetings(line)
+        self._meeting: list[int] = first_events(line).tolist()
 
     def best(self, step_time: float) -> Explanation | None:
         """Return the group of the fewest operations that closes most of the gap; None if none closes half of it.
@@ -665,17 +660,6 @@ class _Explanations:
         if form == "rank":
             return f"all computing of rank {line.rank_name(key)}"
         return f"communication among {'all ranks' if key == ('all ranks',) else _numbers('rank', key)}"
-
-
-def _meetings(line: Timeline) -> list[int]:
-    """Return, for each event, the first event of the operation that it is part of: a collective, or a message."""
-    found = np.arange(line.num_events)
-    members, places = collectives(line)
-    for low, high in pairwise(places.tolist()):
-        found[members[low:high]] = members[low]
-    sends, receives = messages(line)
-    found[receives] = sends
-    return [int(each) for each in found]
 
 
 # --- runs of different programs ----------------------------------------------------------------------------------

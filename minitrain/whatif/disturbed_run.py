@@ -55,7 +55,7 @@ from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine.price import Account, RankPredictors, predictor_of
 from minitrain.operations import Event, Outage
 from minitrain.run.analysis.labels import duration
-from minitrain.run.analysis.retiming import collectives, make_graph, messages, retimed_events
+from minitrain.run.analysis.retiming import first_events, make_graph, retimed_events
 from minitrain.run.analysis.timeline import NONE, Bools, Timeline
 from minitrain.run.parameters import Fault, FaultRate, Recovery
 from minitrain.run.rank_tasks import PreparedRun
@@ -189,15 +189,11 @@ def finished_events(timeline: Timeline, dead: Collection[int], at_s: float, stop
 
 def _with_partners(timeline: Timeline, lost: Bools) -> Bools:
     """Return what is lost together with some events: all of a collective, and both ends of a message."""
-    lost = lost.copy()
-    members, places = collectives(timeline)
-    if len(members):
-        whole = np.logical_or.reduceat(lost[members], places[:-1])
-        lost[members] = np.repeat(whole, np.diff(places))
-    sends, receives = messages(timeline)
-    either = lost[sends] | lost[receives]
-    lost[sends], lost[receives] = either, either
-    return lost
+    first = first_events(timeline)
+    of_first = np.zeros_like(lost)
+    np.logical_or.at(of_first, first, lost)
+    found: Bools = of_first[first]
+    return found
 
 
 Simulate = Callable[[Sequence[int]], Awaitable[Run]]

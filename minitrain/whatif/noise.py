@@ -33,9 +33,9 @@ import numpy as np
 
 from minitrain.errors import UsageError
 from minitrain.machine.config_format import ReadOnly
+from minitrain.operations import COMM, EVENT_TYPES, HOST_MOVES
 from minitrain.operations import COMPUTING as OF_COMPUTING
-from minitrain.operations import EVENT_TYPES, HOST_MOVES
-from minitrain.run.analysis.retiming import Program, collectives, make_graph, make_program, messages, retime
+from minitrain.run.analysis.retiming import Program, first_events, make_graph, make_program, retime
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
 
 
@@ -339,43 +339,26 @@ class Activities:
 def make_activities(timeline: Timeline) -> Activities:
     """Return the activities of a run.
 
+    Members of a collective in a measured log may last differently. Then each is an activity of its own.
+
     Raises:
         UsageError: operations wait for one another in a circle, which no real log has.
     """
-    members, places = collectives(timeline)
-    event, of_event = np.unique(_shared(timeline, members, places), return_inverse=True)
+    first, alone = first_events(timeline), np.arange(timeline.num_events)
+    shared = np.where(timeline.on_stream(COMM), first, alone)
+    are_alike = np.array_equal(timeline.duration[shared], timeline.duration)
+    event, of_event = np.unique(shared if are_alike else alone, return_inverse=True)
     program = make_program(make_graph(timeline), of_event)
     return Activities(
         timeline,
         event,
-        _draws(timeline, members, places)[event],
+        np.unique(first, return_inverse=True)[1].astype(np.int64)[event],
         timeline.duration[event],
         of_event,
         np.bincount(of_event, minlength=len(event)) > 1,
         program,
         program.latest(program.end.tolist()),
     )
-
-
-def _shared(timeline: Timeline, members: Ints, places: Ints) -> Ints:
-    """Return the event that stands for each one's activity: of the members of a collective, the first.
-
-    Members of a measured log may last differently. Then each is an activity of its own.
-    """
-    shared = np.arange(timeline.num_events)
-    first = np.repeat(members[places[:-1]], np.diff(places))
-    if np.array_equal(timeline.duration[first], timeline.duration[members]):
-        shared[members] = first
-    return shared
-
-
-def _draws(timeline: Timeline, members: Ints, places: Ints) -> Ints:
-    """Return the index of the random factor that each event is drawn with, (num_events,)."""
-    found = np.arange(timeline.num_events)
-    found[members] = np.repeat(members[places[:-1]], np.diff(places))
-    sends, receives = messages(timeline)
-    found[receives] = sends
-    return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ import minitrain as mt
 from minitrain.cli import app
 from minitrain.run.analysis import moments
 from minitrain.run.analysis.moments import Case, Moments
-from minitrain.run.analysis.retiming import make_graph
+from minitrain.run.analysis.retiming import first_events, make_graph
 from minitrain.run.analysis.timeline import Floats, Timeline
 from minitrain.whatif import diff as room
 
@@ -40,7 +40,7 @@ def again(run: mt.Run, change: Change = np.copy, noise: float = 0.0, seed: int =
     line, rng = run.step_timeline, np.random.default_rng(seed)
     program, count = Moments(make_graph(line)), line.num_events
     case = program.case(line)
-    alike = np.array(room._meetings(line))  # members of a collective last alike
+    alike = first_events(line)  # members of a collective last alike
     durations = change((case.durations * np.exp(rng.normal(0, noise, count)))[alike])
     lags = case.lags.copy()
     lags[count : 2 * count] += np.abs(rng.normal(0, 1e-5 * noise, count))
@@ -72,7 +72,7 @@ def on_the_path(run: mt.Run, *, computes: bool | None = None) -> list[int]:
 def one_operation(run: mt.Run, rng: Any) -> Injected:
     """Return what delays one operation, all members of a collective alike, and whether an explanation names it."""
     line, event, step = run.step_timeline, int(rng.choice(on_the_path(run))), run.step_time
-    chosen = np.array(room._meetings(line)) == room._meetings(line)[event]
+    chosen = first_events(line) == first_events(line)[event]
     ranks, place = tuple(np.unique(line.rank[chosen]).tolist()), f"event {event - line.starts[line.rank[event]]} there"
 
     def is_named(found: Any) -> bool:

@@ -67,8 +67,8 @@ def messages(timeline: Timeline) -> tuple[Ints, Ints]:
         Indices of the sends and of their receives, (num_messages,) each; what has no partner is left out.
     """
     sends, receives = np.flatnonzero(timeline.on_stream(SEND)), np.flatnonzero(timeline.on_stream(RECV))
-    sent = _numbered(timeline.rank[sends], timeline.peer[sends], timeline.tag[sends])
-    received = _numbered(timeline.peer[receives], timeline.rank[receives], timeline.tag[receives])
+    sent = numbered(timeline.rank[sends], timeline.peer[sends], timeline.tag[sends])
+    received = numbered(timeline.peer[receives], timeline.rank[receives], timeline.tag[receives])
     _, codes = np.unique(np.concatenate([sent, received]), axis=0, return_inverse=True)
     codes = codes.reshape(-1)
     _, at_send, at_receive = np.intersect1d(codes[: len(sends)], codes[len(sends) :], return_indices=True)
@@ -83,7 +83,7 @@ def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
         where each collective begins, with the end of the last one, (num_collectives + 1,).
     """
     members = np.flatnonzero(timeline.on_stream(COMM))
-    keys = _numbered(timeline.group[members], timeline.rank[members])
+    keys = numbered(timeline.group[members], timeline.rank[members])
     order = np.lexsort((keys[:, 1], keys[:, 2], keys[:, 0]))
     met = keys[order][:, [0, 2]]
     begins = np.flatnonzero(np.any(met[1:] != met[:-1], axis=1)) + 1
@@ -91,7 +91,17 @@ def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
     return members[order], places.astype(np.int64)
 
 
-def _numbered(*columns: Ints) -> Ints:
+def first_events(timeline: Timeline) -> Ints:
+    """Return the first event of the operation that each is part of: of a collective, or of a message, (num_events,)."""
+    found = np.arange(timeline.num_events)
+    members, places = collectives(timeline)
+    found[members] = np.repeat(members[places[:-1]], np.diff(places))
+    sends, receives = messages(timeline)
+    found[receives] = sends
+    return found
+
+
+def numbered(*columns: Ints) -> Ints:
     """Return rows of these columns, each with how many equal rows came before it, (n, columns + 1)."""
     rows = np.stack(columns, axis=1)
     if not len(rows):
