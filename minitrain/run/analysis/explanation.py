@@ -43,10 +43,9 @@ from minitrain.run.analysis.retiming import (
     CriticalPath,
     Graph,
     binding,
-    collectives,
     critical_path,
+    first_events,
     make_graph,
-    messages,
     retimed_events,
     what_ifs,
 )
@@ -206,16 +205,12 @@ def gaps_of(timeline: Timeline, step_end: float) -> tuple[Ints, Floats, Floats, 
 def _sources(timeline: Timeline, event: Ints) -> Ints:
     """Return the operation of another rank that each gap waited for: a send, or the last one of a collective."""
     source = np.full(timeline.num_events + 1, NONE)  # the last place is that of the step's end
-    sends, receives = messages(timeline)
-    late = timeline.waited_for[receives] != NONE
-    source[receives[late]] = sends[late]
-    members, places = collectives(timeline)
-    meeting = np.repeat(np.arange(len(places) - 1), np.diff(places))
-    is_late = timeline.waited_for[members] != NONE
-    keys = meeting * timeline.num_ranks + timeline.rank[members]  # ascending: members come by collective and rank
-    wanted = meeting[is_late] * timeline.num_ranks + timeline.waited_for[members][is_late]
-    found = np.minimum(np.searchsorted(keys, wanted), max(len(members) - 1, 0))
-    source[members[is_late]] = np.where(keys[found] == wanted, members[found], NONE)
+    first, num_ranks = first_events(timeline), timeline.num_ranks
+    keys = first * num_ranks + timeline.rank
+    order, late = np.argsort(keys), np.flatnonzero(timeline.waited_for != NONE)
+    wanted = first[late] * num_ranks + timeline.waited_for[late]
+    found = order[np.minimum(np.searchsorted(keys[order], wanted), timeline.num_events - 1)]
+    source[late] = np.where(keys[found] == wanted, found, NONE)
     source[-1] = np.argmax(timeline.end) if timeline.num_events else NONE
     return source[event]
 
