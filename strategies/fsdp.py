@@ -43,14 +43,16 @@ async def fsdp(
             and the host takes the step, as DeepSpeed's `offload_optimizer` does (ZeRO-Offload, figure 4): gradients
             leave as they are reduced, come back to have those of the next microbatch added
             (`DeepSpeedZeroOptimizer_Stage3.partition_grads`), and weights come back when the host has updated them.
+            With "parameters" the weights stay there too, and shards come to the device for each gather: PyTorch's
+            `CPUOffloadPolicy`, DeepSpeed's `offload_param` beside `offload_optimizer`.
         offloaded_layers: transformer layers, from the first on, whose activations are offloaded; all but the last unit
             if None.
     """
     model.recompute = recompute
     require_range("replicas", replicas, model.world_size, "fsdp")
     require_range("tp", tp, model.world_size, "fsdp")
-    if offload not in (None, "activations", "optimizer", "optimizer_step"):
-        choices = '"activations", "optimizer", "optimizer_step" or None'
+    if offload not in (None, "activations", "optimizer", "optimizer_step", "parameters"):
+        choices = '"activations", "optimizer", "optimizer_step", "parameters" or None'
         raise StrategyError(f"offload must be {choices} for fsdp, got {offload!r}")
     require_multiple("world_size", model.world_size, "replicas x tp", replicas * tp, "fsdp")
     mesh = model.mesh(replica=replicas, dp=model.world_size // (replicas * tp), tp=tp)
@@ -73,17 +75,23 @@ async def fsdp(
     fetches: deque[tuple[int, Awaitable[Any]]] = deque()
     leaving: dict[int, Awaitable[Any]] = {}  # gradients on their way to the host
     coming: dict[int, Awaitable[Any]] = {}  # and back
-    steps_on_host, is_shared = offload == "optimizer_step", replicas * tp > 1  # with ranks that sum at the end
+    updated: dict[int, Awaitable[Any]] = {}  # weights that come to be handed in
+    lie_on_host, is_shared = offload == "parameters", replicas * tp > 1  # with ranks that sum at the end
+    steps_on_host, gathers_all = lie_on_host or offload == "optimizer_step", lie_on_host or shards.size > 1
     before = dict(zip(units[1:], units, strict=False))  # the unit before each
 
     def whole(layer: int) -> Hashable:
         """Return the key of a layer's whole weight; a lone shard is whole already."""
-        return layer if shards.size == 1 else ("whole", layer)
+        return ("whole", layer) if gathers_all else layer
+
+    def own(layer: int) -> Any:
+        """Return the rank's shard, or what brings it."""
+        return model.launch(model.fetch(model.host["weight", layer])) if lie_on_host else weights[layer]
 
     def gather_next() -> None:
-        if to_gather and shards.size > 1:
+        if to_gather and gathers_all:
             unit = to_gather.popleft()
-            gathers.append(model.launch(model.all_gather([weights[layer] for layer in unit], unit[0], group=shards)))
+            gathers.append(model.launch(model.all_gather([*map(own, unit)], unit[0], group=shards)))
 
     async def unshard(unit: range) -> None:
         """Wait for the weights of a unit, and gather those of the next one meanwhile."""
@@ -93,7 +101,7 @@ async def fsdp(
             gather_next()
 
     def reshard(unit: range) -> None:
-        for layer in unit if shards.size > 1 else ():
+        for layer in unit if gathers_all else ():
             del weights[whole(layer)]
 
     def reduce(unit: range) -> None:
@@ -130,7 +138,11 @@ async def fsdp(
     async def update_on_host(layer: int) -> None:
         grad, weight = model.host["grad", layer], model.host["weight", layer]
         await model.update_on_host(grad, weight, model.host[layer])
-        del model.host["grad", layer], grad, weights[layer]
+        del model.host["grad", layer], grad
+        if lie_on_host:
+            updated[layer] = model.launch(model.fetch(weight))
+            return
+        del weights[layer]
         weights[layer] = await model.fetch(weight)
         model.set_final_weight(layer, weights[layer])
 
@@ -173,11 +185,13 @@ async def fsdp(
         weights[layer], opt_states[layer] = model.load_weights(
             layer, shards.index, shards.size, part=parts.index, num_parts=tp
         )
-        if offload in ("optimizer", "optimizer_step"):
+        if offload == "optimizer" or steps_on_host:
             await finish_offloads()
             start_offload(range(layer, layer + 1), opt_states)
         if steps_on_host:
             model.host["weight", layer] = await model.offload(weights[layer])
+        if lie_on_host:
+            del weights[layer]
     await finish_offloads()
     gather_next()
 
@@ -243,4 +257,6 @@ async def fsdp(
     await free_gradients()
     for layer in (layer for unit in reversed(units) for layer in unit if steps_on_host):
         await update_on_host(layer)
+    for layer, work in updated.items():
+        model.set_final_weight(layer, await work)
     return model

@@ -217,8 +217,10 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
             "reshard_after_forward": layout.zero == 3,
             **there.of_fsdp,
         }
-    if there.what == "activations":
-        raise LackingError("activations lie in the host's memory, which is priced with zero 2 or 3 and without stages")
+    if there.what in ("activations", "parameters"):
+        raise LackingError(
+            f"{there.what} lie in the host's memory, which is priced with zero 2 or 3 and without stages"
+        )
     num_stages = layout.pp * layout.num_chunks
     if num_stages > model.num_layers and num_stages - model.num_layers not in (1, 2):  # of head, and of embedding
         raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")

@@ -309,7 +309,7 @@ class Offloads:
     """What a row says that lies in the host's memory.
 
     Args:
-        what: "activations", "optimizer" (which the host updates), or None.
+        what: "activations", "optimizer" (which the host updates), "parameters" (beside that, the weights), or None.
         num_layers: of how many layers the activations; of all if None.
         share: of the optimizer's state.
         overlaps: whether the optimizer's state is copied beside the step.
@@ -340,6 +340,7 @@ def offloads(row: Row) -> Offloads:
     """
     facts = [row.words(name).facts for name, column in columns().items() if column.kind == "words"]
     found = {what for each in facts for what in each.get("offloads", ())}
+    found -= {"optimizer"} if "parameters" in found else set()
     if len(found) > 1:
         raise LackingError("activations and the optimizer both lie in the host's memory: each is priced alone")
     given = {key: value for each in facts for key, value in each.items()}
@@ -360,7 +361,7 @@ def host_update_s(row: Row, framework: Framework) -> float:
 
 def _of_host(row: Row, framework: Framework) -> Iterator[Assumption]:
     """Yield what measured times of the host's step differ by, of equal libraries too."""
-    if offloads(row).what == "optimizer" and _lacks(row, "update_s_per_billion"):
+    if offloads(row).what in ("optimizer", "parameters") and _lacks(row, "update_s_per_billion"):
         usual = host_update_s(row, framework)
         text = f"update_s_per_billion not stated: {usual:g} (published are 0.1 to 16)"
         yield Assumption(text, "update_s_per_billion", (f"{usual / 2:g}", f"{usual * 2:g}"))

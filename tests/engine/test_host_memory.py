@@ -516,6 +516,20 @@ def test_copies_beside_the_hosts_step_make_it_shorter() -> None:
     assert beside < usual
 
 
+def test_weights_on_the_host_leave_the_device_and_come_for_each_gather() -> None:
+    there, all_there = train(offload="optimizer_step"), train(offload="parameters")
+    assert all_there.peak_memory_bytes < there.peak_memory_bytes
+    units, gathered_again, batches = 6, 5, 2
+    fetched = [event for event in of(all_there, "fetch") if event.time >= 0]
+    layers = 2 * 4 + 2
+    gathers = batches * (layers + layers - 1)  # the head stays whole until backward
+    assert len(of(all_there, "all_gather")) == batches * (units + gathered_again)
+    added_to = (layers - 2) * (
+        batches - 1
+    )  # gradients; those of the table that the ends share stay until both are there
+    assert len(fetched) == gathers + layers + added_to
+
+
 def test_the_headline_says_how_sure_the_hosts_step_is() -> None:
     said = "the host's step by a rate that differs by up to 80 times elsewhere"
     assert said in repr(train(offload="optimizer_step"))
@@ -538,6 +552,8 @@ GRID: list[dict[str, Any]] = [
     {"offload": "optimizer", "tp": 2},
     {"offload": "optimizer_step"},
     {"offload": "optimizer_step", "replicas": 2, "tp": 2},
+    {"offload": "parameters"},
+    {"offload": "parameters", "replicas": 8},
 ]
 
 
@@ -554,7 +570,7 @@ def test_folded_summary_strict_and_saved_runs_agree(options: dict[str, Any], tmp
     assert loaded.logs == [list(log) for log in plain.logs]
 
 
-@pytest.mark.parametrize("offload", ["activations", "optimizer", "optimizer_step"])
+@pytest.mark.parametrize("offload", ["activations", "optimizer", "optimizer_step", "parameters"])
 def test_fsdp_with_host_memory_is_proven_on_arrays(offload: str) -> None:
     proof = mt.prove("fsdp", world_size=4, num_layers=3, global_batch_size=8, microbatch_size=1, offload=offload)
     assert proof.largest < 1e-12

@@ -180,6 +180,7 @@ def test_what_is_assumed_is_listed(changes: dict[str, str], said: str) -> None:
 REFUSED = [
     ({"precision": "MXFP4"}, "it has no price here"),
     ({"recompute": "full + CPU offload"}, "does not say of what; write activation offload"),
+    ({"zero": "1, param offload"}, "parameters lie in the host's memory, which is priced with zero 2 or 3"),
     ({**FSDP, "zero": "3 + NVMe offload"}, "states on a drive have no price"),
     ({**FSDP, "zero": "3 + optimizer offload of 1.5"}, "share in the host's memory is 1.5; 1 is all of it"),
     ({**FSDP, "zero": "3 + optimizer offload", "recompute": "none + activation offload"}, "each is priced alone"),

@@ -330,6 +330,20 @@ def test_the_hosts_step_takes_the_librarys_time_or_the_stated_one(framework: str
     assert by_host.seconds - stated.seconds == pytest.approx(billions / 2 * seconds, rel=0.01)  # of two nodes
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("3, FSDP CPU offload", "parameters"),
+        ("3 (offload_optimizer=cpu, offload_param=cpu)", "parameters"),
+        ("3 (offload_optimizer=cpu)", "optimizer_step"),
+        ("3", None),
+    ],
+)
+def test_what_lies_on_the_host_is_read(words: str, option: str | None) -> None:
+    found = case(framework="PyTorch FSDP", tp="1", pp="1", dp="16", zero=words)
+    assert found.options["offload"] == option
+
+
 def test_pieces_of_multiplications_hide_copies_and_cost_something() -> None:
     given = {"framework": "torchtitan (torch.compile)", "gpu": "H100-SXM-80GB", "tp": "4", "pp": "1", "dp": "4"}
     given |= {"zero": "3", "sp": "1", "recompute": "none"}

@@ -86,9 +86,10 @@ def test_a_replayed_program_is_the_same_run(name: str) -> None:
     assert again.strategy == name
 
 
-def test_a_step_by_the_host_is_replayed() -> None:
+@pytest.mark.parametrize("offload", ["optimizer_step", "parameters"])
+def test_a_step_by_the_host_is_replayed(offload: str) -> None:
     sizes: dict[str, Any] = {"world_size": 2, "num_layers": 3, "global_batch_size": 8, "microbatch_size": 2}
-    sizes["offload"] = "optimizer_step"
+    sizes["offload"] = offload
     plain = mt.simulate("fsdp", strict=True, **sizes)
     _, programs = record("fsdp", **sizes)
     del sizes["offload"], sizes["microbatch_size"]

@@ -131,6 +131,7 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "split": ("zbv", {"num_layers": 4}),
     "host": ("fsdp", {"workload": "tiny", "offload": "activations"}),
     "host's step": ("fsdp", {"workload": "tiny", "offload": "optimizer_step"}),
+    "all on the host": ("fsdp", {"workload": "tiny", "offload": "parameters"}),
     "a part by the host": ("megatron", {"workload": "tiny", "zero": 1, "optimizer_offload_fraction": 0.5}),
     "storage": (saves, {"num_layers": 1}),
     "local": ("diloco", {"num_layers": 2, "local_steps": 1, "mixing": 0.5}),

@@ -533,7 +533,7 @@ def test_what_is_divided_may_wait_in_the_hosts_memory(name: str, tmp_path: Path)
 
 
 def test_the_host_takes_the_steps_of_a_device(tmp_path: Path) -> None:
-    names = ("fsdp:offload=optimizer_step", "megatron:zero=1,optimizer_offload_fraction=0.5")
+    names = ("fsdp:offload=optimizer_step", "fsdp:offload=parameters", "megatron:zero=1,optimizer_offload_fraction=0.5")
     wanted = reference(workload="tiny")
     found = trained(names, 2, tmp_path, workload="tiny", hardware="h100_80g_nvl8")
     require_same(found, wanted)

@@ -312,8 +312,9 @@ class _Fsdp:
     def _states_bytes(self) -> float:
         """Return what weights and optimizer states of a rank take all the time, bytes."""
         held = [self._workload.held_bytes(layer, self._tp) for layer in range(self._machine.num_layers)]
-        in_host = self._options.get("offload") in ("optimizer", "optimizer_step")
-        states = sum(weight + (0 if in_host else state) for weight, _, state in held)
+        where = self._options.get("offload")
+        here = where != "parameters", where not in ("optimizer", "optimizer_step", "parameters")  # weights, states
+        states = sum(weight * here[0] + state * here[1] for weight, _, state in held)
         return float(states / self._shards * _ROUNDING)
 
     def _kept_bytes(self) -> float:

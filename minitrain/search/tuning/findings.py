@@ -332,13 +332,18 @@ def fsdp(choice: Choice) -> str:
         f"    fully_shard(layer, mesh={of_mesh}, reshard_after_forward={reshards})",
         f"fully_shard(model, mesh={of_mesh}, reshard_after_forward={reshards})",
     ]
-    if options.get("offload") == "activations":
-        lines.append("# forward under torch.autograd.graph.save_on_cpu(pin_memory=True)")
-    if options.get("offload") == "optimizer":
-        lines.append("# keep the optimizer's state on the host; offload_policy=CPUOffloadPolicy() moves weights too")
+    lines += [_OFFLOADS[options["offload"]]] if options.get("offload") else []
     share = choice.row["global_batch_size"] * options["tp"] // choice.row["world_size"]
     lines.append(f"# {share // options['microbatch_size']} microbatches of {options['microbatch_size']} a step")
     return "\n".join(lines) + "\n"
+
+
+_OFFLOADS = {
+    "activations": "# forward under torch.autograd.graph.save_on_cpu(pin_memory=True)",
+    "optimizer": "# keep the optimizer's state on the host; offload_policy=CPUOffloadPolicy() moves weights too",
+    "optimizer_step": "# DeepSpeed's offload_optimizer; offload_policy=CPUOffloadPolicy() moves weights too",
+    "parameters": "# offload_policy=CPUOffloadPolicy() in both",
+}
 
 
 def calculon(choice: Choice) -> str:

@@ -36,8 +36,11 @@ def write(recipe: Recipe) -> str:
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(options.get("overlap_replicas", True))}
     if (replicas := options.get("replicas", 1)) > 1:
         zero["mics_shard_size"] = world_size // replicas
-    if options.get("offload") == "optimizer_step" or options.get("optimizer_offload_fraction"):
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    there = {"device": "cpu", "pin_memory": True}
+    if options.get("offload") in ("optimizer_step", "parameters") or options.get("optimizer_offload_fraction"):
+        zero["offload_optimizer"] = there
+    if options.get("offload") == "parameters":
+        zero["offload_param"] = there
     size = options["microbatch_size"]
     precision = recipe.model.precision.name if recipe.model else "bf16"
     config: dict[str, Any] = {
@@ -76,7 +79,7 @@ def read(config: Mapping[str, Any], name: str) -> Recipe:  # noqa: ARG001  (it d
         options["offload"] = "activations"
     notes = ["the model, and what its backward computes again, are the program's own"]
     if _is_on(zero.get("offload_optimizer")) and stage == 3:
-        options["offload"] = "optimizer_step"
+        options["offload"] = "parameters" if _is_on(zero.get("offload_param")) else "optimizer_step"
     elif _is_on(zero.get("offload_optimizer")):
         strategy, options = "megatron", {**options, "zero": stage, "optimizer_offload_fraction": 1}
         notes.append("--platform megatron:host_update_s=0.257 has the time of DeepSpeed's Adam, without it PyTorch's")
@@ -118,9 +121,11 @@ def _faults(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]
     )
     if zero.get("stage", 0) not in _STRATEGIES:
         yield f"zero_optimization.stage must be 0 to 3, got {zero['stage']!r}"
-    if _is_on(zero.get("offload_param")):
-        yield "zero_optimization.offload_param is not modelled"
+    if _is_on(zero.get("offload_param")) and not _is_on(zero.get("offload_optimizer")):
+        yield "zero_optimization.offload_param without offload_optimizer is not modelled"
     of_host = zero.get("offload_optimizer") or {}
+    if (zero.get("offload_param") or {}).get("device") == "nvme":
+        yield "zero_optimization.offload_param must be on the cpu, since drives are not modelled"
     if _is_on(of_host) and (of_host["device"], of_host.get("ratio", 1)) != ("cpu", 1):
         yield f"zero_optimization.offload_optimizer must be all on the cpu, since other is not modelled, got {of_host}"
     if _is_on(of_host) and zero.get("stage", 0) == 0:

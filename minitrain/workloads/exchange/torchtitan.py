@@ -87,6 +87,7 @@ def write(recipe: Recipe) -> str:
         f"global_batch_size = {batch}",
     ]
     lines += [] if recipe.model is None else [f"seq_len = {recipe.model.seq_len}"]
+    lines += ["enable_cpu_offload = true"] if options.get("offload") == "parameters" else []
     lines += ["", "[parallelism]", f"data_parallel_replicate_degree = {replicated}"]
     lines += [f"data_parallel_shard_degree = {sharded}", f"tensor_parallel_degree = {tp}"]
     lines += [f"pipeline_parallel_degree = {pp}", *_pipeline_lines(recipe, pp)]
@@ -100,7 +101,7 @@ def write(recipe: Recipe) -> str:
     again = str(options.get("recompute", "none"))
     lines += ["", "[activation_checkpoint]", f'mode = "{again.replace("op", "selective")}"']
     lines += ['selective_ac_option = "op"'] if again == "op" else []
-    if options.get("offload"):
+    if options.get("offload") not in (None, "parameters"):
         lines.append(f"# offload of {options['offload']} has no key of its own")
     return "\n".join(lines) + "\n"
 
@@ -192,10 +193,10 @@ def _not_modelled(given: Mapping[str, Any]) -> Iterator[str]:
     for key in ("context_parallel_degree", "expert_parallel_degree", "expert_tensor_parallel_degree"):
         if given.get(f"parallelism.{key}", 1) > 1:
             yield f"parallelism.{key} is not modelled beside what torchtitan shards"
-    if given.get("training.enable_cpu_offload"):
-        yield "training.enable_cpu_offload moves weights too, which is not modelled"
     schedule = given.get("parallelism.pipeline_parallel_schedule", "1F1B")
     pp, sharded = (given.get(f"parallelism.{key}_degree", 1) for key in ("pipeline_parallel", "data_parallel_shard"))
+    if given.get("training.enable_cpu_offload") and (pp > 1 or sharded == 1):
+        yield "training.enable_cpu_offload is modelled where weights are sharded alone"
     if pp > 1 and schedule not in _SCHEDULES:
         yield f"parallelism.pipeline_parallel_schedule must be {' or '.join(_SCHEDULES)}, got {schedule}"
     if pp > 1 and sharded not in (-1, 1):
@@ -235,6 +236,7 @@ def _layout(given: Mapping[str, Any], model: Transformer | None) -> tuple[str, d
     replicated, sharded = (given.get(key(f"data_parallel_{kind}_degree"), default) for kind, default in _SHARES)
     if pp == 1 and sharded != 1:
         options |= {"replicas": replicated} if replicated > 1 else {}
+        options |= {"offload": "parameters"} if given.get("training.enable_cpu_offload") else {}
         options |= {"reshard_after_forward": False} if given.get(key("fsdp_reshard_after_forward")) == "never" else {}
         return "fsdp", options, notes
     options |= {"pp": pp} if pp > 1 else {}

@@ -111,6 +111,7 @@ def test_modules_that_are_computed_again_have_megatrons_words(tool: str, recompu
         ("fsdp", {"microbatch_size": 1, "replicas": 2}),
         ("fsdp", {"microbatch_size": 2, "offload": "activations"}),
         ("fsdp", {"microbatch_size": 2, "offload": "optimizer_step"}),
+        ("fsdp", {"microbatch_size": 2, "offload": "parameters"}),
         ("megatron", {"microbatch_size": 2, "zero": 2, "optimizer_offload_fraction": 1}),
     ],
 )
@@ -130,6 +131,11 @@ def test_the_hosts_share_of_the_optimizer_is_written_and_read(tool: str, overlap
     assert mt.read_recipe("--optimizer-cpu-offload --use-precision-aware-optimizer").options == {
         "optimizer_offload_fraction": 1.0
     }
+
+
+def test_torchtitans_weights_on_the_host_are_written_and_read() -> None:
+    options = {"microbatch_size": 2, "offload": "parameters"}
+    assert mt.read_recipe(mt.write_recipe(mt.Recipe("fsdp", options, LLAMA, 8, 16), "torchtitan")).options == options
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -399,7 +405,12 @@ def test_torchtitans_own_file_is_read(tmp_path: Path) -> None:
         ("[parallelism]\npipeline_parallel_degree = 2\ndata_parallel_shard_degree = 4", "stages are sharded"),
         ('{"train_batch_size": "auto"}', 'put in what "auto" stands for'),
         ('{"train_batch_size": 8, "mine": 1, "zero_optimization": {"stage": 4, "x": 1}}', "mine is not known"),
-        ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}', "offload_param is not modelled"),
+        (
+            '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}',
+            "offload_param without offload_optim",
+        ),
+        ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "drives are not modelled"),
+        ("[training]\nenable_cpu_offload = true\n[parallelism]\ndata_parallel_shard_degree = 1", "sharded alone"),
         ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}', "must be all on the cpu"),
         ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}}', "all on the cpu"),
         ('{"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}', "needs stage 1, 2 or 3"),
