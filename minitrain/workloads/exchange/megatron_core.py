@@ -347,7 +347,7 @@ def layout_faults(recipe: Recipe) -> list[str]:
     found = {
         f"the strategy {recipe.strategy}": recipe.strategy not in STRATEGIES,
         f"replicas of shards ({options.get('replicas')})": options.get("replicas", 1) > 1,
-        f"offload of {options.get('offload')}": bool(options.get("offload")),
+        f"offload of {options.get('offload')}": bool(options.get("offload")) and not options.get("offloaded_layers"),
         f"zero={options.get('zero')}": options.get("zero", 0) > 1,
         f"shard_size={options.get('shard_size')}": options.get("shard_size") is not None,
         **{f"recompute={module}": module in modules_of(again) for module in OURS},
@@ -385,10 +385,21 @@ def layout_fields(recipe: Recipe) -> Fields:
         "overlap_grad_reduce": overlaps,
         "overlap_param_gather": zero and overlaps,
     }
+    return found | _host_fields(options) | _recompute_fields(as_recompute(options.get("recompute", "none")))
+
+
+def _host_fields(options: Mapping[str, Any]) -> Fields:
+    """Return the fields that say what lies in the host's memory."""
+    if layers := options.get("offloaded_layers"):
+        return {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
     if share := options.get("optimizer_offload_fraction"):
-        found |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": share}
-        found |= {"overlap_cpu_optimizer_d2h_h2d": bool(options.get("overlap_cpu_optimizer_d2h_h2d"))}
-    return found | _recompute_fields(as_recompute(options.get("recompute", "none")))
+        overlap = "overlap_cpu_optimizer_d2h_h2d"
+        return {
+            "optimizer_cpu_offload": True,
+            "optimizer_offload_fraction": share,
+            overlap: bool(options.get(overlap)),
+        }
+    return {}
 
 
 def _recompute_fields(recompute: str) -> Fields:
@@ -423,7 +434,8 @@ def layout_of(given: Mapping[str, Any], faults: list[str]) -> tuple[str, Fields]
     found |= {} if recompute == "none" else {"recompute": recompute}
     found |= {"sequence_parallel": True} if given.get("sequence_parallel") and found.get("tp", 1) > 1 else {}
     if given.get("use_torch_fsdp2") or given.get("use_megatron_fsdp"):
-        return "fsdp", found
+        layers = int(given.get("cpu_offloading_num_layers") or 0)
+        return "fsdp", found | ({"offload": "activations", "offloaded_layers": layers} if layers else {})
     found |= _of_experts_and_context(given)
     found |= {"zero": 1} if given.get("use_distributed_optimizer") else {}
     found |= {"overlap_replicas": True} if given.get("overlap_grad_reduce") else {}
@@ -524,5 +536,6 @@ def _layout_not_modelled(given: Mapping[str, Any]) -> Iterator[str]:
     for option in ("pp", "cp", "ep") if is_fsdp else ():
         if given.get(DEGREES[option], 1) > 1:
             yield f"{DEGREES[option]} ({given[DEGREES[option]]}) beside FSDP is not modelled"
-    if is_fsdp and given.get("optimizer_cpu_offload"):
-        yield "optimizer_cpu_offload beside FSDP is not modelled"
+    field = "optimizer_cpu_offload" if is_fsdp else "cpu_offloading_num_layers"
+    if given.get(field):
+        yield f"{field} {'beside' if is_fsdp else 'without'} FSDP is not modelled"

@@ -133,6 +133,12 @@ def test_the_hosts_share_of_the_optimizer_is_written_and_read(tool: str, overlap
     }
 
 
+@pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
+def test_layers_whose_activations_are_offloaded_are_written_and_read(tool: str) -> None:
+    options = {"microbatch_size": 2, "offload": "activations", "offloaded_layers": 5}
+    assert mt.read_recipe(mt.write_recipe(mt.Recipe("fsdp", options, LLAMA, 8, 16), tool)).options == options
+
+
 def test_torchtitans_weights_on_the_host_are_written_and_read() -> None:
     options = {"microbatch_size": 2, "offload": "parameters"}
     assert mt.read_recipe(mt.write_recipe(mt.Recipe("fsdp", options, LLAMA, 8, 16), "torchtitan")).options == options
@@ -414,6 +420,7 @@ def test_torchtitans_own_file_is_read(tmp_path: Path) -> None:
         ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}', "must be all on the cpu"),
         ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}}', "all on the cpu"),
         ('{"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}', "needs stage 1, 2 or 3"),
+        ("--cpu-offloading-num-layers 3", "cpu_offloading_num_layers without FSDP is not modelled"),
         ("--use-torch-fsdp2 --optimizer-cpu-offload", "optimizer_cpu_offload beside FSDP is not modelled"),
         ("distributed_type: FSDP\nfsdp_config: {}", "distributed_type must be DEEPSPEED, got FSDP"),
         ("distributed_type: DEEPSPEED\ndeepspeed_config: {mine: 1}", "deepspeed_config.mine is not known"),
