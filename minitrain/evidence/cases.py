@@ -32,6 +32,7 @@ from minitrain.evidence.layouts import (
     Layout,
     assumptions,
     balanced_layers,
+    copies_units,
     degrees_of,
     gathers_once,
     host_update_s,
@@ -294,22 +295,20 @@ def _platform(
     row: Row, framework: Framework, layout: Layout, model: Transformer, wanted: str | Platform | None
 ) -> Platform | None:
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
+    found = find_platform(framework.platform_of(row) if wanted is None else wanted)
+    named = {**_attention_kernel(row, found), **row.words("dispatcher").facts}
+    found = replace(found, **named, copies_units=copies_units(row, layout, found))
     if wanted is not None:
-        found = find_platform(wanted)
-        return replace(found, **_attention_kernel(row, found), **row.words("dispatcher").facts)
-    found = find_platform(framework.platform_of(row))
+        return found
     found = replace(
         found,
-        **_attention_kernel(row, found),
         one_hot_embedding=bool(row.words("framework").facts.get("one_hot")),
         gradient_accesses=_gradient_accesses(framework, layout),
         batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
         shares_by_rank=_blocks(framework, layout),
-        copies_units=layout.world_size == 1 and layout.zero >= 2,
         launch_s=_launch_s(row, found),
         host_update_s=host_update_s(row, framework),
         captures=row.words("framework").facts.get("graphs", framework.captures),
-        **row.words("dispatcher").facts,
         hybridep_units=framework.hybridep_units,
         pads_experts=row.number("capacity_factor") is not None,
         fused_loss=found.fused_loss or framework.fused_loss or bool(row.words("framework").facts.get("fused_loss")),

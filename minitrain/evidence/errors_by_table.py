@@ -338,6 +338,11 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 "f3", "Llama 3 of 7B to 175B, H200 (KempnerForge, FSDP2)", lacks="interfaces of a node (one a device)"
             ),
             PublishedTable(
+                "f4",
+                "Llama 2 and 3, OLMo 2, A100 to B200 (IBM with torch.compile, OLMo-core, torchtitan, TinyLlama)",
+                lacks="ranks of OLMo-core's (one node), power of B200",
+            ),
+            PublishedTable(
                 "g1",
                 "Llama, GPT and mixtures of experts on one H100 (PyTorch, measured for this table)",
                 "kernels are listed as profiled",

@@ -23,6 +23,7 @@ from minitrain.workloads.workload import as_recompute
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
+    from minitrain.machine.platforms import Platform
     from minitrain.workloads.transformer import Transformer
 
 
@@ -562,11 +563,14 @@ def _of_kernels(row: Row, framework: Framework, model: Transformer, system: Syst
 
 
 def _of_compilation(row: Row, framework: Framework) -> Iterator[Assumption]:
-    """Yield whether `torch.compile` was on, where that is not said, or has no price."""
+    """Yield whether `torch.compile` was on, where that is not said, or has no price.
+
+    It is off by default (`--training.compile` of torchtitan's job config is a flag that sets it).
+    """
     compiled = row.words("framework").facts.get("compiled")
-    if compiled is None and framework.is_compiled:
+    if compiled is None and framework.name == "torchtitan":
         said = row.text("framework")
-        yield Assumption("torch.compile not stated: on", "framework", (f"{said} eager",))
+        yield Assumption("torch.compile not stated: off", "framework", (f"{said}, torch.compile",))
     elif compiled and not framework.is_compiled:
         yield Assumption(f"torch.compile: priced as {framework.name} without it", is_open=True)
 
@@ -636,6 +640,14 @@ def gathers_once(framework: Framework, layout: Layout) -> bool:
     """
     name = framework.words.split()[0]
     return layout.zero == 3 and (name == "automodel" or (name in ("torchtitan", "fsdp") and layout.pp > 1))
+
+
+def copies_units(row: Row, layout: Layout, platform: Platform) -> int:
+    """Return how many ranks share units that FSDP2 copies: 0 where a clock was fitted with it, and under FSDP1."""
+    names = set(row.words("framework").facts.get("is", ()))
+    is_priced = platform.is_eager and platform.fitted_on.startswith("nothing") and layout.zero >= 2
+    is_copied = names & {"fsdp", "torchtitan"} and "fsdp1" not in names
+    return layout.shard_size * layout.cp if is_priced and is_copied else 0
 
 
 def _of_communication(row: Row, framework: Framework, layout: Layout, system: SystemConfig) -> Iterator[Assumption]:

@@ -261,7 +261,7 @@ _FROM_HOPPER = r"h[128]00|b[23]00"
 _NO_TPU = r"^(?!.*(tpu|trillium|v[456]|tr(ai)?n))."  # XLA fuses what eager PyTorch does not
 _FSDP_NEWER = rf"{_FROM_HOPPER}|mi3"
 _EAGER = ((_FSDP_NEWER, "eager-h100"), (_NO_TPU, "eager-a100"))
-_COMPILED = ((_FSDP_NEWER, "torchtitan-h100"), (_NO_TPU, "eager-a100"))
+_COMPILED = ((_FSDP_NEWER, "torchtitan-h100"), (_NO_TPU, "pytorch-compiled"))
 
 _OLD_MEGATRON = Framework(
     name="Megatron-LM of 2020 and 2021",
@@ -371,18 +371,18 @@ FRAMEWORKS = (
         gradient_bytes=2,
     ),
     Framework(
-        name="torchtitan without torch.compile",
-        alone="pytorch",
-        words="torchtitan eager",
-        platforms=_EAGER,
+        name="torchtitan with torch.compile",
+        alone="pytorch-compiled",
+        words="torchtitan compiled",
+        platforms=_COMPILED,
+        is_compiled=True,
         overlap="always",
     ),
     Framework(
         name="torchtitan",
-        alone="pytorch-compiled",
+        alone="pytorch",
         words="torchtitan",
-        platforms=_COMPILED,
-        is_compiled=True,
+        platforms=_EAGER,
         overlap="always",
     ),
     Framework(

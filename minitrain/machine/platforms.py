@@ -62,7 +62,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "launch_s": "a number of seconds >= 0, or None",
         "hybridep_units": "a number > 0, or None",
         "attention_block": "a number > 0, or None",
-        "gradient_accesses": "a number >= 0",
+        **dict.fromkeys(("gradient_accesses", "copies_units"), "a number >= 0"),
         "host_update_s": "a number > 0",
     }
 )
@@ -127,7 +127,7 @@ class Platform:
         host_update_s: how long the processors of a node take for Adam's step on 1e9 parameters, s, by the library that
             the framework takes, where the hardware does not say: DeepSpeed's 2.57 s for 1e10, PyTorch's 14.76 s on two
             Xeon 8168 (ZeRO-Offload, Ren et al. 2021, table 4).
-        copies_units: whether FSDP2 casts and copies weights and gradients of units beside no other rank.
+        copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         by_xla: whether the operations are MaxText's, which XLA fuses.
         fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
             the step time was missed by at most; None where nothing was fitted to one's own runs.
@@ -164,7 +164,7 @@ class Platform:
     batches_messages: str = "no"
     shares_by_rank: bool = False
     apart: bool = False
-    copies_units: bool = False
+    copies_units: int = 0
     by_xla: bool = False
     launch_factor: float = 1.0
     host_update_s: float = 0.257

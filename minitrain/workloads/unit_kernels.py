@@ -36,12 +36,10 @@ once, and where Blackwell's matrix units scale ("mx") activation functions write
 Four bits ("nvfp4") have a largest element too, and a rotation before they are rounded. Blackwell's matrix units take
 either order, so that there nothing is transposed.
 
-A factor of each row ("rowwise", of torchao) is one of each column for the gradients of weights, for which the tensor is
-read twice more.
-
-Left out: scaling factors and their history; weights, whose copies are made once a step, but for MaxText's and those
-with a factor of each row: AQT, Qwix and torchao find their largest elements and round them where they are multiplied,
-forward and for the gradient of the input (Qwix without the largest elements, where a recipe says "fixed").
+A factor of each row ("rowwise", of torchao) is one of each column for gradients of weights: the tensor is read twice
+more. Left out: scaling factors and their history; weights, whose copies are made once a step, but for MaxText's and
+those with a factor of each row: AQT, Qwix and torchao find their largest elements and round them where they are
+multiplied, forward and for the gradient of the input (Qwix without the largest elements, where a recipe says "fixed").
 
 Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
 `fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
@@ -205,12 +203,6 @@ def _adam_apart(precision: Precision) -> int:
     return 2 * kept + 4 * precision.gradient_bytes
 
 
-_UNIT_COPIES = (10, 24)
-"""Bytes of a parameter that FSDP2 casts and copies on one device, forward and backward: the master copy read, and 16
-bits written (6) and copied to where they are used (4); again in backward; the gradient read in 16 bits and written in
-single precision (6), and copied to its shard (8) (`foreach_all_gather` and `foreach_reduce` of PyTorch 2.11's
-`torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py`)."""
-
 CASTS_OF_DENSE: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"delayed": (0, 0), "current": (3, 3), "blockwise": (1, 1), "mx": (3, 5), "nvfp4": (4, 6), "rowwise": (2, 2)}
 )
@@ -271,7 +263,7 @@ class Style:
         dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
         apart: whether each operation that PyTorch dispatches is a kernel of its own.
-        copies_units: whether FSDP2 casts and copies the weights of a unit, and its gradients, on one device.
+        copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         by_xla: whether the operations are MaxText's, which XLA fuses.
     """
 
@@ -290,7 +282,7 @@ class Style:
     dispatcher: str = "alltoall"
     casts_apart: bool = False
     apart: bool = False
-    copies_units: bool = False
+    copies_units: int = 0
     by_xla: bool = False
 
     def captured(self, num_launches: int, kind: str) -> int:
@@ -437,7 +429,7 @@ class _Lister:
             kernels.append(self._one_hot(is_backward=is_backward))
         launches = self.usual_launches(is_backward=is_backward)
         if self.style.copies_units:
-            kernels.append(MemoryPass("unit", self._num_parameters(), _UNIT_COPIES[is_backward]))
+            kernels.append(MemoryPass("unit", self._num_parameters(), self._copied_bytes(is_backward=is_backward)))
             launches += 2 * len(self.unit.weights) * (1 + is_backward)
         if self.model.gate_clamp is not None and any(each.name.endswith("down") for each in self.unit.projections):
             launches += _CLAMP_LAUNCHES
@@ -458,6 +450,14 @@ class _Lister:
         if is_backward:
             return Matmul(words, hidden, tokens, kind="weight_gradient", datatype=datatype)
         return Matmul(tokens, hidden, words, datatype=datatype)
+
+    def _copied_bytes(self, *, is_backward: bool) -> float:
+        """Return the bytes of a parameter that FSDP2 casts and copies (PyTorch 2.11's `_fsdp_collectives.py`).
+
+        A shard is read, and written in 16 bits (6); all is copied (4). Gradients are read, and written to be summed.
+        """
+        share, summed_bytes = 1 / self.style.copies_units, self.model.precision.gradient_bytes
+        return 4 + 6 * share + is_backward * (2 + summed_bytes * (1 + 2 * share))
 
     def _num_parameters(self) -> int:
         """Return the parameters of the unit's weights on a rank."""

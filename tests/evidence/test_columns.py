@@ -157,7 +157,7 @@ def test_a_platform_of_ones_choice_keeps_the_rows_attention_kernel() -> None:
         ({"zero": "sharding"}, "zero not stated: 0"),
         ({"attention": "kernel"}, "attention not stated: unfused"),
         ({"precision": "bf16, fp8 primary weights"}, "precision: weights kept in FP8"),
-        ({"framework": "torchtitan (compile not stated)"}, "torch.compile not stated: on"),
+        ({"framework": "torchtitan (compile not stated)"}, "torch.compile not stated: off"),
         ({"framework": "Composer, torch.compile"}, "torch.compile: priced as MosaicML Composer without it"),
         ({"mem_gib": "20", "mem_kind": "allocated, GB"}, "mem_kind says GB"),
         ({"attention": "TE fused"}, "attention by cudnn: a100_80g has no figures of it"),

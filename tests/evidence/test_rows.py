@@ -484,7 +484,8 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
         ("PyTorch FSDP2, torch.compile", "H100-SXM-80GB", "torchtitan-h100"),
         ("PyTorch FSDP2, eager", "H100-SXM-80GB", "eager-h100"),
         ("torchtitan (torch.compile)", "MI300X", "torchtitan-h100"),
-        ("PyTorch FSDP2, torch.compile", "A100-SXM-80GB", "eager-a100"),
+        ("PyTorch FSDP2, torch.compile", "A100-SXM-80GB", "pytorch-compiled"),
+        ("torchtitan", "H100-SXM-80GB", "eager-h100"),
         ("NeMo AutoModel", "H100-SXM-80GB", "eager-h100"),
         ("torchtune, compiled", "H100-SXM-80GB", "torchtitan-h100"),
         ("NeMo 25.04", "H100-SXM-80GB", "nemo-h100"),
@@ -507,8 +508,19 @@ def test_one_device_hides_nothing_for_others(framework: str, platform: str) -> N
     assert sharded.platform is not None
     assert whole.platform is not None
     assert (sharded.platform.name, whole.platform.name) == (platform, platform)
-    assert (sharded.platform.copies_units, whole.platform.copies_units) == (True, False)
+    assert (sharded.platform.copies_units, whole.platform.copies_units) == (1, 0)
     assert predict(sharded).seconds > 1.005 * predict(whole).seconds
+
+
+@pytest.mark.parametrize(("framework", "ranks"), [("PyTorch FSDP2", 8), ("PyTorch FSDP1", 0), ("torchtitan", 8)])
+def test_units_are_copied_under_fsdp2_where_no_clock_contains_it(framework: str, ranks: int) -> None:
+    found = case(
+        framework=f"{framework}, torch.compile", gpu="A100-SXM-80GB", zero="fsdp", dp="8", n_gpus="8", tp="1", pp="1"
+    )
+    fitted = case(framework=f"{framework}, eager", gpu="A100-SXM-80GB", zero="fsdp", dp="8", n_gpus="8", tp="1", pp="1")
+    assert found.platform is not None
+    assert fitted.platform is not None
+    assert (found.platform.copies_units, fitted.platform.copies_units) == (ranks, 0)
 
 
 def test_what_replicas_hide_takes_multiprocessors_but_where_the_platform_was_fitted_with_it() -> None:

@@ -64,7 +64,7 @@ def test_a_run_says_how_far_runs_like_it_were_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"hardware": "b200_192g_nvl8"}, " (no run of torchtitan-h100 on B200)"),
+        ({"hardware": "gb200_nvl72"}, " (no run of torchtitan-h100 on GB200)"),
         ({}, " (torchtitan-h100 on H100: no GPT-like model)"),
         ({"fidelity": "roofline"}, ""),
         ({"platform": "components"}, " (no run of components on H100, GPT-like"),

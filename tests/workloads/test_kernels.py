@@ -175,9 +175,10 @@ def test_plain_pytorch_runs_each_operation_by_itself() -> None:
     assert update_kernels(1000, apart, precision=pure).traffic_bytes == 20_000
 
 
-def test_fsdp_alone_casts_and_copies_what_it_gathers() -> None:
-    unit, style = LLAMA.units()[2], Style(copies_units=True)
+def test_fsdp_casts_and_copies_what_it_gathers() -> None:
+    unit, style, shared = LLAMA.units()[2], Style(copies_units=1), Style(copies_units=2)
     held = unit.num_held_parameters(WHOLE)
+    assert traffic(forward_kernels(LLAMA, unit, work(), shared), "unit") == 7 * held
     assert traffic(forward_kernels(LLAMA, unit, work(), style), "unit") == 10 * held
     assert traffic(backward_kernels(LLAMA, unit, work(), style), "unit") == 24 * held
     assert not traffic(forward_kernels(LLAMA, unit, work()), "unit")
