@@ -207,10 +207,8 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
     if _blocks(framework, layout):
         return "zero3", common
     if layout.zero >= 2 and layout.pp == layout.ep == 1:
-        if row.number("capacity_factor") not in (None, 1):
-            raise LackingError(
-                "capacity_factor has a price with ep, or without zero 2 and 3: experts of others' tokens"
-            )
+        if row.number("capacity_factor") not in (None, 1) and not find_platform(framework.platform_of(row)).by_xla:
+            raise LackingError("capacity_factor has a price with ep, in MaxText, or without zero 2 and 3")
         return "fsdp", common | {
             "replicas": layout.dp // layout.shard_size,
             "tp": layout.tp,
@@ -311,6 +309,7 @@ def _platform(
         captures=row.words("framework").facts.get("graphs", framework.captures),
         hybridep_units=framework.hybridep_units,
         pads_experts=row.number("capacity_factor") is not None,
+        one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla and layout.ep == 1 else 0.0,
         fused_loss=found.fused_loss or framework.fused_loss or bool(row.words("framework").facts.get("fused_loss")),
         memory=_memory_of(row, framework, found.memory, layout, model),
     )

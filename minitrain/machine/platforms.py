@@ -129,6 +129,8 @@ class Platform:
             Xeon 8168 (ZeRO-Offload, Ren et al. 2021, table 4).
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         by_xla: whether the operations are MaxText's, which XLA fuses.
+        one_hot_capacity: tokens that each expert takes over the mean, where products with one-hot matrices send them
+            (`capacity_factor` of MaxText); 0 where they are sorted.
         fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
             the step time was missed by at most; None where nothing was fitted to one's own runs.
 
@@ -166,6 +168,7 @@ class Platform:
     apart: bool = False
     copies_units: int = 0
     by_xla: bool = False
+    one_hot_capacity: float = 0.0
     launch_factor: float = 1.0
     host_update_s: float = 0.257
     memory: str = ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from minitrain.workloads.shapes import Gemm
+from minitrain.workloads.shapes import Gemm, Work
 from minitrain.workloads.workload import PassMode, cost_of_weight_pass, multiplications, traffic_of
 
 Operand = Literal["forward", "input_gradient", "weight_gradient"]
@@ -261,6 +261,21 @@ def backward_matmuls(
     adds_up = gemm.has_weight and gradient_bytes > 2
     result_bytes = 2 * gradient_bytes if adds_up else 2
     return left, Matmul(gemm.n, gemm.k, gemm.m, gemm.batch, kind, datatype, element_bytes, result_bytes, groups)
+
+
+def one_hot_products(
+    work: Work, hidden_size: int, num_slots: int, datatype: str, *, is_backward: bool
+) -> tuple[Matmul, ...]:
+    """Return the products of a sequence's tokens with one-hot matrices, into the slots of experts and back.
+
+    Backward has three: the gradients of the tokens, of what experts made, and of the weights by which that is added up
+    (`dense_matmul` of MaxText's `layers/moe.py` with a capacity: `BSM,BSEC->EBCM` and `EBCM,BSEC->BSM`).
+    """
+    dispatch = Gemm("dispatch", hidden_size, num_slots, work.seq_len, work.num_samples, is_trained=False)
+    combine = Gemm("combine", work.seq_len, hidden_size, num_slots, work.num_samples, has_weight=False)
+    if not is_backward:
+        return forward_matmul(dispatch, datatype), forward_matmul(combine, datatype)
+    return *backward_matmuls(dispatch, datatype), *backward_matmuls(combine, datatype)
 
 
 def kernels_of_weight_pass(workload: Any, typ: str, layer: int, mode: PassMode, datatype: str) -> KernelList:

@@ -13,7 +13,7 @@ its bias; scale, mask and softmax. Left out: communication; the router's top-k.
 
 Source: which tensors there are is Korthikanti et al. (2022), section 4; which of them a kernel reads and writes follows
 from Megatron-LM's fused kernels. The counts of launches are an estimate: 16 forward and 34 backward a layer, more where
-attention is unfused, and `launches_of_experts` where there are experts.
+attention is unfused, and where there are experts.
 
 **Eight bits** (`eight_bit_passes`): multiplications in eight bits need casts, and transpositions for the gradients of
 weights. Hopper's matrix units take eight-bit operands in one order alone. So backward needs the input of each
@@ -56,8 +56,8 @@ a row at hand casts it as it writes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import ceil, prod
 from types import MappingProxyType
 from typing import Protocol, final
 
@@ -79,6 +79,7 @@ from minitrain.workloads.kernels import (
     MemoryPass,
     backward_matmuls,
     forward_matmul,
+    one_hot_products,
 )
 from minitrain.workloads.shapes import ADAPTER, Cut, Gemm, Work
 from minitrain.workloads.unit import Unit, has_second_norm
@@ -228,20 +229,6 @@ _EXPERT_BIAS_LAUNCHES = ((0, 1), (2, 5))
 after another, and each bias's gradient is added to the whole gradient by itself."""
 
 
-def launches_of_experts(gemm: Gemm, casts: int, *, is_backward: bool) -> int:
-    """Return how many kernels a multiplication of experts is, forward or backward.
-
-    Each expert's is a kernel of its own, on one of several streams, and so are the casts of its input, or of its
-    result's gradient (`GroupedLinear` and `nvte_multi_stream_cublas_gemm` of Transformer Engine, to 2.9).
-
-    Args:
-        gemm: the multiplication, forward.
-        casts: kernels that write one expert's tokens in eight bits.
-        is_backward: which pass.
-    """
-    return gemm.batch * (casts + (1 + gemm.is_trained if is_backward else 1))
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Style:
@@ -265,6 +252,7 @@ class Style:
         apart: whether each operation that PyTorch dispatches is a kernel of its own.
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         by_xla: whether the operations are MaxText's, which XLA fuses.
+        one_hot_capacity: tokens of an expert over their mean, where one-hot matrices send them; 0 where sorted.
     """
 
     attention: str = "flash2"
@@ -284,6 +272,7 @@ class Style:
     apart: bool = False
     copies_units: int = 0
     by_xla: bool = False
+    one_hot_capacity: float = 0.0
 
     def captured(self, num_launches: int, kind: str) -> int:
         """Return how many launches are left of some that a graph has, of a kind of unit."""
@@ -497,14 +486,17 @@ class _Lister:
         return sum(self._launches_of(gemm, is_backward=is_backward) for gemm in gemms)
 
     def _launches_of(self, gemm: Gemm, *, is_backward: bool) -> int:
-        """Return the launches of a multiplication by itself, which others' layers have in theirs."""
+        """Return the launches of a multiplication by itself, which others' layers have in theirs.
+
+        Each expert's is on one of several streams (`nvte_multi_stream_cublas_gemm` of Transformer Engine, to 2.9).
+        """
         if not gemm.is_of_experts or self.style.captures_experts:
             return 0
         if self.style.apart:  # one kernel of all experts (`torch._grouped_mm`)
             return 1 + is_backward
         casts = CASTS_OF_EXPERT[self.model.precision.scaling] if self._is_narrow else 0
         casts += _EXPERT_BIAS_LAUNCHES[gemm.name.endswith("down")][is_backward] * self.model.mlp_bias
-        return launches_of_experts(gemm, casts, is_backward=is_backward)
+        return gemm.batch * (casts + 1 + (gemm.is_trained and is_backward))
 
     def core(self, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield the attention core: one kernel, or two products with softmax and dropout between them."""
@@ -575,6 +567,9 @@ class _Lister:
 
     def _matmuls(self, gemm: Gemm, datatype: str, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield one kernel forward, or the two of backward and the addition to the gradient if it is another."""
+        if gemm.is_of_experts and self.style.one_hot_capacity:  # as many rows for each
+            num_rows = ceil(gemm.m * self.style.one_hot_capacity)
+            gemm = replace(gemm, name=gemm.name.removeprefix("experts."), m=num_rows)
         precision = self.model.precision
         element = NARROW_BYTES.get(datatype, precision.activation_bytes)
         datatype = precision.weight_rate if datatype == precision.weight_datatype else datatype
@@ -615,8 +610,8 @@ class _Lister:
         element_bytes = tensors * self.model.precision.activation_bytes + more_bytes
         return MemoryPass(name, num_elements, element_bytes * self.style.eager)
 
-    def _passes(self, *, is_backward: bool) -> Iterator[MemoryPass]:
-        """Yield the passes over memory around the multiplications."""
+    def _passes(self, *, is_backward: bool) -> Iterator[Kernel]:
+        """Yield the passes over memory around the multiplications, and products that send tokens."""
         if self.unit.kind == "embedding":
             yield from self._embedding(is_backward=is_backward)
             return
@@ -638,9 +633,14 @@ class _Lister:
         if self.unit.kind == "moe":
             yield from self._permutations(hidden, is_backward=is_backward)
 
-    def _permutations(self, hidden: int, *, is_backward: bool) -> Iterator[MemoryPass]:
+    def _permutations(self, hidden: int, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield what puts the copies of tokens into the order of their experts, and back."""
-        num_copies = self.model.experts_per_token
+        num_copies, work = self.model.experts_per_token, self.work
+        if self.style.one_hot_capacity:
+            num_slots = round(work.seq_len * num_copies * self.style.one_hot_capacity)
+            rates = self.model.precision.datatype
+            yield from one_hot_products(work, self.model.hidden_size, num_slots, rates, is_backward=is_backward)
+            return
         if self.style.apart or self.style.by_xla:
             copies, tokens = (_PERMUTED_APART if self.style.apart else _PERMUTED_BY_XLA)[is_backward]
             yield self._memory("permutation", hidden, copies * num_copies + tokens)

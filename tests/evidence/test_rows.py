@@ -413,6 +413,16 @@ def test_slices_of_tpus_are_their_own_tori() -> None:
     assert two[0].bandwidth == 2 * half[0].bandwidth == 200  # 128 chips of 256 are no closed torus
 
 
+def test_maxtexts_capacity_sends_tokens_by_one_hot_matrices_where_weights_are_sharded() -> None:
+    sizes = {"tp": "1", "sp": "0", "dp": "16", "ep": "1", "zero": "3", "n_micro": "1", "capacity_factor": "1.25"}
+    given = {**EXPERTS, **sizes}
+    found = case(**{**given, "framework": "MaxText", "gpu": "TPU v6e"}).platform
+    assert found is not None
+    assert (found.one_hot_capacity, found.pads_experts) == (1.25, True)
+    with pytest.raises(LackingError, match="capacity_factor has a price with ep, in MaxText, or without zero 2 and 3"):
+        predict(case(**{**given, "framework": "torchtitan"}))
+
+
 def test_a_power_state_of_a_tpu_scales_what_its_clock_does() -> None:
     given = {"framework": "MaxText", "tp": "1", "pp": "1", "dp": "64", "n_gpus": "64", "zero": "3", "mbs": "1"}
     usual, quick = (rates_of(case(**given, n_micro="1", gpu=f"TPU v7x{words}").system) for words in ("", ", p state 7"))

@@ -302,6 +302,23 @@ def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_w
         assert MemoryPass("scaling", down.n * down.k, num_bytes) in kernels
 
 
+def test_one_hot_matrices_send_tokens_to_experts_of_equal_rows() -> None:
+    """A sequence of 512 has 4 x 1.25 x 512 slots: two products forward, and three gradients, none of the mask."""
+    model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
+    mlp = next(unit for unit in model.units() if unit.kind == "moe")
+    sent, slots = 2 * 2 * 512 * 2560 * 1024, 2560
+    for kernels_of, num_sent, passes in ((forward_kernels, 2, 1), (backward_kernels, 3, 2)):
+        usual, one_hot = (kernels_of(model, mlp, work(), Style(by_xla=True, one_hot_capacity=c)) for c in (0.0, 1.25))
+        experts = sum(k.work_flop for k in usual.kernels if isinstance(k, Matmul) and k.is_grouped)
+        assert experts == passes * 2 * 2 * 512 * 4 * 1024 * 3 * 2816
+        assert matmul_flop(one_hot) == matmul_flop(usual) + experts / 4 + num_sent * sent
+        products = [k for k in one_hot.kernels if isinstance(k, Matmul)]
+        assert not any(k.is_grouped for k in products)
+        rows = {k.k if k.kind == "weight_gradient" else k.m for k in products if k.batch == 8}
+        assert rows == {2 * slots // 8}
+        assert traffic(usual, "permutation") > 0 == traffic(one_hot, "permutation")
+
+
 def test_checkpoints_of_single_operations_repeat_every_second_product_and_all_passes() -> None:
     """torchtitan keeps the results of query, value, gate and down; keys, output and up are multiplied again."""
     again = [repeated_kernels(LLAMA, unit, work(), "op") for unit in LLAMA.units() if unit.layer == 0]
