@@ -72,6 +72,21 @@ class LatentAttention:
         """Return the size of a head's query and key: both parts."""
         return self.nope_head_dim + self.rope_head_dim
 
+    @property
+    def rotated_tensors(self) -> float:
+        """Return how often an element of queries and keys is read or written to rotate them, by one kernel for each.
+
+        Queries' rotary part is rotated where it lies. Keys without rotation, and values, are read; both are written
+        (`fused_apply_mla_rope_for_q` and `fused_apply_mla_rope_for_kv` of Megatron-Core's
+        `core/fusions/fused_mla_yarn_rope_apply.py`).
+
+        >>> sizes = {"rope_head_dim": 64, "nope_head_dim": 128, "value_head_dim": 128}
+        >>> round(LatentAttention(kv_rank=512, **sizes).rotated_tensors, 2)
+        1.83
+        """
+        made = self.nope_head_dim + self.value_head_dim + self.key_head_dim + self.value_head_dim
+        return (2 * self.rope_head_dim + made) / (2 * self.key_head_dim)
+
 
 ADAPTED = ("query", "key", "value", "query_up", "kv_up", "output", "gate", "up", "down")
 """The matrices that can have adapters: those of attention and dense MLPs that tensor parallelism divides."""

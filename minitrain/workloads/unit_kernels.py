@@ -130,8 +130,7 @@ def eight_bit_passes(
     is_between = is_divided_by_rows == is_backward  # its input, or the gradient of its result, lies between layers
     more = share * at_layer[is_backward] if is_between else cast if is_attention else within
     is_of_experts = gemm.name.startswith("experts.")
-    if is_of_experts:
-        more = cast_bytes + cast
+    more = cast_bytes + cast if is_of_experts else more
     if more:
         yield MemoryPass("scaling", outputs if is_backward else inputs, more * eager)
     if is_of_experts:
@@ -691,7 +690,9 @@ class _Lister:
         if self.model.qk_norm != "none":
             yield self._memory("query and key norm", size, 4 if is_backward else 2)
         if self.model.positions == "rotary":
-            yield self._memory("rotary embedding", size, _ROTARY_APART[is_backward] if self.style.apart else 4)
+            latent = self.model.latent if self.style.casts_apart else None
+            tensors = _ROTARY_APART[is_backward] if self.style.apart else latent.rotated_tensors if latent else 4
+            yield self._memory("rotary embedding", size, tensors)
         if self.style.apart and self.model.num_kv_heads < self.model.num_heads:
             copied = tokens * self.model.num_heads * core.key_dim // work.degrees.tp
             yield self._memory("copies of keys and values", copied, _GROUPS_APART[is_backward])
@@ -718,8 +719,7 @@ class _Lister:
 
     def _embedding(self, *, is_backward: bool) -> Iterator[MemoryPass]:
         """Yield the lookup, or the addition to the table's gradient."""
-        hidden = self.work.num_tokens_between * self.model.hidden_size
-        precision = self.model.precision
+        hidden, precision = self.work.num_tokens_between * self.model.hidden_size, self.model.precision
         more_bytes = 2 * precision.gradient_bytes if is_backward else precision.activation_bytes
         yield self._memory("embedding", hidden, 1, more_bytes)
         if self.model.dropout:

@@ -163,6 +163,8 @@ REFUSED = {
     **dict.fromkeys(("t5-0016", "t5-0017", "t5-0018", "t6-0014"), "TorchPrime keeps less than Adam's states"),
     **dict.fromkeys(("p3-0005", "p3-0006", "p3-0028"), "as p2-0005"),
     **dict.fromkeys(("p3-0030", "p3-0043"), "405B under FSDP, likewise"),
+    **dict.fromkeys(("t5-0016", "t5-0017", "t5-0018"), "8B on 4 TPUs: TorchPrime keeps less than Adam's states"),
+    "t5-0022": "Gemma 3 12B on 256 TPUs: as t1-0001",
     "f3-0001": "8B on one H200, 2 % over: KempnerForge keeps weights and Adam's moments in 16 bits",
 }
 """Published runs that ran, and are refused; docs/accuracy.md names them."""

@@ -319,6 +319,22 @@ def test_one_hot_matrices_send_tokens_to_experts_of_equal_rows() -> None:
         assert traffic(usual, "permutation") > 0 == traffic(one_hot, "permutation")
 
 
+def test_megatron_rotates_queries_and_keys_of_latents_by_a_kernel_each() -> None:
+    """Queries' 64 rotary columns in place; keys and values read (128 each), keys of both parts and values written."""
+    model = mt.models()["deepseek-v3"]
+    unit = next(each for each in model.units() if each.kind == "attention")
+    rotated, usual = (
+        sum(
+            k.traffic_bytes
+            for k in forward_kernels(model, unit, work(), style).kernels
+            if k.title == "rotary embedding"
+        )
+        for style in (Style(casts_apart=True), Style())
+    )
+    assert rotated == pytest.approx(2 * 2 * 512 * 128 * (2 * 64 + 2 * 128 + 192 + 128))
+    assert usual == 2 * 2 * 512 * 128 * 2 * 4 * 192
+
+
 def test_checkpoints_of_single_operations_repeat_every_second_product_and_all_passes() -> None:
     """torchtitan keeps the results of query, value, gate and down; keys, output and up are multiplied again."""
     again = [repeated_kernels(LLAMA, unit, work(), "op") for unit in LLAMA.units() if unit.layer == 0]
