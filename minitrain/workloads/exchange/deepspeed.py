@@ -24,8 +24,12 @@ def layout_faults(recipe: Recipe) -> list[str]:
     found = [f"{', '.join(divided)} of more than 1; use megatron-lm"] if divided else []
     if options.get("offload") == "optimizer":
         found.append("offload=optimizer, which updates on the device: its offload_optimizer steps on the host")
-    if options.get("optimizer_offload_fraction", 1) not in (0, 1):
-        found.append(f"optimizer_offload_fraction={options['optimizer_offload_fraction']}")
+    if (share := options.get("optimizer_offload_fraction", 0)) not in (0, 1):
+        found.append(f"optimizer_offload_fraction={share}")
+    if share and not options.get("zero"):
+        found.append("an optimizer on the host without zero=1 or 2")
+    if options.get("offloaded_layers") is not None:
+        found.append(f"offloaded_layers={options['offloaded_layers']}")
     return found if recipe.strategy in _STRATEGIES.values() else [*found, f"the strategy {recipe.strategy}"]
 
 
@@ -121,15 +125,26 @@ def _faults(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]
     )
     if zero.get("stage", 0) not in _STRATEGIES:
         yield f"zero_optimization.stage must be 0 to 3, got {zero['stage']!r}"
-    if _is_on(zero.get("offload_param")) and not _is_on(zero.get("offload_optimizer")):
-        yield "zero_optimization.offload_param without offload_optimizer is not modelled"
-    of_host = zero.get("offload_optimizer") or {}
-    if (zero.get("offload_param") or {}).get("device") == "nvme":
-        yield "zero_optimization.offload_param must be on the cpu, since drives are not modelled"
-    if _is_on(of_host) and (of_host["device"], of_host.get("ratio", 1)) != ("cpu", 1):
-        yield f"zero_optimization.offload_optimizer must be all on the cpu, since other is not modelled, got {of_host}"
-    if _is_on(of_host) and zero.get("stage", 0) == 0:
-        yield "zero_optimization.offload_optimizer needs stage 1, 2 or 3"
+    yield from _faults_of_offloading(config, zero)
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         if not isinstance(config.get(key, 1), int):
             yield f'{key} must be an integer, got {config[key]!r}; put in what "auto" stands for'
+
+
+def _faults_of_offloading(config: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what cannot be modelled of what lies on the host."""
+    optimizer, weights = (zero.get(f"offload_{what}") or {} for what in ("optimizer", "param"))
+    stage, activations = zero.get("stage", 0), config.get("activation_checkpointing", {}).get("cpu_checkpointing")
+    if not (isinstance(optimizer, Mapping) and isinstance(weights, Mapping)):
+        yield 'zero_optimization.offload_optimizer and offload_param must be objects such as {"device": "cpu"}'
+        return
+    found = {
+        "offload_param without offload_optimizer is not modelled": _is_on(weights) and not _is_on(optimizer),
+        "offload_param must be on the cpu, since drives are not modelled": weights.get("device") == "nvme",
+        f"offload_optimizer must be all on the cpu, since other is not modelled, got {optimizer}": _is_on(optimizer)
+        and (optimizer["device"], optimizer.get("ratio", 1)) != ("cpu", 1),
+        "offload_optimizer needs stage 1, 2 or 3": _is_on(optimizer) and stage == 0,
+        "stage must be 3, without offload_optimizer, beside cpu_checkpointing": activations
+        and (stage != 3 or _is_on(optimizer)),
+    }
+    yield from (f"zero_optimization.{what}" for what, is_so in found.items() if is_so)

@@ -33,6 +33,7 @@ _SECTION_OF = {
     "optimizer_cpu_offload": "optimizer",
     "optimizer_offload_fraction": "optimizer",
     "overlap_cpu_optimizer_d2h_h2d": "optimizer",
+    "use_precision_aware_optimizer": "optimizer",
 }
 """The section of a field, where it is not the model's."""
 _PRECISIONS = {"bf16_mixed": {"bf16": True}, "16-mixed": {"fp16": True}, "fp16_mixed": {"fp16": True}}

@@ -347,8 +347,11 @@ def layout_faults(recipe: Recipe) -> list[str]:
     found = {
         f"the strategy {recipe.strategy}": recipe.strategy not in STRATEGIES,
         f"replicas of shards ({options.get('replicas')})": options.get("replicas", 1) > 1,
-        f"offload of {options.get('offload')}": bool(options.get("offload")) and not options.get("offloaded_layers"),
+        f"offload of {options.get('offload')}": bool(options.get("offload"))
+        and (options["offload"] != "activations" or not options.get("offloaded_layers")),
         f"zero={options.get('zero')}": options.get("zero", 0) > 1,
+        "an optimizer on the host without zero=1": bool(options.get("optimizer_offload_fraction"))
+        and not options.get("zero"),
         f"shard_size={options.get('shard_size')}": options.get("shard_size") is not None,
         **{f"recompute={module}": module in modules_of(again) for module in OURS},
         "layers_per_stage": bool(options.get("layers_per_stage")),
@@ -398,6 +401,7 @@ def _host_fields(options: Mapping[str, Any]) -> Fields:
             "optimizer_cpu_offload": True,
             "optimizer_offload_fraction": share,
             overlap: bool(options.get(overlap)),
+            "use_precision_aware_optimizer": True,  # Megatron-LM's arguments.py asks for it
         }
     return {}
 

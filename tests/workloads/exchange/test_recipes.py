@@ -127,10 +127,27 @@ def test_deepspeed_says_the_layout_and_leaves_the_model_to_the_program(strategy:
 def test_the_hosts_share_of_the_optimizer_is_written_and_read(tool: str, overlap: dict[str, bool]) -> None:
     options = {"microbatch_size": 1, "zero": 1, "optimizer_offload_fraction": 0.5, **overlap}
     written = mt.write_recipe(mt.Recipe("megatron", options, LLAMA, 64, 256), tool)
+    assert "use_precision_aware_optimizer" in written.replace("-", "_")  # without it Megatron does not start
     assert mt.read_recipe(written).options == options
     assert mt.read_recipe("--optimizer-cpu-offload --use-precision-aware-optimizer").options == {
         "optimizer_offload_fraction": 1.0
     }
+
+
+@pytest.mark.parametrize(
+    ("tool", "strategy", "options", "fault"),
+    [
+        ("megatron-lm", "megatron", {"optimizer_offload_fraction": 0.5}, "an optimizer on the host without zero=1"),
+        ("megatron-lm", "fsdp", {"offload": "parameters", "offloaded_layers": 3}, "offload of parameters"),
+        ("deepspeed", "megatron", {"optimizer_offload_fraction": 1}, "an optimizer on the host without zero=1 or 2"),
+        ("deepspeed", "fsdp", {"offload": "activations", "offloaded_layers": 3}, "offloaded_layers=3"),
+    ],
+)
+def test_what_a_tool_refuses_to_keep_on_the_host_is_not_written(
+    tool: str, strategy: str, options: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(mt.UsageError, match=f"no words for {fault}"):
+        mt.write_recipe(mt.Recipe(strategy, {"microbatch_size": 1, **options}, LLAMA, 8, 16), tool)
 
 
 @pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge"])
@@ -420,6 +437,12 @@ def test_torchtitans_own_file_is_read(tmp_path: Path) -> None:
         ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}', "must be all on the cpu"),
         ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}}', "all on the cpu"),
         ('{"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}', "needs stage 1, 2 or 3"),
+        ('{"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}', "must be objects such as"),
+        (
+            '{"activation_checkpointing": {"cpu_checkpointing": true},'
+            ' "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}',
+            "stage must be 3, without offload_optimizer, beside cpu_checkpointing",
+        ),
         ("--cpu-offloading-num-layers 3", "cpu_offloading_num_layers without FSDP is not modelled"),
         ("--use-torch-fsdp2 --optimizer-cpu-offload", "optimizer_cpu_offload beside FSDP is not modelled"),
         ("distributed_type: FSDP\nfsdp_config: {}", "distributed_type must be DEEPSPEED, got FSDP"),
