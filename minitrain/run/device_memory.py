@@ -11,7 +11,7 @@ is gathered, unsharded or in flight. On a device there is more:
 |---|---|---|
 | temporaries | at the loss: copies of the logits in 16 bits, exponentials, gradients | 8 a logit, and 4 that are held |
 | framework | what a framework keeps, and other temporaries | `minitrain.machine.framework_memory` |
-| workspace | what matrix multiplications use for partial sums | 8.125 MiB |
+| workspace | what matrix multiplications use for partial sums | by thread and library: `workspace_bytes_of` |
 | rounding | every array takes a multiple of 512 bytes | 256 an array of a weight |
 | **allocated** | the sum so far | |
 | **reserved** | what the allocator holds beside, in blocks that fit nothing | replayed, or 15 % more and the update |
@@ -43,9 +43,9 @@ gradient of each array that it has saved, from the last to the first: autograd f
 
 **Sources**: the loss, Megatron-LM's `vocab_parallel_cross_entropy` (logits in 16 bits, in single precision, their
 exponentials, and the gradient); 512 bytes and 2 MiB, PyTorch's `CUDACachingAllocator` (kMinBlockSize, kSmallBuffer);
-the workspace, PyTorch's default for cuBLAS (":4096:2:16:8"). Without journals the reserve is estimated, 10 to 20 %
-above allocated in published tables. Buffers and context together are 0.2 to 1 GiB. These last three are estimates, and
-fitted to no table.
+workspaces, PyTorch's `CublasHandlePool.cpp` and Transformer Engine's `get_cublas_workspace_size_bytes`. Without
+journals the reserve is estimated, 10 to 20 % above allocated in published tables. Buffers and context together are 0.2
+to 1 GiB. These last three are estimates, and fitted to no table.
 
 **Left out**: arrays of less than a layer that live for a kernel, and how long a block stays unusable. So real
 fragmentation is higher than a replay's, which also lacks what forward makes and does not keep, streams of their own for
@@ -91,11 +91,19 @@ from minitrain.workloads.workload import USUAL
 
 BLOCK_BYTES = 512
 SEGMENT_BYTES = 2 * 2**20
-WORKSPACE_BYTES = int(8.125 * 2**20)
 TEMPORARY_BYTES_A_LOGIT = 8
 RESERVE_SHARE = 0.15
 BUFFER_BYTES_A_GROUP = int(0.2 * 2**30)
 CONTEXT_BYTES = 2**29
+
+_WORKSPACES_MIB: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "": (8.125, 4),
+        **dict.fromkeys(("h100", "h200", "gh200", "b200", "b300", "gb200", "gb300"), (32, 32)),
+        **dict.fromkeys(("mi300x", "mi325x", "mi355x"), (128, 32)),
+    }
+)
+"""PyTorch's workspace of a thread, and Transformer Engine's, by family of devices, MiB."""
 
 _ARRAYS_OF_A_WEIGHT = 5  # parameter, gradient, and three of the optimizer's
 
@@ -127,7 +135,7 @@ class DeviceMemory:
     held_bytes: float
     temporary_bytes: float = 0.0
     kept_bytes: float = 0.0
-    workspace_bytes: float = WORKSPACE_BYTES
+    workspace_bytes: float = 0.0
     rounding_bytes: float = 0.0
     num_groups: int = 0
     fullest_s: Any = 0.0
@@ -147,7 +155,7 @@ class DeviceMemory:
         if self.replayed_bytes is not None:
             return max(self.replayed_bytes, self.allocated_bytes)
         before = self.allocated_bytes if self.before_bytes is None else self.before_bytes
-        reserve = RESERVE_SHARE * max(before - self.lasting_bytes, 0.0)
+        reserve = RESERVE_SHARE * max(before - self.lasting_bytes - self.workspace_bytes, 0.0)
         wanted = max(before + reserve + self.update_bytes, self.allocated_bytes)
         return -(-wanted // SEGMENT_BYTES) * SEGMENT_BYTES
 
@@ -212,8 +220,18 @@ class DeviceMemory:
         return replace(kept, held_bytes=place.at_update_bytes, temporary_bytes=found.update_bytes)
 
 
-ONE_GROUP = DeviceMemory(rank=0, peak_bytes=0.0, held_bytes=0.0, num_groups=1)
-"""A device that holds no tensors yet, of a rank that communicates in one group."""
+def workspace_bytes_of(machine: Any) -> int:
+    """Return what a rank's multiplications have as workspace: both threads of PyTorch, and Transformer Engine.
+
+    PyTorch keeps one for each thread that multiplies, and backward has a thread of its own.
+
+    Args:
+        machine: what has the `system` and the `pricing` of a predictor.
+    """
+    family = getattr(getattr(machine, "system", None), "name", "").partition("_")[0]
+    of_thread, of_engine = _WORKSPACES_MIB.get(family, _WORKSPACES_MIB[""])
+    has_engine = known_platform(machine).memory == "transformer engine"
+    return int((2 * of_thread + has_engine * of_engine) * 2**20)
 
 
 def device_memory_of(model: Any) -> DeviceMemory:
@@ -225,6 +243,7 @@ def device_memory_of(model: Any) -> DeviceMemory:
         rank=model._rank,
         peak_bytes=peak_bytes,
         held_bytes=peak_bytes,
+        workspace_bytes=workspace_bytes_of(predictor),
         rounding_bytes=bytes_of_rounding(workload, _loaded(rows)),
         num_groups=_num_groups(rows) if model.world_size > 1 else 0,
         fullest_s=rows[fullest_row(rows) * STRIDE + LAUNCHED] if rows else 0.0,
@@ -730,7 +749,7 @@ def replay(model: Any, capacity_bytes: float, settings: AllocatorSettings) -> Al
     """
     allocator = CachingAllocator(min(int(capacity_bytes), UNLIMITED), settings)
     rank = _Rank(model, allocator)
-    rank.allocated([WORKSPACE_BYTES] if rank.units else [])
+    rank.allocated([workspace_bytes_of(model._runtime_predictor)] if rank.units else [])
     changes = {place: list(found) for place, found in groupby(model.memory_journal, attrgetter("place"))}
     for place, sizes in enumerate([*_during_operations(model), ()]):
         borrowed = rank.between_operations(changes.get(place, ()))

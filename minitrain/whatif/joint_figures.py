@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -29,6 +30,7 @@ from minitrain.run.device_memory import (
     device_memory_of,
     excess_of,
     fullest_row,
+    workspace_bytes_of,
     worst_of,
 )
 from minitrain.run.figures import FIGURES, FiguresOfStep, over, summary_of, usd_per_hour_of, watts_of
@@ -155,12 +157,15 @@ def _mean_of_columns(columns: Sequence[Any]) -> list[float]:
     return [mean(values) for values in np.stack(columns, axis=1).tolist()]
 
 
-def excesses_of_devices(recorded: Recorded, sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
+def excesses_of_devices(
+    recorded: Recorded, sizes: Sequence[float | None], workspaces: Sequence[int]
+) -> list[OutOfMemory | None]:
     """Return, for each machine, the rank that needs most beyond what its device has; None where all fit.
 
     Args:
         recorded: a run that says all that a device must hold.
         sizes: the memory of each machine's devices, bytes.
+        workspaces: what multiplications have of it, bytes.
     """
     models = recorded.run.class_models
     memories = [device_memory_of(model) for model in models]
@@ -170,8 +175,9 @@ def excesses_of_devices(recorded: Recorded, sizes: Sequence[float | None]) -> li
     }
     times = dict(zip(moments, recorded.at(list(moments.values())), strict=True))
     found: list[OutOfMemory | None] = []
-    for machine, size_bytes in enumerate(sizes):
-        worst = worst_of(excess_of(model, memory, size_bytes) for model, memory in zip(models, memories, strict=True))
+    for machine, (size_bytes, workspace_bytes) in enumerate(zip(sizes, workspaces, strict=True)):
+        here = [replace(memory, workspace_bytes=workspace_bytes) for memory in memories]
+        worst = worst_of(map(excess_of, models, here, [size_bytes] * len(models)))
         found.append(worst and replace(worst, time=float(times[worst.rank][machine])))
     return found
 
@@ -265,7 +271,21 @@ class JointFigures(FiguresOfStep):
         """Where and when a device's memory was exceeded; None where all fits."""
         if self._run.needed_memory_bytes is None:
             return first_excesses(self._recorded, self.capacity_bytes)
-        return excesses_of_devices(self._recorded, self.capacity_bytes)
+        return excesses_of_devices(self._recorded, self.capacity_bytes, self._workspaces)
+
+    @cached_property
+    def needed_memory_bytes(self) -> list[float | None]:
+        """What the fullest device must hold; None where tensors alone count."""
+        if (needed := self._run.needed_memory_bytes) is None:
+            return [None] * len(self)
+        needed -= workspace_bytes_of(self._run.class_models[0]._runtime_predictor)
+        return [needed + workspace_bytes for workspace_bytes in self._workspaces]
+
+    @cached_property
+    def _workspaces(self) -> list[int]:
+        """What multiplications have as workspace on each machine, bytes."""
+        each = zip(self._of_each("system"), self._of_each("pricing"), strict=True)
+        return [workspace_bytes_of(SimpleNamespace(system=system, pricing=pricing)) for system, pricing in each]
 
     @cached_property
     def _times(self) -> RankTimes:
@@ -441,7 +461,7 @@ class _OnMachine:
         return getattr(self._run if name in _ON_ALL else self._alone, name)
 
 
-_COLUMNS = frozenset(figure.column for figure in FIGURES) | {"oom", "communication_by_axis"}
+_COLUMNS = frozenset(figure.column for figure in FIGURES) | {"oom", "communication_by_axis", "needed_memory_bytes"}
 _ON_ALL = frozenset(field.name for field in fields(Run)) | {"peak_memory", "sureness", "dropped_token_fraction"}
 """What no time and no device has a part in."""
 

@@ -12,7 +12,7 @@ import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.machine.framework_memory import HABITS, _Update
 from minitrain.machine.platforms import Platform, find_platform
-from minitrain.run.device_memory import WORKSPACE_BYTES, DeviceMemory
+from minitrain.run.device_memory import DeviceMemory
 
 HIDDEN, FFN, LAYERS, VOCABULARY, TOKENS = 1024, 4096, 2, 32000, 1024
 MODEL = mt.Transformer(
@@ -45,7 +45,7 @@ def test_megatron_core_holds_weights_totals_states_and_what_layers_keep() -> Non
     fullest = 18 * parameters + TOKENS * (LAYERS * layer + head + logits)
     memory = memory_of("nemo-h100")
     assert memory.kept_bytes == 2 * sum(matrices.values())  # an array of each shape, kept by Transformer Engine
-    found = memory.allocated_bytes - memory.kept_bytes - memory.rounding_bytes - WORKSPACE_BYTES
+    found = memory.allocated_bytes - memory.kept_bytes - memory.rounding_bytes - memory.workspace_bytes
     assert found == pytest.approx(fullest, rel=1e-6)
 
 
@@ -99,11 +99,11 @@ def test_nanotron_holds_what_autograd_keeps_and_two_copies_of_logits() -> None:
     head, logits = 2 * 2 * HIDDEN, 8 * VOCABULARY
     parameters = LAYERS * (4 * HIDDEN**2 + 3 * FFN * HIDDEN) + HIDDEN * (2 * LAYERS + 1) + 2 * VOCABULARY * HIDDEN
     memory = memory_of("nanotron", workload=replace(MODEL, seq_len=4 * TOKENS))
-    found = memory.allocated_bytes - memory.rounding_bytes - WORKSPACE_BYTES
+    found = memory.allocated_bytes - memory.rounding_bytes - memory.workspace_bytes
     assert found == pytest.approx(18 * parameters + 4 * TOKENS * (LAYERS * layer + head + logits), rel=1e-6)
     assert memory.lasting_bytes == 18 * parameters  # and reserves no more than that
     few = memory_of("nanotron", workload=replace(MODEL, seq_len=8))  # all gradients outweigh its activations
-    assert few.allocated_bytes - few.rounding_bytes - WORKSPACE_BYTES == pytest.approx(20 * parameters, rel=2e-3)
+    assert few.allocated_bytes - few.rounding_bytes - few.workspace_bytes == pytest.approx(20 * parameters, rel=2e-3)
     ddp = memory_of(replace(find_platform("nanotron"), memory="nanotron ddp"))
     assert ddp.kept_bytes == 2 * parameters  # its buckets
 
@@ -160,7 +160,7 @@ def test_fsdp2_holds_states_and_whole_weights_of_two_units_at_the_loss() -> None
     held = 12 * parameters / 2 + gathered + tokens * (LAYERS * layer + 2 * 2 * HIDDEN)
     for memory, logit_bytes in (("fsdp2", 4), ("fsdp2 eager loss", 12)):
         found = of_fsdp(memory)
-        allocated = found.allocated_bytes - found.rounding_bytes - WORKSPACE_BYTES
+        allocated = found.allocated_bytes - found.rounding_bytes - found.workspace_bytes
         assert allocated == pytest.approx(held + logit_bytes * VOCABULARY * tokens, rel=1e-6)
         free = 2 * VOCABULARY * tokens if logit_bytes > 4 else 0
         pools = 4 * parameters / 2 + 1.5 * 2 * (table + HIDDEN)  # sums of gradients; what is gathered, and the shard

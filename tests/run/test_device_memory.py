@@ -15,7 +15,6 @@ from minitrain.run.device_memory import (
     BUFFER_BYTES_A_GROUP,
     CONTEXT_BYTES,
     SEGMENT_BYTES,
-    WORKSPACE_BYTES,
     DeviceMemory,
 )
 
@@ -59,7 +58,7 @@ def test_a_step_whose_peak_is_elsewhere_takes_its_peak() -> None:
     run = mt.simulate("ddp", world_size=2, num_layers=4, global_batch_size=2)
     memory = memory_of(run)
     assert (memory.held_bytes, memory.temporary_bytes) == (run.peak_memory_bytes, 0)
-    assert memory.allocated_bytes == run.peak_memory_bytes + WORKSPACE_BYTES + 4 * 5 * 256
+    assert memory.allocated_bytes == run.peak_memory_bytes + memory.workspace_bytes + 4 * 5 * 256
 
 
 def test_what_an_allocator_reserves_is_a_whole_number_of_segments() -> None:
@@ -67,7 +66,23 @@ def test_what_an_allocator_reserves_is_a_whole_number_of_segments() -> None:
     assert run.reserved_bytes is not None
     assert run.allocated_bytes is not None
     assert run.reserved_bytes % SEGMENT_BYTES == 0
-    assert 0 <= run.reserved_bytes - 1.15 * run.allocated_bytes < SEGMENT_BYTES
+    workspace_bytes = memory_of(run).workspace_bytes  # which is never freed
+    assert 0 <= run.reserved_bytes - 1.15 * run.allocated_bytes + 0.15 * workspace_bytes < SEGMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("platform", "hardware", "mib"),
+    [
+        ("components", "a100_80g", 2 * 8.125),  # forward's and backward's, of PyTorch
+        ("components", "h100_80g_nvl8", 2 * 32),
+        ("nemo-h100", "a100_80g", 2 * 8.125 + 4),  # and Transformer Engine's
+        ("nemo-h100", "h100_80g_nvl8", 3 * 32),
+        ("nemo-h100", "mi300x_192g_8", 2 * 128 + 32),
+    ],
+)
+def test_multiplications_have_a_workspace_of_each_thread_and_library(platform: str, hardware: str, mib: float) -> None:
+    memory = memory_of(simulated("megatron", microbatch_size=32, platform=platform, hardware=hardware))
+    assert memory.workspace_bytes == mib * 2**20
 
 
 def test_each_group_of_ranks_has_buffers() -> None:

@@ -23,7 +23,7 @@ from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.config import SystemConfig
 from minitrain.operations import PASSES
-from minitrain.run.device_memory import ONE_GROUP
+from minitrain.run.device_memory import DeviceMemory, workspace_bytes_of
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.workloads.architecture import PRECISIONS, Precision, precision_fault
@@ -236,7 +236,9 @@ class DeviceTimes:
         memory, run = self.cluster.group(group).system.mem_hbm, self.run(group, 1)
         if run is None or run.needed_memory_bytes is None:
             return float(memory.capacity_bytes)
-        return max(0.0, memory.usable_bytes - ONE_GROUP.beside_bytes)
+        workspace_bytes = workspace_bytes_of(run.models[0].runtime_predictor)
+        beside = DeviceMemory(rank=0, peak_bytes=0, held_bytes=0, workspace_bytes=workspace_bytes, num_groups=1)
+        return max(0.0, memory.usable_bytes - beside.beside_bytes)
 
     def samples(self, group: str, most: int, tp: int = 1) -> Callable[[int], float] | None:
         """Return how long a group's device takes for a microbatch of so many samples, s.

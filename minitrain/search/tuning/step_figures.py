@@ -22,7 +22,7 @@ from minitrain.machine.framework_memory import HeldWeight, Place
 from minitrain.machine.platforms import Platform
 from minitrain.run.analysis.breakdown import BusyTimeSum
 from minitrain.run.analysis.timeline import Floats
-from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding, num_logits
+from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding, num_logits, workspace_bytes_of
 from minitrain.search.tuning.layouts import (
     BACKWARD,
     END_FIGURES,
@@ -379,6 +379,7 @@ def _device(columns: Columns, place: int, column: int) -> DeviceMemory:
         rank=place * layout.stride,
         peak_bytes=0.0,
         held_bytes=0.0,
+        workspace_bytes=workspace_bytes_of(columns.pieces.predictor),
         rounding_bytes=bytes_of_rounding(workload, layers),
         num_groups=(layout.ends.tp > 1) + (layout.ends.dp > 1) + (columns.pp > 1 or layout.passes.cp > 1),
     )
