@@ -54,6 +54,8 @@ async def fsdp(
     if offload not in (None, "activations", "optimizer", "optimizer_step", "parameters"):
         choices = '"activations", "optimizer", "optimizer_step", "parameters" or None'
         raise StrategyError(f"offload must be {choices} for fsdp, got {offload!r}")
+    if offloaded_layers is not None and offload != "activations":
+        raise StrategyError(f'offloaded_layers is of offload="activations" for fsdp, got offload={offload!r}')
     require_multiple("world_size", model.world_size, "replicas x tp", replicas * tp, "fsdp")
     mesh = model.mesh(replica=replicas, dp=model.world_size // (replicas * tp), tp=tp)
     shards, copies, parts = mesh.group("dp"), mesh.group("replica"), Parts(model, mesh.group("tp"), sequence_parallel)

@@ -152,6 +152,10 @@ def test_parts_in_shards_move_and_hold_a_share() -> None:
         ({"replicas": 0}, r"replicas must be an integer of 1\.\.8 for fsdp, got 0"),
         ({"tp": 16}, r"tp must be an integer of 1\.\.8 for fsdp, got 16"),
         ({"global_batch_size": 12}, r"global_batch_size \(12\) must be a multiple of replicas x shards \(8\) for fsdp"),
+        (
+            {"offload": "parameters", "offloaded_layers": 3},
+            'offloaded_layers is of offload="activations" for fsdp, got offload=.parameters',
+        ),
         ({"tp": 8, "workload": "tiny"}, r"num_kv_heads \(4\) must be a multiple of tp \(8\); use tp=4"),
     ],
 )

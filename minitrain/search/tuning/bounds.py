@@ -297,8 +297,8 @@ class _Fsdp:
 
     def _host_seconds(self) -> float:
         """Return how long the stream to the host is busy with a microbatch, s."""
-        if self._options.get("offload") != "activations":
-            return 0.0
+        if self._options.get("offload") != "activations" or self._options.get("offloaded_layers") is not None:
+            return 0.0  # of some layers it is no bound
         kept, mode = self._workload.kept_elements, self._mode()
         return float(
             sum(self._predictor.host_transfer("offload", kept(k, self._size, mode)).seconds for k in self._inner)

@@ -351,6 +351,8 @@ def calculon(choice: Choice) -> str:
     _require(choice, "calculon", "megatron")
     if choice.candidate.problem.machine.has_experts:
         _refuse(choice, "calculon", "it has no layers with experts")
+    if choice.options.get("optimizer_offload_fraction"):
+        _refuse(choice, "calculon", "it has no optimizer that steps on the host")
     if choice.options["recompute"] not in _RECOMPUTE_OF_CALCULON:
         _refuse(choice, "calculon", f"it has no recompute={choice.options['recompute']}")
     options, row = choice.options, choice.row

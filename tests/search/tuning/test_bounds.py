@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.search.tuning.bounds import bound_of, least_times
 from minitrain.search.tuning.layouts import Columns
-from minitrain.search.tuning.problem import axes_of, candidates
+from minitrain.search.tuning.problem import Candidate, TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import OF_FRONT, simulate_each
 from minitrain.search.tuning.step_figures import steps_of
 from tests.search.tuning.models import SMALL, layouts, problem
@@ -82,6 +83,16 @@ def test_no_step_of_fsdp_takes_less_than_its_bound() -> None:
         assert bound.step_time_s <= figures.step_time_s
         assert bound.peak_memory_bytes <= figures.peak_memory_bytes
         assert bound.busy_s <= figures.busy_s
+
+
+def test_activations_of_one_layer_are_not_bound_by_the_moves_of_all() -> None:
+    system = mt.hw.load_config("h100_80g_nvl8")
+    slow = replace(system, mem2=replace(system.mem2, GBps=0.1))
+    of = TuningProblem(SMALL, slow, 8, 16, {})
+    options = {"microbatch_size": 2, "offload": "activations", "offloaded_layers": 1}
+    (figures,) = simulate_each(of, [("fsdp", options)])
+    assert figures.step_time_s is not None
+    assert bound_of(Candidate(of, "fsdp", options), of.machine).step_time_s <= figures.step_time_s
 
 
 def test_other_orders_are_bounded_by_their_passes_and_may_win() -> None:

@@ -145,6 +145,11 @@ def test_executions_of_odd_values_are_refused(change: dict[str, Any], message: s
         of_calculon({**EXECUTION, **change})
 
 
+def test_calculon_has_no_optimizer_that_steps_on_the_host() -> None:
+    with pytest.raises(mt.UsageError, match="it has no optimizer that steps on the host"):
+        choice("megatron", _MEGATRON | {"optimizer_offload_fraction": 1}).words("calculon")
+
+
 @pytest.mark.parametrize(
     ("tool", "strategy", "message"),
     [
