@@ -467,18 +467,22 @@ def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tu
     """Yield moments in which gradients are added to their totals as multiplications make them.
 
     The peak of a run has the gradient of a unit, of the largest one but the embedding, whose backward comes last. Where
-    there is a head it may have logits too.
+    there is a head it may have logits too, and a total of its own of a table that it shares with the embedding, for
+    which a framework has one.
     """
     units, logits, sizes = place.workload.units, place.num_logits, place.workload.model.precision
     largest = max((each.gradient_bytes for each in place.weights if units[each.layer].kind != "embedding"), default=0.0)
     new = _HALF * max(_matrices(place), default=0) if habits.new_gradient == "weight" else 0.0
     in_backward = new + max((_inner_gradients(place, each.layer) for each in place.weights), default=0.0)
-    yield place.peak_bytes - largest - LOGIT_BYTES * logits, in_backward
+    layers = {each.layer for each in place.weights}
+    shared = place.workload.table_layers if layers.issuperset(place.workload.table_layers) else ()
+    of_table = min((each.gradient_bytes for each in place.weights if each.layer in shared), default=0.0)
+    yield place.peak_bytes - of_table - largest - LOGIT_BYTES * logits, in_backward
     if logits:
         at_most = _HALF if fused_loss else habits.logit_bytes
         head = max(each.weight_bytes for each in place.weights if units[each.layer].kind == "head")
         totals = sum(each.gradient_bytes for each in place.weights) if place.is_single else 0.0
-        before = place.at_loss_bytes + totals - LOGIT_BYTES * logits
+        before = place.at_loss_bytes + totals - of_table - LOGIT_BYTES * logits
         yield before + min(at_most, LOGIT_BYTES) * logits, max(at_most - LOGIT_BYTES, 0) * logits
         yield before, _HALF * (logits + head / sizes.parameter_bytes) + _input_gradients(place)
         yield before, in_backward

@@ -78,6 +78,21 @@ def test_measured_runs_of_megatron_core_allocate_as_much(layout: dict[str, Any],
 
 
 @pytest.mark.parametrize(
+    ("layout", "measured_bytes"),  # NVIDIA/Megatron-LM, golden_values_dev_dgx_h100.json in tests/functional_tests/
+    [
+        ({"zero": 1, "overlap_replicas": True}, 4702430208),  # gpt3_mcore_te_tp1_pp1_dist_optimizer_no_mmap_bin_files
+        ({"recompute": "full"}, 2561334272),  # gpt3_mcore_te_tp1_pp1_resume_torch_dist_uniform_full_recompute
+    ],
+    ids=str,
+)
+def test_a_table_that_embedding_and_head_share_has_one_total(layout: dict[str, Any], measured_bytes: int) -> None:
+    sizes: dict[str, Any] = {"num_layers": 12, "hidden_size": 512, "num_heads": 8, "vocab_size": 50304}
+    model = mt.Transformer(**sizes, seq_len=1024, attention="unfused", dropout=0.1, tied_embeddings=True)
+    step = {"world_size": 8, "workload": model, "global_batch_size": 32, "microbatch_size": 4}
+    assert memory_of("nemo-h100", **step, **layout).allocated_bytes == pytest.approx(measured_bytes, rel=0.005)
+
+
+@pytest.mark.parametrize(
     ("habits", "allocated", "reserved"),
     [
         ("deepspeed", 8, 8),  # casts, and all in one array
