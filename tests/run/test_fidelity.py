@@ -226,7 +226,8 @@ def test_a_platform_changes_the_price_by_its_numbers() -> None:
 def test_every_shipped_platform_says_what_it_was_fitted_on_in_at_most_six_numbers() -> None:
     for name, platform in mt.platforms().items():
         assert (platform.name, bool(platform.about), bool(platform.fitted_on)) == (name, True, True)
-        assert len(platform.numbers().keys() - {"memory"}) <= 6
+        published = {"memory", "host_update_s"}  # as code allocates, and as papers measured: not fitted
+        assert len(platform.numbers().keys() - published) <= 6
     assert mt.platforms()["components"].numbers() == {}
 
 
