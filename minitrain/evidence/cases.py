@@ -205,6 +205,8 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
     common: dict[str, Any] = {"recompute": layout.recompute}
     there = offloads(row)
     if _blocks(framework, layout):
+        if there.what:
+            raise LackingError(f"{there.what} in the host's memory has no price where each gather is waited for")
         return "zero3", common
     if layout.zero >= 2 and layout.pp == layout.ep == 1:
         if row.number("capacity_factor") not in (None, 1) and not find_platform(framework.platform_of(row)).by_xla:

@@ -312,6 +312,8 @@ def _nearest(word: str, column: Column) -> tuple[str, float]:
     known = {text for phrase in meant for text in (phrase, *_words(phrase)) if len(text) > 1}
     ratios = [(SequenceMatcher(None, word, text).ratio(), text) for text in sorted(known)]
     likeness, text = max(ratios, key=lambda pair: pair[0])
+    if text == word:  # it is known beside others alone
+        text = min((phrase for phrase in meant if word in _words(phrase)), key=len)
     return text, likeness if len(word) > 3 else 0.0
 
 

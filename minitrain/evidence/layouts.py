@@ -323,7 +323,13 @@ class Offloads:
 
     @property
     def of_fsdp(self) -> dict[str, Any]:
-        """The options of `fsdp`."""
+        """The options of `fsdp`.
+
+        Raises:
+            LackingError: the host updates a part.
+        """
+        if self.what == "optimizer" and self.share < 1:
+            raise LackingError(f"the host updates {self.share:g} of the parameters: with zero 2 or 3 all has a price")
         what = "optimizer_step" if self.what == "optimizer" else self.what
         return {"offload": what, "offloaded_layers": self.num_layers}
 
@@ -341,11 +347,11 @@ def offloads(row: Row) -> Offloads:
     """
     facts = [row.words(name).facts for name, column in columns().items() if column.kind == "words"]
     found = {what for each in facts for what in each.get("offloads", ())}
-    found -= {"optimizer"} if "parameters" in found else set()
-    if len(found) > 1:
-        raise LackingError("activations and the optimizer both lie in the host's memory: each is priced alone")
     given = {key: value for each in facts for key, value in each.items()}
     num, share = given.get("offloaded_layers"), given.get("host_share", float("optimizer" in found))
+    found -= {"optimizer"} if "parameters" in found or not share else set()
+    if len(found) > 1:
+        raise LackingError("activations and the optimizer both lie in the host's memory: each is priced alone")
     if num is not None and not (num == int(num) and 0 < num <= row.count("n_layers")):
         raise LackingError(f"activations of {num:g} layers are offloaded, of {row.count('n_layers')}")
     if not 0 <= share <= 1:

@@ -337,11 +337,26 @@ def test_the_hosts_step_takes_the_librarys_time_or_the_stated_one(framework: str
         ("3 (offload_optimizer=cpu, offload_param=cpu)", "parameters"),
         ("3 (offload_optimizer=cpu)", "optimizer_step"),
         ("3", None),
+        ("3, no offload", None),
+        ("3, optimizer offload fraction 0", None),
     ],
 )
 def test_what_lies_on_the_host_is_read(words: str, option: str | None) -> None:
     found = case(framework="PyTorch FSDP", tp="1", pp="1", dp="16", zero=words)
     assert found.options["offload"] == option
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "fault"),
+    [
+        ("DeepSpeed", "3, optimizer offload fraction 0.5", "the host updates 0.5 of the parameters: with zero 2 or 3"),
+        ("DeepSpeed", "3, optimizer offload fraction 50%", 'known; nearest is "optimizer offload fraction'),
+        ("Megatron-LM 2021", "3, optimizer offload", "no price where each gather is waited for"),
+    ],
+)
+def test_what_lies_on_the_host_and_has_no_price_is_refused(framework: str, words: str, fault: str) -> None:
+    with pytest.raises(LackingError, match=fault):
+        case(framework=framework, tp="1", pp="1", dp="16", zero=words)
 
 
 def test_pieces_of_multiplications_hide_copies_and_cost_something() -> None:
