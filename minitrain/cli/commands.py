@@ -230,7 +230,8 @@ def run(
             schedule, with options as in pp_dp:pp=4.
         given: The shared options.
         from_file (FILE): Read model, ranks, batch and layout from Megatron-LM's arguments, Megatron Bridge's YAML,
-            torchtitan's TOML or DeepSpeed's JSON, instead of STRATEGY and its options; other options override the file.
+            torchtitan's TOML, DeepSpeed's JSON or Accelerate's YAML, instead of STRATEGY and its options; other options
+            override the file.
         in_terminal: Draw what the ranks do in the terminal, a row for each class of ranks that do the same; on a
             terminal --no-trace draws it too.
         again: Draw it again whenever the strategy's file, or one beside it, is saved, and write no traces.
