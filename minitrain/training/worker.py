@@ -405,13 +405,15 @@ def _fork_ranks(news: Connection, ranks: Sequence[tuple[int, int]]) -> None:
         os.close(printed)
     pids, left = [*places], {*places}
     signal.signal(signal.SIGTERM, _stop)
-    with suppress(OSError, _StoppedError):  # nobody listens any more
-        news.send(us)
-        while left:
-            pid, status = os.waitpid(-1, os.WUNTRACED)
-            if not os.WIFSTOPPED(status):
-                left.discard(pid)
-            news.send((places[pid], status))
+    with suppress(_StoppedError):
+        with suppress(OSError):  # nobody listens any more
+            news.send(us)
+            while left:
+                pid, status = os.waitpid(-1, os.WUNTRACED)
+                if not os.WIFSTOPPED(status):
+                    left.discard(pid)
+                news.send((places[pid], status))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending by itself
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):  # of its session nothing is left
             os.killpg(pid, signal.SIGKILL)
@@ -424,6 +426,7 @@ class _StoppedError(BaseException):
 
 
 def _stop(*_: Any) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _StoppedError
 
 
