@@ -363,6 +363,8 @@ class KernelRates(ReadOnly):
         grouped: factor on the rate of experts' multiplications, which one kernel does with groups of unlike rows.
         grouped_rows: rows of a block of such a kernel, where a block in which groups end is computed for each of them;
             0 where each group has tiles of its own.
+        grouped_masked: factor on the rate of such a kernel where a width is no multiple of 128, the lanes of a TPU's
+            registers: it masks what its blocks have more.
         weight_gradient: factor on the time of a weight gradient, whose operands are both transposed.
         matmul_start_s: what a matrix multiplication costs beside its work, s.
         memory_start_s: the same for a pass over memory, s.
@@ -387,6 +389,7 @@ class KernelRates(ReadOnly):
     unaligned: float = 0.685
     grouped: Annotated[float, SHARE] = 1.0
     grouped_rows: Annotated[float, NON_NEGATIVE] = 0.0
+    grouped_masked: Annotated[float, SHARE] = 1.0
     weight_gradient: float = 1.03
     matmul_start_s: float = 1.75e-6
     memory_start_s: float = 1.5e-6

@@ -72,6 +72,7 @@ INTEGER_SHARE = 0.25
 LIMITS = ("compute", "memory", "launches")
 """What limits a device: its arithmetic, the bandwidth of its memory, and how quickly kernels are started."""
 
+_LANES = 128  # elements side by side in a TPU's registers (jax-ml/jax, `pallas/mosaic/tpu_info.py`)
 _ALIGNED_BYTES = 16  # what a tensor core's loads take at a time (NVIDIA, "Matrix multiplication background")
 _PARTIAL_BYTES = 4  # a partial sum is written in single precision, and read again while it is in the cache
 _MOST_REMEMBERED = 1 << 14
@@ -211,6 +212,8 @@ class KernelDevice:
         if kernel.is_grouped:
             rows_of_group = kernel.k if kernel.kind == "weight_gradient" else kernel.m
             unit_flop_per_s *= rates.grouped / (1 + rates.grouped_rows / rows_of_group)
+            if any(size % _LANES for size in kernel.row_sizes):
+                unit_flop_per_s *= rates.grouped_masked
         bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
         partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
         busiest: float = larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
