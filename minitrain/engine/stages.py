@@ -173,7 +173,7 @@ def _borders(sums: Any, num_stages: int) -> Any:
     beyond = np.full((len(sums) - 1, len(machines)), np.inf)  # there, no stage ends
     nothing = np.zeros_like(sums)
     nothing[:-1] = np.inf
-    most = (sums[-1] / num_stages + np.diff(sums, axis=0).max(axis=0)) * _NO_MORE
+    most = (sums[-1] / num_stages + (sums[1:] - sums[:-1]).max(axis=0)) * _NO_MORE
     ends = np.arange(1, len(sums) + 1)[:, None] + np.arange(_longest(sums, most))  # by first layer, and by length
     costs = np.concatenate([sums, beyond])[ends] - sums[:, None]
     largest = nothing  # of all stages from a layer on
@@ -197,7 +197,7 @@ def _borders(sums: Any, num_stages: int) -> Any:
 
 def _longest(sums: Any, most: Any) -> int:
     """Return how many layers a stage may have on some machine, if it may cost so much, (num_machines,)."""
-    return bisect_left(range(1, len(sums)), True, key=lambda count: bool((sums[count:] - sums[:-count] > most).all()))
+    return bisect_left(range(1, len(sums)), True, key=lambda count: not (sums[count:] - sums[:-count] <= most).any())
 
 
 def samples_of_rank(model: RankState, num_replicas: int | None, index: Any) -> Any:
