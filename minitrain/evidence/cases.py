@@ -63,6 +63,7 @@ from minitrain.run.simulation import simulate
 from minitrain.search.tuning.layouts import Columns
 from minitrain.search.tuning.problem import Machine, TuningProblem, pipeline_of, plain_options
 from minitrain.search.tuning.step_figures import fullest_of, spending_of
+from minitrain.workloads.kernels import EIGHT_BIT_CORES
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.workload import Workload
 
@@ -363,11 +364,23 @@ def _hides_in_gradients(row: Row, framework: Framework) -> bool:
 
 
 def _attention_kernel(row: Row, platform: Platform) -> dict[str, Any]:
-    """Return which attention kernel a row names, and its blocks; the platform's where its device has no figures."""
-    facts = row.words("attention").facts
-    is_known = facts.get("kernel") in rates_of(load_config(device_of(row))).attention
+    """Return which attention kernel a row names, and its blocks; the platform's where its device has no figures.
+
+    Raises:
+        LackingError: attention in eight bits, of which the device has no figures, or which has no recipe in eight bits.
+    """
+    facts, precision = row.words("attention").facts, row.words("precision").facts
+    known = rates_of(load_config(device_of(row))).attention
+    kernel = precision.get("core") or facts.get("core") or facts.get("kernel")
+    if kernel == "cudnn_fp8" and precision.get("scaling") == "mx":  # `fp8_dpa` takes the recipe of multiplications
+        kernel = "cudnn_mxfp8"
+    is_known = kernel in known
+    if kernel in EIGHT_BIT_CORES and not is_known:
+        raise LackingError(f"attention by {kernel}: {device_of(row)} has no figures of it, only of {', '.join(known)}")
+    if kernel in EIGHT_BIT_CORES and "weights" not in precision:
+        raise LackingError(f"attention by {kernel} needs multiplications in eight or four bits; write fp8 in precision")
     return {
-        "attention": facts["kernel"] if is_known else platform.attention,
+        "attention": kernel if is_known else platform.attention,
         "attention_block": int(facts["block"]) if "block" in facts else platform.attention_block,
     }
 

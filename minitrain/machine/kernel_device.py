@@ -224,7 +224,7 @@ class KernelDevice:
         if not kernel.work_flop:
             return 0.0
         rates, rate = self.rates, self.rates.attention_rate(kernel.generation, is_backward=kernel.is_backward)
-        flop_per_s = self.peak_flop_per_s(kernel.datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
+        flop_per_s = self.peak_flop_per_s(kernel.rate_datatype) * rate.share(max(kernel.key_dim, kernel.value_dim))
         if kernel.generation in _PADDING:
             flop_per_s *= kernel.key_dim / _padded_head(kernel.key_dim)
         longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)

@@ -8,7 +8,9 @@ Left out: caches (operands are counted as read once), and kernels that are fused
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, final
 
 from minitrain.workloads.shapes import Gemm, Work
@@ -16,6 +18,17 @@ from minitrain.workloads.workload import PassMode, cost_of_weight_pass, multipli
 
 Operand = Literal["forward", "input_gradient", "weight_gradient"]
 """What a matrix multiplication makes."""
+
+EIGHT_BIT_CORES = ("cudnn_fp8", "cudnn_mxfp8")
+"""Attention's kernels in eight bits, with a factor for each tensor, or for each block of it."""
+
+_CORE_BYTES: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = MappingProxyType(
+    {"delayed": ((7, 3), (3, 5)), "current": ((9, 0), (5, 0)), "mx": ((4, 0), (4, 0))}
+)
+"""Bytes of an element of what they take and of what they make, forward and backward. Queries, keys and values are
+concatenated (4) before they are searched for their largest element (2) and cast (3); with factors of blocks they are
+read once, and written in two orders. With factors of steps before results are made in eight bits, and cast back (3);
+gradients of queries, keys and values are concatenated (2) before that."""
 
 FLASH_BACKWARD = 2.5
 """FLOPs of a flash-attention backward pass over those of its forward: five products instead of two (Dao 2023)."""
@@ -93,7 +106,8 @@ class FlashAttention:
         num_pairs: pairs of a query and a key that the mask leaves, for one head of one sequence: the mean
             where sequences differ.
         is_backward: whether it is the backward pass.
-        generation: which kernel: "flash1", "flash2", "flash3" or "cudnn", as the hardware config has them.
+        generation: which kernel: "flash1", "flash2", "flash3", "cudnn", or in eight bits "cudnn_fp8" or
+            "cudnn_mxfp8", as the hardware config has them.
         datatype: key of the hardware config's rates.
         element_bytes: bytes of an element.
         has_dropout: whether probabilities are dropped, for which the kernel makes a random number each.
@@ -150,6 +164,32 @@ class FlashAttention:
         sizes = self.key_dim + self.value_dim
         once = self.num_samples * sizes * (self.num_queries * self.num_heads + self.num_keys * self.num_kv_heads)
         return self.element_bytes * once * (2 if self.is_backward else 1)
+
+    @property
+    def rate_datatype(self) -> str:
+        """Return the key of the rates that its share is of: in eight bits where the kernel computes so."""
+        return "float8" if self.generation in EIGHT_BIT_CORES else self.datatype
+
+    def with_casts(self, scaling: str, eager: float) -> Iterator[Kernel]:
+        """Yield the kernel, and in eight bits the casts around it, since its neighbours read and write 16 bits.
+
+        Args:
+            scaling: where the scaling factors of multiplications come from; attention's do so if from steps before.
+            eager: factor on the traffic of passes over memory.
+
+        Source: `FusedAttnFunc` and `combine_and_quantize` of Transformer Engine's
+        `pytorch/attention/dot_product_attention` (2.8, `fp8_dpa`).
+        """
+        yield self
+        if self.generation not in EIGHT_BIT_CORES:
+            return
+        num_rows, keys = self.num_samples * self.num_queries, self.key_dim + self.value_dim
+        inputs = num_rows * (self.num_heads * self.key_dim + self.num_kv_heads * keys)
+        outputs = num_rows * self.num_heads * self.value_dim
+        of_tensors = "delayed" if scaling == "delayed" else "current"
+        taken, made = _CORE_BYTES["mx" if self.generation == "cudnn_mxfp8" else of_tensors][self.is_backward]
+        read, written = (outputs, inputs) if self.is_backward else (inputs, outputs)
+        yield MemoryPass("attention cast", read * taken + written * made, eager)
 
     @property
     def row_flop(self) -> float:

@@ -502,7 +502,7 @@ class _Lister:
         core, work = self.unit.core, self.work
         assert core is not None  # asked by the callers
         if core.is_flash:
-            yield self._flash(is_backward=is_backward)
+            yield from self._flash(is_backward=is_backward).with_casts(self.model.precision.scaling, self.style.eager)
             return
         for gemm in core.gemms(work):
             yield from self._products(gemm, is_backward=is_backward)

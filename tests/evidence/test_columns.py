@@ -62,6 +62,9 @@ READ: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "TE fused/flash", {"attention": "flash", "kernel": "cudnn"}),
     ("attention", "TE flash", {"attention": "flash", "kernel": "cudnn"}),
     ("attention", "FA3", {"attention": "flash", "kernel": "flash3"}),
+    ("attention", "TE FP8 attention", {"attention": "flash", "kernel": "cudnn", "core": "cudnn_fp8"}),
+    ("attention", "te, fp8_dot_product_attention=True", {"attention": "flash", "kernel": "cudnn", "core": "cudnn_fp8"}),
+    ("precision", "fp8 current scaling, fp8 dpa", {"weights": "float8", "scaling": "current", "core": "cudnn_fp8"}),
     ("attention", "FlashAttention-2", {"attention": "flash", "kernel": "flash2"}),
     ("attention", "unfused (no flash); fused softmax kernel", {"attention": "unfused"}),
     ("attention", "not stated (Megatron of 2021) => unfused", {"attention": "unfused"}),
@@ -109,6 +112,17 @@ def test_what_is_read_decides_what_is_simulated() -> None:
     assert case(attention="not stated (paper of 2021) => unfused").model.attention == "unfused"
     for text, kernel in (("TE fused/flash", "cudnn"), ("TE flash", "cudnn"), ("FA3", "flash3"), ("fa2", "flash2")):
         platform = case(**H100, attention=text).platform
+        assert platform is not None
+        assert platform.attention == kernel
+
+
+def test_attention_in_eight_bits_follows_the_recipe_of_multiplications() -> None:
+    for precision, attention, kernel in (
+        ("fp8", "te fp8 attention", "cudnn_fp8"),
+        ("nvfp4, fp8 dpa", "te", "cudnn_fp8"),
+        ("mxfp8", "te fp8 attention", "cudnn_mxfp8"),
+    ):
+        platform = case(**{**H100, "gpu": "B200"}, precision=precision, attention=attention).platform
         assert platform is not None
         assert platform.attention == kernel
 
@@ -190,6 +204,9 @@ REFUSED = [
     ({"recompute": "full (block)"}, "does not say of how many layers"),
     ({"recompute": "full, 9 layers a stage"}, "but a stage has 4 layers"),
     ({"attention": "MLA"}, "known of shipped models alone"),
+    ({"precision": "fp8", "attention": "fp8 dpa"}, "attention by cudnn_fp8: a100_80g has no figures of it"),
+    ({**H100, "precision": "mxfp8", "attention": "fp8 dpa"}, "by cudnn_mxfp8: h100_80g_nvl8 has no figures of it"),
+    ({**H100, "precision": "bf16", "attention": "fp8 dpa"}, "needs multiplications in eight or four bits; write fp8"),
     ({"gpu": "TPU v4-12"}, "no whole slices"),
     ({"gpu": "TPU v4-16"}, "a slice of 8 chips of two cores, but n_gpus is 16; count chips"),
     ({"framework": "Megatorn-LM (SC21)"}, 'framework has "megatorn"'),

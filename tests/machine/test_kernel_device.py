@@ -144,6 +144,20 @@ def test_newer_attention_kernels_are_faster_and_small_heads_slower() -> None:
     assert small > large
 
 
+@pytest.mark.parametrize(
+    ("device", "generation", "measured_ms"),
+    [("gb300_nvl72", "cudnn_fp8", (0.759, 3.087)), ("gb300_nvl72", "cudnn_mxfp8", (0.856, 3.917))],
+)
+def test_attention_in_eight_bits_takes_about_what_cudnn_published(
+    device: str, generation: str, measured_ms: tuple[float, float]
+) -> None:
+    """NVIDIA/cudnn-frontend @60e572b, llama3.1/gb300: two samples of 8192, 64 heads over 8."""
+    config = load_config(device)
+    for is_backward, ms in enumerate(measured_ms):
+        kernel = FlashAttention(2, 8192, 8192, 64, 8, 128, 128, 8192 * 8193 / 2, bool(is_backward), generation)
+        assert KernelDevice(config).kernel_seconds(kernel) == pytest.approx(ms * 1e-3, rel=0.13)
+
+
 def test_float8_is_less_than_twice_as_fast() -> None:
     half, eight = (
         H100.kernel_seconds(Matmul(4096, 4096, 7168, datatype=datatype, element_bytes=size))

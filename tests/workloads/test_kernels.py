@@ -157,6 +157,26 @@ def test_a_style_changes_what_its_name_says() -> None:
     assert {(k.datatype, k.element_bytes) for k in eights} == {("float8", 1)}
 
 
+@pytest.mark.parametrize(
+    ("generation", "scaling", "per_token"),
+    [
+        ("cudnn_fp8", "current", (9 * 1536, 5 * 1024)),
+        ("cudnn_fp8", "delayed", (7 * 1536 + 3 * 1024, 3 * 1024 + 5 * 1536)),
+        ("cudnn_mxfp8", "mx", (4 * 1536, 4 * 1024)),
+    ],
+)
+def test_attention_in_eight_bits_is_cast_as_its_recipe_says(
+    generation: str, scaling: str, per_token: tuple[int, int]
+) -> None:
+    """A token has 1024 numbers of queries and of the result, and 256 of keys and of values."""
+    model = replace(LLAMA, precision=Precision("fp8", weight_datatype="float8", scaling=scaling))
+    unit, one, style = model.units()[1], Work(1, 512), Style(attention=generation)
+    for of, num_bytes in zip((forward_kernels, backward_kernels), per_token, strict=True):
+        kernels = of(model, unit, one, style)
+        assert traffic(kernels, "attention cast") == 512 * num_bytes
+        assert [k.rate_datatype for k in kernels.kernels if isinstance(k, FlashAttention)] == ["float8"]
+
+
 def test_plain_pytorch_runs_each_operation_by_itself() -> None:
     tokens, apart = 2 * 512, Style(apart=True)
     attention, mlp, head = *LLAMA.units()[1:3], LLAMA.units()[-1]
