@@ -270,8 +270,12 @@ def measured_run(
         versions: of code and packages.
     """
     recorded, predicted = Recorded(program, times), program.run
+    in_stores = [max((event.memory for event in log), default=0.0) for log in predicted.logs]
     given = measured_fields(predicted, hardware) | {
-        "peak_memory_per_rank": [each.most_bytes / predicted.bytes_per_element for each in times],
+        "peak_memory_per_rank": [  # what a step frees late hides what the next one takes, but not what its stores hold
+            max(each.most_bytes / predicted.bytes_per_element, least)
+            for each, least in zip(times, in_stores, strict=True)
+        ],
         "memory_by_kind": max(times, key=attrgetter("most_bytes")).by_kind,
     }
     return MeasuredRun(

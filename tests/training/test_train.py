@@ -27,6 +27,7 @@ from minitrain.tensors.index_sets import WHOLE_SEQUENCE
 from minitrain.training import ranks
 from minitrain.training.calibration import calibration_of
 from minitrain.training.layers import Kept
+from minitrain.training.measured import measured_run
 from minitrain.training.program import record
 from minitrain.training.transformer import TransformerNet
 from minitrain.workloads.matmul import DenseRows
@@ -268,6 +269,17 @@ def test_programs_are_the_same_wherever_they_are_simulated() -> None:
     digests = {record("fsdp", {"world_size": 4, "num_layers": 4}).digest for _ in range(2)}
     assert len(digests) == 1
     assert record("ddp", {"world_size": 4, "num_layers": 4}).digest not in digests
+
+
+def test_a_measured_peak_is_at_least_what_stores_held_so_that_the_run_is_read(tmp_path: Path) -> None:
+    run = mt.train("ddp", world_size=1, num_layers=2, global_batch_size=4, steps=2)
+    seen = run.recorded
+    assert seen is not None
+    late = [replace(each, most_bytes=0) for each in seen._times]  # all of it was freed by the step before
+    again = measured_run(seen._program, late, run.losses, run.backend, "cpu", run.versions)
+    assert again.peak_memory == max(event.memory for event in again.events) > 0
+    again.save(tmp_path / "run.jsonl")
+    assert mt.load_run(tmp_path / "run.jsonl").peak_memory == again.peak_memory
 
 
 @pytest.mark.ci
