@@ -140,7 +140,7 @@ def balanced(costs: Sequence[float], num_stages: int) -> Stages:
 _NO_MORE = 1 + 1e-9
 """Costs nearer than this differ by rounding alone."""
 
-_MOST_NUMBERS = 1 << 20  # costs of ranges of layers, of several machines; few of them are looked at
+_MOST_NUMBERS = 1 << 19  # costs of ranges of layers, of several machines; few of them are looked at
 
 
 def balanced_all(costs: Any, num_stages: int) -> list[Stages]:
@@ -170,29 +170,44 @@ def _borders(sums: Any, num_stages: int) -> Any:
     import numpy as np  # noqa: PLC0415
 
     machines = np.arange(sums.shape[1])
-    beyond = np.full((len(sums) - 1, len(machines)), np.inf)  # there, no stage ends
-    nothing = np.zeros_like(sums)
-    nothing[:-1] = np.inf
+    nowhere = np.full_like(sums, np.inf)
+    done = np.concatenate([nowhere[1:], np.zeros((1, len(machines)))])
     most = (sums[-1] / num_stages + (sums[1:] - sums[:-1]).max(axis=0)) * _NO_MORE
-    ends = np.arange(1, len(sums) + 1)[:, None] + np.arange(_longest(sums, most))  # by first layer, and by length
+    lengths = np.arange(_longest(sums, most))
+    beyond = np.full((len(lengths), len(machines)), np.inf)  # there, no stage ends
+    ends = np.arange(1, len(sums) + 1)[:, None] + lengths  # by first layer, and by length
     costs = np.concatenate([sums, beyond])[ends] - sums[:, None]
-    largest = nothing  # of all stages from a layer on
-    for _ in range(num_stages):
-        largest = np.maximum(costs, np.concatenate([largest, beyond])[ends]).min(axis=1)
+    largest = done  # of all stages from a layer on
+    for first in _first_layers(len(sums) - 1, num_stages, len(lengths)):
+        after, largest = np.concatenate([largest, beyond])[ends[first]], nowhere.copy()
+        largest[first] = np.maximum(costs[first], after).min(axis=1)
     most = largest[0] * _NO_MORE
     lengths = np.arange(_longest(sums, most))
     costs, ends = costs[:, lengths], ends[:, lengths]
     possible = np.where(costs <= most, costs * costs, np.inf)
-    squares, chosen = nothing, []  # of all stages from a layer on, and the length of the first
-    for _ in range(num_stages):
-        totals = possible + np.concatenate([squares, beyond])[ends]
+    squares, chosen = done, []  # of all stages from a layer on, and the length of the first
+    for first in _first_layers(len(sums) - 1, num_stages, len(lengths)):
+        totals = possible[first] + np.concatenate([squares, beyond])[ends[first]]
         equal = totals <= totals.min(axis=1)[:, None] * _NO_MORE
-        chosen.append(np.where(equal, lengths[:, None], 0).max(axis=1))
-        squares = np.take_along_axis(totals, chosen[-1][:, None], axis=1)[:, 0]
+        length = np.where(equal, lengths[:, None], 0).max(axis=1)
+        chosen.append((first.start, length))
+        squares = nowhere.copy()
+        squares[first] = np.take_along_axis(totals, length[:, None], axis=1)[:, 0]
     borders = [np.zeros_like(machines)]
-    for length in reversed(chosen):
-        borders.append(borders[-1] + 1 + length[borders[-1], machines])
+    for start, length in reversed(chosen):
+        borders.append(borders[-1] + 1 + length[borders[-1] - start, machines])
     return np.stack(borders, axis=1)
+
+
+def _first_layers(num_layers: int, num_stages: int, longest: int) -> list[slice]:
+    """Return with which layers each stage may begin, the last stage first, if none has more than `longest` layers."""
+    return [
+        slice(
+            max(num_stages - left, num_layers - left * longest),
+            min((num_stages - left) * longest, num_layers - left) + 1,
+        )
+        for left in range(1, num_stages + 1)
+    ]
 
 
 def _longest(sums: Any, most: Any) -> int:

@@ -35,6 +35,7 @@ from minitrain.source_lines import present_place
 from minitrain.whatif.joint_figures import JointFigures
 from minitrain.whatif.recorded import CapacityWatch, Excess, Fleet, Machines, Recorded
 from minitrain.workloads.matmul import MATMUL_LAYER
+from minitrain.workloads.workload import fills_devices
 
 T = TypeVar("T")
 
@@ -352,7 +353,9 @@ async def record(prepared: PreparedRun, machines: Machines, parts: Sequence[tupl
     hosts = [(getattr(fleet.predictor, "host_capacity_bytes", None), fleet, chosen) for fleet, chosen in parts]
     if all(size is not None for size, *_ in hosts):  # those that hold less are executed apart
         recorder.host_capacity_bytes = max(float(fleet.column(size)[chosen].max()) for size, fleet, chosen in hosts)
-    sizes = sorted({size for fleet, _ in parts for size in fleet.of_each("capacity_bytes") if size is not None})
+    sizes: list[float] = []
+    if not fills_devices(recorder.workload):  # else what devices hold is compared at the end
+        sizes = sorted({size for fleet, _ in parts for size in fleet.of_each("capacity_bytes") if size is not None})
     watches: list[CapacityWatch] = []
 
     def made(kind: Callable[..., Model], *args: Any, **named: Any) -> Model:

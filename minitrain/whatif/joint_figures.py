@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, final
 
@@ -174,10 +174,10 @@ def excesses_of_devices(
         for model, rank in zip(models, recorded.program.ranks, strict=True)
     }
     times = dict(zip(moments, recorded.at(list(moments.values())), strict=True))
+    with_workspace = cache(lambda size_bytes: [replace(memory, workspace_bytes=size_bytes) for memory in memories])
     found: list[OutOfMemory | None] = []
     for machine, (size_bytes, workspace_bytes) in enumerate(zip(sizes, workspaces, strict=True)):
-        here = [replace(memory, workspace_bytes=workspace_bytes) for memory in memories]
-        worst = worst_of(map(excess_of, models, here, [size_bytes] * len(models)))
+        worst = worst_of(map(excess_of, models, with_workspace(workspace_bytes), [size_bytes] * len(models)))
         found.append(worst and replace(worst, time=float(times[worst.rank][machine])))
     return found
 
