@@ -26,6 +26,7 @@ _HERE = Path(__file__).parent
 _STRATEGY_FOLDERS = ("strategies", "learn/exercises")  # an installed package has them inside
 _PYTHON_FILES = frozenset({copy.__file__, dataclasses.__file__})  # what makes tensors in the name of its caller
 _LOOP = Path(asyncio.__file__).parent
+_LIBRARY = Path(traceback.__file__).parent
 
 
 class _Owners(dict[str, int]):
@@ -81,6 +82,13 @@ def _awaited(coroutine: Any) -> Iterator[Any]:
     while coroutine is not None:
         yield coroutine
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+
+
+def passed_by(error: BaseException) -> str | None:
+    """Return the innermost line of a strategy that called what raised an error, as "file.py:12"; None if none did."""
+    passed = [(Path(frame.f_code.co_filename), number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    lines = [at for at in passed if OWNERS[str(at[0])] == STRATEGY and at[0].parent != _LIBRARY]
+    return f"{lines[-1][0].name}:{lines[-1][1]}" if lines and lines[-1] != passed[-1] else None
 
 
 def present_place() -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from minitrain.errors import TensorTypeError
@@ -106,9 +107,10 @@ class Account:
         try:
             tensor._units = units = int(self.measure(tensor) * UNITS_PER_ELEMENT)
         except AttributeError:
-            raise TensorTypeError(
-                f"only tensors can be held in a store, got {type(tensor).__name__} ({tensor!r:.80})", value=tensor
-            ) from None
+            found = f"{type(tensor).__name__} ({tensor!r:.80})"
+            remedy = "; `await` it, and keep what that returns" if isawaitable(tensor) else ""
+            message = f"only tensors can be held in a store, got {found}{remedy}"
+            raise TensorTypeError(message, value=tensor) from None
         return units
 
     def units_of(self, tensor: Any) -> int:

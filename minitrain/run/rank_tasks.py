@@ -25,7 +25,7 @@ from minitrain.engine.event_loop import (
 from minitrain.engine.model import Model
 from minitrain.engine.protocol import lines_of_calls, shortened
 from minitrain.engine.semantics import DeclaredLocalSteps, Entry, SharesOfRun
-from minitrain.errors import StrategyError, UsageError
+from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.machine.device import DataSheet
 from minitrain.machine.predictor import network_of
 from minitrain.machine.price import PENDING, Predictor, RankPredictors, predictor_of
@@ -35,6 +35,7 @@ from minitrain.run.facts import DeviceKind, kinds_of, name_of_workload, trained_
 from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, options_of, unwrapped
+from minitrain.source_lines import passed_by
 from minitrain.workloads.workload import fills_devices
 
 R = TypeVar("R", bound=Run)
@@ -443,7 +444,9 @@ def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseExc
             "is cancelled",
             rank=rank,
         ) from error
-    error.add_note(f"on rank {rank} of {models[0].world_size}, strategy {name}")  # a folded run has fewer models
+    place = passed_by(error) if isinstance(error, MinitrainError) else None  # Python says where others come from
+    at = "" if place is None else f", {place}"
+    error.add_note(f"on rank {rank} of {models[0].world_size}, strategy {name}{at}")  # a folded run has fewer models
     raise error
 
 

@@ -80,6 +80,18 @@ def test_the_error_of_a_failing_rank_passes_with_its_type_and_the_rank_noted(ins
     assert caught.value.__notes__ == ["on rank 2 of 4, strategy fails"]
 
 
+def test_a_broken_law_is_noted_with_the_line_of_the_strategy() -> None:
+    async def forgets(model: Model) -> Model:
+        weights, *_ = model.storage()
+        weights[0] = model.launch(model.all_gather(model.load_weights(0)[0], 0))  # type: ignore[assignment]
+        return model
+
+    line = forgets.__code__.co_firstlineno + 2
+    with pytest.raises(mt.errors.TensorTypeError, match=r"got Launched .*; `await` it, and keep what that") as caught:
+        simulate(forgets)
+    assert caught.value.__notes__ == [f"on rank 0 of 4, strategy forgets, test_simulation.py:{line}"]
+
+
 async def waits_on_rank_0(model: Model) -> Model:
     """Leave sub-tasks and waiting ranks behind when rank 3 fails."""
     keep = asyncio.ensure_future(asyncio.sleep(3600))
