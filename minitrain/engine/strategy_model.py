@@ -392,7 +392,7 @@ class StrategyModel(Protocol):
             group: who takes part; all ranks by default.
 
         Returns:
-            The sum on rank `dest`, None on the others, whose tensors are used up as well.
+            The sum on rank `dest`, None on the others, whose tensors are used up as well; so for each of a bucket.
 
         Raises:
             CollectiveMismatchError: the ranks bring tensors that do not add.

@@ -145,6 +145,14 @@ def tensors_of(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def by_tensor(values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    """Return the values of buckets by tensor, of which a broadcast needs the root's alone."""
+    bucket = next((value for value in values if isinstance(value, list)), None)
+    if bucket is None:
+        return [values]
+    return list(zip(*([None] * len(bucket) if value is None else value for value in values), strict=True))
+
+
 def describe(value: Any) -> str:
     """Return what a member brought in words: the fields of a tensor that must agree, or just its type."""
     if isinstance(value, list):
@@ -480,7 +488,7 @@ def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
     """
     record = COLLECTIVES[op]
     if record.takes_buckets and any(map(_is_bucket, values)):
-        return _bucket(op, values, ranks, whole=whole)
+        return _bucket(op, values, ranks, detail, whole=whole)
     make = record.law(Values(op, values, ranks, detail))
     results = [make(value, place) for place, value in enumerate(values)]
     if whole and record.gives == "union":
@@ -493,12 +501,12 @@ def _is_bucket(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, Tensor) or _is_bucket(item) for item in value)
 
 
-def _bucket(op: str, values: Sequence[Any], ranks: Sequence[int], *, whole: bool) -> Results:
+def _bucket(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *, whole: bool) -> Results:
     """Perform a collective on lists of tensors, place by place."""
     lengths = {len(value) if isinstance(value, list) else None for value in values}
     if len(lengths) != 1:
         raise mismatch(op, values, ranks, "must bring buckets of the same length")
-    places = [perform(op, place, ranks, None, whole=whole) for place in zip(*values, strict=True)]
+    places = [perform(op, place, ranks, detail, whole=whole) for place in zip(*values, strict=True)]
     return [list(results) for results in zip(*places, strict=True)] if places else [[] for _ in values]
 
 
@@ -579,7 +587,7 @@ _IN_ORDER = (
     ),
     Collective(
         "reduce", at_root(all_reduce), "sum", 1, "ncclDevKernel_Reduce", "#DDCC77",
-        to_root="all_reduce", takes_buckets=False, priced_as="all_gather", torch="torch.distributed.reduce(grad, dst)",
+        to_root="all_reduce", priced_as="all_gather", torch="torch.distributed.reduce(grad, dst)",
     ),
     Collective(
         "broadcast", broadcast, "copy", 5, "ncclDevKernel_Broadcast", "#44AA99",

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from minitrain.engine.observers import ContentExecutor
 from minitrain.errors import UsageError
 from minitrain.operations import COMM, FETCH, OFFLOAD, STRIDE, WRITE, Stream
-from minitrain.operations.collectives import COLLECTIVES, Collective, perform, tensors_of
+from minitrain.operations.collectives import COLLECTIVES, Collective, by_tensor, perform, tensors_of
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightGrad, placed
 from minitrain.tensors.compressed import CompressedGrad
@@ -324,8 +324,8 @@ class ProcessExecutor(ContentExecutor):
         elif record.gives == "exchange":
             ends = started.exchange(value, brought)
         else:
-            columns = list(zip(*brought, strict=True)) if isinstance(value, list) else [brought]
-            ends = started.begin_all(tensors_of(value), columns)
+            of_each = by_tensor((*brought, value))
+            ends = started.begin_all([each[-1] for each in of_each], [each[:-1] for each in of_each])
 
         def finish() -> None:
             for made, end in zip(tensors_of(result), ends, strict=True):

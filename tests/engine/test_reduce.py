@@ -49,6 +49,46 @@ async def served(model: Any, launched: bool = False) -> Any:
     return model
 
 
+async def served_together(model: Any, launched: bool = False) -> Any:
+    """Let rank 1 update all layers, by the gradients of all in one bucket, and give the weights to all in another."""
+    layers = list(range(model.num_layers))
+    for k in layers:
+        model.weights[k], model.opt_states[k] = model.load_weights(k)
+    model.activations[0] = model.get_input_activation(model.samples_of_rank())
+    for k in layers:
+        model.activations[k + 1] = model.forward(k, model.activations[k], model.weights[k])
+    model.grad_activations[0] = model.loss(model.activations.pop(model.num_layers))
+    for k in reversed(layers):
+        made = model.backward(k, model.activations[k], model.grad_activations[0], model.weights[k])
+        model.grad_weights[k], model.grad_activations[0] = made
+        del made
+    total = model.reduce([model.grad_weights.pop(k) for k in layers], 1)
+    sums = await (model.launch(total) if launched else total)
+    for k in layers if model.rank == 1 else ():
+        model.grad_weights[k] = sums[k]
+        made = model.update(k, model.grad_weights[k], model.weights[k], model.opt_states[k])
+        model.weights[k], model.opt_states[k] = made
+    assert model.rank == 1 or sums == [None] * len(layers)
+    del sums, total
+    whole = await model.broadcast([model.weights[k] for k in layers] if model.rank == 1 else None, 1)
+    for k in layers:
+        model.weights[k] = whole[k]
+        model.set_final_weight(k, model.weights[k])
+    return model
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_each_tensor_of_a_bucket_is_summed_for_the_root(launched: bool) -> None:
+    run = simulate(served_together, launched=launched, **SIZES)
+    one = simulate(served, **{**SIZES, "num_layers": 1})
+    assert sum(event.typ == "reduce" for event in run.events) == 4
+    assert next(event.size_bytes for event in run.events if event.typ == "reduce") == 3 * next(
+        event.size_bytes for event in one.events if event.typ == "reduce"
+    )
+    assert simulate(served_together, launched=launched, strict=True, **SIZES).step_time == run.step_time
+    assert prove(served_together, launched=launched, **SIZES).largest < 1e-12
+
+
 async def done(value: Any) -> Any:
     """Return a value when awaited."""
     return value
@@ -83,8 +123,9 @@ def test_all_lives_agree(launched: bool) -> None:
 def test_real_processes_sum_at_the_root() -> None:
     pytest.importorskip("torch")
     sizes: dict[str, Any] = {**SIZES, "world_size": 2, "steps": 3, "dtype": "float64", "force": True}
-    losses = [mt.train(strategy, **sizes).losses for strategy in (served, "ddp")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    losses = [mt.train(strategy, **sizes).losses for strategy in (served, served_together, "ddp")]
+    assert losses[0] == pytest.approx(losses[2], rel=1e-12)
+    assert losses[1] == pytest.approx(losses[2], rel=1e-12)
 
 
 def test_real_processes_refuse_a_collective_by_name_that_they_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
