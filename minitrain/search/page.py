@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.resources import files
 from math import inf
 from pathlib import Path
 from typing import Any, final
@@ -93,7 +92,7 @@ def write_page(
 
 def _page(title: str, found: Configurations, above: Sequence[str], caption: str, below: str) -> Iterator[str]:
     """Yield the page in pieces."""
-    style, script = (files("minitrain.search").joinpath(f"configurations.{end}").read_text("utf-8") for end in _PARTS)
+    style, script = (Path(__file__).with_name(f"configurations.{end}").read_text("utf-8") for end in ("css", "js"))
     yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
     yield f"<style>{style}</style></head><body>\n<h1>{html.escape(title)}</h1>\n"
@@ -111,7 +110,6 @@ def _page(title: str, found: Configurations, above: Sequence[str], caption: str,
     yield "</body></html>\n"
 
 
-_PARTS = ("css", "js")
 _MOUNT = "window.mountTimelines = mountTimelines; drawDetails();"
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,12 @@ from minitrain.view.explanation_panel import Line, explanation_panel, lines_tabl
 from minitrain.view.layout import OUT_OF_MEMORY, Drawing, View, figure_json, link_panel, page_json, plotly_script
 from minitrain.view.timeline import timeline_data, timeline_script
 
-
-def _beside(name: str) -> str:
-    """Return the text of a file of this room."""
-    return files(__package__).joinpath(name).read_text("utf-8")
-
-
-PAGE_SCRIPT = _beside("page.js")
+_SCRIPT, _OWN_STYLE = (Path(__file__).with_suffix(end).read_text("utf-8") for end in (".js", ".css"))
 _LIGHT, _DARK = (
     "".join(f"--{name}: {color}; " for name, color in zip(("computing", "exposed", "idle"), colors, strict=True))
     for colors in ([use.color for use in USES], [use.dark for use in USES])
 )
-STYLE = f":root {{ {_LIGHT}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {_DARK}}} }}\n{_beside('page.css')}"
+STYLE = f":root {{ {_LIGHT}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {_DARK}}} }}\n{_OWN_STYLE}"
 
 
 PLOTLY_FILE = "plotly.min.js"
@@ -281,7 +274,7 @@ def _page(figure: Any, title: str, plotlyjs: Iterable[str], body: str, below: st
     yield f"{body}<div id='figure'></div>\n{below}{_NO_SCRIPT}"
     yield from plotlyjs
     yield f'<script id="data" type="application/json">{figure_json(figure)}</script>\n'
-    yield f"<script>const CONFIG = {page_json(CONFIG)};{PAGE_SCRIPT}</script></body></html>\n"
+    yield f"<script>const CONFIG = {page_json(CONFIG)};{_SCRIPT}</script></body></html>\n"
 
 
 def _share_plotlyjs(shared: Path) -> None:

@@ -10,10 +10,10 @@ The files of the page, which the server gives and the lab consists of.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 
 from minitrain.errors import UsageError
@@ -60,8 +60,7 @@ def build_lab(folder: Path) -> list[Path]:
         write_text(folder / name, [text_of(name)])
     with TemporaryFolder("minitrain-lab-") as work:
         for part in ("package.json", "package-lock.json", "wheels.txt"):
-            text = resources.files("minitrain.learn.explorer").joinpath("lab_parts", part).read_text(encoding="utf-8")
-            (work / part).write_text(text, encoding="utf-8")
+            shutil.copy(Path(__file__).with_name("lab_parts") / part, work)
         _run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", where=work)
         wheels = ("--no-deps", "--only-binary=:all:", "--require-hashes", "-r", "wheels.txt", "-d", "wheels")
         _run(sys.executable, "-m", "pip", "download", "-q", *_TAGS, *wheels, where=work)
@@ -126,4 +125,4 @@ def text_of(name: str) -> str:
         from minitrain.view.timeline import timeline_script  # noqa: PLC0415
 
         return timeline_script()
-    return resources.files("minitrain.learn.explorer").joinpath("page", name).read_text(encoding="utf-8")
+    return Path(__file__).with_name("page").joinpath(name).read_text("utf-8")
