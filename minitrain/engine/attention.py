@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minitrain.engine import laws, placed_passes
 from minitrain.engine.computation import Computation
@@ -46,6 +46,7 @@ from minitrain.engine.placed_passes import (
     with_documents,
 )
 from minitrain.engine.placed_passes import mode_of_forward as known_mode
+from minitrain.engine.state import RankState
 from minitrain.errors import LawError
 from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad
@@ -60,10 +61,6 @@ from minitrain.tensors.placed import (
     WeightGradPart,
 )
 from minitrain.workloads.workload import Context, PassMode, Recompute, modules_of, takes_again
-
-if TYPE_CHECKING:
-    from minitrain.engine.state import RankState
-
 
 _ALL = frozenset([0])
 

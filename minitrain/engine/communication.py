@@ -23,22 +23,18 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from inspect import getcoroutinelocals
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from minitrain.engine.host_memory import HostMemory
 from minitrain.engine.operations import Interface, Launched, LaunchedMemory, Operation, PeerStream, Unused
-from minitrain.engine.protocol import Group, Mesh, require_axes
+from minitrain.engine.protocol import Group, Mesh, ProcessGroup, require_axes
 from minitrain.engine.strategy_model import StrategyModel
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
-from minitrain.machine.price import PENDING
+from minitrain.machine.price import PENDING, Price
 from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, ON_HOST, RECV, SEND, STREAM, STRIDE, Note, Stream
 from minitrain.operations.collectives import COLLECTIVES, TRANSFERS, tensors_of
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
-
-if TYPE_CHECKING:
-    from minitrain.engine.protocol import ProcessGroup
-    from minitrain.machine.price import Price
 
 CarryOut = Callable[[Operation], None]
 

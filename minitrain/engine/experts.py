@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minitrain.engine import laws
 from minitrain.engine.laws import broken, require_kind
@@ -57,9 +57,6 @@ from minitrain.tensors.placed import (
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
 from minitrain.workloads.shapes import Cut
 from minitrain.workloads.workload import USUAL, Context, PassMode, Recompute, takes_again
-
-if TYPE_CHECKING:
-    from minitrain.workloads.expert_layers import ExpertLayers
 
 
 class ExpertComputation(RankState):

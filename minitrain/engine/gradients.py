@@ -19,12 +19,13 @@ both uses. Neither operation takes time: on a device they name a part of the gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from minitrain.engine import laws
 from minitrain.engine.laws import broken
+from minitrain.engine.semantics import LocalSteps
 from minitrain.engine.state import RankState
 from minitrain.errors import LawError, StrategyError
 from minitrain.operations import NO_SAMPLES
@@ -35,12 +36,6 @@ from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, union
 from minitrain.tensors.kinds import LocalWeight, OuterState, altered
 from minitrain.tensors.placed import TableGrad, WeightGradPart
 from minitrain.workloads.workload import Packing, PassMode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Set
-
-    from minitrain.engine.semantics import LocalSteps
-
 
 T = TypeVar("T")
 

@@ -33,14 +33,14 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import cache, partial, wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from minitrain.engine import stages
 from minitrain.engine.attention import Attention
 from minitrain.engine.communication import Communication
 from minitrain.engine.experts import ExpertComputation
 from minitrain.engine.gradients import Compression, LocalComputation, TiedEmbeddings, steps_of
-from minitrain.engine.observers import Observer
+from minitrain.engine.observers import Executor, Observer
 from minitrain.engine.operations import Launched, Operation
 from minitrain.engine.placed_passes import mode_of
 from minitrain.engine.semantics import Shares, check_final_weights
@@ -50,9 +50,6 @@ from minitrain.engine.strategy_model import StrategyModel
 from minitrain.operations.collectives import TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.workloads.workload import Recompute
-
-if TYPE_CHECKING:
-    from minitrain.engine.observers import Executor
 
 M = TypeVar("M", bound="Model")
 T = TypeVar("T")

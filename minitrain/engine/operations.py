@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from minitrain.engine.placed_passes import keep_scattered
-from minitrain.engine.protocol import Call
+from minitrain.engine.protocol import Call, Group, Transport
 from minitrain.errors import StrategyError
 from minitrain.machine.price import FREE, Price
 from minitrain.operations import (
@@ -48,7 +48,6 @@ from minitrain.tensors import Tensor, WeightGrad, clone
 from minitrain.tensors.placed import ActivationShard, sums_what_all_hold
 
 if TYPE_CHECKING:
-    from minitrain.engine.protocol import Group, Transport
     from minitrain.engine.state import RankState
     from minitrain.engine.stores import Account
 

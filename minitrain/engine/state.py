@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 from minitrain.engine.dist import Dist
 from minitrain.engine.protocol import Group, ProcessGroup, Transport
-from minitrain.engine.semantics import Entry, SharesOfRun
+from minitrain.engine.semantics import Entry, LocalSteps, SharesOfRun
 from minitrain.engine.stores import Account, Journal, JournalledStore, KindAccount, KindStore, Store, logits_of
 from minitrain.errors import StrategyError, UsageError, require_count
 from minitrain.machine.predictor import RuntimePredictor
@@ -50,7 +50,6 @@ from minitrain.workloads.workload import PassMode, Recompute
 
 if TYPE_CHECKING:
     from minitrain.engine.observers import Executor, Observer
-    from minitrain.engine.semantics import LocalSteps
 
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.learn.checks import FILE, Judged, failed, judge, prepare_judgement
@@ -21,10 +21,8 @@ from minitrain.learn.isolation import HERE, NOTHING_RUNS, Isolation
 from minitrain.learn.replay import last_clock
 from minitrain.learn.sandbox import Limits, Outcome, submitted
 from minitrain.learn.submissions import imported
-
-if TYPE_CHECKING:
-    from minitrain.run.result import Run
-    from minitrain.run.strategy_loading import Strategy
+from minitrain.run.result import Run
+from minitrain.run.strategy_loading import Strategy
 
 _GATE = ("runs", "laws", "numerics")
 

@@ -15,21 +15,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import Budget, budget_for, run_reference
 from minitrain.learn.exercise import Case, CheckResult, Exercise, load_exercise
 from minitrain.learn.replay import communication_by_kind, last_clock, replayed
+from minitrain.operations import Event
 from minitrain.run.analysis.labels import duration
 from minitrain.run.rank_tasks import RunProgress, prepare
 from minitrain.run.result import Run, load_run
 from minitrain.run.simulation import simulate
-
-if TYPE_CHECKING:
-    from minitrain.operations import Event
-
 
 EXPECTED = "expected"
 """The folder of an exercise with its reference's runs of the public sizes, for where the reference is not there."""

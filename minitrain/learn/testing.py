@@ -6,14 +6,11 @@ It is a file of its own, since it is what tests of a course import.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from minitrain.learn.exercise import Exercise
 from minitrain.learn.grader import Grade, grade
 from minitrain.learn.sandbox import Limits
-
-if TYPE_CHECKING:
-    from minitrain.run.strategy_loading import Strategy
+from minitrain.run.strategy_loading import Strategy
 
 
 def assert_strategy(

@@ -15,9 +15,10 @@ import html
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.table import Table
 from rich.text import Text
 
 from minitrain.run.analysis.labels import duration, time_unit
@@ -28,13 +29,7 @@ from minitrain.view.notebook_figure import NotebookFigure
 from minitrain.view.page import html_table, run_picture, timeline_section, write_page, write_timelines
 from minitrain.view.run_folder import view_of
 from minitrain.view.tables import filled_table
-from minitrain.whatif.distribution import PERCENTILES, Distribution
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from minitrain.whatif.distribution import Carrier
-
+from minitrain.whatif.distribution import PERCENTILES, Carrier, Distribution
 
 _WIDTH, _HEIGHT, _BOTTOM, _TOP, _SIDE = 640, 180, 22, 20, 10
 _BAR, _LINE, _INK = "#56B4E9", "#D55E00", "#777777"

@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from minitrain.errors import MinitrainError
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.device import Processor, Rate
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.figures import TABLES
+from minitrain.run.result import Run
 from minitrain.search.page import MOST_EVENTS, Configurations, numbers_of, option_text, write_page
 from minitrain.search.tuning.findings import Choice, Findings, described
 from minitrain.search.tuning.problem import Candidate, TuningProblem
@@ -37,10 +38,6 @@ from minitrain.search.tuning.search import (
     value_of,
 )
 from minitrain.view.run_folder import picture_of
-
-if TYPE_CHECKING:
-    from minitrain.run.result import Run
-
 
 Change = Callable[[SystemConfig, float], SystemConfig]
 

@@ -21,14 +21,12 @@ from minitrain.files import read_json, shown
 from minitrain.run.analysis.labels import GIB
 from minitrain.run.facts import remark_on, sureness_of, trained_model_of
 from minitrain.run.parameters import command_of
+from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.search.tuning.problem import Candidate, unequal_stages
-from minitrain.search.tuning.search import FITS, VERDICTS, Row, front_of, memory_of, options_of, ranked, row_of
+from minitrain.search.tuning.problem import Candidate, Machine, unequal_stages
+from minitrain.search.tuning.search import FITS, VERDICTS, Row, Search, front_of, memory_of, options_of, ranked, row_of
 
 if TYPE_CHECKING:
-    from minitrain.run.result import Run
-    from minitrain.search.tuning.problem import Machine
-    from minitrain.search.tuning.search import Search
     from minitrain.workloads.exchange.recipe import Recipe
 
 
