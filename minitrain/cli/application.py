@@ -43,10 +43,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explore": ("commands:explore", "Open a local page whose knobs simulate the step again while one drags them."),
     "lab": ("commands:lab", "Write the explorer's page as files for any static host, with Python in the browser."),
     "sweep": (
-        "sweep:sweep",
+        "searches:sweep",
         "Simulate every strategy with every combination of a grid, over all cores, and print the fastest.",
     ),
-    "tune": ("tune:tune", "Search the layouts of a model on a machine, and print the best."),
+    "tune": ("searches:tune", "Search the layouts of a model on a machine, and print the best."),
     "plan": ("commands:plan", "Find how a step should run on a cluster of unlike devices, and print the plan."),
     "goodput": (
         "commands:goodput",
@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "models": ("models:app", "List and show the models that can be trained."),
     "hw": ("hw:hw", "List, show and check hardware configs."),
     "solve": (
-        "solve:solve",
+        "platform:solve",
         "Solve how long an inference takes on a device, and say what limits it and what would make it faster or fit.",
     ),
     "platform": ("platform:platform", "Simulate tasks that share devices, memories and links."),

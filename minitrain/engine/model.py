@@ -36,8 +36,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from minitrain.engine import stages
-from minitrain.engine.attention import Attention
 from minitrain.engine.communication import Communication
+from minitrain.engine.computation import Attention
 from minitrain.engine.experts import ExpertComputation
 from minitrain.engine.gradients import Compression, LocalComputation, TiedEmbeddings, steps_of
 from minitrain.engine.observers import Executor, Observer

@@ -5,7 +5,7 @@ price (`minitrain.engine.state`). The tables are filled here, where the workload
 feature of layers or of tensors belongs here: there it costs nothing to those who do not use it.
 
 *Parts and shards* (`minitrain.tensors.placed`): where a layer works on each token by itself, a shard goes through it as
-an activation does, at its share of the cost; an attention is taken in steps (`minitrain.engine.attention`).
+an activation does, at its share of the cost; an attention is taken in steps (`minitrain.engine.computation`).
 `may_forward` and `may_backward` write out the laws of the usual passes of a part once more, for speed;
 tests/engine/test_quick_laws.py checks that they accept nothing that `laws` refuses.
 

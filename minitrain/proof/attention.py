@@ -3,7 +3,7 @@
 `project` and `project_backward` are what is before the attention core. Context parallelism calls them by themselves,
 since queries of one shard of the sequence may meet the keys of another.
 
-The arithmetic of an attention that is computed in steps, on one rank; see `minitrain.engine.attention`.
+The arithmetic of an attention that is computed in steps, on one rank; see `minitrain.engine.computation`.
 
 What a step makes for a later one on the same rank, such as queries, stays here, by layer and samples, until the last
 step of backward. What may travel to other ranks, or adds up, is the content of a tensor.

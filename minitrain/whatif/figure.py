@@ -29,7 +29,7 @@ from minitrain.view.notebook_figure import NotebookFigure
 from minitrain.view.page import html_table, run_picture, timeline_section, write_page, write_timelines
 from minitrain.view.run_folder import view_of
 from minitrain.view.tables import filled_table
-from minitrain.whatif.distribution import PERCENTILES, Carrier, Distribution
+from minitrain.whatif.monte_carlo import PERCENTILES, Carrier, Distribution
 
 _WIDTH, _HEIGHT, _BOTTOM, _TOP, _SIDE = 640, 180, 22, 20, 10
 _BAR, _LINE, _INK = "#56B4E9", "#D55E00", "#777777"

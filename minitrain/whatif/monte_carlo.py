@@ -14,6 +14,11 @@ is executed once more, with the clocks of many machines (see `minitrain.whatif.j
 lower and higher by a given share, which gives the two step times. Two others have it lower and higher by a
 ten-thousandth, which gives the derivative. Whole numbers (how many ranks a tier spans) and rows of efficiencies are
 left as they are; a row acts as the peak that it is a share of.
+
+**`Distribution`** names the slowest samples: which ranks and operations are on their critical paths, and what they add.
+The critical path of a sample is followed backwards from its latest end, as in `minitrain.run.analysis.retiming`,
+for all samples side by side. Of dependencies that are fulfilled at the same time, the end of the first activity is
+taken: those of low ranks come first. A path has no gap, so that its activities together last as long as the step.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -37,20 +42,13 @@ from minitrain.machine.platforms import Platform
 from minitrain.machine.price import ROOFLINE, Pricing
 from minitrain.operations import PRICE, STRIDE, EventLog
 from minitrain.run.analysis.labels import duration
-from minitrain.run.analysis.timeline import Bools, Ints
+from minitrain.run.analysis.retiming import retime
+from minitrain.run.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.facts import require_one_step
 from minitrain.run.figures import data_frame
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
-from minitrain.whatif.distribution import (
-    Distribution,
-    PathFinder,
-    Tail,
-    path_sums_of_operations,
-    path_sums_of_ranks,
-    path_sums_of_types,
-)
 from minitrain.whatif.joint_execution import step_times
 from minitrain.whatif.noise import COMMUNICATION, COMPUTING, Activities, Draws, Noise, make_activities
 from minitrain.whatif.recorded import Machine, Machines
@@ -59,140 +57,6 @@ _NUMBERS_AT_ONCE = 2**20  # in arrays of durations and moments, 8 MiB: about as 
 _MOST_NUMBERS = 2**23
 _LEAST_AT_ONCE = 192  # samples: a moment takes one numpy call, whatever their number
 _WORST = 10  # the slowest 1 / 10 of the samples are the tail
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class MonteCarlo(Distribution):
-    """The step time of a run under noise, with its pictures and tables."""
-
-    def to_pandas(self) -> Any:
-        """Return the samples as a pandas DataFrame: sample, step_time_s.
-
-        Raises:
-            UsageError: pandas is not installed, which is no dependency.
-        """
-        return data_frame({"sample": list(range(self.num_samples)), "step_time_s": self.step_times.tolist()})
-
-    def figure(self) -> Any:
-        """Return a Plotly figure: how often each step time came, with the recorded one and the percentiles."""
-        from minitrain.whatif.figure import figure  # noqa: PLC0415  (plotly only when somebody looks)
-
-        return figure(self)
-
-    def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
-        """Write one page that opens without internet: the recorded run, and below it the distribution.
-
-        Args:
-            path: where to.
-            include_plotlyjs: as for `Run.write_html`.
-
-        Returns:
-            The path.
-        """
-        from minitrain.whatif.figure import write_html  # noqa: PLC0415
-
-        return write_html(self, Path(path), include_plotlyjs)
-
-    def _repr_html_(self) -> str:
-        """Show the figures and a picture that needs no script."""
-        from minitrain.whatif.figure import distribution_svg  # noqa: PLC0415
-
-        return f"<pre>{html.escape(str(self))}</pre>{distribution_svg(self)}"
-
-
-def monte_carlo(run: Run, noise: Noise, *, samples: int = 1000, seed: int = 0) -> MonteCarlo:
-    """Time a finished run again under many draws of noise.
-
-    Args:
-        run: what `simulate` returned, or `load_run` read; every rank's events are needed.
-        noise: what disturbs it.
-        samples: how many steps to draw.
-        seed: the same seed gives the same samples; sample k is the same however many are drawn.
-
-    Returns:
-        The distribution of the step time, and which ranks and operations carry its tail.
-
-    Raises:
-        UsageError: the run has not kept every rank's events, noise is for ranks or a tier that it does not have, or a
-            parameter is outside its rule.
-    """
-    require_count("samples", samples)
-    require_count("seed", seed, 0)
-    if not isinstance(noise, Noise):
-        raise UsageError(f"noise must be a `mt.Noise`, such as mt.Noise(jitter=0.05), got {noise!r:.80}")
-    require_events(run, "monte_carlo")
-    _require_ranks(noise, run.world_size)
-    activities = make_activities(run.step_timeline)
-    draws = Draws(activities, noise, seed, _tiers(run))
-    numbers = max(activities.num_numbers, 1)
-    at_once = max(_NUMBERS_AT_ONCE // numbers, min(_LEAST_AT_ONCE, _MOST_NUMBERS // numbers), 1)
-    parts = [activities.step_times(draws.durations(part)) for part in _parts(np.arange(samples), at_once)]
-    step_times = np.concatenate(parts)
-    worst = np.argsort(-step_times, kind="stable")[: -(-samples // _WORST)]
-    recorded = float(activities.step_times(activities.duration[:, None])[0])
-    return MonteCarlo(run, noise, seed, step_times, recorded, _tail(activities, draws, worst, at_once))
-
-
-def _parts(samples: Ints, at_once: int) -> Iterator[Ints]:
-    """Yield samples in parts, so that memory does not grow with their number."""
-    for begin in range(0, len(samples), at_once):
-        yield samples[begin : begin + at_once]
-
-
-def _tail(activities: Activities, draws: Draws, worst: Ints, at_once: int) -> Tail:
-    """Return what is on the critical paths of some samples, which are drawn again."""
-    finder = PathFinder(activities)
-    sums = [path_sums_of_ranks(activities), path_sums_of_types(activities), path_sums_of_operations(activities)]
-    for part in _parts(worst, at_once) if activities.num_activities else ():
-        path = finder.path(draws.durations(part))
-        for each in sums:
-            each.add(path, len(part))
-    return Tail(worst, *(each.carriers() for each in sums))
-
-
-def require_events(run: Run, what: str) -> None:
-    """Require that a run has kept every event of every rank.
-
-    Raises:
-        UsageError: it kept totals alone, or has many steps.
-    """
-    require_one_step(run, what)
-    if len(run.logs) != run.world_size or not all(isinstance(log, EventLog | list) for log in run.logs):
-        raise UsageError(
-            f"{what} needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
-            'with log="full"'
-        )
-
-
-def _require_ranks(noise: Noise, world_size: int) -> None:
-    """Require that noise is for ranks of the run.
-
-    Raises:
-        UsageError: it is for others.
-    """
-    named = dict.fromkeys(noise.slowdown, "slowdown")
-    named |= {rank: "the pair of a slow link" for link in noise.slow_links for rank in link.pair or ()}
-    beyond = [f"{what} names rank {rank}" for rank, what in named.items() if rank >= world_size]
-    if beyond:
-        raise UsageError(
-            f"noise must be for ranks of the run, which has {world_size}: {', '.join(beyond)}; use ranks 0 to "
-            f"{world_size - 1}"
-        )
-
-
-def _tiers(run: Run) -> Ints | None:
-    """Return the size of the network tier that carries each event, or None for a run that was read from a file."""
-    logs = [log for log in run.logs if isinstance(log, EventLog)]
-    if len(logs) < run.world_size:
-        return None
-    return np.array([price.tier_size for log in logs for price in log._rows[PRICE::STRIDE]], np.int64)
-
-
-_SMALL = 1e-4
-
-_NO_PRICES = ("GiB", "processor_usage")
-_OF_KERNELS = ("kernels", "curves")
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,3 +337,404 @@ def _derivatives(activities: Activities, kinds: Sequence[Bools]) -> list[float]:
         return []
     path = PathFinder(activities).path(activities.duration[:, None])
     return [float(path.seconds[members[path.activity]].sum()) for members in kinds]
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """How a rank or an operation contributes to the slowest samples.
+
+    Args:
+        name: "rank 3", or "forward of layer 2".
+        share: of those samples, how many have it on their critical path, 0 to 1.
+        seconds: its time on the path, the mean of those samples, s.
+        added_s: how much of that is beyond what it lasted in the recorded run, s.
+    """
+
+    name: str
+    share: float
+    seconds: float
+    added_s: float
+
+
+class CriticalEvents(NamedTuple):
+    """The activities on the critical paths of some samples, in no order.
+
+    Args:
+        sample: the sample of each, by its place, (num_steps,).
+        activity: the activity, (num_steps,).
+        seconds: how long it lasted there, s, (num_steps,).
+    """
+
+    sample: Ints
+    activity: Ints
+    seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tail:
+    """What contributes to the slowest samples of a Monte Carlo; each list begins with what adds most.
+
+    Args:
+        samples: the samples, the slowest first, (num_samples,).
+        ranks: what ranks do alone: computing, and their messages.
+        types: types of operations, over all ranks and layers.
+        operations: types of operations and their layers, over all ranks.
+    """
+
+    samples: Ints
+    ranks: Sequence[Carrier]
+    types: Sequence[Carrier]
+    operations: Sequence[Carrier]
+
+
+class PathFinder:
+    """Finds the critical paths of samples.
+
+    Args:
+        activities: the run.
+    """
+
+    def __init__(self, activities: Activities) -> None:
+        self._activities = activities
+        target, self._source, self._activity = activities.program.waits()
+        self._first = np.searchsorted(target, np.arange(len(activities.program.code) + 1))
+
+    def path(self, durations: Floats) -> CriticalEvents:
+        """Return the critical paths of samples, given how long activities last, (num_activities, num_samples)."""
+        times = retime(self._activities.program, durations)
+        steps = list(self._steps(times))
+        sample, activity = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+        seconds = durations[activity, sample]
+        kept = (seconds > 0) & ~self._activities.loading[activity]
+        return CriticalEvents(sample[kept], activity[kept], seconds[kept])
+
+    def _steps(self, times: Floats) -> Iterator[tuple[Ints, Ints]]:
+        """Yield the next activity of each sample's path, backwards from the last, until all have reached the start."""
+        sample = np.arange(times.shape[1])
+        moment = np.full(times.shape[1], self._activities.last)
+        while len(sample):
+            wait = self._fulfilled_last(sample, moment, times)
+            ended = self._activity[wait] != NONE
+            yield sample[ended], self._activity[wait[ended]]
+            moment = self._source[wait]
+            going = self._first[moment + 1] > self._first[moment]
+            sample, moment = sample[going], moment[going]
+
+    def _fulfilled_last(self, sample: Ints, moment: Ints, times: Floats) -> Ints:
+        """Return the wait that was over last before the moment of each sample, (num_samples,)."""
+        counts = self._first[moment + 1] - self._first[moment]
+        begins = np.cumsum(counts) - counts
+        owner = np.repeat(np.arange(len(counts)), counts)
+        wait = np.arange(len(owner)) + (self._first[moment] - begins)[owner]
+        arrival = times[self._source[wait], sample[owner]]
+        is_last = np.flatnonzero(arrival == np.maximum.reduceat(arrival, begins)[owner])
+        _, first = np.unique(owner[is_last], return_index=True)
+        chosen: Ints = wait[is_last[first]]
+        return chosen
+
+
+class PathSums:
+    """Adds up the time of groups of activities on the critical paths of samples.
+
+    Args:
+        names: the name of each group.
+        group: the group of each activity, or `NONE`, (num_activities,).
+        recorded: how long each activity lasted in the recorded run, s, (num_activities,).
+    """
+
+    def __init__(self, names: Sequence[str], group: Ints, recorded: Floats) -> None:
+        self._names, self._group, self._recorded = names, group, recorded
+        self._num_samples = 0
+        self._counts, self._seconds, self._added = (np.zeros(len(names)) for _ in range(3))
+
+    def add(self, path: CriticalEvents, num_samples: int) -> None:
+        """Add the critical paths of some samples."""
+        group = self._group[path.activity]
+        mine = group != NONE
+        group, sample, many = group[mine], path.sample[mine], len(self._names)
+        self._num_samples += num_samples
+        self._counts += np.bincount(np.unique(sample * many + group) % many, minlength=many)
+        self._seconds += np.bincount(group, path.seconds[mine], minlength=many)
+        beyond = path.seconds[mine] - self._recorded[path.activity[mine]]
+        self._added += np.bincount(group, beyond, minlength=many)
+
+    def carriers(self) -> tuple[Carrier, ...]:
+        """Return the groups that are on some path, what adds most first."""
+        columns = (self._counts, self._seconds, self._added)
+        figures = (np.stack(columns, axis=1) / max(self._num_samples, 1)).tolist()
+        found = (Carrier(name, *row) for name, row in zip(self._names, figures, strict=True) if row[0])
+        return tuple(sorted(found, key=lambda one: (-one.added_s, -one.share, -one.seconds)))
+
+
+def path_sums_of_ranks(activities: Activities) -> PathSums:
+    """Return sums a rank, of what it does alone."""
+    line = activities.timeline
+    group = np.where(activities.is_shared, NONE, line.rank[activities.event])
+    return PathSums([f"rank {rank}" for rank in range(line.num_ranks)], group, activities.duration)
+
+
+def path_sums_of_types(activities: Activities) -> PathSums:
+    """Return sums a type of operation."""
+    line = activities.timeline
+    return PathSums(line.typs, line.typ[activities.event], activities.duration)
+
+
+def path_sums_of_operations(activities: Activities) -> PathSums:
+    """Return sums a type of operation and layer."""
+    line = activities.timeline
+    keys = np.stack([line.typ[activities.event], line.layer[activities.event]])
+    found, group = np.unique(keys, axis=1, return_inverse=True)
+    names = [
+        line.typs[typ] if layer == NO_LAYER else f"{line.typs[typ]} of {line.layer_name(layer)}"
+        for typ, layer in found.T.tolist()
+    ]
+    return PathSums(names, group.reshape(-1), activities.duration)
+
+
+PERCENTILES = (50, 90, 99)
+_MOST_LINES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """The step time of a run under noise.
+
+    Args:
+        run: the recorded run.
+        noise: what disturbed it.
+        seed: what the samples were drawn with.
+        step_times: of each sample, s, (num_samples,).
+        recorded_s: the step time without noise, s.
+        tail: the ranks and operations on the critical paths of the slowest tenth of the samples.
+    """
+
+    run: Run
+    noise: Noise
+    seed: int
+    step_times: Floats = field(repr=False)
+    recorded_s: float
+    tail: Tail = field(repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples were drawn."""
+        return len(self.step_times)
+
+    @cached_property
+    def mean(self) -> float:
+        """The mean step time, s."""
+        return float(self.step_times.mean())
+
+    @cached_property
+    def std(self) -> float:
+        """The standard deviation of the step time, s."""
+        return float(self.step_times.std())
+
+    def percentile(self, percent: float) -> float:
+        """Return the step time that so many percent of the samples do not exceed, s."""
+        return float(np.percentile(self.step_times, percent))
+
+    @property
+    def p50(self) -> float:
+        """The median step time, s."""
+        return self.percentile(50)
+
+    @property
+    def p90(self) -> float:
+        """The step time that nine of ten samples do not exceed, s."""
+        return self.percentile(90)
+
+    @property
+    def p99(self) -> float:
+        """The step time that 99 of 100 samples do not exceed, s."""
+        return self.percentile(99)
+
+    def histogram(self, num_bins: int = 60) -> tuple[Floats, Ints]:
+        """Return the edges of bins of equal width, s, (num_bins + 1,), and how many samples each has, (num_bins,)."""
+        counts, edges = np.histogram(self.step_times, bins=num_bins)
+        return edges, counts
+
+    def summary(self) -> dict[str, Any]:
+        """Return all figures but those of single samples, ready for JSON: times in s."""
+        edges, counts = self.histogram()
+        return {
+            "strategy": self.run.strategy,
+            "world_size": self.run.world_size,
+            "noise": str(self.noise),
+            "samples": self.num_samples,
+            "seed": self.seed,
+            "recorded_step_time_s": self.recorded_s,
+            "mean_s": self.mean,
+            "std_s": self.std,
+            **{f"p{percent}_s": self.percentile(percent) for percent in PERCENTILES},
+            "least_s": float(self.step_times.min()),
+            "most_s": float(self.step_times.max()),
+            "histogram": {"edges_s": edges.tolist(), "counts": counts.tolist()},
+            "tail": {
+                "samples": len(self.tail.samples),
+                "ranks": [_row(one) for one in self.tail.ranks],
+                "types": [_row(one) for one in self.tail.types],
+                "operations": [_row(one) for one in self.tail.operations],
+            },
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """Yield what a person wants to know first."""
+        yield f"{self.run.strategy}: {self.num_samples:,} samples, seed {self.seed}; noise: {self.noise}"
+        percentiles = ", ".join(f"P{one} {self._beside(self.percentile(one))}" for one in PERCENTILES)
+        yield f"step {duration(self.recorded_s)} recorded; under noise {percentiles}, mean {self._beside(self.mean)}"
+        yield f"the slowest {len(self.tail.samples):,} samples, by what adds most to their critical paths:"
+        for carriers in (self.tail.ranks, self.tail.types, self.tail.operations):
+            for one in carriers[:_MOST_LINES]:
+                yield f"  {one.name}: on {one.share:.0%} of the paths, for {duration(one.seconds)}, {_added(one)}"
+
+    def _beside(self, seconds: float) -> str:
+        """Return a step time, and how it compares with the recorded one."""
+        more = f" ({seconds / self.recorded_s - 1:+.1%})" if self.recorded_s else ""
+        return f"{duration(seconds)}{more}"
+
+
+def _row(one: Carrier) -> dict[str, Any]:
+    return {"name": one.name, "share": one.share, "seconds_s": one.seconds, "added_s": one.added_s}
+
+
+def _added(one: Carrier) -> str:
+    """Return in words how much longer than recorded it is on the path."""
+    return f"{duration(abs(one.added_s))} {'more' if one.added_s >= 0 else 'less'} than recorded"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MonteCarlo(Distribution):
+    """The step time of a run under noise, with its pictures and tables."""
+
+    def to_pandas(self) -> Any:
+        """Return the samples as a pandas DataFrame: sample, step_time_s.
+
+        Raises:
+            UsageError: pandas is not installed, which is no dependency.
+        """
+        return data_frame({"sample": list(range(self.num_samples)), "step_time_s": self.step_times.tolist()})
+
+    def figure(self) -> Any:
+        """Return a Plotly figure: how often each step time came, with the recorded one and the percentiles."""
+        from minitrain.whatif.figure import figure  # noqa: PLC0415  (plotly only when somebody looks)
+
+        return figure(self)
+
+    def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+        """Write one page that opens without internet: the recorded run, and below it the distribution.
+
+        Args:
+            path: where to.
+            include_plotlyjs: as for `Run.write_html`.
+
+        Returns:
+            The path.
+        """
+        from minitrain.whatif.figure import write_html  # noqa: PLC0415
+
+        return write_html(self, Path(path), include_plotlyjs)
+
+    def _repr_html_(self) -> str:
+        """Show the figures and a picture that needs no script."""
+        from minitrain.whatif.figure import distribution_svg  # noqa: PLC0415
+
+        return f"<pre>{html.escape(str(self))}</pre>{distribution_svg(self)}"
+
+
+def monte_carlo(run: Run, noise: Noise, *, samples: int = 1000, seed: int = 0) -> MonteCarlo:
+    """Time a finished run again under many draws of noise.
+
+    Args:
+        run: what `simulate` returned, or `load_run` read; every rank's events are needed.
+        noise: what disturbs it.
+        samples: how many steps to draw.
+        seed: the same seed gives the same samples; sample k is the same however many are drawn.
+
+    Returns:
+        The distribution of the step time, and which ranks and operations carry its tail.
+
+    Raises:
+        UsageError: the run has not kept every rank's events, noise is for ranks or a tier that it does not have, or a
+            parameter is outside its rule.
+    """
+    require_count("samples", samples)
+    require_count("seed", seed, 0)
+    if not isinstance(noise, Noise):
+        raise UsageError(f"noise must be a `mt.Noise`, such as mt.Noise(jitter=0.05), got {noise!r:.80}")
+    require_events(run, "monte_carlo")
+    _require_ranks(noise, run.world_size)
+    activities = make_activities(run.step_timeline)
+    draws = Draws(activities, noise, seed, _tiers(run))
+    numbers = max(activities.num_numbers, 1)
+    at_once = max(_NUMBERS_AT_ONCE // numbers, min(_LEAST_AT_ONCE, _MOST_NUMBERS // numbers), 1)
+    parts = [activities.step_times(draws.durations(part)) for part in _parts(np.arange(samples), at_once)]
+    step_times = np.concatenate(parts)
+    worst = np.argsort(-step_times, kind="stable")[: -(-samples // _WORST)]
+    recorded = float(activities.step_times(activities.duration[:, None])[0])
+    return MonteCarlo(run, noise, seed, step_times, recorded, _tail(activities, draws, worst, at_once))
+
+
+def _parts(samples: Ints, at_once: int) -> Iterator[Ints]:
+    """Yield samples in parts, so that memory does not grow with their number."""
+    for begin in range(0, len(samples), at_once):
+        yield samples[begin : begin + at_once]
+
+
+def _tail(activities: Activities, draws: Draws, worst: Ints, at_once: int) -> Tail:
+    """Return what is on the critical paths of some samples, which are drawn again."""
+    finder = PathFinder(activities)
+    sums = [path_sums_of_ranks(activities), path_sums_of_types(activities), path_sums_of_operations(activities)]
+    for part in _parts(worst, at_once) if activities.num_activities else ():
+        path = finder.path(draws.durations(part))
+        for each in sums:
+            each.add(path, len(part))
+    return Tail(worst, *(each.carriers() for each in sums))
+
+
+def require_events(run: Run, what: str) -> None:
+    """Require that a run has kept every event of every rank.
+
+    Raises:
+        UsageError: it kept totals alone, or has many steps.
+    """
+    require_one_step(run, what)
+    if len(run.logs) != run.world_size or not all(isinstance(log, EventLog | list) for log in run.logs):
+        raise UsageError(
+            f"{what} needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
+            'with log="full"'
+        )
+
+
+def _require_ranks(noise: Noise, world_size: int) -> None:
+    """Require that noise is for ranks of the run.
+
+    Raises:
+        UsageError: it is for others.
+    """
+    named = dict.fromkeys(noise.slowdown, "slowdown")
+    named |= {rank: "the pair of a slow link" for link in noise.slow_links for rank in link.pair or ()}
+    beyond = [f"{what} names rank {rank}" for rank, what in named.items() if rank >= world_size]
+    if beyond:
+        raise UsageError(
+            f"noise must be for ranks of the run, which has {world_size}: {', '.join(beyond)}; use ranks 0 to "
+            f"{world_size - 1}"
+        )
+
+
+def _tiers(run: Run) -> Ints | None:
+    """Return the size of the network tier that carries each event, or None for a run that was read from a file."""
+    logs = [log for log in run.logs if isinstance(log, EventLog)]
+    if len(logs) < run.world_size:
+        return None
+    return np.array([price.tier_size for log in logs for price in log._rows[PRICE::STRIDE]], np.int64)
+
+
+_SMALL = 1e-4
+
+_NO_PRICES = ("GiB", "processor_usage")
+_OF_KERNELS = ("kernels", "curves")

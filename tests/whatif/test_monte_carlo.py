@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.run.analysis.retiming import critical_path, make_graph, retime, retimed_events
 from minitrain.run.analysis.timeline import Floats
-from minitrain.whatif.distribution import PathFinder
+from minitrain.whatif.monte_carlo import PathFinder
 from minitrain.whatif.noise import Activities, Draws, make_activities
 
 _SIZES: Any = {"world_size": 8, "num_layers": 16, "global_batch_size": 64}

@@ -29,7 +29,7 @@ SMALL = "strategy=zero3&world_size=8&num_layers=8&global_batch_size=16"
 def address() -> Iterator[str]:
     """Serve the explorer from a thread."""
     with pytest.MonkeyPatch.context() as patch, closing(socket.create_server((server.ADDRESS, 0))) as listening:
-        patch.setattr("minitrain.learn.explorer.workers.SPARE", 1)
+        patch.setattr("minitrain.learn.explorer.server.SPARE", 1)
         port = listening.getsockname()[1]
         app = server.application(TOKEN, port)
         running = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))

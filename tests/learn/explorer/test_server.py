@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from minitrain.learn.explorer.workers import Worker, Workers
+from minitrain.learn.explorer.server import Worker, Workers
 from minitrain.run.worker_processes import WorkerEndedError
 
 pytest.importorskip("starlette", reason="starlette is not installed")
@@ -39,7 +39,7 @@ def outside() -> TestClient:
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minitrain.learn.explorer.workers.SPARE", 1)
+        patch.setattr("minitrain.learn.explorer.server.SPARE", 1)
         patch.setattr(server, "PATIENCE_S", 0.05)
         with TestClient(server.application(TOKEN, PORT), base_url=ADDRESS) as running:
             yield running
@@ -163,9 +163,9 @@ def test_who_waits_for_a_process_that_is_stopped_or_stuck_learns_of_it(
     worker = Worker()
     worker.ask("evaluate", {"state": {**STATE, "strategy": "own", "source": ENDLESS}})
     if is_stuck:
-        monkeypatch.setattr("minitrain.learn.explorer.workers.limit_bytes", lambda: 2**30)
+        monkeypatch.setattr("minitrain.learn.explorer.server.limit_bytes", lambda: 2**30)
         monkeypatch.setattr(
-            "minitrain.learn.explorer.workers.StuckProcesses.end", lambda _, pid: os.kill(pid, signal.SIGKILL)
+            "minitrain.learn.explorer.server.StuckProcesses.end", lambda _, pid: os.kill(pid, signal.SIGKILL)
         )
     else:
         worker.kill()

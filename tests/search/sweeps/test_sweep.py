@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import minitrain as mt
 from minitrain.cli import app
 from minitrain.cli.output import Counted
-from minitrain.cli.sweep import _how_far
+from minitrain.cli.searches import _how_far
 from minitrain.engine.model import Model
 from minitrain.errors import UsageError
 from minitrain.search.sweeps import sweep as results

@@ -1,4 +1,4 @@
-"""The command `minitrain tune`: which layout trains a model best on a machine."""
+"""The commands `minitrain sweep`, many configurations in several processes, and `minitrain tune`, the best layouts."""
 
 from __future__ import annotations
 
@@ -11,23 +11,172 @@ from rich.table import Table
 
 import minitrain as mt
 from minitrain.cli import options
-from minitrain.cli.failures import FAILED
+from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
 from minitrain.cli.generation import Given
 from minitrain.cli.options import Count
 from minitrain.cli.output import Counted, Progress, print_json, print_lines, print_table, user_prints_to_stderr
-from minitrain.cli.sweep import in_words, parse_grid
+from minitrain.errors import UsageError
 from minitrain.plain_text import printable
 from minitrain.run.analysis.labels import duration
 from minitrain.run.figures import TABLES
+from minitrain.run.parameters import OF_TRANSFORMER
 from minitrain.run.result import TokenBudget
+from minitrain.run.strategy_loading import literal
+from minitrain.search.sweeps.batches import Row, succeeded
 from minitrain.search.sweeps.own_processes import LostWorkersWarning
+from minitrain.search.sweeps.sweep import Sweep
 from minitrain.search.tuning.findings import described, require_tool
-from minitrain.search.tuning.search import Row, distinct, options_of
+from minitrain.search.tuning.search import distinct, options_of
 from minitrain.search.tuning.tune import HEAD_ROOM, Tuning
 from minitrain.view.tables import budget_cells, budget_columns, filled_table, frameless_table
 from minitrain.workloads.transformer import find_model
 
-SHOWN = 8
+SHOWN = 10
+_LONG_NAMES = {flag.removeprefix("--"): name for name, (option, _) in options.SHARED.items() for flag in option.flags}
+
+
+def sweep(
+    strategy: list[str],
+    *,
+    given: Given,
+    grid: Annotated[list[str], typer.Option("--grid", "-g")],
+    csv: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Simulate every strategy with every combination of a grid, over all cores, and print the fastest.
+
+    Names of the grid are those of `mt.simulate`, or of an option: world_size, layers, batch, hw, microbatch ...
+    A configuration that fails stays, with its reason; exit code 1 only if all do.
+
+    Args:
+        strategy (STRATEGY): Names, or path.py:function.
+        given: The shared options.
+        grid (NAME=V1,V2,...): Values of a parameter or option; repeat it for more.
+        csv (FILE): Write all rows as a table.
+        html (PAGE): Write all rows as a page: table, scatter, parallel coordinates.
+    """
+    axes = parse_grid(grid)
+    trained = options.of_given(given, "num_layers", *OF_TRANSFORMER) if "workload" in axes else options.trained(given)
+    fixed: dict[str, Any] = {
+        "world_size": options.DEFAULT.world_size if given.world_size is None else given.world_size,
+        **trained,
+        **options.batch_of(given),
+        "hardware": options.named_hardware(given.hardware),
+        **({"strict": True} if given.strict else {}),  # a column of the rows only where it was asked for
+        **options.checking(given),
+        **options.of_given(given, "network"),
+        **options.pricing(given),
+        **options.strategy_options(given),
+    }
+    options.require_file("--csv", csv)
+    options.require_file("--html", html)
+    results, as_json = given.results, given.as_json
+    where: dict[str, Any] = {
+        "executor": options.executor_of(given),
+        "jobs": given.jobs,
+        "time_limit_s": given.time_limit,
+    }
+    with (
+        user_prints_to_stderr(as_json),
+        options.saying_warnings(LostWorkersWarning),
+        Progress() as progress,
+        saying_what_is_kept(lambda: _kept(done, results)),
+    ):
+        tell = Counted(progress, lambda spent_s, *news: _how_far(spent_s, done.num_simulated, *news))
+        done = mt.sweep(strategy, axes, results=results, progress=tell, **where, **fixed)
+        if csv is not None:
+            done.write_csv(csv)
+        rows = done.rows()
+        if html is not None:
+            progress.say("drawing the fastest runs")
+            done.write_html(html)
+    if as_json:
+        print_json(rows)
+        for note in done.notes:
+            print_error(note)
+    else:
+        _print(rows, list(axes))
+        print_lines(done.notes)
+        print_lines([f"wrote {html}"] if html is not None else [])
+    if not succeeded(rows) and all(row["status"] == "failed" for row in rows):
+        raise typer.Exit(FAILED)
+
+
+def parse_grid(texts: Sequence[str], option: str = "--grid") -> dict[str, list[Any]]:
+    """Return the values by parameter; each is a Python literal, or else text.
+
+    Args:
+        texts: what was given.
+        option: which option it was given to.
+
+    Raises:
+        UsageError: one is of another form, or names what another one names.
+
+    >>> parse_grid(["world_size=8,64", "hw=h100_80g_nvl8"])
+    {'world_size': [8, 64], 'hardware': ['h100_80g_nvl8']}
+    """
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = _LONG_NAMES.get(name.strip(), name.strip())
+        if not equals or not name.isidentifier() or not all(map(str.strip, values.split(","))):
+            raise UsageError(f"{option} takes name=value,value,..., got {text!r}")
+        if name in axes:
+            raise UsageError(f"{option}: {name} is given twice")
+        axes[name] = [literal(value.strip()) for value in values.split(",")]
+    return axes
+
+
+def _how_far(spent_s: float, num_simulated: int, num_done: int, total: int | None) -> str:
+    """Say how many configurations are done, and about how long the others take, by those that were simulated."""
+    words = f"{num_done} of {'?' if total is None else total} configurations"
+    if total is None or not num_simulated > 0 or num_done >= total:
+        return words
+    return f"{words}, about {in_words(spent_s / num_simulated * (total - num_done))} left"
+
+
+def in_words(seconds: float) -> str:
+    """Return a time to wait in words, no more exact than such a guess is.
+
+    >>> in_words(0.2), in_words(89), in_words(1000), in_words(9000)
+    ('1 s', '89 s', '17 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _kept(done: Sweep, results: Path | None) -> str:
+    """Return what is left of a sweep that was interrupted."""
+    if results is None:
+        return "nothing was kept; with --results FILE the same sweep would go on from here"
+    return f"{done.num_simulated} new rows are kept in {results}; the same command goes on from there"
+
+
+def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
+    """Print the fastest rows, and how many there are of each kind."""
+    best = succeeded(rows)
+    shown = TABLES["sweep"]
+    cells = (
+        [
+            *map(printable, (row["strategy"], *("-" if row[axis] is None else str(row[axis]) for axis in axes))),
+            *(column.cell(row) for column in shown),
+        ]
+        for row in best[:SHOWN]
+    )
+    heads = dict.fromkeys((*axes, *(column.head for column in shown)))
+    table = filled_table({"strategy": 8, **heads}, cells, frameless_table())
+    if best:
+        print_table(table)
+    out_of_memory = sum(row["status"] == "oom" for row in rows)
+    failures = [row for row in rows if row["status"] == "failed"]
+    counted = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}"
+    print_lines([f"{counted}: {len(best)} ok, {out_of_memory} out of memory, {len(failures)} failed"])
+    if failures:
+        print_lines([f"the first failure: {failures[0]['strategy']}: {failures[0]['error']}"])
+
+
+_LAYOUTS_SHOWN = 8
 
 
 def tune(
@@ -95,7 +244,7 @@ def tune(
             jobs=given.jobs,
             time_limit_s=given.time_limit,
             results=given.results,
-            progress=Counted(progress, _how_far),
+            progress=Counted(progress, _how_far_of_layouts),
             words=words,
             **parameters,
         )
@@ -105,13 +254,13 @@ def tune(
     if given.as_json:
         print_json(found.rows)
     else:
-        _print(found, for_tokens, explain=explain, words=words)
+        _print_layouts(found, for_tokens, explain=explain, words=words)
         print_lines([f"wrote {html}"] if html is not None else [])
     if not found.ranked:
         raise typer.Exit(FAILED)
 
 
-def _how_far(spent_s: float, num_done: int, total: int, best: Row | None) -> str:
+def _how_far_of_layouts(spent_s: float, num_done: int, total: int, best: Row | None) -> str:
     """Say how many configurations are done, and which is the best so far."""
     words = f"{num_done:,} of {total:,} configurations"
     if best is not None:
@@ -121,12 +270,12 @@ def _how_far(spent_s: float, num_done: int, total: int, best: Row | None) -> str
     return printable(words)
 
 
-def _print(found: Tuning, tokens: float | None, *, explain: bool, words: str | None) -> None:
+def _print_layouts(found: Tuning, tokens: float | None, *, explain: bool, words: str | None) -> None:
     """Print the best layouts, why the first one wins, and how other tools call it."""
     if not found.ranked:
         print_lines([found.verdicts()])
         return
-    print_table(_table(found.ranked, tokens))
+    print_table(_layouts_table(found.ranked, tokens))
     print_lines([found.verdicts() + (" (interrupted)" if found.was_interrupted else "")])
     print_lines([f"{len(found.front)} of them are on the front of time, memory, money and energy"])
     print_lines([f"the best one: {found.best.command}", *found.priced_by()])
@@ -146,7 +295,7 @@ def _said(found: Tuning, tool: str) -> list[str]:
     return [f"{tool} has no words for the best one; it has them for {choice} ({step}):", *lines]
 
 
-def _table(rows: Sequence[Row], tokens: float | None) -> Table:
+def _layouts_table(rows: Sequence[Row], tokens: float | None) -> Table:
     """Return the best layouts as a table; of layouts with one step time and one memory, the first.
 
     Args:
@@ -157,7 +306,7 @@ def _table(rows: Sequence[Row], tokens: float | None) -> Table:
     shown = [*figures, *([dollars] if tokens is None else [])]
     are_several = len({row.get("precision") for row in rows}) > 1
     cells = []
-    for row in distinct(rows)[:SHOWN]:
+    for row in distinct(rows)[:_LAYOUTS_SHOWN]:
         layout = f"{row['strategy']} {described(options_of(row))}"
         budget = [] if tokens is None else budget_cells(_budget(row, tokens))
         named = printable(f"{row['precision']}: {layout}" if are_several else layout)
