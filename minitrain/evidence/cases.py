@@ -311,6 +311,7 @@ def _platform(
         host_update_s=host_update_s(row, framework),
         captures=row.words("framework").facts.get("graphs", framework.captures),
         hybridep_units=framework.hybridep_units,
+        in_turn=framework.in_turn and row.number("imbalance") is None,
         pads_experts=row.number("capacity_factor") is not None,
         one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla and layout.ep == 1 else 0.0,
         fused_loss=found.fused_loss or framework.fused_loss or bool(row.words("framework").facts.get("fused_loss")),

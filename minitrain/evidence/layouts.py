@@ -482,6 +482,7 @@ def assumptions(
     own = [Assumption(row.text("assumed"), is_open=True)] if row.text("assumed") else []
     found = (
         *_of_degrees(row, layout),
+        *_of_tokens(row, framework, layout),
         *_of_model(row, framework, layout, model),
         *_of_kernels(row, framework, model, system),
         *_of_device(row, system),
@@ -507,8 +508,6 @@ def _of_degrees(row: Row, layout: Layout) -> Iterator[Assumption]:
             yield Assumption(f"{column} not stated: 1", column)
     if not row.words("zero").is_stated and layout.num_replicas > 1:
         yield Assumption("zero not stated: 0", "zero", ("1", "3"))
-    if layout.ep > 1 and not row.words("dispatcher").is_stated:
-        yield Assumption("dispatcher not stated: alltoall", "dispatcher", ("deepep", "hybridep"))
     if row.text("mem_gib") and "kind" not in row.words("mem_kind").facts:
         yield Assumption("mem_kind not stated: allocated", "mem_kind", ("allocated",))
     memory = row.words("mem_kind").facts
@@ -654,6 +653,13 @@ def copies_units(row: Row, layout: Layout, platform: Platform) -> int:
     is_priced = platform.is_eager and platform.fitted_on.startswith("nothing") and layout.zero >= 2
     is_copied = names & {"fsdp", "torchtitan"} and "fsdp1" not in names
     return layout.shard_size * layout.cp if is_priced and is_copied else 0
+
+
+def _of_tokens(row: Row, framework: Framework, layout: Layout) -> Iterator[Assumption]:
+    if layout.ep > 1 and not row.words("dispatcher").is_stated:
+        yield Assumption("dispatcher not stated: alltoall", "dispatcher", ("deepep", "hybridep"))
+    if layout.ep > 1 and framework.in_turn and row.number("imbalance") is None:
+        yield Assumption("imbalance not stated: a token's experts in turn, as its benchmarks do", "imbalance", ("1",))
 
 
 def _of_communication(row: Row, framework: Framework, layout: Layout, system: SystemConfig) -> Iterator[Assumption]:

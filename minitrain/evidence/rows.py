@@ -218,6 +218,7 @@ class Framework:
         captures: whether CUDA graphs replay the passes of layers where the row does not say; if None, on devices whose
             hosts are slow.
         hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
+        in_turn: whether its benchmarks give each token the experts that follow those of the token before.
         alone: its platform on a device beside no other, where nothing of what others' clocks contain is hidden.
     """
 
@@ -243,6 +244,7 @@ class Framework:
     is_compiled: bool = False
     captures: bool | None = None
     hybridep_units: int | None = None
+    in_turn: bool = False
     alone: str = ""
 
     def is_named(self, names: Set[str]) -> bool:
@@ -391,6 +393,7 @@ FRAMEWORKS = (
         platforms=((_FROM_HOPPER, "nemo-h100"), (_NO_TPU, "eager-a100")),
         overlap="always",
         captures=False,
+        in_turn=True,
     ),
     Framework(
         name="PyTorch FSDP with torch.compile",

@@ -48,7 +48,9 @@ class Kernels:
     num_units: int
     token_ns: tuple[tuple[float, float], tuple[float, float]]
 
-    def seconds(self, model: Any, size_bytes: float, shape: GroupShape, inner: Network) -> float:
+    def seconds(
+        self, model: Any, size_bytes: float, shape: GroupShape, inner: Network, *, in_turn: bool = False
+    ) -> float:
         """Return how long tokens take that travel once to each node and once to each rank, s.
 
         Args:
@@ -56,6 +58,7 @@ class Kernels:
             size_bytes: of all copies that a rank sends, what stays on it included.
             shape: the ranks that exchange tokens, each of which has a part of the experts.
             inner: the links within a node.
+            in_turn: whether each token has the experts that follow those of the token before.
         """
         from minitrain.workloads.expert_layers import num_touched  # noqa: PLC0415  (only where kernels are priced)
 
@@ -63,11 +66,11 @@ class Kernels:
         token_bytes, sizes = size_bytes / model.experts_per_token, (model.num_experts, model.experts_per_token)
         local = split.num_ranks / split.num_nodes
         share = next((share for most, share in self.within if local <= most), self.within[-1][1])
-        sent_bytes = token_bytes * num_touched(split.num_ranks, *sizes)
+        sent_bytes = token_bytes * num_touched(split.num_ranks, *sizes, in_turn=in_turn)
         one_bytes = model.hidden_size * model.precision.activation_bytes
         shorter = (1 + TOKEN_HALF_BYTES / one_bytes) / (1 + TOKEN_HALF_BYTES / _SHARES_BYTES)
         on_links = shorter * sent_bytes * (1 - 1 / local) / (share * inner.bandwidth * 1e9)
-        across = token_bytes * num_touched(split.num_nodes, *sizes) * (1 - 1 / split.num_nodes)
+        across = token_bytes * num_touched(split.num_nodes, *sizes, in_turn=in_turn) * (1 - 1 / split.num_nodes)
         between = across / (BETWEEN_NODES * outer.bandwidth * 1e9)
         units_s = [sent_bytes / one_bytes * self._token_s(one_bytes, *each) for each in self.token_ns]
         seconds: float = outer.latency + sum(max(on_links, between, each) for each in units_s) / len(units_s)

@@ -96,6 +96,8 @@ class Platform:
             devices whose hosts are so slow that recipes do so (`minitrain.machine.kernel_device.CAPTURED`).
         dispatcher: how tokens travel to experts of other ranks: one of `minitrain.machine.dispatchers.DISPATCHERS`.
         hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
+        in_turn: whether each token has the experts that follow those of the token before, as benchmarks of NeMo
+            AutoModel do (`FakeBalancedGate` of its `components/moe/layers.py`), which few ranks have; else any.
         pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
             their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
@@ -153,6 +155,7 @@ class Platform:
     captures: bool | str | None = None
     dispatcher: str = "alltoall"
     hybridep_units: int | None = None
+    in_turn: bool = False
     pads_experts: bool = False
     parts_exposed: float = 1.0
     parts_overlap: str = "none"

@@ -485,7 +485,7 @@ class KernelPredictor(_ConfigPredictor):
             price = super()._collective("all_gather", size_bytes / model.experts_per_token * len(ranks), ranks)
             return replace(price, size_bytes=size_bytes)
         shape, num_units = places.shape(ranks), cast(KernelDevice, self.device).rates.num_units
-        seconds = kernels.seconds(model, size_bytes, shape, self._inner)
+        seconds = kernels.seconds(model, size_bytes, shape, self._inner, in_turn=platform.in_turn)
         return Price(seconds, size_bytes, platform.dispatcher, kernels.num_units / num_units, shape.tier.size)
 
     def _not_hidden(self, op: str, seconds: float, size_bytes: float, num_parts: int) -> float:

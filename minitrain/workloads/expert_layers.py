@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
-from math import comb, prod
+from math import comb, lcm, prod
 from types import MappingProxyType
 from typing import Any, Literal, final
 
@@ -63,20 +63,32 @@ the order of experts, so that no chunks are sorted."""
 
 
 @lru_cache(maxsize=256)
-def num_touched(num_parts: int, num_experts: int, num_chosen: int) -> float:
+def num_touched(num_parts: int, num_experts: int, num_chosen: int, *, in_turn: bool = False) -> float:
     """Return among how many of some parts of the experts a token's lie, in the mean.
 
     Experts are taken to be chosen at random, all as often: a part has none of a token's with the chance that all of
     them are among the others.
 
+    Args:
+        num_parts: of the experts.
+        num_experts: all of them.
+        num_chosen: of a token.
+        in_turn: whether each token has the experts that follow those of the token before.
+
     >>> round(num_touched(8, 256, 8), 2), round(num_touched(64, 256, 8), 2)
     (5.29, 7.68)
+    >>> num_touched(8, 256, 8, in_turn=True), num_touched(64, 256, 8, in_turn=True)
+    (1.0, 2.0)
     """
+    if in_turn:
+        firsts, size = range(0, lcm(num_chosen, num_experts), num_chosen), num_experts // num_parts
+        touched = (len({(first + i) % num_experts // size for i in range(num_chosen)}) for first in firsts)
+        return sum(touched) / len(firsts)
     others = num_experts - num_experts // num_parts
     return num_parts * (1 - comb(others, num_chosen) / comb(num_experts, num_chosen))
 
 
-def shared_copies(model: Architecture, num_parts: int) -> float:
+def shared_copies(model: Architecture, num_parts: int, *, in_turn: bool = False) -> float:
     """Return how many tokens a rank is sent for each copy that its experts take, where a token travels once.
 
     >>> from minitrain.workloads.transformer import models
@@ -84,7 +96,7 @@ def shared_copies(model: Architecture, num_parts: int) -> float:
     0.66
     """
     num_chosen: int = model.experts_per_token
-    return num_touched(num_parts, model.num_experts, num_chosen) / num_chosen
+    return num_touched(num_parts, model.num_experts, num_chosen, in_turn=in_turn) / num_chosen
 
 
 def kernels_of_experts(
@@ -111,7 +123,7 @@ def kernels_of_experts(
     kernels = _without(whole.kernels, _AROUND)
     sends_once = style.dispatcher in _ONCE and typ != "backward_weight"
     if 1 < num_parts < model.num_experts and typ != "backward_weight":  # `sort_chunks_by_idxs` of Megatron-Core
-        accesses = 2 * shared_copies(model, num_parts) if sends_once else _CHUNKS
+        accesses = 2 * shared_copies(model, num_parts, in_turn=style.in_turn) if sends_once else _CHUNKS
         moved = accesses * model.precision.activation_bytes * style.eager
         kernels = (*kernels, MemoryPass("chunks", num_copies * model.hidden_size, moved))
     is_narrow = (style.datatype or model.precision.weight_datatype) in NARROW_BYTES and style.casts_apart

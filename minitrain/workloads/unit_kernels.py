@@ -247,6 +247,7 @@ class Style:
         pads_experts: whether each expert has as many tokens as it takes at most.
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
         dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
+        in_turn: whether each token has the experts that follow those of the token before.
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
         apart: whether each operation that PyTorch dispatches is a kernel of its own.
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
@@ -267,6 +268,7 @@ class Style:
     pads_experts: bool = False
     transposes: bool = True
     dispatcher: str = "alltoall"
+    in_turn: bool = False
     casts_apart: bool = False
     apart: bool = False
     copies_units: int = 0

@@ -702,6 +702,17 @@ def test_auto_models_mixtures_run_transformer_engine_and_gather_their_weights_on
     assert asked.dispatcher == "hybridep"
 
 
+@pytest.mark.parametrize(
+    ("framework", "imbalance", "in_turn"),
+    [("NeMo AutoModel", "", True), ("NeMo AutoModel", "1", False), ("Megatron-Core", "", False)],
+)
+def test_auto_models_benchmarks_take_experts_in_turn(framework: str, imbalance: str, in_turn: bool) -> None:
+    found = case(**{**EXPERTS, "sp": "1", "ep": "8", "framework": framework, "imbalance": imbalance})
+    assert found.platform is not None
+    assert found.platform.in_turn is in_turn
+    assert ("experts in turn" in " ".join(each.text for each in found.assumed)) is in_turn
+
+
 def test_a_dispatcher_that_is_not_stated_is_assumed_where_tokens_travel() -> None:
     said = "dispatcher not stated: alltoall"
     assert said in [each.text for each in case(**EXPERTS, sp="1", ep="8").assumed]

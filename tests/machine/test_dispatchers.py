@@ -36,6 +36,16 @@ def test_a_token_touches_as_many_parts_as_it_can(log_parts: int, chosen: int) ->
     assert num_touched(2, 64, chosen) == pytest.approx(2 * (1 - comb(32, chosen) / comb(64, chosen)))
 
 
+@given(st.integers(0, 6), st.integers(1, 8))
+def test_experts_taken_in_turn_lie_as_close_as_they_can(log_parts: int, chosen: int) -> None:
+    parts = 2**log_parts
+    touched = num_touched(parts, 64, chosen, in_turn=True)
+    assert -(-chosen * parts // 64) <= touched <= (chosen - 1) * parts / 64 + 1
+    assert touched <= num_touched(parts, 64, chosen) + 1e-9
+    # AutoModel's 384 experts on 32 ranks: of three tokens, each of 8, one has those of two ranks
+    assert num_touched(32, 384, 8, in_turn=True) == pytest.approx(4 / 3)
+
+
 # Published: 4096 tokens of 7168 elements in 16 bits, of eight experts each, random among eight a rank; GB/s of what is
 # received, what stays included (docs/README_Hybrid-EP.md of github.com/deepseek-ai/DeepEP, time of kernels alone).
 @pytest.mark.parametrize(
@@ -89,6 +99,18 @@ def test_libraries_take_as_long_as_published_for_few_units_and_short_tokens(
     seconds = kernels.seconds(model, 4096 * 8 * hidden * 2, GroupShape(inner, Split.of([8])), inner)
     published = 4096 * hidden * 2 * num_touched(8, 64, 8) * (1 / dispatched + 1 / combined) / 2e9
     assert seconds == pytest.approx(published, rel=0.12)
+
+
+def test_tokens_sent_to_few_ranks_take_less_time_and_memory() -> None:
+    times = [step_time(f"nemo-h100:dispatcher=deepep,in_turn={value}", ep=16) for value in (False, True)]
+    assert times[1] < times[0]
+    chunks = [
+        kernel.traffic_bytes
+        for in_turn in (False, True)
+        for kernel in experts_kernels(Style(dispatcher="deepep", in_turn=in_turn)).kernels
+        if getattr(kernel, "name", "") == "chunks"
+    ]
+    assert chunks[1] / chunks[0] == pytest.approx(1 / num_touched(32, 256, 8))
 
 
 def test_a_platform_may_give_hybrid_ep_more_units_than_usual() -> None:
