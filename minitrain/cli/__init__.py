@@ -6,11 +6,11 @@ of all commands, each of which is imported when it is called, and who waits for 
 | module | what it does |
 |---|---|
 | `commands` | `minitrain run`, `compare`, `prove`, `goodput`, `plan`, `explore` and `lab` |
-| `sweep`, `tune`, `validate`, `solve` | the commands of these names |
+| `searches`, `validate` | `minitrain sweep`, `tune` and `validate` |
 | `models` | `minitrain models` and `strategies`: what is shipped |
 | `train` | `minitrain train` and `diff` |
 | `trace` | `minitrain trace`: saved runs, drawn, exported and under noise |
-| `hw`, `platform` | `minitrain hw` and `minitrain platform` |
+| `hw`, `platform` | `minitrain hw`, `platform` and `solve` |
 | `learn` | `minitrain learn`, for learners and for teachers |
 | `generation` | how a function becomes a command |
 | `options` | options that several commands share, and how they become arguments of `simulate` |

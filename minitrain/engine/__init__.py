@@ -1,16 +1,16 @@
 """One rank of a training run: `Model`, its stores, its operations, the laws that they obey, its clock and its log.
 
 May import: `errors`, `files`, `source_lines`, `tensors`, `operations`, `workloads`, `machine`. Open `model` first, then
-`strategy_model` (what a strategy may use of it), `computation` (what a rank does alone) and `communication` (how it
-calls on others: what comes of the values is decided in operations/collectives.py). `laws` says what must hold before an
-operation may happen, `operations` when a submitted communication starts and ends, and `stores` what a rank holds in
-memory.
+`strategy_model` (what a strategy may use of it), `computation` (what a rank does alone, attention in steps too) and
+`communication` (how it calls on others: what comes of the values is decided in operations/collectives.py). `laws` says
+what must hold before an operation may happen, `operations` when a submitted communication starts and ends, and `stores`
+what a rank holds in memory.
 
 The rest, by what a reader looks for:
 
 - What all operations change: `state`, which also remembers prices.
 - Features beside the usual path: `placed_passes` (layers that differ, recomputation, parts of layers, and shards of
-  sequences), `attention` (context parallelism), `experts` (expert parallelism), and `host_memory` (offloading).
+  sequences), `experts` (expert parallelism), and `host_memory` (offloading).
 - What a strategy means to compute, who takes how much where ranks are not alike, and the check at the end that every
   layer was trained: `semantics`; `gradients` has what ranks do with theirs.
 - Who takes what: `stages` cuts layers into pipeline stages and the batch into samples and microbatches.

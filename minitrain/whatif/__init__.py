@@ -9,8 +9,9 @@ config of columns (`recorded`); the graph of the run is timed with the answers, 
 |---|---|
 | runs that share the links of one platform, timed again | `replayed_runs` |
 | where the gap between two runs comes from | `diff` |
-| what may disturb a run, and thousands of draws of it | `noise`, `monte_carlo`, also with other durations or prices |
-| what comes of draws, as figures and in words; pictures of it, and of gaps | `distribution`; `figure` |
+| what may disturb a run | `noise` |
+| thousands of draws of it, and what comes of them; also other durations or prices | `monte_carlo` |
+| pictures of draws, and of gaps | `figure` |
 | a step in which devices die, until one succeeds on those that are left | `disturbed_run` |
 | weeks of training with checkpoints, restarts and repairs | `goodput` |
 """

@@ -29,21 +29,22 @@ from minitrain.view.notebook_figure import NotebookFigure
 from minitrain.view.page import html_table, run_picture, timeline_section, write_page, write_timelines
 from minitrain.view.run_folder import view_of
 from minitrain.view.tables import filled_table
-from minitrain.whatif.monte_carlo import PERCENTILES, Carrier, Distribution
+from minitrain.whatif.noise import PERCENTILES
 
 _WIDTH, _HEIGHT, _BOTTOM, _TOP, _SIDE = 640, 180, 22, 20, 10
 _BAR, _LINE, _INK = "#56B4E9", "#D55E00", "#777777"
 
 
-def distribution_svg(found: Distribution) -> str:
+def distribution_svg(found: Any) -> str:
     """Return the histogram of the samples, with the recorded step time, P50 and P99 as lines."""
     return "".join(_shapes(found))
 
 
-def _shapes(found: Distribution) -> Iterator[str]:
+def _shapes(found: Any) -> Iterator[str]:
     """Yield the picture in pieces."""
     edges, counts = found.histogram()
-    low, high = min(float(edges[0]), found.recorded_s), max(float(edges[-1]), found.recorded_s)
+    recorded_s = float(found.recorded_s)
+    low, high = min(float(edges[0]), recorded_s), max(float(edges[-1]), recorded_s)
     wide, tall = _WIDTH - 2 * _SIDE, _HEIGHT - _BOTTOM - _TOP
 
     def x(seconds: float) -> float:
@@ -70,12 +71,12 @@ _LINES = dict(zip(PERCENTILES, ("#009E73", "#E69F00", "#D55E00"), strict=True))
 _MOST_ROWS = 8
 
 
-def figure(found: Distribution) -> Any:
+def figure(found: Any) -> Any:
     """Return how often each step time came, as a figure of its own."""
     return NotebookFigure(as_figure(_alone(found)), lambda: distribution_svg(found))
 
 
-def _alone(found: Distribution) -> Drawing:
+def _alone(found: Any) -> Drawing:
     """Draw how often each step time came."""
     layout = {
         **FIGURE_STYLE,
@@ -89,12 +90,12 @@ def _alone(found: Distribution) -> Drawing:
     return Drawing(_traces(found, "", "legend"), layout)
 
 
-def title_of(found: Distribution) -> str:
+def title_of(found: Any) -> str:
     """Return in words what the distribution is of."""
     return f"Step time of {found.run.strategy} under noise, {found.num_samples:,} samples"
 
 
-def write_html(found: Distribution, path: Path, include_plotlyjs: bool | str = True) -> Path:
+def write_html(found: Any, path: Path, include_plotlyjs: bool | str = True) -> Path:
     """Write the recorded run and the distribution as one page, and return its path.
 
     The run's timeline is below the distribution.
@@ -107,13 +108,13 @@ def write_html(found: Distribution, path: Path, include_plotlyjs: bool | str = T
     return write_page(path, _alone(found), view.title, include_plotlyjs, _tables(found), facts, below)
 
 
-def _facts(found: Distribution) -> list[str]:
+def _facts(found: Any) -> list[str]:
     """Return the figures of a distribution, for the line below a title."""
     words = [f"P{percent} {duration(found.percentile(percent))}" for percent in PERCENTILES]
     return [f"noise: {found.noise}", f"{found.num_samples:,} samples, seed {found.seed}", *words]
 
 
-def _tables(found: Distribution) -> str:
+def _tables(found: Any) -> str:
     """Return the ranks and operations that make the tail, as HTML."""
     tail = found.tail
     about = f"of the slowest {len(tail.samples):,} samples"
@@ -121,7 +122,7 @@ def _tables(found: Distribution) -> str:
     return section([(f"{name} on the critical paths {about}", [_table(rows)]) for name, rows in parts.items() if rows])
 
 
-def _table(carriers: Sequence[Carrier]) -> str:
+def _table(carriers: Sequence[Any]) -> str:
     """Return the carriers that add most as an HTML table."""
     rows = [
         {
@@ -135,7 +136,7 @@ def _table(carriers: Sequence[Carrier]) -> str:
     return html_table(rows, {})
 
 
-def _traces(found: Distribution, axes: str, legend: str) -> list[Properties]:
+def _traces(found: Any, axes: str, legend: str) -> list[Properties]:
     """Return the histogram and a line for the recorded step time and each percentile, on axes of one number."""
     unit, unit_name = time_unit(found.recorded_s)
     edges, counts = found.histogram()
@@ -173,7 +174,7 @@ def _traces(found: Distribution, axes: str, legend: str) -> list[Properties]:
     return [bars, *lines]
 
 
-def _axes(found: Distribution, number: str, domain: tuple[float, float]) -> dict[str, Any]:
+def _axes(found: Any, number: str, domain: tuple[float, float]) -> dict[str, Any]:
     """Return the axes of the distribution."""
     _, unit_name = time_unit(found.recorded_s)
     return {

@@ -50,7 +50,7 @@ from minitrain.run.figures import data_frame
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
 from minitrain.whatif.joint_execution import step_times
-from minitrain.whatif.noise import COMMUNICATION, COMPUTING, Activities, Draws, Noise, make_activities
+from minitrain.whatif.noise import COMMUNICATION, COMPUTING, PERCENTILES, Activities, Draws, Noise, make_activities
 from minitrain.whatif.recorded import Machine, Machines
 
 _NUMBERS_AT_ONCE = 2**20  # in arrays of durations and moments, 8 MiB: about as much as a processor's cache holds
@@ -491,7 +491,6 @@ def path_sums_of_operations(activities: Activities) -> PathSums:
     return PathSums(names, group.reshape(-1), activities.duration)
 
 
-PERCENTILES = (50, 90, 99)
 _MOST_LINES = 3
 
 

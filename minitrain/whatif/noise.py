@@ -102,6 +102,7 @@ def _is_histogram(edges: tuple[float, ...], counts: tuple[float, ...]) -> bool:
 
 
 COMPUTING, COMMUNICATION = "computing", "communication"
+PERCENTILES = (50, 90, 99)
 KINDS = (COMPUTING, COMMUNICATION, *EVENT_TYPES)
 """What noise may be given for: all computing, all communication, or one type of event."""
 

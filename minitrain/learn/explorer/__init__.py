@@ -6,8 +6,7 @@ uvicorn are the extra `explore`; only `server` imports them, and `notebook` star
 | module | what it does |
 |---|---|
 | `answers` | the knobs of the page, and every answer: figures, legal values, charts, searches |
-| `workers` | processes that answer, one question at a time, and can be stopped |
-| `server` | who may ask, and what is sent; the page is the folder `page` |
+| `server` | who may ask, what is sent, and the processes that answer; the page is the folder `page` |
 | `lab`, `in_browser` | the page as files for a static host, and what answers it there |
 | `plain_numpy` | what NumPy does for answers, where there is none |
 | `notebook` | `mt.explore()` |
