@@ -316,12 +316,14 @@ class AttentionRate:
         head_efficiency: rows `(lower bound of the head size, factor)`, bounds strictly descending to 0.
         block: queries, and keys, of a block that is computed whole if the mask leaves any of its pairs, where the
             efficiency counts all of these; 1 where it counts what the mask leaves.
+        masked: time of such a block of which the mask leaves a part, over that of one which it leaves whole.
     """
 
     efficiency: Annotated[float, SHARE]
     tail: Annotated[float, NON_NEGATIVE]
     head_efficiency: Annotated[Rows, SHARES, "[head size, share]"]
     block: Annotated[int, WHOLE] = 1
+    masked: Annotated[float, POSITIVE] = 1.0
 
     def share(self, head_dim: int) -> float:
         """Return the share of the peak for a head size."""

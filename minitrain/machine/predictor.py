@@ -411,6 +411,7 @@ class KernelPredictor(_ConfigPredictor):
             **{name: getattr(platform, name) for name in shared},
             captures=captures,
             captures_experts=captures == "whole" or (platform.pads_experts and captures is True),
+            num_gathered=int(cast("float", system.sheet.features.get("devices", 1))),
             transposes=system.sheet.device_class != "tpu"
             and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )

@@ -141,17 +141,20 @@ class FlashAttention:
         """Return the floating-point operations of the pairs that the mask leaves."""
         return self.num_samples * self.num_heads * self.num_pairs * self._pair_flop
 
-    def flop_in_blocks(self, size: int) -> float:
+    def flop_in_blocks(self, size: int, masked: float = 1.0) -> float:
         """Return the same where a block of queries and keys is computed whole if the mask leaves any of its pairs.
 
         Args:
             size: queries, and keys, of a block.
+            masked: as how many blocks one counts that the mask cuts: the last of each row, and of a window the first.
         """
         size = min(size, self.num_keys)
         most = (self.num_keys if self.window is None else min(self.window, self.num_keys)) - 1
-        reach = min(-(-self.num_keys // size), 1 + -(-most // size))
-        whole, left = _triangle(-(-self.num_keys // size), reach) * size**2, _triangle(self.num_keys, most + 1)
-        return self.work_flop * whole / left
+        num_blocks = -(-self.num_keys // size)
+        reach = min(num_blocks, 1 + -(-most // size))
+        num_cut = num_blocks + (0 if self.window is None else max(0, num_blocks - reach + 1))
+        whole = _triangle(num_blocks, reach) + (masked - 1) * num_cut
+        return self.work_flop * whole * size**2 / _triangle(self.num_keys, most + 1)
 
     @property
     def num_random(self) -> float:

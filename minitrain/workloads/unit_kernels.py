@@ -11,9 +11,8 @@ writes a gradient, and reads once more for its weight's; dropout with the residu
 writes one and a mask. What Megatron-LM fuses is fused here: bias, dropout and addition; the activation function with
 its bias; scale, mask and softmax. Left out: communication; the router's top-k.
 
-Source: which tensors there are is Korthikanti et al. (2022), section 4; which of them a kernel reads and writes follows
-from Megatron-LM's fused kernels. The counts of launches are an estimate: 16 forward and 34 backward a layer, more where
-attention is unfused, and where there are experts.
+Source: Korthikanti et al. (2022), section 4, has the tensors, Megatron-LM's fused kernels which of them each reads and
+writes. The counts of launches are an estimate: 16 forward and 34 backward a layer, more for unfused attention, experts.
 
 **Eight bits** (`eight_bit_passes`): multiplications in eight bits need casts, and transpositions for the gradients of
 weights. Hopper's matrix units take eight-bit operands in one order alone. So backward needs the input of each
@@ -37,9 +36,9 @@ Four bits ("nvfp4") have a largest element too, and a rotation before they are r
 either order, so that there nothing is transposed.
 
 A factor of each row ("rowwise", of torchao) is one of each column for gradients of weights: the tensor is read twice
-more. Left out: scaling factors and their history; weights, whose copies are made once a step, but for MaxText's and
-those with a factor of each row: AQT, Qwix and torchao find their largest elements and round them where they are
-multiplied, forward and for the gradient of the input (Qwix without the largest elements, where a recipe says "fixed").
+more. Left out: scaling factors' history; weights, whose copies are made once a step, but for MaxText's and those with
+a factor of each row: rounded where they are multiplied, forward and for the input's gradient (AQT, torchao, Qwix), by
+each core that gathers them. Where a recipe says "fixed", Qwix needs no largest elements, and gathers experts rounded.
 
 Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
 `fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
@@ -87,7 +86,7 @@ from minitrain.workloads.workload import PassMode, modules_of
 
 _CAST_BYTES = 4  # read in 16 bits, written in eight, and written in eight transposed
 _TRANSPOSED_BYTES = 2
-_OF_WEIGHTS = (3, 5)  # read in 16 bits to be rounded, written in eight; read before for the largest element
+_OF_WEIGHTS = ((3, 0), (5, 5))  # read in 16 bits to be rounded, written in eight; read before for the largest element
 PERMUTATIONS = ("permutation", "unpermutation")
 """Passes that write the copies of tokens in the order of their experts, and add them up again: a token is read or
 written once, and each of its copies (`token_permutation` and `token_unpermutation` of Megatron-Core's
@@ -179,11 +178,12 @@ _NORM_APART, _ROTARY_APART, _GROUPS_APART = (2.5, 7.0), (12.0, 12.0), (6.5, 6.5)
 rotary embedding in complex numbers (cast to single precision, product, cast back), whose casts reach half of the
 bandwidth; copies of keys and values for each query head, as those. Measured alone on an H100 with PyTorch 2.11."""
 
-_PERMUTED_APART, _PERMUTED_BY_XLA = ((22, 0), (40, 0)), ((6, 2), (7, 3))
+_PERMUTED_APART, _PERMUTED_BY_XLA = ((22, 0), (40, 0)), ((10, 2), (12, 3))
 """Tensors of copies of tokens, and of tokens, that are read and written: gathered, cast, weighted in single precision,
 cast back, padded by a row, gathered in order, put back, and added up by torchtitan's `MoE`; backward does the inverse,
-where a gather's is an addition in any order. Repeated, sorted, put back, and weighted in a sum by MaxText's `permute`
-and `unpermute` (`layers/moe.py`), where a sort's backward is a sort (`use_custom_sort_vjp`)."""
+where a gather's is an addition in any order. Repeated, sorted, put back, cast (`float32_weight_sum`), and summed by
+MaxText's `permute` and `unpermute` (`layers/moe.py`), where a sort's backward is a sort; casts change the layout, and
+XLA fuses them with nothing (pull requests 1058 and 1578 of github.com/sgl-project/sglang-jax)."""
 
 _SOFTMAX, _SOFTMAX_BY_XLA = (2, 3), (4, 5)
 """Tensors of scores that softmax reads and writes, forward and backward: by one kernel, or with a pass for the largest
@@ -253,6 +253,7 @@ class Style:
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         by_xla: whether the operations are MaxText's, which XLA fuses.
         one_hot_capacity: tokens of an expert over their mean, where one-hot matrices send them; 0 where sorted.
+        num_gathered: how often a device gathers weights: once for each core that frameworks count as a device.
     """
 
     attention: str = "flash2"
@@ -274,6 +275,7 @@ class Style:
     copies_units: int = 0
     by_xla: bool = False
     one_hot_capacity: float = 0.0
+    num_gathered: int = 1
 
     def captured(self, num_launches: int, kind: str) -> int:
         """Return how many launches are left of some that a graph has, of a kind of unit."""
@@ -553,8 +555,8 @@ class _Lister:
         if is_weight and datatype in NARROW_BYTES:
             is_attention = self.unit.core is not None
             if datatype == "int8" or precision.scaling == "rowwise" or self.style.by_xla:
-                of_weights = _OF_WEIGHTS[precision.scaling != "delayed"]
-                yield MemoryPass("scaling", gemm.batch * gemm.n * gemm.k, of_weights * self.style.eager)
+                size_bytes = _OF_WEIGHTS[precision.scaling != "delayed"][gemm.batch > 1] * self.style.num_gathered
+                yield MemoryPass("scaling", gemm.batch * gemm.n * gemm.k, size_bytes * self.style.eager)
             yield from eight_bit_passes(
                 gemm,
                 self.style,
@@ -646,14 +648,12 @@ class _Lister:
             copies, tokens = (_PERMUTED_APART if self.style.apart else _PERMUTED_BY_XLA)[is_backward]
             yield self._memory("permutation", hidden, copies * num_copies + tokens)
             return
-        for name in PERMUTATIONS:
-            yield self._memory(name, hidden, num_copies + 1)
+        yield from (self._memory(name, hidden, num_copies + 1) for name in PERMUTATIONS)
 
     def _num_sums(self) -> int:
         """Return how many more gradients of a unit's input are added up by kernels of their own."""
-        if not self.style.apart:
-            return 0
-        return 2 * (self.model.positions == "rotary") if self.unit.kind == "attention" else int(self.model.is_gated)
+        of_unit = 2 * (self.model.positions == "rotary") if self.unit.kind == "attention" else self.model.is_gated
+        return of_unit * self.style.apart
 
     def _bias_gradients(self, hidden: int) -> Iterator[MemoryPass]:
         """Yield the sums over tokens that are biases' gradients; that of an MLP's first bias is fused with others."""

@@ -325,6 +325,32 @@ def test_larger_blocks_of_attention_have_more_work_where_they_are_computed_whole
     assert rates_of(A100.system).scaled(1.0, block=block).attention == rates_of(A100.system).attention
 
 
+SPLASH = {
+    (4, 4096, 16, 16, 128): (1.636, None),
+    (4, 4096, 8, 8, 256): (1.029, None),
+    (2, 8192, 32, 32, 64): (4.546, None),
+    (32, 4096, 32, 8, 128): (None, 46.08),
+    (1, 16384, 16, 16, 128): (None, 8.247),
+    (2, 8192, 8, 8, 256): (None, 2.858),
+    (1, 16384, 32, 32, 64): (None, 16.183),
+}
+"""Samples, tokens, heads, heads of keys, their size: milliseconds of causal attention on a core of TPU7x, forward with
+what backward needs, and backward, as tokamax's `data/autotuning` has them for blocks of 2048 x 2048."""
+
+
+@pytest.mark.parametrize("shape", SPLASH, ids=str)
+def test_attention_on_tpu7x_takes_as_long_as_measured(shape: tuple[int, int, int, int, int]) -> None:
+    system = load_config("tpu_v7x")
+    device = KernelDevice(system, rates_of(system).scaled(1.0, block=2048))
+    samples, tokens, heads, kv_heads, size = shape
+    pairs = tokens * (tokens + 1) // 2
+    flash = FlashAttention(2 * samples, tokens, tokens, heads, kv_heads, size, size, pairs, generation="splash_fused")
+    for is_backward, measured_ms in enumerate(SPLASH[shape]):
+        if measured_ms is not None:
+            kernel = replace(flash, is_backward=bool(is_backward))
+            assert device.kernel_seconds(kernel) * 1e3 == pytest.approx(measured_ms, rel=0.08)
+
+
 def test_a_backward_kernel_of_five_products_is_quicker_than_two_of_seven() -> None:
     tpu = KernelDevice(load_config("tpu_v7x"))
     apart = FlashAttention(2, 4096, 4096, 32, 8, 128, 128, 4096 * 4097 // 2, is_backward=True, generation="splash")

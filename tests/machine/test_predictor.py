@@ -12,6 +12,9 @@ import minitrain as mt
 from minitrain.errors import HardwareConfigError, TensorTypeError, UsageError
 from minitrain.lib import Activation, ActivationGrad, Model, OptState, RuntimePredictor, Weight, WeightGrad
 from minitrain.machine import load_config
+from minitrain.machine.predictor import KernelPredictor
+from minitrain.machine.price import Pricing
+from minitrain.workloads.transformer_workload import find_workload
 
 H, BLOCK = 4096, 1024
 WEIGHT, STATE = Weight(0, 2, 0), OptState(0, 2, 0)
@@ -165,3 +168,9 @@ def test_a_processor_loads_weights_from_its_own_memory() -> None:
     step: dict[str, Any] = {"world_size": 1, "num_layers": 1}
     on_several = mt.price("single", [system, "h100_80g_nvl8"], **step)
     assert on_several[0].step_time == mt.simulate("single", hardware=system, **step).step_time
+
+
+@pytest.mark.parametrize(("hardware", "num_cores"), [("tpu_v7x", 2), ("tpu_v5p", 1)])
+def test_each_core_that_frameworks_count_as_a_device_gathers_weights(hardware: str, num_cores: int) -> None:
+    predictor = KernelPredictor(4, hardware, Pricing("kernels", "xla"), workload=find_workload("llama3-8b"))
+    assert predictor.style.num_gathered == num_cores

@@ -95,6 +95,14 @@ def test_blocks_of_attention_are_computed_whole_if_the_mask_leaves_any_of_their_
     assert narrow.flop_in_blocks(4) == narrow.work_flop * 48 / 15  # 3 blocks of 16
 
 
+def test_blocks_that_the_mask_cuts_count_as_more() -> None:
+    causal = FlashAttention(1, 8, 8, num_heads=2, num_kv_heads=1, key_dim=4, value_dim=4, num_pairs=36)
+    assert causal.flop_in_blocks(2, masked=1.5) == causal.work_flop * (6 + 4 * 1.5) * 4 / 36
+    assert causal.flop_in_blocks(16, masked=1.5) == causal.work_flop * 1.5 * 64 / 36  # one block, of 8
+    narrow = replace(causal, window=4, num_pairs=26)
+    assert narrow.flop_in_blocks(2, masked=1.5) == narrow.work_flop * (3 + 6 * 1.5) * 4 / 26  # the last and the first
+
+
 @pytest.mark.parametrize("model", [GPT, LLAMA])
 def test_units_list_the_flop_that_the_model_counts(model: mt.Transformer) -> None:
     causal = model.attention == "flash"
@@ -308,7 +316,7 @@ def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_w
     tokens, hidden, xla = 2 * 512, 1024, Style(by_xla=True)
     model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
     mlp = next(unit for unit in model.units() if unit.kind == "moe")
-    for kernels_of, tensors in ((forward_kernels, 6 * 4 + 2), (backward_kernels, 7 * 4 + 3)):
+    for kernels_of, tensors in ((forward_kernels, 10 * 4 + 2), (backward_kernels, 12 * 4 + 3)):
         assert traffic(kernels_of(model, mlp, work(), xla), "permutation") == 2 * tensors * tokens * hidden
     scores = 2 * 16 * 512 * 512
     attention = GPT.units()[1]
@@ -318,8 +326,12 @@ def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_w
     down = next(gemm for gemm in LLAMA.units()[2].gemms(work()) if gemm.name.endswith("down"))
     for scaling, num_bytes in (("delayed", 3), ("current", 5)):
         eight = replace(LLAMA, precision=replace(LLAMA.precision, weight_datatype="float8", scaling=scaling))
-        kernels = forward_kernels(eight, LLAMA.units()[2], work(), xla).kernels
-        assert MemoryPass("scaling", down.n * down.k, num_bytes) in kernels
+        for num_cores in (1, 2):
+            kernels = forward_kernels(eight, LLAMA.units()[2], work(), replace(xla, num_gathered=num_cores)).kernels
+            assert MemoryPass("scaling", down.n * down.k, num_cores * num_bytes) in kernels
+        experts = replace(model, precision=eight.precision)
+        rounded = MemoryPass("scaling", 8 * down.n * down.k, num_bytes)
+        assert (rounded in forward_kernels(experts, mlp, work(), xla).kernels) == (scaling == "current")
 
 
 def test_one_hot_matrices_send_tokens_to_experts_of_equal_rows() -> None:
