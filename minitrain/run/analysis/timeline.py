@@ -141,6 +141,10 @@ class Timeline:
     devices: tuple[str, ...] = ()
     outages: tuple[Outage, ...] = ()
 
+    def __repr__(self) -> str:
+        """Show how much there is, not thousands of numbers."""
+        return f"<Timeline: {self.num_events:,} events on {self.num_ranks:,} ranks>"
+
     @property
     def num_ranks(self) -> int:
         """Number of ranks, with or without events."""

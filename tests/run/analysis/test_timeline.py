@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minitrain.operations import COMM, RECV, SEND, Event
+from minitrain.run.analysis.explanation import Explanation
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Stream, as_timeline
 
 
@@ -32,6 +33,12 @@ def test_columns_hold_every_field_of_every_event() -> None:
     assert line.end.tolist() == [2.0, 3.0, 5.0, 3.0]
     assert line.launched.tolist() == [0.0, 1.5, 4.0, 2.0]
     assert line.step_time == 5.0
+
+
+def test_a_timeline_and_an_explanation_show_themselves_in_a_line() -> None:
+    line = as_timeline(_logs())
+    assert repr(line) == "<Timeline: 4 events on 3 ranks>"
+    assert repr(Explanation(line, 2)).startswith("Explanation(timeline=<Timeline: 4 events on 3 ranks>, bytes_per_el")
 
 
 def test_every_group_and_every_peer_has_a_stream_of_its_own() -> None:
