@@ -46,10 +46,9 @@ Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1
 `non_tn_fp8_gemm_supported` of `csrc/extensions/util.cpp`; `GroupedLinear`, which casts all that it is given;
 `docs/examples/gemm_profiling` (2.16), whose casts on B300 take 5.1, 4.0 and 5.9 bytes an element of current, MX and
 NVFP4 scaling at 6.28 TB/s and Megatron's 1.15; `MLP` of Megatron-Core's `core/transformer/mlp.py`, whose activation
-functions are PyTorch's own fusions, not Transformer Engine's (`use_te_activation_func`);
-`dot_general` of github.com/google/aqt (2024), with `config_v3` of MaxText's `layers/quantizations.py`;
-`matmul_with_hp_or_float8_args` of github.com/pytorch/ao's `torchao/float8/float8_linear.py` (0.13), compiled: what has
-a row at hand casts it as it writes it.
+functions are PyTorch's own fusions, not Transformer Engine's (`use_te_activation_func`); `dot_general` of
+github.com/google/aqt (2024), with `config_v3` of MaxText's `layers/quantizations.py`; `matmul_with_hp_or_float8_args`
+of github.com/pytorch/ao's `torchao/float8/float8_linear.py` (0.13), compiled.
 """
 
 from __future__ import annotations
