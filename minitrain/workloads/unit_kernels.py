@@ -83,8 +83,7 @@ from minitrain.workloads.shapes import ADAPTER, Cut, Gemm, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.workload import PassMode, modules_of
 
-_CAST_BYTES = 4  # read in 16 bits, written in eight, and written in eight transposed
-_TRANSPOSED_BYTES = 2
+_CAST_BYTES, _TRANSPOSED_BYTES = 4, 2  # read in 16 bits, written in eight, and written in eight transposed
 _OF_WEIGHTS = ((3, 0), (5, 5))  # read in 16 bits to be rounded, written in eight; read before for the largest element
 PERMUTATIONS = ("permutation", "unpermutation")
 """Passes that write the copies of tokens in the order of their experts, and add them up again: a token is read or
