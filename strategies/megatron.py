@@ -88,7 +88,7 @@ async def megatron(
             are shares anyway.
         overlap_replicas: whether a layer's gradients are summed over the replicas as soon as the last microbatch has
             made them and, with zero=1, its weights gathered under the first forward pass instead of after the update;
-            with zero=3, whether the next layer's weights are gathered while one computes.
+            with zero=3, whether the weights of the next block are gathered while one computes.
         overlap_parts: whether the gradient of a layer's input is summed over the parts while the gradient of its weight
             is computed.
         overlap_messages: whether messages between stages are hidden behind compute: a rank goes on while it sends, and

@@ -97,12 +97,12 @@ def test_what_replicas_exchange_hides_behind_the_last_microbatch(zero: int) -> N
 
 
 @pytest.mark.parametrize("options", [{"tp": 2}, {"pp": 2, "num_chunks": 2}, {"pp": 2, "schedule": "zb_h1"}])
-def test_weights_are_gathered_while_the_layer_before_computes(options: dict[str, Any]) -> None:
+def test_weights_are_gathered_while_the_block_before_computes(options: dict[str, Any]) -> None:
     given = {**options, "zero": 3, "global_batch_size": 8 * B, "layers_per_stage": None}
     waiting, ahead = (train(8, overlap_replicas=overlap, **given) for overlap in (False, True))
     assert ahead.step_time < waiting.step_time
     assert communicated(ahead) == communicated(waiting)
-    most = max(event.size_bytes for event in ahead.logs[0] if event.typ == "all_gather")
+    most = 3 * max(event.size_bytes for event in ahead.logs[0] if event.typ == "all_gather")  # but for a layer's
     assert waiting.peak_memory_bytes <= ahead.peak_memory_bytes <= waiting.peak_memory_bytes + most
 
 

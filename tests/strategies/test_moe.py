@@ -185,6 +185,32 @@ def test_zero_shards_each_piece_among_those_that_hold_the_same(ep: int) -> None:
     assert {state.num_shards for key, state in states.items() if not isinstance(key, tuple)} == {8}
 
 
+@pytest.mark.parametrize("overlap_replicas", [False, True])
+def test_weights_in_shards_are_gathered_once_forward_and_once_for_all_that_backward_does(
+    overlap_replicas: bool,
+) -> None:
+    """Also where backward takes a layer again: Megatron's FSDP shards its weights again when their gradients are there
+    (`fsdp/src/megatron_fsdp/megatron_fsdp.py`).
+    """
+    run = train("megatron", ep=4, zero=3, recompute="full", overlap_replicas=overlap_replicas)
+    gathers = Counter((event.layer, event.size_bytes) for event in run.logs[0] if event.typ == "all_gather")
+    num_microbatches = 2
+    # embedding and head among all others
+    assert set(gathers.values()) == {2 * num_microbatches}
+    assert len(gathers) == 2 * L + 2 + MOE_LAYERS
+
+
+def test_gradients_of_a_block_are_summed_over_ranks_while_the_block_before_computes() -> None:
+    log = train("megatron", ep=4, zero=3, microbatch_size=2, overlap_replicas=True).logs[0]
+    attention, mixture = UNIT - 1, UNIT
+    sums = [event for event in log if event.typ == "reduce_scatter" and event.layer in (attention, mixture)]
+    assert Counter(event.layer for event in sums) == {attention: 1, mixture: 2}
+    last_awaited = {event.awaited or 0 for event in sums}
+    of_block_before = next(i for i, event in enumerate(log) if event.typ == "backward" and event.layer == attention - 1)
+    assert len(last_awaited) == 1
+    assert last_awaited.pop() > of_block_before
+
+
 @pytest.mark.parametrize("ep", [1, 4])
 def test_every_rank_computes_as_much_as_without_experts_divided(ep: int) -> None:
     """Balanced tokens: a rank is sent as many copies as it sends, so that its FLOPs do not depend on ep."""

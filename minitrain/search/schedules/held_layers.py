@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 from minitrain.engine.model import Model
@@ -257,8 +257,8 @@ class HeldLayers:
         num_microbatches: how many gradients are added to one.
         strategy: name of the strategy, for errors.
         overlap_replicas: whether a gradient is summed under what follows the last microbatch's backward, and weights
-            that were updated in shards are gathered under the first forward; with zero 3, whether a layer's weights are
-            gathered under the layer before (`gather_ahead`).
+            that were updated in shards are gathered under the first forward; with zero 3, whether a block's weights are
+            gathered under the block before (`gather_ahead`).
         sum_tied: whether the gradient of a table that embedding and head share is summed over both also where they are
             on two ranks, or others hold them too.
         host_fraction: share of the parameters, from the first on, whose state lies in the host's memory, and which the
@@ -294,7 +294,8 @@ class HeldLayers:
         self._collected: dict[Any, int] = {}  # gradients that were added, by key
         self._gathers: dict[Any, Launched[Any]] = {}
         self._reductions: dict[Any, Launched[Any]] = {}
-        self._reduction: tuple[Any, Launched[Any]] | None = None
+        self._reducing: dict[Any, Launched[Any]] = {}  # every microbatch's, with ZeRO 2 and 3
+        self._block_of = {layer: block for block, layers in enumerate(model.blocks) for layer in layers}
         self._tied = model.tied_layers if sum_tied else ()
         self._host_fraction, self._overlaps_host = host_fraction, overlap_host
         self._on_host: list[Any] = []  # keys of what the host updates
@@ -364,9 +365,15 @@ class HeldLayers:
         is_whole = self._zero in (1, 2) and sharing is not None and weight.is_complete()
         return weight.shard(sharing.index, sharing.size) if is_whole else weight  # type: ignore[union-attr]  # it is one
 
-    def gather_ahead(self, layers: Iterable[int]) -> None:
-        """Begin to gather the weights of layers that a pass comes to next, where they are in shards."""
-        for key in (key for layer in layers for key in (layer, ("experts", layer)) if self._gathers_ahead):
+    def gather_ahead(self, layers: Sequence[int]) -> None:
+        """Begin to gather weights in shards of the block that a pass comes to, and of the block after it.
+
+        Args:
+            layers: all that the pass comes to.
+        """
+        first = self._block_of[layers[0]]
+        coming = takewhile(lambda layer: abs(self._block_of[layer] - first) <= 1, layers if self._gathers_ahead else ())
+        for key in (key for layer in coming for key in (layer, ("experts", layer))):
             held = self._held.get(key)
             if held is not None and self._zero_of(held) == 3 and key not in self._gathers:
                 self._gathers[key] = self._model.launch(self._gather(key, held))
@@ -380,7 +387,7 @@ class HeldLayers:
         name = key if self._zero_of(held) < 3 else ("whole", key)
         if key in self._gathers:
             weights[name] = yield self._gathers.pop(key)
-        elif self._zero_of(held) == 3:
+        elif self._zero_of(held) == 3 and name not in weights:
             weights[name] = yield self._gather(key, held)
         return weights[name]
 
@@ -401,18 +408,22 @@ class HeldLayers:
             return
         if self._zero_of(held) >= 2:
             yield from self._cover("new", held)
-            yield from self.finish_reduction()
+            yield from self._finish_reductions([other for other in self._reducing if not self._may_reduce(other, key)])
             operation = model.reduce_scatter(model.grad_weights.pop("new"), held.layer, group=held.sharing)
-            self._reduction = key, model.launch(operation)
+            self._reducing[key] = model.launch(operation)
         elif self._overlaps and held.sharing is not None and self._collected[key] == self._num_microbatches:
             yield from self._cover(key, held)
             self._reductions[key] = model.launch(self._sum_over_replicas(key, held))
 
-    def finish_reduction(self) -> Steps:
-        """Add the shard of the gradient that is being reduced, if there is one."""
-        if self._reduction is not None:
-            (key, launched), self._reduction = self._reduction, None
-            self._accumulate(key, (yield launched))
+    def _may_reduce(self, other: Any, key: Any) -> bool:
+        """Return whether a gradient may be reduced while another of its block is."""
+        blocks = [self._block_of[self._held[one].layer] for one in (other, key)]
+        return other != key and blocks[0] == blocks[1]
+
+    def _finish_reductions(self, keys: Iterable[Any]) -> Steps:
+        """Add the shards of gradients that are being reduced."""
+        for key in keys:
+            self._accumulate(key, (yield self._reducing.pop(key)))
 
     def _accumulate(self, key: Any, grad: Any) -> None:
         """Add a gradient to a total in place: the first one becomes the total."""
@@ -432,7 +443,7 @@ class HeldLayers:
 
     def update(self) -> Steps:
         """Take the optimizer's step on all that the rank holds."""
-        yield from self.finish_reduction()
+        yield from self._finish_reductions([*self._reducing])
         tied = [key for key in self._model.tied_layers if key in self._held]
         are_here_alone = len(tied) == 2 and all(
             held.sharing is held.others is None for held in map(self._held.__getitem__, tied)

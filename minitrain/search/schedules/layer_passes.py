@@ -196,8 +196,8 @@ class ExpertPasses:
         if takes_again(model.recompute, "moe"):  # tokens will travel again
             del activations["tokens", layer, i], activations["made", layer, i]
 
-    def _forward(self, layer: int, i: int, recompute: str) -> Steps:
-        """Return what a layer makes of a microbatch."""
+    def _forward(self, layer: int, i: int, recompute: str, *, keeps: bool = False) -> Steps:
+        """Return what a layer makes of a microbatch, and keep weights that were gathered if backward follows."""
         model, activations, routing = self._model, self._model.activations, self._routing
         tokens, made = ("tokens", layer, i), ("made", layer, i)
         router = yield from self._held.whole(layer)
@@ -214,18 +214,20 @@ class ExpertPasses:
         experts = yield from self._held.whole(("experts", layer))
         activations[made] = model.forward(layer, activations[tokens], experts, recompute=recompute)
         del experts
-        self._held.drop_whole(("experts", layer))
+        if not keeps:
+            self._held.drop_whole(("experts", layer))
         yield from self._exchange(activations, made, layer)
         combined = model.combine(layer, activations[layer, i], activations[made], router)
         del router
-        self._held.drop_whole(layer)
+        if not keeps:
+            self._held.drop_whole(layer)
         return combined
 
     def backward(self, layer: int, i: int, kind: str) -> Steps:
         """Take the gradient of a microbatch back through a layer: kind B, or I, without the experts' weights."""
         model, activations, grads = self._model, self._model.activations, self._model.grad_activations
         if ("made", layer, i) not in activations:
-            yield from self._forward(layer, i, "none")
+            yield from self._forward(layer, i, "none", keeps=True)
         tokens, made, inp, grad = ("tokens", layer, i), ("made", layer, i), activations[layer, i], grads[layer, i]
         grads[made] = model.backward_combine(layer, inp, activations[made], grad)
         del activations[made]
@@ -311,7 +313,7 @@ class LayerPasses:
         """Take a microbatch forward through some layers."""
         model, activations = self._model, self._model.activations
         for place, layer in enumerate(layers):
-            self._held.gather_ahead(layers[place : place + 2])
+            self._held.gather_ahead(layers[place:])
             if self._has_experts(layer):
                 yield from self._experts.forward(layer, i)  # type: ignore[union-attr]  # there are some
                 continue
@@ -330,7 +332,7 @@ class LayerPasses:
         """Take the gradient of a microbatch back: kind B, or I, without the gradients of weights."""
         backwards = layers[::-1]
         for place, layer in enumerate(backwards):
-            self._held.gather_ahead(backwards[place : place + 2])
+            self._held.gather_ahead(backwards[place:])
             if self._has_experts(layer):
                 yield from self._experts.backward(layer, i, kind)  # type: ignore[union-attr]  # there are some
             else:

@@ -148,6 +148,7 @@ class _StandIn:
         self._numbers = numbers
         self.rank, self.world_size = place, pp
         self.num_layers, self.global_batch_size = num_stages, num_microbatches
+        self.blocks = tuple((layer,) for layer in range(num_stages))
         self.recompute = "none"
         self.weights: dict[Any, Any] = {}
         self.opt_states: dict[Any, Any] = {}
