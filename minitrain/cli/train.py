@@ -12,6 +12,7 @@ from time import monotonic
 
 import minitrain as mt
 from minitrain.cli import options
+from minitrain.cli.failures import running
 from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.run.analysis.labels import duration
@@ -116,8 +117,10 @@ def train(
     options.require_file("--out", out)
     options.require_file("--html", html)
     given.workload, given.num_layers = workload, num_layers
-    chosen = {"num_layers": num_layers, "hardware": hardware}
-    sizes = options.batch_of(given) | {name: value for name, value in chosen.items() if value is not None}
+    common = options.strategy_options(given)
+    chosen = options.choose_strategies([strategy], common)[0]
+    asked = {"num_layers": num_layers, "hardware": hardware}
+    sizes = options.batch_of(given) | {name: value for name, value in asked.items() if value is not None}
     done: list[tuple[float, float]] = []  # when each step has ended, s, and its loss
     with (
         user_prints_to_stderr(given.as_json),
@@ -136,25 +139,26 @@ def train(
             return f"{len(done)} steps, loss {done[-1][1]:.4f}, {duration(a_step_s)} each, {duration(left_s)} left"
 
         progress.say(words)
-        run = mt.train(
-            strategy,
-            world_size=world_size,
-            workload=workload,
-            **sizes,
-            seq_len=given.seq_len,
-            steps=steps,
-            data=data,
-            seed=seed,
-            dtype=dtype,
-            compile=compile,
-            backend=backend,
-            checkpoints=checkpoints,
-            checkpoint_every=checkpoint_every,
-            patience=patience,
-            force=force,
-            watch=watch,
-            **options.strategy_options(given),
-        )
+        with running():
+            run = mt.train(
+                chosen,
+                world_size=world_size,
+                workload=workload,
+                **sizes,
+                seq_len=given.seq_len,
+                steps=steps,
+                data=data,
+                seed=seed,
+                dtype=dtype,
+                compile=compile,
+                backend=backend,
+                checkpoints=checkpoints,
+                checkpoint_every=checkpoint_every,
+                patience=patience,
+                force=force,
+                watch=watch,
+                **common,
+            )
         if os.environ.get("RANK", "0") != "0":  # the first rank of torchrun speaks for all
             return
         written = _written([(run.save, out), (run.write_html, html), (run.contribute, contribute)])

@@ -118,7 +118,8 @@ class Checkpoints:
         if newest is None:
             return {}, 0
         steps, folder = newest
-        state = _read(folder, program.layers)
+        with _telling_what_cannot_be_read(folder):
+            state = _read(folder, program.layers)
         state = {key: values.to(net.device) for key, values in state.items()}
         layers = _layers_of(state)
         return {layer: _whole(layer, state) for layer in layers}, steps
@@ -206,13 +207,33 @@ def _telling(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, CheckpointException) as error:
-        causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
         shutil.rmtree(folder, ignore_errors=True)
-        told = "; ".join(sorted({cause.strerror or str(cause) for cause in causes if isinstance(cause, OSError)}))
-        why = told or f"{causes[0]!s:.200}"
         raise UsageError(
-            f"the checkpoint {folder} cannot be written: {why}; make room, or give another folder", folder=str(folder)
+            f"the checkpoint {folder} cannot be written: {_why(error)}; make room, or give another folder",
+            folder=str(folder),
         ) from None
+
+
+@contextlib.contextmanager
+def _telling_what_cannot_be_read(folder: Path) -> Iterator[None]:
+    """Say of a damaged checkpoint that it is one: torch finds that in many ways, as its files are pickled."""
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415  (as in `save`)
+
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (Exception, CheckpointException) as error:
+        raise UsageError(
+            f"the checkpoint {folder} cannot be read: {_why(error)}; remove it", folder=str(folder)
+        ) from None
+
+
+def _why(error: BaseException) -> str:
+    """Return why a checkpoint failed in words: what the system says, or else the first error of a rank."""
+    causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
+    told = "; ".join(sorted({cause.strerror or str(cause) for cause in causes if isinstance(cause, OSError)}))
+    return told or f"{type(causes[0]).__name__} {causes[0]!s:.200}".strip()
 
 
 @contextlib.contextmanager

@@ -169,6 +169,7 @@ FAILED = [
     ("run gpipe --layers 30", "num_layers (30) must be a multiple of world_size (8) for gpipe; use 24 or 32"),
     ("run ddp --microbatch 9", "microbatch_size must be an integer of 1..8 for ddp, got 9"),
     ("run ddp --batch 8192 --strict-memory", "out of memory on rank 0 at "),
+    ("train mine.py:mute --world-size 2", "the strategy mute must return the model of its rank, got None on rank 0"),
     ("compare mine.py:boom", "boom failed: ValueError: a fault of its own, in "),
 ]
 

@@ -100,6 +100,17 @@ def test_another_strategy_goes_on_from_the_same_checkpoint(tmp_path: Path) -> No
     assert ddp.losses == pytest.approx(straight.losses[4:], abs=1e-9)
 
 
+@pytest.mark.parametrize("damage", ["cut", "metadata"])
+def test_a_damaged_checkpoint_is_told_in_one_line(damage: str, tmp_path: Path) -> None:
+    mt.train("ddp", world_size=2, steps=2, checkpoints=tmp_path)
+    folder = tmp_path / "step-00000002"
+    damaged = folder / ".metadata" if damage == "metadata" else next(folder.glob("*.distcp"))
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    with pytest.raises(mt.UsageError, match=r"the checkpoint \S+step-00000002 cannot be read: .+; remove it") as caught:
+        mt.train("ddp", world_size=2, steps=4, checkpoints=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.ci
 def test_chains_of_launched_collectives_train_the_same() -> None:
     run = mt.train(f"{WRONG}:chained", world_size=4, steps=4, dtype="float64")
