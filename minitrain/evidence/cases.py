@@ -559,7 +559,7 @@ def _composed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Pr
     pipeline = pipeline_of(machine, plain, stages) if machine.composes else None
     if pipeline is None:
         return None
-    columns = Columns(machine.pieces, [replace(pipeline, num_microbatches=num_microbatches)])
+    columns = Columns(machine.pieces, [replace(pipeline, num_microbatches=num_microbatches)], contention=True)
     spent = spending_of(columns)
     times = spent.forward_s, spent.backward_s, spent.update_s, spent.exposed_s, spent.waiting_s
     return Prediction(
@@ -604,8 +604,9 @@ def _is_combined(case: Case) -> bool:
 def _is_slowed_down(case: Case) -> bool:
     """Return whether computing is slowed down by communication beside it.
 
-    What FSDP's platforms were fitted on had it nearly all of the time, so that their clocks contain it. Replicas of
-    pipelines have it beside the last of many microbatches alone, where it is left out.
+    What FSDP's platforms were fitted on had it nearly all of the time, so that their clocks contain it. Pipelines that
+    are put together from pieces are slowed down there (`Columns`); others, beside the last of many microbatches alone,
+    are not.
     """
     if case.strategy == "fsdp":
         return (case.platform or COMPONENTS).fitted_on.startswith("nothing")

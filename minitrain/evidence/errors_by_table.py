@@ -285,6 +285,11 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 lacks="what backward computes again (none)",
             ),
             PublishedTable(
+                "r2",
+                "GPT of 175B, Llama 3.1 8B and 405B, H100 to GB300 (MLPerf 3.1 to 6.0)",
+                lacks="dropout of GPT (0.1), what backward computes again (none)",
+            ),
+            PublishedTable(
                 "d1", "Llama 8B to 405B, A100, H100, H200 (torchtitan)", f"platform torchtitan-h100, {_ODD}"
             ),
             PublishedTable(

@@ -295,9 +295,13 @@ _NEMO = Framework(
     selective="core_attn+flash_attn",
     batches_messages=True,
     overlaps_messages=True,
+    gradient_accesses=1,
+    accesses_alone=1,
 )
 """NVIDIA's performance scripts sum gradients in 16 bits (`grad_reduce_in_fp32 = False` of github.com/NVIDIA/NeMo's
-`scripts/performance/helpers.py`, `grad_sync_dtype: bf16` before)."""
+`scripts/performance/helpers.py`, `grad_sync_dtype: bf16` before), leave their mean to the collective
+(`average_in_collective`), and look for no numbers among them that are none (`check_for_nan_in_grad = False`): they are
+set to zero alone."""
 
 _BRIDGE = replace(
     _NEMO,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import minitrain as mt
+from minitrain.evidence import cases
 from minitrain.evidence.cases import TERMS, Case, _composed, _predicted, _run, _step, case_of, predict
 from minitrain.evidence.errors_by_table import TABLES, rows_of, tables_folder
 from minitrain.evidence.rows import LackingError
@@ -38,8 +39,14 @@ def test_a_step_of_many_microbatches_takes_what_one_of_few_says(changes: dict[st
     "changes",
     [
         {},
-        {"vpp": "2", "overlap": "p2p overlap", "zero": "1", "framework": "Megatron-Core", "recompute": "none"},
-        {"sp": "1", "cp": "2", "dp": "2", "overlap": "DP overlap", "attention": "flash", "recompute": "selective"},
+        {
+            "vpp": "2",
+            "overlap": "p2p overlap, no DP overlap",
+            "zero": "1",
+            "framework": "Megatron-Core",
+            "recompute": "none",
+        },
+        {"sp": "1", "cp": "2", "dp": "2", "overlap": "no DP overlap", "attention": "flash", "recompute": "selective"},
         {"pp": "1", "tp": "1", "dp": "16", "n_micro": "2", "gbs": "64", "overlap": "no DP overlap"},
     ],
     ids=str,
@@ -51,6 +58,19 @@ def test_steps_of_pieces_are_those_of_simulations(changes: dict[str, str]) -> No
     assert composed.seconds == whole.seconds
     assert composed.memory == pytest.approx(whole.memory, rel=1e-12)
     assert composed.terms == pytest.approx(whole.terms, abs=1e-12 * whole.seconds)
+
+
+@pytest.mark.parametrize("vpp", ["1", "2"])
+def test_pieces_are_slowed_down_beside_replicas_as_simulations_are(vpp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden": "4096", "n_heads": "32", "seq_len": "2048", "n_layers": "16", "n_gpus": "128", "n_micro": "8"}
+    degrees = {"tp": "8", "pp": "4", "dp": "4", "zero": "1", "sp": "1", "vpp": vpp, "overlap": "DP overlap"}
+    found = case(**sizes, **degrees, framework="Megatron-Core", recompute="none").bare()
+    composed, alone = _composed(found, 8, ()), _run(found, 8, ()).step_time
+    assert composed is not None
+    monkeypatch.setattr(cases, "_is_slowed_down", lambda _: True)
+    slowed = _run(found, 8, ()).step_time  # by messages too, but with wires of their own
+    assert 1.01 * alone < composed.seconds
+    assert composed.seconds == pytest.approx(slowed, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +208,7 @@ def runs_that_ran(most_ranks: int = 256) -> list[Case]:
 )
 def test_published_runs_that_ran_fit_into_their_devices(one_in: int) -> None:
     cases = runs_that_ran()
-    assert len(cases) == 1044
+    assert len(cases) == 1048
     chosen = [*cases[::one_in], *(case for case in cases if case.row_id in REFUSED)]
     refused = {case.row_id for case in chosen if predict(case).memory["needed"] > case.system.mem1.usable_bytes}
     assert refused == REFUSED.keys()

@@ -499,7 +499,8 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
     assert accesses() == accesses(zero="1") == 4
     assert accesses(framework="Megatron-LM 2020") == 2
     alone, sharded = {"n_gpus": "4", "dp": "1"}, {"n_gpus": "8", "pp": "1", "zero": "3"}
-    assert accesses(framework="NeMo") == accesses(**sharded) == 0
+    assert accesses(framework="NeMo") == accesses(framework="NeMo", **alone) == 1
+    assert accesses(**sharded) == 0
     assert accesses(**alone) == accesses(framework="Megatron-LM 2020", **alone) == 2
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, final
 
 import numpy as np
@@ -355,10 +355,11 @@ class Columns:
     Args:
         pieces: of the workload.
         layouts: of one structure.
+        contention: whether computing is slowed down by what replicas exchange beside it.
     """
 
-    def __init__(self, pieces: Pieces, layouts: Sequence[Pipeline]) -> None:
-        self.pieces, self.layouts = pieces, layouts
+    def __init__(self, pieces: Pieces, layouts: Sequence[Pipeline], *, contention: bool = False) -> None:
+        self.pieces, self.layouts, self.contention = pieces, layouts, contention
         self.pp, self.num_chunks, self.num_microbatches, self.messages = layouts[0].structure
         self.count = len(layouts)
         self.width = max(2, self.count)  # numpy adds a single column up in another order
@@ -436,6 +437,31 @@ class Columns:
             self._figures[kinds] = found
         return self._figures[kinds]
 
+    @cached_property
+    def taken(self) -> Floats:
+        """The share of the processor that exchanges of replicas take of what computes beside them, (width,)."""
+        price = self.pieces.predictor.collective
+        groups = [tuple(range(0, one.stride, one.ends.tp)) for one in self.layouts]
+        shares = [price("reduce_scatter", _LARGE, ranks).processor_usage if len(ranks) > 1 else 0.0 for ranks in groups]
+        return self.wide(shares) * self.overlaps * self.contention
+
+    def shared(self, message: Message) -> Floats:
+        """Return 1 where a message takes the wires that exchanges of replicas take, (width,), else 0."""
+        prices = self.pieces.predictor
+        found = []
+        for one in self.layouts:
+            ranks = tuple(range(0, one.stride, one.ends.tp))
+            ends = message.source * one.stride, message.dest * one.stride
+            exchange = prices.collective("reduce_scatter", _LARGE, ranks) if len(ranks) > 1 else None
+            found.append(exchange is not None and exchange.tier_size == prices.p2p(MESSAGE, 1.0, *ends).tier_size)
+        return self.wide(found)
+
+    def computing(self, code: int, stage: int, number: int | None = None) -> Floats:
+        """Return how long a pass through a stage computes, or through one layer of it, s, (width,)."""
+        get = _PASSES[code, 0] if number is None else partial(_layer, code=code, number=number)
+        found = [Piece() if one is None else get(one) for one in self._stage_pieces(stage)]
+        return self.wide([piece.forward_s + piece.backward_s for piece in found])
+
     def has_layer(self, stage: int, number: int) -> Any:
         """Return which layouts have a layer of a stage, (width,)."""
         found = np.zeros(self.width, dtype=bool)
@@ -506,6 +532,9 @@ def _layer(stage: StagePiece, code: int, number: int) -> Piece:
     pieces = stage.forward_layers if code == FORWARD else stage.backward_layers
     return pieces[number] if number < len(pieces) else Piece()
 
+
+_LARGE = 2.0**30
+"""Bytes of an exchange of which nothing but its share of the processor is asked."""
 
 _PASSES: dict[tuple[int, int], Callable[[StagePiece], Piece]] = {
     (FORWARD, 0): lambda one: one.forward,

@@ -1,8 +1,10 @@
 """The step times of many layouts at once: one pass through the order of a pipeline, with clocks as arrays.
 
 Each column is made of the same additions, in the same order, as a simulation of that layout. What a layout lacks adds
-0.0, which changes no float. Waiting, and so energy, is a sum in another order, and may differ in its last digits;
-where messages are launched, it may be off by the time that a message takes during a wait.
+0.0, which changes no float. With contention, what replicas exchange slows down what computes beside it, and leaves half
+of the wires to messages between stages; the few multiprocessors that these take are left out. Waiting, and so energy,
+is a sum in another order, and may differ in its last digits; where messages are launched, it may be off by the time
+that a message takes during a wait.
 
 The peak memory of many layouts at once, from what each piece adds and takes, and what their devices must hold.
 """
@@ -10,7 +12,7 @@ The peak memory of many layouts at once, from what each piece adds and takes, an
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -32,6 +34,7 @@ from minitrain.search.tuning.layouts import (
     SEND,
     WAIT,
     Columns,
+    Message,
     Order,
     order_of,
 )
@@ -133,15 +136,17 @@ class _Clocks:
         self._submitted: dict[tuple[int, int], deque[tuple[int, Floats]]] = defaultdict(deque)
         self._gathered: dict[tuple[int, int], Floats] = {}
         self._reduced: dict[tuple[int, int], Floats] = {}
-        self._seconds = self._seconds_of_messages()
+        self._seconds = self._of_messages(columns.message_seconds)
         self._overlaps = bool(columns.overlaps.any())
+        self._taken = columns.taken if columns.contention and columns.taken.any() else None
+        self._shared = [] if self._taken is None else self._of_messages(columns.shared)
 
-    def _seconds_of_messages(self) -> list[Floats]:
-        """Return how long each message takes; equal ones share an array."""
+    def _of_messages(self, figure: Callable[[Message], Floats]) -> list[Floats]:
+        """Return a figure of each message; equal ones share an array."""
         known: dict[Any, Floats] = {}
         for message in self._messages:
             if message not in known:
-                known[message] = self._columns.message_seconds(message)
+                known[message] = figure(message)
         return [known[message] for message in self._messages]
 
     def run(self) -> Steps:
@@ -198,9 +203,23 @@ class _Clocks:
             elif is_special and self._overlaps:
                 self._pass_by_layer(code, place, number)
             else:
-                chain, time = chains[code][number], self._time[place]
-                chain[0] = time
-                np.add.reduce(chain, axis=0, out=time)
+                self._pass(place, chains[code][number], code, number)
+
+    def _pass(self, place: int, chain: Floats, code: int, stage: int, number: int | None = None) -> None:
+        """Pass through a stage, or through one layer of it; slower while replicas exchange something beside it.
+
+        Of a pass that outlasts the exchange, as much is slowed down as is done by then.
+        """
+        time = self._time[place]
+        begin = time if self._taken is None else time.copy()
+        chain[0] = time
+        np.add.reduce(chain, axis=0, out=time)
+        if self._taken is None:
+            return
+        alone = time - begin
+        slowed = alone + self._columns.computing(code, stage, number) * self._taken / (1.0 - self._taken)
+        beside = np.clip(self._summing[place] - begin, 0.0, slowed)
+        time += beside * (1.0 - np.divide(alone, slowed, out=np.ones_like(alone), where=slowed > 0.0))
 
     def _message(self, code: int, place: int, number: int) -> None:
         """Send, receive or wait."""
@@ -223,9 +242,17 @@ class _Clocks:
         busy = self._busy[place][self._messages[number].dest, True]
         np.maximum(self._time[place], busy, out=busy)
         self._carried[number] = busy.copy()
-        busy += self._seconds[number]
+        busy += self._seconds_from(place, number, busy)
         self._ends[True, number] = busy.copy()
         self._runs(place, self._carried[number], busy)
+
+    def _seconds_from(self, place: int, number: int, start: Floats) -> Floats:
+        """Return how long a message takes that starts at some time; beside an exchange it has half of the wires."""
+        seconds = self._seconds[number]
+        if self._taken is None:
+            return seconds
+        beside = np.maximum(self._summing[place] - start, 0.0) * self._shared[number]
+        return seconds + np.minimum(0.5 * beside, seconds)
 
     def _receive_in_order(self, code: int, place: int, number: int) -> None:
         """Submit a receive, or wait for one, or for a send; receives from one peer follow one another."""
@@ -247,7 +274,7 @@ class _Clocks:
         np.maximum(start, streams[stream], out=start)
         self._carried[number] = None
         self._wait(place, start)
-        self._ends[False, number] = streams[stream] = start + self._seconds[number]
+        self._ends[False, number] = streams[stream] = start + self._seconds_from(place, number, start)
         self._runs(place, start, streams[stream])
 
     def _wait(self, place: int, until: Floats) -> None:
@@ -285,13 +312,11 @@ class _Clocks:
 
     def _pass_by_layer(self, code: int, place: int, stage: int) -> None:
         """Pass for the first time forward, as weights are gathered; or for the last time back, and sum gradients."""
-        columns, time = self._columns, self._time[place]
+        columns = self._columns
         for number in range(columns.num_layers(stage)):
             if code == FORWARD and (stage, number) in self._gathered:
                 self._until(place, self._gathered[stage, number])
-            chain = columns.layer_chain(code, stage, number)
-            chain[0] = time
-            np.add.reduce(chain, axis=0, out=time)
+            self._pass(place, columns.layer_chain(code, stage, number), code, stage, number)
             if code == BACKWARD:
                 self._sum(place, stage, number)
 
