@@ -390,7 +390,7 @@ export async function mountTimeline(element, data, options = {}) {
   }
   function facts(i) {
     const begin = c.cause[i], pairs = [['on', place(i)]];
-    pairs.push(['time', `${duration(bars.end[i] - bars.start[i])} from ${duration(bars.start[i] - late)}`]);
+    pairs.push(['time', `${duration(bars.end[i] - bars.start[i])} from ${duration(bars.start[i] - zero)}`]);
     if (c.kind[i] === waiting) return [...pairs, ['waits', reason(i)], ['a', data.gap_kinds[c.gap_kind[i]]]];
     if (layerOf(i)) pairs.push(['layer', layerOf(i)]);
     if (c.number[i] >= 0) pairs.push(['part', 'microbatch ' + c.number[i]]);
@@ -738,7 +738,8 @@ export async function mountTimeline(element, data, options = {}) {
   /** What is said above the memory of a row, in lines that fit. */
   function titleOfMemory(row) {
     const all = data.capacity_bytes, its = all && `; ${drawnCapacity() ? "the line is the device's" : 'the device has'} ${amount(all)}`;
-    return wrapped(`memory: ${data.rows[row] ? data.rows[row].peak + (its || '') : 'none'}`, span() - 4);
+    const held = data.rows[row], peak = held && held.peak.replace('{}', duration(held.peak_at_s + late - zero));
+    return wrapped(`memory: ${peak ? peak + (its || '') : 'none'}`, span() - 4);
   }
   const mostMemory = () => Math.max(options.most || 0, ...data.rows.map(row => row.peak_bytes || 0), 1);
   /** The device's memory, if the curves come near it; 0 otherwise. */
@@ -938,7 +939,7 @@ export async function mountTimeline(element, data, options = {}) {
     }
     if (event.offsetY > height - deep - foot + 12 && x > left) {
       const t = timeOf(x), held = heldByKind(state.memory, t).filter(([, bytes]) => bytes > 0);
-      tipAt(event, `${amount(heldAt(state.memory, t))} at ${duration(t - late)}`,
+      tipAt(event, `${amount(heldAt(state.memory, t))} at ${duration(t - zero)}`,
         held.length > 1 ? held.sort(([, one], [, other]) => other - one).map(([name, bytes]) => `${name} ${amount(bytes)}`) : []);
       return;
     }

@@ -94,8 +94,8 @@ def timeline_data(
     columns |= _memory_columns([memory[ranks[0]] for ranks in alike], view, unit)
     columns |= _path_columns(explained.critical_path, shown, unit)
     peaks = [_peak(memory[ranks[0]]) * view.bytes_per_element for ranks in alike]
-    marks = high_water(line, journals)
-    said = [marks[ranks[0]].text(line, view.bytes_per_element) for ranks in alike]
+    by_rank = high_water(line, journals)
+    marks = [by_rank[ranks[0]] for ranks in alike]
     partners = _numbered(columns, "partner", lambda code: partners_of(line.streams[code]))
     samples = _numbered(columns, "samples", lambda code: samples_text(line.sample_sets[code]))
     head, blob = _packed(columns)
@@ -110,7 +110,12 @@ def timeline_data(
         ],
         "lanes": lane_names,
         "rows": [
-            _row(line, ranks, view, peak) | {"peak": text} for ranks, peak, text in zip(alike, peaks, said, strict=True)
+            _row(line, ranks, view, peak)
+            | {
+                "peak": mark.text(line, view.bytes_per_element, "{}"),
+                "peak_at_s": mark.time,
+            }  # by which clock it is drawn
+            for ranks, peak, mark in zip(alike, peaks, marks, strict=True)
         ],
         "peak_row": int(np.argmax(peaks)) if peaks else 0,
         "row_of_rank": shown.tolist(),

@@ -18,6 +18,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ship
 import pytest
 
 import minitrain as mt
+from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.retiming import collectives, messages
 from minitrain.run.result import Run
 from minitrain.view.bars import kind_of
@@ -104,6 +105,17 @@ def test_buttons_switch_between_the_strategies_of_a_comparison(opened: Callable[
     page.get_by_role("button", name="all", exact=True).first.click()
     assert [sections.nth(place).is_visible() for place in range(3)] == [True] * 3
     assert page.locator(".mt-timeline .bar:visible").count() == 1
+
+
+def test_a_comparison_tells_moments_by_the_axis_on_which_it_draws_them(opened: Callable[..., Any], pages: Path) -> None:
+    compared = mt.compare(["ddp", "gpipe", "zero3"], **{**_SIZES, "microbatch_size": None})
+    run: Any = compared.runs["gpipe"]
+    highest = max(run.explain().high_water, key=lambda mark: mark.elements)
+    after = duration(highest.time - run.load_time)
+    page = opened(pages / "compare.html")
+    page.get_by_role("button", name="gpipe").click()
+    assert f"at {after} after" in page.evaluate("timelines.map(each => each.svg()).join('')")
+    assert f"at {duration(highest.time)} after" not in page.evaluate("timelines.map(each => each.svg()).join('')")
 
 
 def test_runs_of_a_comparison_are_moved_searched_and_chosen_in_together(

@@ -114,14 +114,14 @@ class HighWater:
     event: int
     grew: str
 
-    def text(self, timeline: Timeline, bytes_per_element: float) -> str:
-        """Say when, where, after what, and what the memory consisted of."""
+    def text(self, timeline: Timeline, bytes_per_element: float, moment: str = "") -> str:
+        """Say when (in words of the caller's, if given), where, after what, and what the memory consisted of."""
         parts = sorted(self.held.items(), key=lambda item: -item[1])
         held = ", ".join(f"{name} {size * bytes_per_element / GIB:.3g} GiB" for name, size in parts if size > 0)
         after = f" after {_named(timeline, self.event)}" if self.event != NONE else ""
         size = f"{self.elements * bytes_per_element / GIB:.4g} GiB" + ("" if self.grew else " between operations")
         whose = timeline.rank_name(self.rank)
-        return f"{size} on rank {whose} at {duration(self.time)}{after}" + (f" ({held})" if self.grew else "")
+        return f"{size} on rank {whose} at {moment or duration(self.time)}{after}" + (f" ({held})" if self.grew else "")
 
 
 def _named(timeline: Timeline, event: int) -> str:
