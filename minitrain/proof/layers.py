@@ -30,7 +30,7 @@ import numpy as np
 from minitrain.engine.observers import Computed, ContentExecutor
 from minitrain.errors import UsageError
 from minitrain.operations.collectives import COLLECTIVES, Collective
-from minitrain.proof import arithmetic
+from minitrain.proof import arithmetic, units
 from minitrain.proof.arithmetic import Array, Averaged
 from minitrain.proof.attention import Attention, AttentionSteps, Heads, LatentAttention
 from minitrain.proof.attention_core import KeysValues, Packing, Positions, Tokens, positions_of_shard
@@ -49,23 +49,6 @@ from minitrain.proof.problem import (
     on_place,
     placed,
 )
-from minitrain.proof.units import (
-    WHOLE,
-    Embedding,
-    Gradients,
-    Head,
-    Logits,
-    LogitsGrad,
-    Mlp,
-    Part,
-    UnitArithmetic,
-    by_name,
-    flattened,
-    logits_of,
-    of_trained,
-    rows_at,
-    taken,
-)
 from minitrain.tensors.placed import COPIES, ExpertWeight, KeysValuesGrad
 from minitrain.workloads.transformer_workload import TransformerWorkload
 
@@ -80,12 +63,14 @@ class _Halfway:
 
     grad: Tokens
     border: Border
-    gradients: Gradients
+    gradients: units.Gradients
 
     def weight_gradient(self) -> PartGrad:
         """Return the gradient of the weights."""
         border = self.border
-        own = flattened(of_trained(self.gradients, border.weights, border.unit), border.unit, border.weights.part)
+        own = units.flattened(
+            units.of_trained(self.gradients, border.weights, border.unit), border.unit, border.weights.part
+        )
         return PartGrad(own, border.unit, border.weights.part, (border,))
 
 
@@ -203,12 +188,12 @@ class TransformerLayers(_Trained):
         self.problem: TransformerProblem = problem
         attention = (Attention if problem.model.latent is None else LatentAttention)(problem.model)
         moe = Moe(problem.model, problem.capacity_factor)
-        self._arithmetic: dict[str, UnitArithmetic] = {
-            "embedding": Embedding(problem.model),
+        self._arithmetic: dict[str, units.UnitArithmetic] = {
+            "embedding": units.Embedding(problem.model),
             "attention": attention,
-            "mlp": Mlp(problem.model),
+            "mlp": units.Mlp(problem.model),
             "moe": moe,
-            "head": Head(problem.model),
+            "head": units.Head(problem.model),
         }
         self._halves = PendingHalves[_Halfway](problem)
         self._steps = steps = AttentionSteps(attention)
@@ -237,21 +222,21 @@ class TransformerLayers(_Trained):
 
     def load(self, layer: int, part: int, num_parts: int) -> Flat:
         """Return the initial weights of a layer, or of a part of it."""
-        return self._initial(layer, Part(part, num_parts))
+        return self._initial(layer, units.Part(part, num_parts))
 
     def load_router(self, done: Computed) -> tuple[Flat, Flat]:
         """Return the initial weights of the router piece, and its optimizer's state."""
-        return self._loaded(self._initial(done.layer, Part(piece="router")), done.made[0])
+        return self._loaded(self._initial(done.layer, units.Part(piece="router")), done.made[0])
 
     def load_experts(self, done: Computed) -> tuple[Flat, Flat]:
         """Return the initial weights of a part of the experts, and its optimizer's state."""
         weight = done.made[0]
-        part = Part(expert_index=min(weight.parts), num_expert_parts=weight.num_parts, piece="experts")
+        part = units.Part(expert_index=min(weight.parts), num_expert_parts=weight.num_parts, piece="experts")
         return self._loaded(self._initial(done.layer, part), weight)
 
-    def _initial(self, layer: int, part: Part) -> Flat:
+    def _initial(self, layer: int, part: units.Part) -> Flat:
         """Return the initial weights of some part of a layer."""
-        values = taken(self.problem.initial_weight(layer), self.problem.units[layer], part)
+        values = units.taken(self.problem.initial_weight(layer), self.problem.units[layer], part)
         return Flat(placed(values, self.problem), part)
 
     def positions(self, shards: Iterable[int], num_shards: int) -> Positions:
@@ -271,15 +256,15 @@ class TransformerLayers(_Trained):
         if documents is not None:
             lengths = [documents.of_sample(sample, self.problem.seq_len) for sample in sorted(samples)]
             found = replace(found, packing=Packing.of(lengths, *cut))
-        numbers: Any = rows_at(self.problem.inputs(global_batch_size), samples, found.where)
+        numbers: Any = units.rows_at(self.problem.inputs(global_batch_size), samples, found.where)
         return found.with_values(numbers)
 
-    def forward(self, done: Computed, x: Tokens | Copies, weight: Flat) -> Tokens | Copies | Logits:
+    def forward(self, done: Computed, x: Tokens | Copies, weight: Flat) -> Tokens | Copies | units.Logits:
         """Return what a layer, or a part of it, makes of its input."""
         if isinstance(x, Copies):
             return self._experts.forward(done.layer, x, weight)
-        unit, part = self.problem.units[done.layer], weight.part or WHOLE
-        arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
+        unit, part = self.problem.units[done.layer], weight.part or units.WHOLE
+        arithmetic, weights = self._arithmetic[unit.kind], units.by_name(weight.values, unit, part)
         inner = arithmetic.before(weights, x)
         made = arithmetic.inside(weights, inner)
         if part.index == 0:
@@ -287,10 +272,10 @@ class TransformerLayers(_Trained):
             made = made + x.values if arithmetic.has_residual else made
         if unit.kind != "head":
             return x.with_values(made)
-        targets = rows_at(self.problem.targets(done.model.global_batch_size), done.inp.samples, x.where)
-        return logits_of(x.with_values(made), weights, self.problem.model.vocab_size, targets)
+        targets = units.rows_at(self.problem.targets(done.model.global_batch_size), done.inp.samples, x.where)
+        return units.logits_of(x.with_values(made), weights, self.problem.model.vocab_size, targets)
 
-    def loss(self, done: Computed, logits: Logits) -> LogitsGrad:
+    def loss(self, done: Computed, logits: units.Logits) -> units.LogitsGrad:
         """Return the gradient of the mean loss over all tokens of the global batch."""
         return logits.gradient(done.model.global_batch_size * self.problem.seq_len)
 
@@ -324,7 +309,7 @@ class TransformerLayers(_Trained):
 
     def keys_values(self, done: Computed, x: Tokens, weight: Flat) -> KeysValues:
         """Return the keys and values of an attention that is taken in steps."""
-        weights = by_name(weight.values, self.problem.units[done.layer], weight.part or WHOLE)
+        weights = units.by_name(weight.values, self.problem.units[done.layer], weight.part or units.WHOLE)
         return self._steps.begin(done.layer, done.inp, x, weights)
 
     def backward_keys_values(
@@ -342,9 +327,9 @@ class TransformerLayers(_Trained):
 
     def _go_halfway(self, layer: int, x: Tokens, grad: Any, weight: Flat, own: Positions) -> _Halfway:
         """Take a gradient back to the border of a unit."""
-        unit, part = self.problem.units[layer], weight.part or WHOLE
-        arithmetic, weights = self._arithmetic[unit.kind], by_name(weight.values, unit, part)
-        tokens = grad.of_part(part.index, part.count) if isinstance(grad, LogitsGrad) else grad
+        unit, part = self.problem.units[layer], weight.part or units.WHOLE
+        arithmetic, weights = self._arithmetic[unit.kind], units.by_name(weight.values, unit, part)
+        tokens = grad.of_part(part.index, part.count) if isinstance(grad, units.LogitsGrad) else grad
         inner = arithmetic.before(weights, x)
         border = Border(unit, arithmetic, weights, x, inner, tokens, own)
         of_inner, gradients = arithmetic.inside_backward(weights, inner, tokens.values)
@@ -353,7 +338,7 @@ class TransformerLayers(_Trained):
     def _of_input(self, halfway: _Halfway) -> PartialGrad | Tokens:
         """Return the gradient of the input, or a part's share of it; the embedding has nothing to sum."""
         border, part = halfway.border, halfway.border.weights.part
-        if isinstance(border.arithmetic, Embedding):
+        if isinstance(border.arithmetic, units.Embedding):
             border.cross(halfway.grad)
         return PartialGrad(halfway.grad, frozenset([part.index]), part.count, (border,)).finished()
 
@@ -367,7 +352,7 @@ def _own_positions(inp: Any, x: Tokens) -> Positions:
 def _is_same(halfway: _Halfway, grad: Any) -> bool:
     """Return whether a gradient is the one that was taken halfway."""
     part = halfway.border.weights.part
-    tokens = grad.of_part(part.index, part.count) if isinstance(grad, LogitsGrad) else grad
+    tokens = grad.of_part(part.index, part.count) if isinstance(grad, units.LogitsGrad) else grad
     return np.array_equal(tokens.values, halfway.border.grad.values)
 
 

@@ -205,7 +205,7 @@ OF_A_PROCESS: dict[str, Wrong] = {
         "laws", "must cover all 8 samples"),
     "patched_strictness": (
         "02", changed(DDP, (REDUCE, "        grads[k].samples = frozenset(range(model.global_batch_size))\n"),
-                      before="import minitrain.run.strict.observer as m\n"
+                      before="import minitrain.run.strict.laws as m\n"
                       "m.require_usable = lambda *args: None\n"),
         "laws", "must cover all 8 samples"),
     "patched_clock": (

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import MinitrainError
 from minitrain.lib import Model
-from minitrain.run.strict import observer
+from minitrain.run.strict import laws
 from minitrain.run.strict.buffers import Overwrite
-from minitrain.run.strict.laws import require_usable
 from minitrain.tensors.index_sets import overlapping_shards, overlaps_any
 
 SIZES: dict[str, Any] = {"world_size": 1, "num_layers": 2, "global_batch_size": 2, "check": False}
@@ -96,10 +95,10 @@ def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -
         values = [variant(made[name]) for name, variant in zip(names, chosen, strict=True)]
         lawful = False
         with suppress(MinitrainError):
-            require_usable(model._meter, op, (1, *values))
+            laws.require_usable(model._meter, op, (1, *values))
             lawful = True
         quick = True
-        with mock.patch.object(observer, "require_usable", side_effect=LawAskedError), suppress(MinitrainError):
+        with mock.patch.object(laws, "require_usable", side_effect=LawAskedError), suppress(MinitrainError):
             try:
                 getattr(model, op)(1, *values)
             except LawAskedError:
