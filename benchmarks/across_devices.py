@@ -16,8 +16,10 @@ JUDGED = (
     ("eager-a100", "a1", ("h100",)),
     ("eager-h100", "a1", ("a100",)),
     ("eager-h100", "a2", ("a100",)),
-    ("torchtitan-h100", "d1", ("h200",)),
-    ("torchtitan-h100", "f4", ("a100",)),
+    ("compiled-fsdp:clock=0.85", "f4", ("a100",)),
+    ("compiled-fsdp:clock=0.98", "d1", ("h100",)),
+    ("compiled-fsdp:clock=0.98", "f4", ("h100",)),
+    ("compiled-fsdp:clock=0.9", "f3", ("h200",)),
     ("nemo-h100", "p1", ("b200",)),
     ("nemo-h100", "p2", ("b200", "b300")),
     ("nemo-h100", "p3", ("b200",)),
@@ -25,7 +27,9 @@ JUDGED = (
     ("nemo-h100", "p2", ("gb200", "gb300")),
     ("nemo-h100", "p3", ("gb200", "gb300")),
 )
-"""Platforms, tables of the same framework, and the families of devices that the platform was not fitted on."""
+"""Platforms, tables of the same framework, and the families of devices that the platform was not fitted on.
+
+Clocks that are named are those that the other devices' runs give."""
 
 EXPERTS = "mixture of experts"
 
@@ -38,6 +42,9 @@ def judged() -> Iterator[tuple[str, str, list[RowResult], list[RowResult]]]:
         other = (
             own if is_own else mt.validate(table, platform=platform).results
         )  # where that device has none of its own
+        if ":" in platform:  # other numbers of a platform: only for the runs that it prices
+            own = tuple(run for run in own if run.platform == platform.partition(":")[0])
+            other = tuple(run for run in other if run.row_id in {each.row_id for each in own})
         kinds = ((", dense", False), (", experts", True)) if table.startswith("p") else (("", None),)
         for name, has_experts in kinds:
             asked = f"{table}, {' and '.join(families).upper()}{name}"

@@ -319,10 +319,12 @@ def _platform(
     )
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
-    in_pieces = framework.name.startswith("torchtitan") and row.words("overlap").facts.get("tp")
+    has_dtensors = framework.name.startswith("torchtitan")
+    in_pieces = has_dtensors and row.words("overlap").facts.get("tp")
     if in_pieces or _hides_in_gradients(row, framework):
-        return replace(found, parts_exposed=1.0, parts_overlap="pieces" if in_pieces else "gradients")
-    return found
+        overlap = "pieces" if in_pieces else "gradients"
+        return replace(found, parts_exposed=1.0, parts_overlap=overlap, copies_parts=False)
+    return replace(found, copies_parts=has_dtensors or found.copies_parts)
 
 
 def _launch_s(row: Row, platform: Platform) -> float | None:
@@ -604,12 +606,12 @@ def _is_combined(case: Case) -> bool:
 def _is_slowed_down(case: Case) -> bool:
     """Return whether computing is slowed down by communication beside it.
 
-    What FSDP's platforms were fitted on had it nearly all of the time, so that their clocks contain it. Pipelines that
-    are put together from pieces are slowed down there (`Columns`); others, beside the last of many microbatches alone,
-    are not.
+    What eager FSDP's platforms were fitted on had it nearly all of the time, so that their clocks contain it.
+    Pipelines that are put together from pieces are slowed down there (`Columns`); others, beside the last of many
+    microbatches alone, are not.
     """
     if case.strategy == "fsdp":
-        return (case.platform or COMPONENTS).fitted_on.startswith("nothing")
+        return not (case.platform or COMPONENTS).contains_contention
     return _is_combined(case) or (case.layout.pp == 1 and bool(case.options.get("overlap_replicas")))
 
 

@@ -289,9 +289,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 "GPT of 175B, Llama 3.1 8B and 405B, H100 to GB300 (MLPerf 3.1 to 6.0)",
                 lacks="dropout of GPT (0.1), what backward computes again (none)",
             ),
-            PublishedTable(
-                "d1", "Llama 8B to 405B, A100, H100, H200 (torchtitan)", f"platform torchtitan-h100, {_ODD}"
-            ),
+            PublishedTable("d1", "Llama 8B to 405B, A100, H100, H200 (torchtitan)", "platform compiled-fsdp"),
             PublishedTable(
                 "m1",
                 "GPT of 176B, A100 (BLOOM's prequel)",
@@ -337,15 +335,25 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             PublishedTable(
                 "f2",
                 "Llama 3, H100 and MI300X (torchtitan at AWS and torchao; context parallelism, async TP)",
+                "platform compiled-fsdp",
                 lacks="power of torchao's H100, microbatch of AWS (the default)",
             ),
             PublishedTable(
-                "f3", "Llama 3 of 7B to 175B, H200 (KempnerForge, FSDP2)", lacks="interfaces of a node (one a device)"
+                "f3",
+                "Llama 3 of 7B to 175B, H200 (KempnerForge, FSDP2)",
+                "platform compiled-fsdp",
+                "interfaces of a node (one a device)",
             ),
             PublishedTable(
                 "f4",
                 "Llama 2 and 3, OLMo 2, A100 to B200 (IBM with torch.compile, OLMo-core, torchtitan, TinyLlama)",
-                lacks="ranks of OLMo-core's (one node), power of B200",
+                "platform compiled-fsdp",
+                "ranks of OLMo-core's (one node), power of B200",
+            ),
+            PublishedTable(
+                "f5",
+                "Llama 1.8B to 405B, Qwen3 32B, A100 and H100 (LitGPT, torchtitan, IBM, Accelerate, ATorch)",
+                lacks="batch and checkpoints of IBM's, power of two clusters",
             ),
             PublishedTable(
                 "g1",

@@ -172,6 +172,18 @@ class KernelDevice:
 
         return self.busy_seconds(kernel for kernel in work.kernels if isinstance(kernel, MemoryPass))
 
+    def persistent_seconds(self, work: KernelList) -> float:
+        """Return how long a pass takes for persistent kernels, s: on Hopper, multiplications and its own attention."""
+        from minitrain.workloads.kernels import FlashAttention, Matmul  # noqa: PLC0415 - only where kernels are priced
+
+        if self.system.sheet.features.get("compute_capability") != _PERSISTENT:
+            return 0.0
+        return self.busy_seconds(
+            kernel
+            for kernel in work.kernels
+            if isinstance(kernel, Matmul) or (isinstance(kernel, FlashAttention) and kernel.generation not in _PADDING)
+        )
+
     def busy_seconds(self, kernels: Iterable[Kernel]) -> float:
         """Return how long some kernels keep the device busy, s, one after another."""
         return sum(map(self.kernel_seconds, kernels))
@@ -241,6 +253,7 @@ class KernelDevice:
         return RANDOM_OPERATIONS * kernel.num_random / (vector.tflops * 1e12 * INTEGER_SHARE)
 
 
+_PERSISTENT = 9.0  # the compute capability whose matrix kernels stay on their multiprocessors; later ones steal work
 _PADDING = ("flash1", "flash2")
 _HEADS = (32, 64, 96, 128, 192, 256)
 

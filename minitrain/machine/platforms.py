@@ -129,7 +129,11 @@ class Platform:
         host_update_s: how long the processors of a node take for Adam's step on 1e9 parameters, s, by the library that
             the framework takes, where the hardware does not say: DeepSpeed's 2.57 s for 1e10, PyTorch's 14.76 s on two
             Xeon 8168 (ZeRO-Offload, Ren et al. 2021, table 4).
+        persistent: whether kernels of matrices stay on their multiprocessors where the device has such: PyTorch's on
+            Hopper.
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
+        copies_parts: whether tensor parallelism's collectives along the sequence are copied into and out of, as
+            DTensor's are.
         by_xla: whether the operations are MaxText's, which XLA fuses.
         one_hot_capacity: tokens that each expert takes over the mean, where products with one-hot matrices send them
             (`capacity_factor` of MaxText); 0 where they are sorted.
@@ -169,7 +173,9 @@ class Platform:
     batches_messages: str = "no"
     shares_by_rank: bool = False
     apart: bool = False
+    persistent: bool = False
     copies_units: int = 0
+    copies_parts: bool = False
     by_xla: bool = False
     one_hot_capacity: float = 0.0
     launch_factor: float = 1.0
@@ -232,6 +238,14 @@ class Platform:
         True
         """
         return self.memory == "transformer engine"
+
+    @property
+    def contains_contention(self) -> bool:
+        """Return whether its numbers contain what collectives take from computing, and copies of units.
+
+        Those of persistent kernels do not: these were fitted to runs that are timed again for contention.
+        """
+        return not self.persistent and not self.fitted_on.startswith("nothing")
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers that differ from those of components, by name."""

@@ -504,8 +504,7 @@ class KernelPredictor(_ConfigPredictor):
 
     def _are_neighbours(self, ranks: Sequence[int]) -> bool:
         """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""
-        node_size = self._inner.size
-        return ranks[-1] - ranks[0] == len(ranks) - 1 < node_size
+        return ranks[-1] - ranks[0] == len(ranks) - 1 < self._inner.size
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
         if not self._has_transfers:
@@ -534,7 +533,9 @@ class KernelPredictor(_ConfigPredictor):
 
     def _price_of(self, work: KernelList) -> Price:
         device = cast(KernelDevice, self.device)
-        return Price(device.pass_seconds(work) * self._slowdown, memory_s=device.passes_seconds(work) * self._slowdown)
+        memory_s = device.passes_seconds(work) * self._slowdown
+        persistent_s = device.persistent_seconds(work) * self._slowdown if self._platform.persistent else 0.0
+        return Price(device.pass_seconds(work) * self._slowdown, memory_s=memory_s, persistent_s=persistent_s)
 
 
 def _topology(

@@ -61,6 +61,8 @@ class Price:
         computing_usage: share of the transfer's rate that computing beside it takes, 0 to 1.
         memory_s: seconds that it would take alone of the memory's bandwidth: a transfer for what it reads and writes,
             a computation for its passes over memory; 0 where nobody knows.
+        persistent_s: seconds of a computation's persistent kernels, which divide their work among all multiprocessors
+            before they begin.
     """
 
     seconds: float
@@ -70,6 +72,7 @@ class Price:
     tier_size: int = 0
     computing_usage: float = 0.0
     memory_s: float = 0.0
+    persistent_s: float = 0.0
 
 
 FREE = Price(0.0)

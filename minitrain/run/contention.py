@@ -5,6 +5,11 @@ network tier is in flight on a rank, the rank's compute runs at the rate 1 - pro
 in flight add up, and several transfers of one tier do not. Where prices tell what a transfer takes of the memory's
 bandwidth, passes over memory run at the rate that is left of that instead: few multiprocessors saturate it.
 
+Persistent kernels, as those of matrices on Hopper, start a block for each multiprocessor and divide their work among
+them beforehand. The blocks whose multiprocessors a transfer holds start when the others have ended: the kernel takes
+twice as long (measured under FSDP on H100: github.com/pytorch/pytorch, issue 143988; pull request 147966 says why).
+Blackwell's blocks take the work of those that have not started (cluster launch control).
+
 Transfers keep their duration, but where their price says that computing slows them down too, as on processors that do
 both: while any of its ranks computes, such a transfer runs at the rate 1 - computing_usage.
 
@@ -44,6 +49,7 @@ EXACT = "exact"
 """The value of `contention` that lets transfers share links, as `minitrain.platform` does."""
 
 _LEAST_RATE = 0.01  # computing never stops, however many tiers are in flight
+_WAVES = 2.0  # in which a persistent kernel runs: its blocks on free processors, then those that waited for the others
 
 
 class TransferPart:
@@ -108,6 +114,7 @@ class _Lane:
     version: int = 0
     in_flight: Counter[tuple[int, float, float]] = field(default_factory=Counter)
     memory_share: float = 0.0  # of the present operation
+    persistent_share: float = 0.0
     rate: float = 1.0  # at which the present operation runs
     awaits: dict[int, list[TransferPart]] = field(default_factory=lambda: defaultdict(list))
     computes: bool = False  # as the transfers in `carried` know it
@@ -123,10 +130,11 @@ class _Lane:
         self.in_flight[price.tier_size, price.processor_usage, _of_memory(price)] += change
         self.set_rate()
 
-    def begin(self, memory_share: float) -> None:
-        """Begin an operation that passes over memory for a share of its time."""
-        if memory_share != self.memory_share:
-            self.memory_share = memory_share
+    def begin(self, price: Price) -> None:
+        """Begin an operation, with the shares of its time that are passes over memory and persistent kernels."""
+        shares = _of_memory(price), min(1.0, price.persistent_s / price.seconds) if price.persistent_s else 0.0
+        if shares != (self.memory_share, self.persistent_share):
+            self.memory_share, self.persistent_share = shares
             self.set_rate()
 
     def set_rate(self) -> None:
@@ -134,14 +142,16 @@ class _Lane:
         under_way = [key for key, number in self.in_flight.items() if number]
         left = max(1.0 - sum(usage for _, usage in {key[:2] for key in under_way}), _LEAST_RATE)
         share = self.memory_share if under_way else 0.0
-        if not share:
+        persistent = self.persistent_share if left < 1.0 else 0.0
+        if not share and not persistent:
             self.rate = left
             return
         taken = {tier: 0.0 for tier, _, _ in under_way}
         for tier, _, usage in under_way:
             taken[tier] = max(taken[tier], usage)
         bandwidth = max(1.0 - sum(taken.values()), _LEAST_RATE)
-        self.rate = 1.0 / ((1.0 - share) / left + share / bandwidth)
+        others = 1.0 - share - persistent
+        self.rate = 1.0 / (others / left + share / bandwidth + persistent * max(_WAVES, 1.0 / left))
 
 
 def _of_memory(price: Price) -> float:
@@ -270,7 +280,7 @@ class Retiming:
                 rows[row + TIME] = self.now
                 price: Price = rows[row + PRICE]
                 lane.work_s, lane.since, lane.slowed = price.seconds, self.now, False
-                lane.begin(_of_memory(price))
+                lane.begin(price)
                 self._expect_end(rank)
                 return
             transfer = self.transfers[rank][lane.place]

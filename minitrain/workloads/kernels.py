@@ -321,6 +321,27 @@ def one_hot_products(
     return *backward_matmuls(dispatch, datatype), *backward_matmuls(combine, datatype)
 
 
+COPIES_OF_PARTS = (2, 3)
+"""Copies of a whole activation that PyTorch makes around collectives along the sequence, which is no tensor's first
+dimension: forward gathers and scatters, backward gathers twice (`torch.cat(torch.chunk(...))` in `all_gather_tensor`
+and `reduce_scatter_tensor` of `torch/distributed/_functional_collectives.py`, which DTensor calls)."""
+
+
+def copied_parts(num_elements: int, element_bytes: int, *, is_backward: bool) -> MemoryPass:
+    """Return the pass of the `COPIES_OF_PARTS` around a unit, whose activation has so many elements."""
+    return MemoryPass("parts", num_elements, 2 * COPIES_OF_PARTS[is_backward] * element_bytes)
+
+
+def copied_unit(num_parameters: int, num_ranks: int, summed_bytes: int, *, is_backward: bool) -> MemoryPass:
+    """Return the pass in which FSDP2 casts and copies a unit's weights (PyTorch 2.11's `_fsdp_collectives.py`).
+
+    A shard is read, and written in 16 bits (6); all is copied (4). Gradients are read, and written to be summed.
+    """
+    share = 1 / num_ranks
+    of_gradients = is_backward * (2 + summed_bytes * (1 + 2 * share))
+    return MemoryPass("unit", num_parameters, 4 + 6 * share + of_gradients)
+
+
 def kernels_of_weight_pass(workload: Any, typ: str, layer: int, mode: PassMode, datatype: str) -> KernelList:
     """Return the kernels of the same: a pass through memory, and multiplications by factors before it."""
     if mode.packing is None:

@@ -70,12 +70,15 @@ from minitrain.workloads.architecture import (
     Precision,
 )
 from minitrain.workloads.kernels import (
+    COPIES_OF_PARTS,
     FlashAttention,
     Kernel,
     KernelList,
     Matmul,
     MemoryPass,
     backward_matmuls,
+    copied_parts,
+    copied_unit,
     forward_matmul,
     one_hot_products,
 )
@@ -249,6 +252,7 @@ class Style:
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
         apart: whether each operation that PyTorch dispatches is a kernel of its own.
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
+        copies_parts: whether collectives along the sequence are copied into and out of, as DTensor's are.
         by_xla: whether the operations are MaxText's, which XLA fuses.
         one_hot_capacity: tokens of an expert over their mean, where one-hot matrices send them; 0 where sorted.
         num_gathered: how often a device gathers weights: once for each core that frameworks count as a device.
@@ -271,6 +275,7 @@ class Style:
     casts_apart: bool = False
     apart: bool = False
     copies_units: int = 0
+    copies_parts: bool = False
     by_xla: bool = False
     one_hot_capacity: float = 0.0
     num_gathered: int = 1
@@ -418,8 +423,14 @@ class _Lister:
         if self.unit.kind == "embedding" and self.style.one_hot_embedding:
             kernels.append(self._one_hot(is_backward=is_backward))
         launches = self.usual_launches(is_backward=is_backward)
+        if self.style.copies_parts and self.work.degrees.sequence > 1 and self.unit.layer is not None:
+            elements, each = self.work.num_tokens * self.model.hidden_size, self.model.precision.activation_bytes
+            kernels.append(copied_parts(elements, each, is_backward=is_backward))
+            launches += COPIES_OF_PARTS[is_backward]
         if self.style.copies_units:
-            kernels.append(MemoryPass("unit", self._num_parameters(), self._copied_bytes(is_backward=is_backward)))
+            among, summed_bytes = self.style.copies_units, self.model.precision.gradient_bytes
+            own = (prod(weight.part(self.work.degrees)) for weight in self.unit.weights if not weight.is_shared)
+            kernels.append(copied_unit(sum(own), among, summed_bytes, is_backward=is_backward))
             launches += 2 * len(self.unit.weights) * (1 + is_backward)
         if self.model.gate_clamp is not None and any(each.name.endswith("down") for each in self.unit.projections):
             launches += _CLAMP_LAUNCHES
@@ -440,18 +451,6 @@ class _Lister:
         if is_backward:
             return Matmul(words, hidden, tokens, kind="weight_gradient", datatype=datatype)
         return Matmul(tokens, hidden, words, datatype=datatype)
-
-    def _copied_bytes(self, *, is_backward: bool) -> float:
-        """Return the bytes of a parameter that FSDP2 casts and copies (PyTorch 2.11's `_fsdp_collectives.py`).
-
-        A shard is read, and written in 16 bits (6); all is copied (4). Gradients are read, and written to be summed.
-        """
-        share, summed_bytes = 1 / self.style.copies_units, self.model.precision.gradient_bytes
-        return 4 + 6 * share + is_backward * (2 + summed_bytes * (1 + 2 * share))
-
-    def _num_parameters(self) -> int:
-        """Return the parameters of the unit's weights on a rank."""
-        return sum(prod(weight.part(self.work.degrees)) for weight in self.unit.weights if not weight.is_shared)
 
     def usual_launches(self, *, is_backward: bool) -> int:
         """Return the launches of a pass, but for those of experts' multiplications and of the attention core."""

@@ -161,12 +161,35 @@ def test_passes_over_memory_run_at_the_rate_that_a_transfer_leaves_of_its_bandwi
     found = {}
     for memory_s in (0.0, 0.5, 1.0):
         lane = _Lane()
-        lane.begin(memory_s / 1.0)
+        lane.begin(Price(1.0, memory_s=memory_s))
         lane.count(gather, 1)
         found[memory_s] = lane.rate
         lane.count(gather, -1)
         assert lane.rate == 1.0
     assert found == pytest.approx({0.0: 0.85, 0.5: 1 / (0.5 / 0.85 + 0.5 / 0.75), 1.0: 0.75})
+
+
+def test_persistent_kernels_take_twice_as_long_beside_whatever_holds_multiprocessors() -> None:
+    """However few are held: the blocks that wait for them start when the others have ended."""
+    lane = _Lane()
+    lane.begin(Price(1.0, memory_s=0.25, persistent_s=0.5))
+    lane.count(Price(4.0, 1.0, None, 0.01, 8), 1)
+    assert 1 / lane.rate == pytest.approx(0.5 * 2 + 0.25 / 0.99 + 0.25)
+    lane.count(Price(4.0, 1.0, None, 0.01, 8), -1)
+    assert lane.rate == 1.0
+
+
+def test_pytorchs_multiplications_are_persistent_on_hopper_alone() -> None:
+    given: dict[str, Any] = {"workload": "tiny", "world_size": 8, "global_batch_size": 8, "platform": "compiled-fsdp"}
+    shares = {}
+    for hardware in ("a100_80g", "h100_80g_nvl8", "b200_192g_nvl8"):
+        predictor: Any = mt.simulate("fsdp", hardware=hardware, **given).models[0].runtime_predictor
+        price = predictor.compute("forward", 1, 1)
+        shares[hardware] = price.persistent_s / price.seconds
+    assert 0 < shares["h100_80g_nvl8"] < 1
+    assert shares["a100_80g"] == shares["b200_192g_nvl8"] == 0
+    fitted: Any = mt.simulate("fsdp", hardware="h100_80g_nvl8", **given | {"platform": "torchtitan-h100"}).models[0]
+    assert fitted.runtime_predictor.compute("forward", 1, 1).persistent_s == 0
 
 
 def test_prices_of_kernels_know_what_transfers_take_of_memory() -> None:

@@ -212,6 +212,17 @@ def test_fsdp_casts_and_copies_what_it_gathers() -> None:
     assert not traffic(forward_kernels(LLAMA, unit, work()), "unit")
 
 
+def test_dtensor_copies_whole_activations_around_collectives_along_the_sequence() -> None:
+    unit, style, element = LLAMA.units()[2], Style(copies_parts=True), LLAMA.precision.activation_bytes
+    divided = work(2, sequence_parallel=True)
+    tensor = work().num_tokens * LLAMA.hidden_size * element
+    ahead, back = (list_of(LLAMA, unit, divided, style) for list_of in (forward_kernels, backward_kernels))
+    assert (traffic(ahead, "parts"), traffic(back, "parts")) == (4 * tensor, 6 * tensor)
+    assert ahead.num_launches == forward_kernels(LLAMA, unit, divided).num_launches + 2
+    assert not traffic(forward_kernels(LLAMA, unit, work(), style), "parts")
+    assert not traffic(forward_kernels(LLAMA, unit, divided), "parts")
+
+
 def test_eight_bits_are_cast_and_transposed() -> None:
     attention, mlp = LLAMA.units()[1:3]
     eight, tokens, hidden = Style(datatype="float8"), 1024, 1024
