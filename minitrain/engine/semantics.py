@@ -617,7 +617,7 @@ def _check_layer(layer: int, found: Sequence[tuple[int, Weight]]) -> None:
         if weight.step != 1:
             rule = (
                 f"the final weight of layer {layer} on rank {rank} must have seen exactly one update, got "
-                f"{describe(weight)}"
+                f"{describe(weight)}; hand in what its one `update` returned"
             )
             raise LawError(rule, layer=layer, rank=rank)
         if weight.num_shards != first.num_shards:

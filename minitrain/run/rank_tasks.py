@@ -466,7 +466,10 @@ def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
         for work in model._in_flight.values():
             if any(id(other) in model._in_flight for other in work.launched_memory.followers):
                 continue  # the last one of a chain is to be awaited
-            message = f"rank {model._rank} launched {work.op} and never awaited it; `await work` before returning"
+            message = (
+                f"rank {model._rank} launched {work.op} and never awaited it; `await work` before returning "
+                f"({work.describe()}, at {work.clock:.6g} s)"
+            )
             raise StrategyError(message, rank=model._rank, op=work.op)
 
 

@@ -69,6 +69,15 @@ def test_a_hint_is_about_the_mistake(name: str, tmp_path: Path) -> None:
     assert "was never awaited" not in found.output  # the hint says it
 
 
+def test_an_option_of_the_exercise_that_a_function_lacks_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "zero1.py"
+    without = (", microbatch_size: int | None = None", ""), ("microbatch_size or share", "share")
+    path.write_text(changed(load_exercise("03").solution, *without))
+    (failure,) = grade(path, "03", hidden=False).failures
+    assert "does not take microbatch_size=2" in failure.message
+    assert "take it as the starter does, such as `microbatch_size=None`" in failure.hint
+
+
 def test_a_call_that_an_earlier_submission_forgot_is_not_taken_for_one_of_this() -> None:
     for source, hint in (
         (changed(DDP, (REDUCE, REDUCE.replace("await ", ""))), "write `await` before the call"),

@@ -154,10 +154,14 @@ def test_messages_nobody_received_are_told() -> None:
 
 def test_launched_work_that_is_never_awaited_is_told() -> None:
     async def forgets(model: Model) -> Model:
-        model.launch(model.barrier())
+        await model.barrier()
+        model.launch(model.all_gather(model.load_weights(1, model.rank, 4)[0], 1))
         return model
 
-    with pytest.raises(StrategyError, match="rank 0 launched barrier and never awaited it; `await work` before"):
+    told = (
+        r"rank 0 launched all_gather and never awaited it; `await work` before .*\(all_gather of layer 1, at 0.0\d+ s\)"
+    )
+    with pytest.raises(StrategyError, match=told):
         simulate(forgets, check=False)
 
 
