@@ -15,7 +15,7 @@ lower and higher by a given share, which gives the two step times. Two others ha
 ten-thousandth, which gives the derivative. Whole numbers (how many ranks a tier spans) and rows of efficiencies are
 left as they are; a row acts as the peak that it is a share of.
 
-**`Distribution`** names the slowest samples: which ranks and operations are on their critical paths, and what they add.
+**`MonteCarlo`** names the slowest samples: which ranks and operations are on their critical paths, and what they add.
 The critical path of a sample is followed backwards from its latest end, as in `minitrain.run.analysis.retiming`,
 for all samples side by side. Of dependencies that are fulfilled at the same time, the end of the first activity is
 taken: those of low ranks come first. A path has no gap, so that its activities together last as long as the step.
@@ -494,9 +494,10 @@ def path_sums_of_operations(activities: Activities) -> PathSums:
 _MOST_LINES = 3
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class Distribution:
-    """The step time of a run under noise.
+class MonteCarlo:
+    """The step time of a run under noise, with its pictures and tables.
 
     Args:
         run: the recorded run.
@@ -595,21 +596,6 @@ class Distribution:
         more = f" ({seconds / self.recorded_s - 1:+.1%})" if self.recorded_s else ""
         return f"{duration(seconds)}{more}"
 
-
-def _row(one: Carrier) -> dict[str, Any]:
-    return {"name": one.name, "share": one.share, "seconds_s": one.seconds, "added_s": one.added_s}
-
-
-def _added(one: Carrier) -> str:
-    """Return in words how much longer than recorded it is on the path."""
-    return f"{duration(abs(one.added_s))} {'more' if one.added_s >= 0 else 'less'} than recorded"
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class MonteCarlo(Distribution):
-    """The step time of a run under noise, with its pictures and tables."""
-
     def to_pandas(self) -> Any:
         """Return the samples as a pandas DataFrame: sample, step_time_s.
 
@@ -643,6 +629,15 @@ class MonteCarlo(Distribution):
         from minitrain.whatif.figure import distribution_svg  # noqa: PLC0415
 
         return f"<pre>{html.escape(str(self))}</pre>{distribution_svg(self)}"
+
+
+def _row(one: Carrier) -> dict[str, Any]:
+    return {"name": one.name, "share": one.share, "seconds_s": one.seconds, "added_s": one.added_s}
+
+
+def _added(one: Carrier) -> str:
+    """Return in words how much longer than recorded it is on the path."""
+    return f"{duration(abs(one.added_s))} {'more' if one.added_s >= 0 else 'less'} than recorded"
 
 
 def monte_carlo(run: Run, noise: Noise, *, samples: int = 1000, seed: int = 0) -> MonteCarlo:
