@@ -178,8 +178,10 @@ def say_ignored(hook: Callable[[Any], object], found: Any) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost line of an error's traceback that is neither minitrain's nor the standard library's."""
-    others = (str(Path(__file__).parent), str(Path(traceback.__file__).parent))
+    """Return the innermost line of an error's traceback that is not minitrain's, the standard library's or typer's."""
+    found = (find_spec(name) for name in ("typer", "click"))  # which call minitrain's commands
+    parsers = (str(Path(spec.origin).parent) for spec in found if spec is not None and spec.origin is not None)
+    others = (str(Path(__file__).parent), str(Path(traceback.__file__).parent), *parsers)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     return f", in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minitrain.cli.failures import FAILED, USAGE, print_error
-from minitrain.cli.options import Count, group
+from minitrain.cli.options import Count, group, require_file
 from minitrain.cli.output import Counted, Progress, print_json, print_lines, print_table
 from minitrain.errors import HardwareConfigError
 from minitrain.files import key_path, write_text
@@ -305,6 +305,7 @@ def calibrate(
         steps (N): Of each strategy at each size.
         rounds (N): Samples of each kernel, without --strategy; more take longer, and a noisy machine matters less.
     """
+    require_file("--out", out)
     if strategy:
         sizes: dict[str, Any] = {"num_layers": num_layers} if workload is None else {"workload": workload}
         widths: Sequence[Any] = width or (256, 512) if workload is None else ()

@@ -273,7 +273,7 @@ def _how_far_of_layouts(spent_s: float, num_done: int, total: int, best: Row | N
 def _print_layouts(found: Tuning, tokens: float | None, *, explain: bool, words: str | None) -> None:
     """Print the best layouts, why the first one wins, and how other tools call it."""
     if not found.ranked:
-        print_lines([found.verdicts()])
+        print_lines([f"{found.verdicts()}; {found.nearest()}"])
         return
     print_table(_layouts_table(found.ranked, tokens))
     print_lines([found.verdicts() + (" (interrupted)" if found.was_interrupted else "")])

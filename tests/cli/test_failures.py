@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,6 +155,7 @@ USAGE = [
     ("comparee", "No such command 'comparee'. Did you mean 'compare'? See `minitrain --help`"),
     ("hw validate two_generations", "expected the config of one kind of device, found a cluster of several; use one"),
     ("hw check nope", '"nope": expected the name of a shipped config'),
+    ("hw calibrate --out .", "--out must be a file, but . is a folder; name a file in it"),
 ]
 
 FAILED = [
@@ -232,6 +234,15 @@ def test_a_failed_run_ends_with_one_message_and_exit_code_1(command: str, messag
 def test_ctrl_c_says_what_is_kept(command: str, message: str) -> None:
     result = invoke(command)
     assert (result.exit_code, result.output) == (130, f"minitrain: {message}\n")
+
+
+def test_a_fault_of_minitrain_s_own_is_not_said_to_be_in_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minitrain.cli.options.choose_strategies", partial(int, "x"))
+    result = invoke("prove ddp")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("minitrain: TypeError: ")
+    assert "typer" not in result.stderr
+    assert "click" not in result.stderr
 
 
 def test_ctrl_c_while_traces_are_written_says_that_some_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

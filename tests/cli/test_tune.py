@@ -55,6 +55,7 @@ def test_the_winner_is_said_for_another_tool_and_explained() -> None:
     ("more", "code", "words"),
     [
         (("--head-room", "0.99999999"), 1, "out of memory"),
+        (("--world-size", "3"), 1, " illegal; global_batch_size (8) must be a multiple of dp x microbatch_size (3)"),
         (("--objective", "speed"), 2, "objective must be one of step_time"),
         (("--space", "tp=1"), 2, "--space: tp is given twice"),
         (("--space", "zero"), 2, "--space takes name=value,value,..., got 'zero'"),

@@ -172,7 +172,7 @@ class Findings:
             UsageError: none fits.
         """
         if not self.ranked:
-            raise UsageError(f"no configuration fits: {self.verdicts()}; {self._nearest()}")
+            raise UsageError(f"no configuration fits: {self.verdicts()}; {self.nearest()}")
         return self.choice(self.ranked[0])
 
     def best_with_words(self, tool: str) -> tuple[Choice, str]:
@@ -188,7 +188,7 @@ class Findings:
                 return choice, choice.words(tool)
             except UsageError as error:
                 refusal = refusal or error
-        raise refusal or UsageError(f"no configuration fits: {self.verdicts()}; {self._nearest()}")
+        raise refusal or UsageError(f"no configuration fits: {self.verdicts()}; {self.nearest()}")
 
     def choice(self, row: Row) -> Choice:
         """Return the configuration of a row."""
@@ -237,7 +237,7 @@ class Findings:
         said = [f"the best in {precision}"] if precision else []
         return [*said, f"how sure, the best: {self.best.sureness}", *filter(None, [remark])]
 
-    def _nearest(self) -> str:
+    def nearest(self) -> str:
         """Say which configuration needs the least memory, or why none was priced."""
         priced = [(needed, place) for place, row in enumerate(self.rows) if (needed := memory_of(row)) is not None]
         if not priced:
