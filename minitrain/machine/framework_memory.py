@@ -336,17 +336,25 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
         moments = _as_allocated(place, habits, fused_loss)
     held, temporary = max(moments, key=sum)
     kept = _kept(place, habits)
-    found = Fullest(held, temporary, kept)
-    if habits.keeps_gates:
-        found = replace(found, lasting_bytes=place.at_update_bytes + kept)
-        if place.is_scattered:
-            whole, kinds = _sum_over_parts(place), [place.workload.units[each.layer].kind for each in place.weights]
-            late = whole * sum(kind in ("attention", "mlp") for kind in kinds)
-            found = replace(found, kept_bytes=kept + whole, late_bytes=late)
+    found = Fullest(held, temporary, kept, lasting_bytes=_lasting(place) + kept)
+    if habits.keeps_gates and place.is_scattered:
+        whole, kinds = _sum_over_parts(place), [place.workload.units[each.layer].kind for each in place.weights]
+        late = whole * sum(kind in ("attention", "mlp") for kind in kinds)
+        found = replace(found, kept_bytes=kept + whole, late_bytes=late)
     if habits.update is None or not place.weights:
         return found
     allocated, reserved = _taken_by_update(place, habits)
     return replace(found, update_bytes=allocated, update_reserved_bytes=reserved)
+
+
+def _lasting(place: Place) -> float:
+    """Return the bytes of states, weights and totals of gradients, or of their shards, which are never freed."""
+    sizes, found = place.workload.model.precision, 0.0
+    for each in place.weights:
+        whole = each.weight_bytes * sizes.optimizer_bytes / sizes.parameter_bytes
+        share = each.state_bytes / whole if each.is_shard and whole else 1.0
+        found += each.state_bytes + share * (each.weight_bytes + each.gradient_bytes)
+    return found
 
 
 def _as_counted(place: Place) -> list[tuple[float, float]]:
@@ -372,10 +380,14 @@ def _in_streams(place: Place, habits: Habits) -> Fullest:
     sizes = place.workload.model.precision
     elements = sum(each.state_bytes for each in place.weights) / sizes.optimizer_bytes  # of the shards
     summed = sizes.gradient_bytes * elements
-    moments = [
-        (held - _HALF * elements, beside, 0.0 if place.is_single and not has_sums else summed)
-        for held, beside, has_sums in _of_units(place, habits)
-    ]
+    if not place.is_sharded and elements < sum(_units_of(place)):
+        in_halves, moments = 0.0, [(*each, 0.0) for each in _of_stage(place, habits)]
+    else:
+        in_halves = _HALF * elements
+        moments = [
+            (held - in_halves, beside, 0.0 if place.is_single and not has_sums else summed)
+            for held, beside, has_sums in _of_units(place, habits)
+        ]
     held, temporary, _ = max(moments, key=lambda each: each[0] + each[1])
     largest = _HALF * max(_units_of(place))
     gathered = largest + largest * elements / sum(_units_of(place))
@@ -385,10 +397,26 @@ def _in_streams(place: Place, habits: Habits) -> Fullest:
     return Fullest(
         held,
         temporary,
-        update_bytes=-_HALF * elements,  # what is counted when the update begins, and is not there
+        update_bytes=-in_halves,  # what is counted when the update begins, and is not there
         late_bytes=max(reserved - most, 0.0),
         lasting_bytes=most,
     )
+
+
+def _of_stage(place: Place, habits: Habits) -> Iterator[tuple[float, float]]:
+    """Yield moments of a stage whose weights are gathered once, and whose whole gradients are reduced at the end."""
+    units, logits, kinds = _units_of(place), place.num_logits, place.workload.units
+    block, layers = max(units), [each.layer for each in place.weights]
+    again = max(_made_again(place, habits, layer) + _inner_gradients(place, layer) for layer in layers)
+    new = max((each.gradient_bytes for each in place.weights if kinds[each.layer].kind != "embedding"), default=0.0)
+    kept = place.num_in_flight * sum(_expanded(place, layer) for layer in layers) if habits.expands else 0.0
+    yield place.peak_bytes - new - LOGIT_BYTES * logits + kept, _HALF * block + again
+    if logits:
+        at_most = habits.logit_bytes if place.num_parts == 1 else max(habits.logit_bytes, habits.parts_logit_bytes)
+        before = place.at_loss_bytes - LOGIT_BYTES * logits + kept
+        yield before, at_most * logits
+        yield before, _HALF * (logits + units[-1]) + _input_gradients(place)
+    yield place.at_update_bytes, _SINGLE * block
 
 
 def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool]]:

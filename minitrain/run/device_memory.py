@@ -15,7 +15,7 @@ is gathered, unsharded or in flight. On a device there is more:
 | rounding | every array takes a multiple of 512 bytes | 256 an array of a weight |
 | **allocated** | the sum so far | |
 | **reserved** | what the allocator holds beside, in blocks that fit nothing | replayed, or 15 % more and the update |
-| communication | what its library keeps for each group of ranks | 0.2 GiB a group |
+| communication | what its library keeps for each group of ranks | `minitrain.machine.communication_buffers` |
 | context | the driver's own, and the code of kernels | 0.5 GiB |
 | **total** | what nvidia-smi shows | |
 | **needed** | the run's peak, workspace, rounding, communication and context: what must fit | |
@@ -43,9 +43,9 @@ gradient of each array that it has saved, from the last to the first: autograd f
 
 **Sources**: the loss, Megatron-LM's `vocab_parallel_cross_entropy` (logits in 16 bits, in single precision, their
 exponentials, and the gradient); 512 bytes and 2 MiB, PyTorch's `CUDACachingAllocator` (kMinBlockSize, kSmallBuffer);
-workspaces, PyTorch's `CublasHandlePool.cpp` and Transformer Engine's `get_cublas_workspace_size_bytes`. Without
-journals the reserve is estimated, 10 to 20 % above allocated in published tables. Buffers and context together are 0.2
-to 1 GiB. These last three are estimates, and fitted to no table.
+workspaces, PyTorch's `CublasHandlePool.cpp` and Transformer Engine's `get_cublas_workspace_size_bytes` and
+`get_multi_stream_cublas_workspace`. Without journals the reserve is estimated, 10 to 20 % above allocated in published
+tables, and so is the context. Both are fitted to no table.
 
 **Left out**: arrays of less than a layer that live for a kernel, and how long a block stays unusable. So real
 fragmentation is higher than a replay's, which also lacks what forward makes and does not keep, streams of their own for
@@ -70,6 +70,7 @@ from minitrain.engine.model import Model
 from minitrain.engine.stores import MEMORY_KINDS
 from minitrain.errors import OutOfMemoryError
 from minitrain.machine.caching_allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator
+from minitrain.machine.communication_buffers import Communication
 from minitrain.machine.framework_memory import HeldWeight, Place, fullest_moments
 from minitrain.machine.platforms import COMPONENTS, Platform
 from minitrain.operations import (
@@ -93,7 +94,6 @@ BLOCK_BYTES = 512
 SEGMENT_BYTES = 2 * 2**20
 TEMPORARY_BYTES_A_LOGIT = 8
 RESERVE_SHARE = 0.15
-BUFFER_BYTES_A_GROUP = int(0.2 * 2**30)
 CONTEXT_BYTES = 2**29
 
 _WORKSPACES_MIB: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -105,6 +105,7 @@ _WORKSPACES_MIB: Mapping[str, tuple[float, float]] = MappingProxyType(
 )
 """PyTorch's workspace of a thread, and Transformer Engine's, by family of devices, MiB."""
 
+_STREAMS_OF_EXPERTS = 4
 _ARRAYS_OF_A_WEIGHT = 5  # parameter, gradient, and three of the optimizer's
 
 
@@ -121,7 +122,7 @@ class DeviceMemory:
         kept_bytes: what the framework keeps beside them (`minitrain.machine.framework_memory`).
         workspace_bytes: what matrix multiplications use.
         rounding_bytes: what arrays take for being multiples of a block.
-        num_groups: groups of ranks that the rank communicates in.
+        buffer_bytes: what the communication library keeps.
         fullest_s: when the event began at which tensors took most, s.
         replayed_bytes: what the allocator has from the driver, if it was replayed; else None.
         update_bytes: what the update alone takes from the driver, in arrays that fit into no block that was left, and
@@ -137,7 +138,7 @@ class DeviceMemory:
     kept_bytes: float = 0.0
     workspace_bytes: float = 0.0
     rounding_bytes: float = 0.0
-    num_groups: int = 0
+    buffer_bytes: float = 0.0
     fullest_s: Any = 0.0
     replayed_bytes: float | None = None
     update_bytes: float = 0.0
@@ -158,11 +159,6 @@ class DeviceMemory:
         reserve = RESERVE_SHARE * max(before - self.lasting_bytes - self.workspace_bytes, 0.0)
         wanted = max(before + reserve + self.update_bytes, self.allocated_bytes)
         return -(-wanted // SEGMENT_BYTES) * SEGMENT_BYTES
-
-    @property
-    def buffer_bytes(self) -> float:
-        """Return what the communication library keeps."""
-        return self.num_groups * BUFFER_BYTES_A_GROUP
 
     @property
     def context_bytes(self) -> float:
@@ -223,7 +219,8 @@ class DeviceMemory:
 def workspace_bytes_of(machine: Any) -> int:
     """Return what a rank's multiplications have as workspace: both threads of PyTorch, and Transformer Engine.
 
-    PyTorch keeps one for each thread that multiplies, and backward has a thread of its own.
+    PyTorch keeps one for each thread that multiplies, and backward has a thread of its own. Transformer Engine
+    multiplies by experts in four streams.
 
     Args:
         machine: what has the `system` and the `pricing` of a predictor.
@@ -231,7 +228,8 @@ def workspace_bytes_of(machine: Any) -> int:
     family = getattr(getattr(machine, "system", None), "name", "").partition("_")[0]
     of_thread, of_engine = _WORKSPACES_MIB.get(family, _WORKSPACES_MIB[""])
     has_engine = known_platform(machine).memory == "transformer engine"
-    return int((2 * of_thread + has_engine * of_engine) * 2**20)
+    has_experts = getattr(getattr(getattr(machine, "workload", None), "model", None), "num_experts", 0) > 0
+    return int((2 * of_thread + has_engine * (1 + has_experts * _STREAMS_OF_EXPERTS) * of_engine) * 2**20)
 
 
 def device_memory_of(model: Any) -> DeviceMemory:
@@ -245,7 +243,9 @@ def device_memory_of(model: Any) -> DeviceMemory:
         held_bytes=peak_bytes,
         workspace_bytes=workspace_bytes_of(predictor),
         rounding_bytes=bytes_of_rounding(workload, _loaded(rows)),
-        num_groups=_num_groups(rows) if model.world_size > 1 else 0,
+        buffer_bytes=communication_of(model).buffer_bytes(
+            getattr(predictor, "system", None), known_platform(predictor)
+        ),
         fullest_s=rows[fullest_row(rows) * STRIDE + LAUNCHED] if rows else 0.0,
     )
     if not hasattr(workload, "units"):
@@ -334,13 +334,20 @@ def bytes_of_rounding(workload: Any, layers: Iterable[int]) -> float:
     return BLOCK_BYTES / 2 * _ARRAYS_OF_A_WEIGHT * num_weights
 
 
-def _num_groups(rows: Sequence[Any]) -> int:
-    """Return in how many groups of several ranks a rank communicates; its pipeline is one."""
+def communication_of(model: Any) -> Communication:
+    """Return whom a rank has communicated with; its messages are one group's."""
+    rows, world = model._log.rows_of_memory, range(model.world_size)
     column = rows[STREAM::STRIDE]
-    streams = set(dict(zip(map(id, column), column, strict=True)).values())
-    groups = {stream.group for stream in streams if stream.kind == COMM}
-    num_groups = sum(group is None or len(group) > 1 for group in groups)
-    return num_groups + any(stream.kind in (SEND, RECV) for stream in streams)
+    streams = dict(zip(map(id, column), column, strict=True))
+    found = {(typ, streams[place]) for typ, place in set(zip(rows[TYP::STRIDE], map(id, column), strict=True))}
+    groups = {(typ, world if stream.group is None else stream.group) for typ, stream in found if stream.kind == COMM}
+    return Communication(
+        model.world_size,
+        model._rank,
+        {group for typ, group in groups if typ != "all_to_all"},
+        {group for typ, group in groups if typ == "all_to_all"},
+        {stream.peer for _, stream in found if stream.kind in (SEND, RECV)},
+    )
 
 
 _KIND_OF_STORE = MappingProxyType(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, final
 
@@ -26,10 +26,13 @@ from minitrain.run.analysis.breakdown import (
 )
 from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.run.device_memory import (
+    DeviceMemory,
     OutOfMemory,
+    communication_of,
     device_memory_of,
     excess_of,
     fullest_row,
+    known_platform,
     workspace_bytes_of,
     worst_of,
 )
@@ -158,26 +161,24 @@ def _mean_of_columns(columns: Sequence[Any]) -> list[float]:
 
 
 def excesses_of_devices(
-    recorded: Recorded, sizes: Sequence[float | None], workspaces: Sequence[int]
+    recorded: Recorded, sizes: Sequence[float | None], memories: Sequence[Sequence[DeviceMemory]]
 ) -> list[OutOfMemory | None]:
     """Return, for each machine, the rank that needs most beyond what its device has; None where all fit.
 
     Args:
         recorded: a run that says all that a device must hold.
         sizes: the memory of each machine's devices, bytes.
-        workspaces: what multiplications have of it, bytes.
+        memories: what the devices of the classes of ranks hold, by machine.
     """
     models = recorded.run.class_models
-    memories = [device_memory_of(model) for model in models]
     moments = {
         model._rank: rank.submitted[fullest_row(model._rows)] if len(rank.end) else 0
         for model, rank in zip(models, recorded.program.ranks, strict=True)
     }
     times = dict(zip(moments, recorded.at(list(moments.values())), strict=True))
-    with_workspace = cache(lambda size_bytes: [replace(memory, workspace_bytes=size_bytes) for memory in memories])
     found: list[OutOfMemory | None] = []
-    for machine, (size_bytes, workspace_bytes) in enumerate(zip(sizes, workspaces, strict=True)):
-        worst = worst_of(map(excess_of, models, with_workspace(workspace_bytes), [size_bytes] * len(models)))
+    for machine, (size_bytes, here) in enumerate(zip(sizes, memories, strict=True)):
+        worst = worst_of(map(excess_of, models, here, [size_bytes] * len(models)))
         found.append(worst and replace(worst, time=float(times[worst.rank][machine])))
     return found
 
@@ -271,21 +272,33 @@ class JointFigures(FiguresOfStep):
         """Where and when a device's memory was exceeded; None where all fits."""
         if self._run.needed_memory_bytes is None:
             return first_excesses(self._recorded, self.capacity_bytes)
-        return excesses_of_devices(self._recorded, self.capacity_bytes, self._workspaces)
+        return excesses_of_devices(self._recorded, self.capacity_bytes, self._memories)
 
     @cached_property
     def needed_memory_bytes(self) -> list[float | None]:
         """What the fullest device must hold; None where tensors alone count."""
-        if (needed := self._run.needed_memory_bytes) is None:
+        if self._run.needed_memory_bytes is None:
             return [None] * len(self)
-        needed -= workspace_bytes_of(self._run.class_models[0]._runtime_predictor)
-        return [needed + workspace_bytes for workspace_bytes in self._workspaces]
+        return [max(memory.needed_bytes for memory in memories) for memories in self._memories]
 
     @cached_property
-    def _workspaces(self) -> list[int]:
-        """What multiplications have as workspace on each machine, bytes."""
-        each = zip(self._of_each("system"), self._of_each("pricing"), strict=True)
-        return [workspace_bytes_of(SimpleNamespace(system=system, pricing=pricing)) for system, pricing in each]
+    def _memories(self) -> list[list[DeviceMemory]]:
+        """What the devices of the classes of ranks hold on each machine."""
+        models = self._run.class_models
+        known = [(device_memory_of(model), communication_of(model)) for model in models]
+        workload, found = models[0]._runtime_predictor.workload, dict[Any, list[DeviceMemory]]()
+        keys: list[Any] = []
+        for system, pricing in zip(self._of_each("system"), self._of_each("pricing"), strict=True):
+            machine = SimpleNamespace(system=system, pricing=pricing, workload=workload)
+            platform, tiers = known_platform(machine), () if system is None else system.networks
+            keys.append((system and system.name, tuple((tier.size, tier.nics) for tier in tiers), platform))
+            if keys[-1] not in found:
+                workspace_bytes = workspace_bytes_of(machine)
+                found[keys[-1]] = [
+                    replace(held, workspace_bytes=workspace_bytes, buffer_bytes=whom.buffer_bytes(system, platform))
+                    for held, whom in known
+                ]
+        return [found[key] for key in keys]
 
     @cached_property
     def _times(self) -> RankTimes:

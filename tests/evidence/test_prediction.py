@@ -181,11 +181,15 @@ REFUSED = {
     ),
     **dict.fromkeys(("t5-0022", "t6-0002", "t7-0006", "t7-0007"), "long sequences, and 671B, on TPUs: the same"),
     **dict.fromkeys(("t5-0016", "t5-0017", "t5-0018", "t6-0014"), "TorchPrime keeps less than Adam's states"),
-    **dict.fromkeys(("p3-0005", "p3-0006", "p3-0028"), "as p2-0005"),
+    **dict.fromkeys(("p3-0005", "p3-0006", "p3-0028", "p1-0003", "p1-0011", "p2-0006"), "as p2-0005"),
+    "j3-0173": "340B on 128 H100s, 5 % over",
+    "z2-0024": "21B with the largest vocabulary, 5 % over",
     **dict.fromkeys(("p3-0030", "p3-0043"), "405B under FSDP, likewise"),
     **dict.fromkeys(("t5-0016", "t5-0017", "t5-0018"), "8B on 4 TPUs: TorchPrime keeps less than Adam's states"),
     "t5-0022": "Gemma 3 12B on 256 TPUs: as t1-0001",
-    "f3-0001": "8B on one H200, 2 % over: KempnerForge keeps weights and Adam's moments in 16 bits",
+    **dict.fromkeys(
+        ("f3-0001", "f3-0020"), "8B on one H200, 70B on 8: KempnerForge keeps weights and Adam's moments in 16 bits"
+    ),
 }
 """Published runs that ran, and are refused; docs/accuracy.md names them."""
 

@@ -55,6 +55,34 @@ def test_a_loss_in_one_kernel_keeps_logits_in_16_bits() -> None:
     assert plain.allocated_bytes - fused.allocated_bytes == 4 * VOCABULARY * TOKENS - head_backward
 
 
+def stages_of(schedule: str, memory: str) -> mt.Run:
+    """Return a run of two stages of FSDP, each of which two ranks share."""
+    platform, small = replace(find_platform("torchtitan-h100"), memory=memory), replace(MODEL, vocab_size=1024)
+    sizes: dict[str, Any] = {"world_size": 4, "workload": small, "global_batch_size": 16, "microbatch_size": 1}
+    return mt.simulate("megatron", pp=2, zero=1, schedule=schedule, platform=platform, fold=False, **sizes)
+
+
+@pytest.mark.parametrize("memory", ["fsdp2", "fsdp2 eager"])
+def test_stages_of_fsdp2_hold_what_all_microbatches_in_flight_keep(memory: str) -> None:
+    several, few = (stages_of(schedule, memory) for schedule in ("gpipe", "1f1b"))
+    kept = several.peak_memory_bytes - few.peak_memory_bytes
+    assert kept > 0
+    assert several.allocated_bytes is not None
+    assert few.allocated_bytes is not None
+    assert several.allocated_bytes - few.allocated_bytes > 0.98 * kept  # the last rank may be the fullest of few
+
+
+def test_fsdp2_gathers_weights_of_stages_once_and_sums_whole_gradients() -> None:
+    run = stages_of("1f1b", "fsdp2")
+    memory, shared = run.device_memory, 2
+    assert memory is not None
+    parameters = LAYERS // 2 * (4 * HIDDEN**2 + 3 * FFN * HIDDEN + 2 * HIDDEN) + 1024 * HIDDEN  # of a stage
+    whole, shards = (2 + 4) * parameters, 12 * parameters / shared
+    layer = 4 * 2 * HIDDEN + 4 * 2 * HIDDEN + 4 * 8 + 3 * 2 * FFN
+    ends = 2 * 2 * HIDDEN  # what comes in, and what goes out
+    assert memory.held_bytes == pytest.approx(whole + shards + 2 * TOKENS * (layer + ends), rel=1e-6)
+
+
 def test_one_microbatch_fills_the_totals_of_several() -> None:
     alone, several = (memory_of("nemo-h100", global_batch_size=size) for size in (1, 4))
     assert alone.allocated_bytes == several.allocated_bytes

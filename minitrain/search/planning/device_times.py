@@ -21,6 +21,7 @@ from typing import Any, final
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine.cluster import Cluster
+from minitrain.machine.communication_buffers import Communication
 from minitrain.machine.config import SystemConfig
 from minitrain.operations import PASSES
 from minitrain.run.device_memory import DeviceMemory, workspace_bytes_of
@@ -231,13 +232,16 @@ class DeviceTimes:
     def capacity_bytes(self, group: str) -> float:
         """Return what tensors may take of the memory of a group's devices.
 
-        Of a transformer's, that is what is left beside context, workspace and the buffers of one group of ranks.
+        Of a transformer's, that is what is left beside context, workspace and the buffers of a node's ranks.
         """
         memory, run = self.cluster.group(group).system.mem_hbm, self.run(group, 1)
         if run is None or run.needed_memory_bytes is None:
             return float(memory.capacity_bytes)
         workspace_bytes = workspace_bytes_of(run.models[0].runtime_predictor)
-        beside = DeviceMemory(rank=0, peak_bytes=0, held_bytes=0, workspace_bytes=workspace_bytes, num_groups=1)
+        system = self.cluster.group(group).system
+        node = min(tier.size for tier in system.networks)
+        kept = Communication(node, 0, [range(node)]).buffer_bytes(system)
+        beside = DeviceMemory(rank=0, peak_bytes=0, held_bytes=0, workspace_bytes=workspace_bytes, buffer_bytes=kept)
         return max(0.0, memory.usable_bytes - beside.beside_bytes)
 
     def samples(self, group: str, most: int, tp: int = 1) -> Callable[[int], float] | None:

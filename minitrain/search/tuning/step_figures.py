@@ -20,11 +20,18 @@ from typing import Any, final
 
 import numpy as np
 
+from minitrain.machine.communication_buffers import Communication
 from minitrain.machine.framework_memory import HeldWeight, Place
 from minitrain.machine.platforms import Platform
 from minitrain.run.analysis.breakdown import BusyTimeSum
 from minitrain.run.analysis.timeline import Floats
-from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding, num_logits, workspace_bytes_of
+from minitrain.run.device_memory import (
+    DeviceMemory,
+    bytes_of_rounding,
+    known_platform,
+    num_logits,
+    workspace_bytes_of,
+)
 from minitrain.search.tuning.layouts import (
     BACKWARD,
     END_FIGURES,
@@ -36,6 +43,7 @@ from minitrain.search.tuning.layouts import (
     Columns,
     Message,
     Order,
+    Pipeline,
     order_of,
 )
 
@@ -406,8 +414,22 @@ def _device(columns: Columns, place: int, column: int) -> DeviceMemory:
         held_bytes=0.0,
         workspace_bytes=workspace_bytes_of(columns.pieces.predictor),
         rounding_bytes=bytes_of_rounding(workload, layers),
-        num_groups=(layout.ends.tp > 1) + (layout.ends.dp > 1) + (columns.pp > 1 or layout.passes.cp > 1),
+        buffer_bytes=_buffer_bytes(columns, place, layout),
     )
+
+
+def _buffer_bytes(columns: Columns, place: int, layout: Pipeline) -> int:
+    """Return what the communication of a place's first rank keeps on its device."""
+    tp, cp, stride = layout.ends.tp, layout.passes.cp, layout.stride
+    rank, wraps = place * stride, columns.num_chunks > 1
+    places = {(place + step) % columns.pp if wraps else place + step for step in (-1, 1)} - {place}
+    peers = {other * stride for other in places if 0 <= other < columns.pp}
+    if cp > 1:
+        peers |= {rank + tp, rank + (cp - 1) * tp}
+    groups = range(rank, rank + tp), range(rank, rank + stride, tp)
+    predictor = columns.pieces.predictor
+    known = Communication(columns.pp * stride, rank, groups, (), peers)
+    return known.buffer_bytes(getattr(predictor, "system", None), known_platform(predictor))
 
 
 def fullest_of(columns: Columns, platform: Platform) -> DeviceMemory:
@@ -431,7 +453,10 @@ def _filled(columns: Columns, order: Order, place: int, platform: Platform) -> D
     logits = num_logits(workload, passes.microbatch_size) / (passes.tp * passes.cp)
     known = Place(
         workload=workload,
-        weights=[HeldWeight(layer, weight, gradient, state / share) for layer, (weight, gradient, state) in sizes],
+        weights=[
+            HeldWeight(layer, weight, gradient, state / share, layout.gathers_early)
+            for layer, (weight, gradient, state) in sizes
+        ],
         num_parts=passes.tp,
         num_samples=passes.microbatch_size,
         num_logits=logits if at_loss else 0.0,

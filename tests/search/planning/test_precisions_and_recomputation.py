@@ -15,8 +15,9 @@ import pytest
 import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.machine import load_config
+from minitrain.machine.communication_buffers import ESTIMATED_BYTES
 from minitrain.machine.measured_layers import LayerTime
-from minitrain.run.device_memory import BUFFER_BYTES_A_GROUP, CONTEXT_BYTES
+from minitrain.run.device_memory import CONTEXT_BYTES
 from minitrain.search.planning.planner import saved_plan
 from minitrain.workloads.architecture import PRECISIONS, Precision
 
@@ -30,7 +31,7 @@ REPLICAS = ("zero1", "fsdp")
 def devices(kind: str, gibibytes: float) -> mt.Devices:
     """Return one device with so much memory for tensors, less than its config says."""
     system, workspace_mib = load_config(kind), 2 * 8.125 + 4  # of devices of an unknown family
-    beside = (BUFFER_BYTES_A_GROUP + CONTEXT_BYTES) / 2**30 + workspace_mib / 2**10
+    beside = (ESTIMATED_BYTES + CONTEXT_BYTES) / 2**30 + workspace_mib / 2**10
     return mt.Devices(replace(system, name=f"small_{kind}", mem1=replace(system.mem1, GiB=gibibytes + beside)), 1)
 
 
