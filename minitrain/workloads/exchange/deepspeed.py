@@ -28,6 +28,8 @@ def layout_faults(recipe: Recipe) -> list[str]:
         found.append(f"optimizer_offload_fraction={share}")
     if share and not options.get("zero"):
         found.append("an optimizer on the host without zero=1 or 2")
+    if not options.get("reshard_after_forward", True):
+        found.append("reshard_after_forward=False, as its stage 3 gathers weights again for backward")
     if options.get("offloaded_layers") is not None:
         found.append(f"offloaded_layers={options['offloaded_layers']}")
     return found if recipe.strategy in _STRATEGIES.values() else [*found, f"the strategy {recipe.strategy}"]

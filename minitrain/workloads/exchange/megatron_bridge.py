@@ -29,6 +29,7 @@ _SECTION_OF = {
     "data_parallel_sharding_strategy": "ddp",
     "use_megatron_fsdp": "ddp",
     "use_torch_fsdp2": "dist",
+    "torch_fsdp2_reshard_after_forward": "dist",
     "tp_comm_overlap": "comm_overlap",
     "optimizer_cpu_offload": "optimizer",
     "optimizer_offload_fraction": "optimizer",

@@ -376,7 +376,8 @@ def layout_fields(recipe: Recipe) -> Fields:
         found["moe_expert_capacity_factor"] = options["capacity_factor"]
     found |= {"micro_batch_size": options["microbatch_size"], "global_batch_size": recipe.global_batch_size}
     if recipe.strategy == "fsdp":
-        found["use_torch_fsdp2"] = True
+        found |= {"use_torch_fsdp2": True}
+        found |= {} if options.get("reshard_after_forward", True) else {"torch_fsdp2_reshard_after_forward": False}
     if (chunks := options.get("num_chunks", 1)) > 1:
         found |= {"virtual_pipeline_model_parallel_size": chunks}
         found |= {"overlap_p2p_comm": bool(options.get("overlap_messages", True))}
@@ -439,6 +440,7 @@ def layout_of(given: Mapping[str, Any], faults: list[str]) -> tuple[str, Fields]
     found |= {"sequence_parallel": True} if given.get("sequence_parallel") and found.get("tp", 1) > 1 else {}
     if given.get("use_torch_fsdp2") or given.get("use_megatron_fsdp"):
         layers = int(given.get("cpu_offloading_num_layers") or 0)
+        found |= {} if given.get("torch_fsdp2_reshard_after_forward", True) else {"reshard_after_forward": False}
         return "fsdp", found | ({"offload": "activations", "offloaded_layers": layers} if layers else {})
     found |= _of_experts_and_context(given)
     found |= {"zero": 1} if given.get("use_distributed_optimizer") else {}

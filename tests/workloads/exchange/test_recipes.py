@@ -56,6 +56,7 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("megatron", {"microbatch_size": 2, "tp": 8, "pp": 4, "sequence_parallel": True, "recompute": "full"}),
     ("megatron", {"microbatch_size": 1, "tp": 2, "pp": 4, "num_chunks": 2, "overlap_messages": True}),
     ("fsdp", {"microbatch_size": 2, "recompute": "full"}),
+    ("fsdp", {"microbatch_size": 2, "reshard_after_forward": False}),
 ]
 
 
@@ -273,6 +274,7 @@ def test_a_model_without_words_is_refused_before_a_layout_is_known(
     [
         ("megatron-lm", "zero3", {}, "the strategy zero3"),
         ("megatron-bridge", "fsdp", {"replicas": 2}, "replicas of shards"),
+        ("deepspeed", "fsdp", {"reshard_after_forward": False}, "no words for reshard_after_forward=False"),
         ("megatron-lm", "megatron", {"zero": 3, "shard_size": 8}, "zero=3; shard_size=8"),
         ("torchtitan", "megatron", {"cp": 2}, "cp of more than 1"),
         ("torchtitan", "megatron", {"pp": 7, "num_chunks": 2}, "14 stages of 32 layers"),
