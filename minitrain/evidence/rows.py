@@ -260,6 +260,7 @@ class Framework:
 
 
 _FROM_HOPPER = r"h[128]00|b[23]00"
+_NEMO_DEVICES = ((r"b[23]00", "nemo-blackwell"), (_FROM_HOPPER, "nemo-h100"))
 _NO_TPU = r"^(?!.*(tpu|trillium|v[456]|tr(ai)?n))."  # XLA fuses what eager PyTorch does not
 _FSDP_NEWER = rf"{_FROM_HOPPER}|mi3"
 _EAGER = ((_FSDP_NEWER, "eager-h100"), (_NO_TPU, "eager-a100"))
@@ -288,7 +289,7 @@ _MEGATRON_DEEPSPEED = Framework(
 _NEMO = Framework(
     name="NeMo",
     words="nemo",
-    platforms=((_FROM_HOPPER, "nemo-h100"),),
+    platforms=_NEMO_DEVICES,
     dropout=0.1,
     overlap="always",
     gradient_bytes=2,
@@ -394,7 +395,7 @@ FRAMEWORKS = (
     Framework(
         name="NeMo AutoModel's mixtures of experts",
         words="automodel experts",
-        platforms=((_FROM_HOPPER, "nemo-h100"), (_NO_TPU, "eager-a100")),
+        platforms=(*_NEMO_DEVICES, (_NO_TPU, "eager-a100")),
         overlap="always",
         captures=False,
         in_turn=True,

@@ -301,14 +301,20 @@ def platforms() -> Mapping[str, Platform]:
 FRAMEWORKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "torchtitan": {"": "torchtitan-h100", "a100": "eager-a100", "v100": "eager-a100", "tpu": "xla"},
-        "megatron": {"": "nemo-h100", "a100": "megatron-2021", "v100": "megatron-2021", "tpu": "xla"},
+        "megatron": {
+            "": "nemo-h100",
+            **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "nemo-blackwell"),
+            **dict.fromkeys(("a100", "v100"), "megatron-2021"),
+            "tpu": "xla",
+        },
     }
 )
 """The platforms of a framework by the family of the device; "" for families on which none was fitted.
 
-V100 has A100's, as its neighbour. TPUs run what XLA compiles, whichever library asks for it. All others have that of
-H100, the newest that was fitted. So it is their best known figure, and `minitrain.evidence.similar_runs` says that it
-was not compared there.
+V100 has A100's, as its neighbour. TPUs run what XLA compiles, whichever library asks for it. Blackwell has H100's but
+for attention: H100's by cuDNN is assumed to be as quick as FlashAttention-3, to which a share was fitted, and
+Blackwell's was measured. All others have that of H100, the newest that was fitted. So it is their best known figure,
+and `minitrain.evidence.similar_runs` says that it was not compared there.
 """
 
 

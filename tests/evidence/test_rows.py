@@ -515,6 +515,7 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
         ("NeMo AutoModel", "H100-SXM-80GB", "eager-h100"),
         ("torchtune, compiled", "H100-SXM-80GB", "compiled-fsdp"),
         ("NeMo 25.04", "H100-SXM-80GB", "nemo-h100"),
+        ("NeMo 25.04", "GB200", "nemo-blackwell"),
         ("Megatron-Core r0.8.0", "A100-SXM-80GB", "zero-bubble"),
         ("NeMo Megatron 23.04", "A100-SXM-80GB", "zero-bubble"),
         ("Megatron-LM 2020", "A100-SXM-80GB", "megatron-2021"),
