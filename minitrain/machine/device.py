@@ -317,6 +317,7 @@ class AttentionRate:
         block: queries, and keys, of a block that is computed whole if the mask leaves any of its pairs, where the
             efficiency counts all of these; 1 where it counts what the mask leaves.
         masked: time of such a block of which the mask leaves a part, over that of one which it leaves whole.
+        window_block: that of sliding windows; 0 where kernels compute all pairs that causality leaves.
     """
 
     efficiency: Annotated[float, SHARE]
@@ -324,6 +325,7 @@ class AttentionRate:
     head_efficiency: Annotated[Rows, SHARES, "[head size, share]"]
     block: Annotated[int, WHOLE] = 1
     masked: Annotated[float, POSITIVE] = 1.0
+    window_block: Annotated[float, NON_NEGATIVE] = 1
 
     def share(self, head_dim: int) -> float:
         """Return the share of the peak for a head size."""

@@ -240,7 +240,9 @@ class KernelDevice:
         if kernel.generation in _PADDING:
             flop_per_s *= kernel.key_dim / _padded_head(kernel.key_dim)
         longest = min(rates.attention_block, kernel.num_queries) * kernel.row_flop / (flop_per_s / rates.num_units)
-        in_blocks = kernel.flop_in_blocks(rate.block, rate.masked)
+        kernel = kernel if rate.window_block else kernel.without_window()
+        block = rate.block if kernel.window is None else max(rate.block, int(rate.window_block))
+        in_blocks = kernel.flop_in_blocks(block, rate.masked)
         busy = in_blocks / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
         slower: float = larger(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
         return rates.attention_start_s[kernel.is_backward] + slower

@@ -61,6 +61,14 @@ _COUNTS_LAUNCHES, _CHUNK_LAUNCHES = 10, 4
 docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM, section 2.2.1), and copies are made in
 the order of experts, so that no chunks are sorted."""
 
+_BIAS_OF_SINGLE = (14 / 6, 20 / 8)
+"""How much more adding the last bias reads and writes, forward and backward, where probabilities have 32 bits, as
+DeepEP and HybridEP send them (`dispatch` of `_DeepepManager` in `core/transformer/moe/token_dispatcher.py`): product,
+sum and concatenation, and gradients' products and sums, have them too, and are cast (`_apply_bias` in `experts.py`)."""
+
+_BIAS_OF_FUSED = (0, 1 / 8)
+"""That of fused multiplications: backward reads the gradient once."""
+
 
 @lru_cache(maxsize=256)
 def num_touched(num_parts: int, num_experts: int, num_chosen: int, *, in_turn: bool = False) -> float:
@@ -121,6 +129,11 @@ def kernels_of_experts(
     again = "moe_act" if takes_again(recompute, "moe_act") else "none"
     whole = pass_kernels(model, experts, work, typ, again, replace(style, captures=style.captures_experts))
     kernels = _without(whole.kernels, _AROUND)
+    is_fused = style.captures == "whole" and model.precision.scaling == "mx"
+    if is_fused:
+        kernels = _fused(kernels, experts, work, model.mlp, is_backward=typ != "forward")
+    of_bias = _BIAS_OF_FUSED if is_fused else _BIAS_OF_SINGLE if style.dispatcher in _ONCE else (1, 1)
+    kernels = tuple(_with_bias(kernels, of_bias[typ != "forward"]))
     sends_once = style.dispatcher in _ONCE and typ != "backward_weight"
     if 1 < num_parts < model.num_experts and typ != "backward_weight":  # `sort_chunks_by_idxs` of Megatron-Core
         accesses = 2 * shared_copies(model, num_parts, in_turn=style.in_turn) if sends_once else _CHUNKS
@@ -166,6 +179,34 @@ def kernels_around_experts(
         return passes
     names = "+".join(name for name in ("layernorm", "shared_experts") if takes_again(recompute, name))
     return passes + repeated_kernels(model, unit, work, names, style) if names else passes
+
+
+def _fused(
+    kernels: Iterable[Kernel], experts: Unit, work: Work, activation: str, *, is_backward: bool
+) -> tuple[Kernel, ...]:
+    """Return the kernels of experts whose activation function, and the casts of its results, are the multiplications'.
+
+    A graph of the whole step needs experts that the host gives no sizes; Transformer Engine multiplies those by cuDNN's
+    kernels, which add the bias, clamp, activate, weigh and cast what they have, forward and backward
+    (`ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8` of its `pytorch/ops/fused/forward_grouped_mlp.py`, and
+    `use_transformer_engine_op_fuser` of all `full_iteration` recipes of Megatron Bridge, `perf_recipes`).
+    """
+    down = next(projection for projection in experts.projections if projection.name.endswith("down")).gemm(work)
+    up = next(projection for projection in experts.projections if not projection.name.endswith("down")).gemm(work)
+    made = up.batch * up.m * up.n if is_backward else down.batch * down.m * down.k
+    kept = [kernel for kernel in kernels if _name(kernel) != activation]
+    casts = [kernel for kernel in kept if isinstance(kernel, MemoryPass) and kernel.name == "scaling"]
+    left_out = [kernel for kernel in casts if kernel.num_elements == made][:1]
+    return tuple(kernel for kernel in kept if all(kernel is not each for each in left_out))
+
+
+def _with_bias(kernels: Iterable[Kernel], factor: float) -> Iterator[Kernel]:
+    """Yield kernels with as many times the traffic of adding the last bias."""
+    for kernel in kernels:
+        if not (isinstance(kernel, MemoryPass) and kernel.name == "expert bias"):
+            yield kernel
+        elif factor:
+            yield replace(kernel, element_bytes=factor * kernel.element_bytes)
 
 
 def _with(unit: Unit, projections: Iterable[Projection]) -> Unit:

@@ -9,7 +9,7 @@ Left out: caches (operands are counted as read once), and kernels that are fused
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, final
 
@@ -155,6 +155,13 @@ class FlashAttention:
         num_cut = num_blocks + (0 if self.window is None else max(0, num_blocks - reach + 1))
         whole = _triangle(num_blocks, reach) + (masked - 1) * num_cut
         return self.work_flop * whole * size**2 / _triangle(self.num_keys, most + 1)
+
+    def without_window(self) -> FlashAttention:
+        """Return the kernel where queries see all keys before them."""
+        if self.window is None:
+            return self
+        seen = _triangle(self.num_keys, min(self.window, self.num_keys))
+        return replace(self, window=None, num_pairs=self.num_pairs * _triangle(self.num_keys, self.num_keys) / seen)
 
     @property
     def num_random(self) -> float:

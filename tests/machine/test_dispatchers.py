@@ -1,5 +1,6 @@
 """How tokens travel to experts: once to each node and rank, at published rates."""
 
+from collections import Counter
 from dataclasses import replace
 from math import comb
 from typing import Any
@@ -15,8 +16,9 @@ from minitrain.machine.dispatchers import DISPATCHERS, kernels_of
 from minitrain.machine.network import Split
 from minitrain.machine.platforms import find_platform
 from minitrain.machine.topology import GroupShape
+from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.expert_layers import kernels_around_experts, kernels_of_experts, num_touched, shared_copies
-from minitrain.workloads.kernels import KernelList, Matmul
+from minitrain.workloads.kernels import KernelList, Matmul, MemoryPass
 from minitrain.workloads.shapes import Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.unit_kernels import Style, forward_kernels
@@ -185,6 +187,37 @@ def test_libraries_that_send_once_sort_no_chunks_and_count_by_fewer_kernels() ->
 def test_graphs_have_experts_too_where_their_tokens_are_padded() -> None:
     plain, captured = (experts_kernels(Style(captures=True, captures_experts=value)) for value in (False, True))
     assert captured.num_launches == 1 < plain.num_launches
+
+
+def test_graphs_of_whole_steps_have_what_lies_between_experts_multiplications_in_these() -> None:
+    """Activation function and one cast; of gpt-oss the clamps, and the last bias but for its gradient."""
+    for name in ("deepseek-v3", "gpt-oss-120b"):
+        model = replace(mt.models()[name], precision=replace(PRECISIONS["fp8"], scaling="mx"))
+        unit = next(unit for unit in model.units() if unit.kind == "moe")
+        for typ in ("forward", "backward", "backward_input"):
+            apart, fused = (
+                kernels_of_experts(model, unit, typ, 4096 * 8, 32, "none", style).kernels
+                for usual in [Style(casts_apart=True, captures=True, captures_experts=True, dispatcher="hybridep")]
+                for style in (usual, replace(usual, captures="whole"))
+            )
+            gone = Counter(k.name for k in apart if isinstance(k, MemoryPass))
+            gone -= Counter(k.name for k in fused if isinstance(k, MemoryPass))
+            is_removed = {"expert bias": 1} if model.mlp_bias and typ == "forward" else {}
+            assert gone == {"swiglu": 1, "scaling": 1, **is_removed}
+            assert [k for k in apart if isinstance(k, Matmul)] == [k for k in fused if isinstance(k, Matmul)]
+
+
+def test_the_last_bias_is_added_in_single_precision_where_probabilities_have_it() -> None:
+    model = mt.models()["gpt-oss-120b"]
+    unit = next(unit for unit in model.units() if unit.kind == "moe")
+    for typ, tensors in (("forward", (6, 14)), ("backward", (8, 20))):
+        found = [
+            kernel.traffic_bytes
+            for name in ("alltoall", "hybridep")
+            for kernel in kernels_of_experts(model, unit, typ, 4096 * 4, 8, "none", Style(dispatcher=name)).kernels
+            if getattr(kernel, "name", "") == "expert bias"
+        ]
+        assert found == pytest.approx([each * 2 * 4096 * 4 * model.hidden_size for each in tensors])
 
 
 def test_graphs_of_routers_leave_attention_to_the_host() -> None:

@@ -356,3 +356,33 @@ def test_a_backward_kernel_of_five_products_is_quicker_than_two_of_seven() -> No
     apart = FlashAttention(2, 4096, 4096, 32, 8, 128, 128, 4096 * 4097 // 2, is_backward=True, generation="splash")
     fused = replace(apart, generation="splash_fused")
     assert tpu.kernel_seconds(apart) / tpu.kernel_seconds(fused) == pytest.approx(7 / 5, rel=0.01)
+
+
+WINDOWS = {
+    ("gb200_nvl72", "cudnn", 32768, 64, 1024): (1.711, 4.099),
+    ("gb200_nvl72", "cudnn", 4096, 64, 1024): (0.209, 0.487),
+    ("gb200_nvl72", "cudnn", 4096, 128, 128): (0.207, 0.458),
+    ("gb200_nvl72", "cudnn_fp8", 32768, 128, 128): (1.509, 91.732),
+    ("gb200_nvl72", "cudnn_mxfp8", 4096, 128, 128): (0.201, 2.070),
+    ("gb300_nvl72", "cudnn", 4096, 128, 128): (0.194, 0.441),
+    ("gb300_nvl72", "cudnn_fp8", 4096, 128, 128): (0.166, 1.486),
+    ("gb300_nvl72", "cudnn_mxfp8", 32768, 128, 128): (1.347, 94.887),
+}
+"""Milliseconds of cuDNN's attention of two sequences and heads of 64, by length, heads and window, forward and backward
+(`benchmark/sdpa_benchmark_training/results` of github.com/NVIDIA/cudnn-frontend @20dc1089, e99b0d0b, afa9f7c0)."""
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_windows_take_their_blocks_and_none_are_seen_backward_in_eight_bits(
+    case: tuple[str, str, int, int, int],
+) -> None:
+    name, generation, length, heads, window = case
+    system = load_config(name)
+    device, pairs = KernelDevice(system, rates_of(system)), window * (window + 1) // 2 + (length - window) * window
+    for is_backward, measured_ms in enumerate(WINDOWS[case]):
+        sizes = (2, length, length, heads, heads, 64, 64)
+        seen = FlashAttention(*sizes, pairs, bool(is_backward), generation, window=window)
+        assert 0.8 < device.kernel_seconds(seen) * 1e3 / measured_ms < 1.1
+        whole = FlashAttention(*sizes, length * (length + 1) // 2, bool(is_backward), generation)
+        is_dense = bool(is_backward) and generation != "cudnn"
+        assert (device.kernel_seconds(whole) == pytest.approx(device.kernel_seconds(seen))) is is_dense
