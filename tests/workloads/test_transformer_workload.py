@@ -148,7 +148,7 @@ def test_figures_and_messages_name_the_units(tmp_path: Path) -> None:
     trace = json.loads(run.write_chrome_trace(tmp_path / "trace.json").read_text(encoding="utf-8"))
     named = {event["args"].get("layer_name") for event in trace["traceEvents"] if event["ph"] == "X"}
     assert {"embedding", "attention 0", "mlp 0", "attention 1", "mlp 1", "head"} <= named
-    assert "attention" in str(run.explain())
+    assert "attention 0" in run.explain().timeline.layer_names
 
 
 async def forgets_a_sample(model: mt.Model) -> mt.Model:
