@@ -92,7 +92,7 @@ class Grade:
         from minitrain.learn.picture import notebook_picture  # noqa: PLC0415  (only where somebody looks)
 
         drawn = notebook_picture(self, self.asked) if self.asked is not None else ""
-        return f"<pre>{escape(str(self))}</pre>{drawn}"
+        return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>{drawn}'
 
     def __str__(self) -> str:
         lines = [f"{self.exercise}: {self.score} of {self.max_score} points"]

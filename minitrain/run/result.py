@@ -394,7 +394,7 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
         if not self._passes:
             return 0.0
         first_starts, last_ends, busy = zip(*self._passes, strict=True)
-        return float(max(last_ends) - min(first_starts) - max(busy))
+        return max(0.0, float(max(last_ends) - min(first_starts) - max(busy)))
 
     @property
     def _load_ends(self) -> Sequence[float]:

@@ -355,7 +355,7 @@ class JointFigures(FiguresOfStep):
         if not passes.busy.size:
             return self._everywhere(0.0)
         bubble: Floats = passes.last_end.max(axis=0) - passes.first_start.min(axis=0) - passes.busy.max(axis=0)
-        return bubble
+        return np.maximum(bubble, 0.0)
 
     @cached_property
     def _systems(self) -> tuple[dict[int, Any], list[int]]:

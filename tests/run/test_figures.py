@@ -24,6 +24,14 @@ def test_a_summary_is_what_the_registry_asks_of_a_run(given: dict[str, Any]) -> 
     assert list(run.summary()) == list(asked)
 
 
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_a_bubble_is_not_below_nothing_by_rounding(world_size: int) -> None:
+    sizes: dict[str, Any] = {"world_size": world_size, "num_layers": 2, "global_batch_size": 16}
+    run = mt.simulate("ddp", **sizes)
+    assert 0 <= run.makespan_bubble < 1e-12
+    assert mt.price("ddp", ["h100_80g_nvl8"], **sizes).makespan_bubble.tolist() == [run.makespan_bubble]
+
+
 def test_a_name_means_one_figure() -> None:
     names = [figure.name for figure in FIGURES]
     assert len(set(names)) == len(names)

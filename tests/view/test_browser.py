@@ -18,6 +18,8 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # plotly ship
 import pytest
 
 import minitrain as mt
+from minitrain.learn import grade, load_exercise
+from minitrain.learn.picture import write_picture
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.retiming import collectives, messages
 from minitrain.run.result import Run
@@ -174,6 +176,16 @@ def test_nothing_is_cut_off_or_over_anything_else(
     inside = [word for word in words if word[0] not in {"", "rank"}]
     pairs = [(one[0], other[0]) for one, other in combinations(inside, 2) if _overlap(one, other)]
     assert pairs == []
+
+
+def test_a_long_message_of_a_check_is_wrapped(opened: Callable[..., Any], tmp_path: Path) -> None:
+    exercise = load_exercise("02")
+    (tmp_path / "ddp.py").write_text(exercise.solution.replace("    return model", "    return str(model) * 9"))
+    found = grade(tmp_path / "ddp.py", exercise, hidden=False, keep_run=True)
+    assert max(map(len, str(found).splitlines())) > 100
+    write_picture(found, exercise, tmp_path / "check.html")
+    page = opened(tmp_path / "check.html", width=500)
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 @pytest.mark.ci
