@@ -168,8 +168,9 @@ def as_recompute(words: Any) -> Recompute:
     given = words.split("+") if isinstance(words, str) else [""]
     if not set(given) <= set(MODULES):
         modules = ", ".join(f'"{name}"' for name in MODULES)
-        fault = choice_fault("recompute", words, RECOMPUTE)
-        raise UsageError(f'{fault}, or some of {modules}, joined by "+"', recompute=words)
+        fault = str(choice_fault("recompute", words, RECOMPUTE))
+        guess = "?" if fault.endswith("?") else ""
+        raise UsageError(f'{fault.removesuffix("?")}, or some of {modules}, joined by "+"{guess}', recompute=words)
     named = "+".join(module for module in MODULES if module in given)
     return "selective" if named == "core_attn" else named
 

@@ -351,6 +351,8 @@ def test_single_modules_are_computed_again(modules: str, word: Recompute, given:
 def test_unknown_modules_name_those_that_there_are() -> None:
     with pytest.raises(mt.UsageError, match=r'recompute must be .*, or some of "core_attn", "self_attn", "layernorm"'):
         train(2, recompute="layernorm+norms")
+    with pytest.raises(mt.UsageError, match=r'got "no"; did you mean "none", or some of .* joined by "\+"\?'):
+        train(2, recompute="no")
 
 
 def test_a_word_takes_multiplications_with_weights_in_eight_bits() -> None:

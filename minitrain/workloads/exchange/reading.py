@@ -66,7 +66,7 @@ def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
     try:
         return read_text(source, "recipe"), Path(source).stem
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{source!r:.80} must be a file that can be read, with {_KNOWN}: {error}") from None
+        raise UsageError(f"{str(source)!r:.200} must be a file that can be read, with {_KNOWN}: {error}") from None
 
 
 def _as_json_or_toml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
