@@ -22,6 +22,7 @@ async def fsdp(
     recompute: str = "none",
     offload: str | None = None,
     offloaded_layers: int | None = None,
+    overlap_replicas: bool = True,
 ) -> Model:
     """Shard everything, a unit at a time; global_batch_size must be a multiple of replicas x shards.
 
@@ -47,6 +48,8 @@ async def fsdp(
             `CPUOffloadPolicy`, DeepSpeed's `offload_param` beside `offload_optimizer`.
         offloaded_layers: transformer layers, from the first on, whose activations are offloaded; all but the last unit
             if None.
+        overlap_replicas: whether gradients are summed over the copies beside the backward of the units before, or all
+            of them after it, as XLA does without `xla_tpu_enable_data_parallel_all_reduce_opt`.
     """
     model.recompute = recompute
     require_range("replicas", replicas, model.world_size, "fsdp")
@@ -73,6 +76,7 @@ async def fsdp(
     gathers: deque[Awaitable[list[Weight]]] = deque()
     reductions: deque[Awaitable[list[WeightGrad]]] = deque()
     sums: deque[Awaitable[list[WeightGrad]]] = deque()
+    to_sum: deque[list[int]] = deque()  # units whose gradients the copies are to sum
     offloads: deque[tuple[MutableMapping[Any, Any], int, Awaitable[Any]]] = deque()
     fetches: deque[tuple[int, Awaitable[Any]]] = deque()
     leaving: dict[int, Awaitable[Any]] = {}  # gradients on their way to the host
@@ -126,6 +130,13 @@ async def fsdp(
             await free_gradients()
             leave(unit)
         if is_last and replicas > 1:  # of the step: each copy has seen all its samples
+            to_sum.append(unit)
+            if overlap_replicas:
+                sum_copies()
+
+    def sum_copies() -> None:
+        while to_sum:
+            unit = to_sum.popleft()
             sums.append(model.launch(model.all_reduce([grad_weights[layer] for layer in unit], unit[0], group=copies)))
 
     def leave(layers: Iterable[int]) -> None:
@@ -229,6 +240,7 @@ async def fsdp(
         if reductions:
             await finish_reduction(is_last)
         await free_gradients()
+    sum_copies()
     await reduce_tied(model, grad_weights, shards)
     for layer in reversed(tied) if replicas > 1 else ():
         grad_weights[layer] = await model.all_reduce(grad_weights[layer], layer, group=copies)

@@ -217,6 +217,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
             "tp": layout.tp,
             "sequence_parallel": layout.sequence_parallel,
             "reshard_after_forward": layout.zero == 3,
+            "overlap_replicas": bool(row.words("overlap").facts.get("dp", True)),
             **there.of_fsdp,
         }
     if there.what in ("activations", "parameters"):

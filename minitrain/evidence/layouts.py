@@ -631,9 +631,9 @@ def _of_kernel(kernel: str | None, system: SystemConfig) -> Iterator[Assumption]
     """Yield the generation of attention's kernel, where none is named or the device has no figures of it."""
     rates = rates_of(system)
     known, usual = tuple(rates.attention), rates.usual_attention
-    if kernel is None and len(known) > 1:
+    if kernel not in known and kernel in (None, "sdpa") and len(known) > 1:
         yield Assumption(f"attention's kernel not stated: {usual}", "attention", known)
-    elif kernel is not None and kernel not in known:
+    elif kernel not in known and kernel not in (None, "sdpa"):
         yield Assumption(f"attention by {kernel}: {system.name} has no figures of it, those of {usual}", is_open=True)
 
 

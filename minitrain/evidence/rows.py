@@ -262,9 +262,8 @@ class Framework:
 _FROM_HOPPER = r"h[128]00|b[23]00"
 _NEMO_DEVICES = ((r"b[23]00", "nemo-blackwell"), (_FROM_HOPPER, "nemo-h100"))
 _NO_TPU = r"^(?!.*(tpu|trillium|v[456]|tr(ai)?n))."  # XLA fuses what eager PyTorch does not
-_FSDP_NEWER = rf"{_FROM_HOPPER}|mi3"
-_EAGER = ((_FSDP_NEWER, "eager-h100"), (_NO_TPU, "eager-a100"))
-_COMPILED = ((r"b[23]00|mi3", "torchtitan-h100"), (_NO_TPU, "compiled-fsdp"))
+_EAGER = ((_FROM_HOPPER, "eager-h100"), (r"mi3", "pytorch"), (_NO_TPU, "eager-a100"))
+_COMPILED = ((r"b[23]00", "torchtitan-h100"), (r"mi3", "pytorch-compiled"), (_NO_TPU, "compiled-fsdp"))
 
 _OLD_MEGATRON = Framework(
     name="Megatron-LM of 2020 and 2021",

@@ -300,7 +300,12 @@ def platforms() -> Mapping[str, Platform]:
 
 FRAMEWORKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "torchtitan": {"": "torchtitan-h100", "a100": "eager-a100", "v100": "eager-a100", "tpu": "xla"},
+        "torchtitan": {
+            "": "torchtitan-h100",
+            **dict.fromkeys(("a100", "v100"), "eager-a100"),
+            **dict.fromkeys(("mi300x", "mi325x", "mi355x"), "pytorch-compiled:attention=sdpa"),
+            "tpu": "xla",
+        },
         "megatron": {
             "": "nemo-h100",
             **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "nemo-blackwell"),
@@ -311,10 +316,11 @@ FRAMEWORKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """The platforms of a framework by the family of the device; "" for families on which none was fitted.
 
-V100 has A100's, as its neighbour. TPUs run what XLA compiles, whichever library asks for it. Blackwell has H100's but
-for attention: H100's by cuDNN is assumed to be as quick as FlashAttention-3, to which a share was fitted, and
-Blackwell's was measured. All others have that of H100, the newest that was fitted. So it is their best known figure,
-and `minitrain.evidence.similar_runs` says that it was not compared there.
+V100 has A100's, as its neighbour; AMD's have what was fitted on nothing, with PyTorch's own kernels of attention. TPUs
+run what XLA compiles, whichever library asks for it. Blackwell has H100's but for attention: H100's by cuDNN is assumed
+to be as quick as FlashAttention-3, to which a share was fitted, and Blackwell's was measured. All others have that of
+H100, the newest that was fitted. So it is their best known figure, and `minitrain.evidence.similar_runs` says that it
+was not compared there.
 """
 
 
@@ -345,6 +351,8 @@ def find_platform(platform: str | Platform | None, device: str = "") -> Platform
         return Platform.read(platform)
     by_family = FRAMEWORKS.get(platform, {}) if isinstance(platform, str) else {}
     name = by_family.get(device.partition("_")[0].lower(), by_family.get("", platform))
+    if by_family and ":" in name:
+        return find_platform(name)
     found = platforms().get(name) if isinstance(name, str) else None
     if found is None:
         raise UsageError(

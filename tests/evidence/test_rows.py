@@ -509,7 +509,7 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
     [
         ("PyTorch FSDP2, torch.compile", "H100-SXM-80GB", "compiled-fsdp"),
         ("PyTorch FSDP2, eager", "H100-SXM-80GB", "eager-h100"),
-        ("torchtitan (torch.compile)", "MI300X", "torchtitan-h100"),
+        ("torchtitan (torch.compile)", "MI300X", "pytorch-compiled"),
         ("PyTorch FSDP2, torch.compile", "A100-SXM-80GB", "compiled-fsdp"),
         ("torchtitan", "H100-SXM-80GB", "eager-h100"),
         ("NeMo AutoModel", "H100-SXM-80GB", "eager-h100"),
