@@ -289,6 +289,11 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
                 "GPT of 175B, Llama 3.1 8B and 405B, H100 to GB300 (MLPerf 3.1 to 6.0)",
                 lacks="dropout of GPT (0.1), what backward computes again (none)",
             ),
+            PublishedTable(
+                "u1",
+                "Llama 3.1 8B, Qwen2.5 7B, Qwen3 30B, MI300X, MI355X (Primus)",
+                lacks="recomputation and attention of 8B and 7B (those of its configs)",
+            ),
             PublishedTable("d1", "Llama 8B to 405B, A100, H100, H200 (torchtitan)", "platform compiled-fsdp"),
             PublishedTable(
                 "m1",

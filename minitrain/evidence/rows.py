@@ -353,6 +353,7 @@ FRAMEWORKS = (
     ),
     _BRIDGE,
     _NEMO,
+    replace(_MEGATRON_CORE, name="Primus", words="primus", in_turn=True),  # its routing is forced to be "even"
     Framework(
         name="JAX",
         words="jax",

@@ -8,10 +8,10 @@ Megatron-Core's `core/transformer/moe/token_dispatcher.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 if TYPE_CHECKING:
     from minitrain.machine.network import Network
@@ -85,10 +85,16 @@ _HYBRIDEP = Kernels(((8, 0.72), (16, 0.69), (72, 0.68)), 16, ((34.5, 18.3), (140
 _DEEPEP = Kernels(((72, 0.67),), 20, ((56.9, 44.7), (38.5, 51.5)))
 _DEEPEP_BLACKWELL = Kernels(((8, 0.44), (72, 0.28)), 24, _DEEPEP.token_ns)
 
+_DEEPEP_AMD = Kernels(((72, 0.62),), 80, _DEEPEP.token_ns)
+
 _KERNELS: Mapping[str, Mapping[str, Kernels]] = MappingProxyType(
     {
         "hybridep": {"": _HYBRIDEP},
-        "deepep": {"": _DEEPEP, **dict.fromkeys(("b200", "b300", "gb200", "gb300"), _DEEPEP_BLACKWELL)},
+        "deepep": {
+            "": _DEEPEP,
+            **dict.fromkeys(("b200", "b300", "gb200", "gb300"), _DEEPEP_BLACKWELL),
+            **dict.fromkeys(("mi300x", "mi325x", "mi355x"), _DEEPEP_AMD),
+        },
     }
 )
 """By library and family of devices, in 16 bits, without what a rank keeps: HybridEP on GB200, 750 GB/s of 8 ranks'
@@ -98,13 +104,30 @@ docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM
 those of 8 H100 where so few multiprocessors sent that links waited: HybridEP 197 GB/s dispatched and 222 combined with
 4 and 7,168 columns, 304 and 188 with 8 and 2,048; DeepEP with 8, 168 and 151, 139 and 134 (sections 3.1 and 3.3 of
 docs/deepep_vs_hybridep_benchmark.md of github.com/NVIDIA-NeMo/Automodel, 2026). For GB200's 24 with DeepEP they make
-503 and 453."""
+503 and 453. AMD's are MORI-EP's on 8 MI300X with the 80 compute units that Primus has, 307 GB/s dispatched and 330
+combined, what a rank keeps included (README.md of github.com/ROCm/mori @05bb5f40)."""
 
 
 def kernels_of(dispatcher: str, device: str) -> Kernels | None:
     """Return what a dispatcher's kernels reach on a device; None for those that NCCL's collectives are."""
     by_family = _KERNELS.get(dispatcher, {})
     return by_family.get(device.partition("_")[0], by_family.get(""))
+
+
+def shape_of(places: Any, ranks: Sequence[int], inner: Network) -> GroupShape | None:
+    """Return how ranks lie in nodes; None on a flat network, where they are more than those of a node.
+
+    Args:
+        places: which ranks sit where; None on a flat network.
+        ranks: the ranks.
+        inner: the links within a node.
+    """
+    from minitrain.machine.network import Split  # noqa: PLC0415  (only where kernels are priced)
+    from minitrain.machine.topology import GroupShape  # noqa: PLC0415
+
+    if places is not None:
+        return cast("GroupShape", places.shape(ranks))
+    return GroupShape(inner, Split.of([len(ranks)])) if len(ranks) <= inner.size else None
 
 
 def has_experts(workload: Any) -> bool:

@@ -29,7 +29,7 @@ from minitrain.machine.columns import larger
 from minitrain.machine.config import SPECIFIED, SystemConfig, load_config
 from minitrain.machine.device import STORAGE, Device, RooflineDevice
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
-from minitrain.machine.dispatchers import has_experts
+from minitrain.machine.dispatchers import has_experts, shape_of
 from minitrain.machine.kernel_device import KernelDevice, eager_launch_s, gradients_beside, longer_by_pieces, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
@@ -481,13 +481,13 @@ class KernelPredictor(_ConfigPredictor):
 
     def _dispatch(self, size_bytes: float, ranks: Sequence[int]) -> Price:
         """Return the price of bringing copies of tokens to experts, or back, but by an all_to_all."""
-        model, places, platform = cast(Any, self.workload).model, places_of(self.topology), self._platform
-        if (kernels := platform.dispatcher_kernels(self.system.name)) is None or places is None:  # all get all tokens
+        model, shape = cast(Any, self.workload).model, shape_of(places_of(self.topology), ranks, self._inner)
+        if (kernels := self._platform.dispatcher_kernels(self.system.name)) is None or shape is None:  # all get all
             price = super()._collective("all_gather", size_bytes / model.experts_per_token * len(ranks), ranks)
             return replace(price, size_bytes=size_bytes)
-        shape, num_units = places.shape(ranks), cast(KernelDevice, self.device).rates.num_units
-        seconds = kernels.seconds(model, size_bytes, shape, self._inner, in_turn=platform.in_turn)
-        return Price(seconds, size_bytes, platform.dispatcher, kernels.num_units / num_units, shape.tier.size)
+        usage = kernels.num_units / cast(KernelDevice, self.device).rates.num_units
+        seconds = kernels.seconds(model, size_bytes, shape, self._inner, in_turn=self._platform.in_turn)
+        return Price(seconds, size_bytes, self._platform.dispatcher, usage, shape.tier.size)
 
     def _not_hidden(self, op: str, seconds: float, size_bytes: float, num_parts: int) -> float:
         """Return by how much a collective beside a multiplication makes a step longer, s: mean of attention and MLP."""

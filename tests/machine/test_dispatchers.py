@@ -115,6 +115,15 @@ def test_tokens_sent_to_few_ranks_take_less_time_and_memory() -> None:
     assert chunks[1] / chunks[0] == pytest.approx(1 / num_touched(32, 256, 8))
 
 
+def test_deep_ep_sends_tokens_once_to_each_rank_on_a_flat_network_too() -> None:
+    given = SIZES | {"world_size": 8, "ep": 8, "hardware": "mi300x_192g_8", "workload": "qwen3-30b-a3b"}
+    copies, once = (
+        mt.simulate("megatron", **given, platform=f"components:dispatcher={name}") for name in ("alltoall", "deepep")
+    )
+    sent = [sum(event.duration for event in run.logs[0] if event.typ == "all_to_all") for run in (copies, once)]
+    assert sent[1] < sent[0]
+
+
 def test_a_platform_may_give_hybrid_ep_more_units_than_usual() -> None:
     units = [
         getattr(

@@ -162,3 +162,11 @@ def test_parts_in_shards_move_and_hold_a_share() -> None:
 def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((mt.UsageError, mt.StrategyError), match=message):
         train(**options)
+
+
+def test_copies_sum_gradients_beside_backward_or_after_it() -> None:
+    hidden, exposed = (train(replicas=2, overlap_replicas=overlaps) for overlaps in (True, False))
+    assert exposed.step_time > hidden.step_time
+    last = max(i for i, event in enumerate(exposed.logs[0]) if event.typ == "backward")
+    assert all(i > last for i, event in enumerate(exposed.logs[0]) if event.typ == "all_reduce")
+    assert train(overlap_replicas=False).step_time == train().step_time
