@@ -264,6 +264,7 @@ class LongRun:
 _DAY_S = 86_400
 _SHOWN = 5e-5  # a smaller share would be printed as 0.00 %
 _MOST_MISSING = 8  # sizes of an elastic job that are simulated
+_MOST_FAILURES = 10**7  # in all samples, which take minutes
 
 
 @final
@@ -420,6 +421,7 @@ def goodput(
     devices = devices_of(prepared)
     require_devices(mtbf_hours, devices)
     hours = [mtbf_hours_of(device, mtbf_hours) for device in devices]
+    _require_playable(days, samples, mtbf_of_all_s(hours))
     run = run_to_end(lambda: simulate_prepared(prepared), None)
     written = checkpoint_of(run)
     if checkpoint_bytes is not None:
@@ -488,3 +490,15 @@ def _require(days: float, interval_s: float | None, checkpoint_bytes: float | No
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise UsageError(f"{name} must be a positive number, got {value!r}")
+
+
+def _require_playable(days: float, samples: int, mtbf_s: float) -> None:
+    """Require that the failures of all samples can be played; of longer runs the shares are the same."""
+    num_failures = days * _DAY_S / mtbf_s * samples
+    if num_failures > _MOST_FAILURES:
+        raise UsageError(
+            f"days ({days:g}) have {num_failures:.2g} failures in {samples} samples, and at most {_MOST_FAILURES:.0e} "
+            f"are played; use days={0.9 * days * _MOST_FAILURES / num_failures:.2g}, whose shares are alike, or fewer "
+            "samples",
+            days=days,
+        )

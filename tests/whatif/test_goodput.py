@@ -179,6 +179,11 @@ def test_an_elastic_job_knows_how_fast_it_is_with_devices_missing() -> None:
             "mtbf_hours names 'h200', which no device of the run is; use one of h100_80g_nvl8, h1",
         ),
         ({"recovery": 3}, r"recovery must be a mt\.Recovery, such as mt\.Recovery\(spares=1\), got 3"),
+        (
+            {"days": 1e9},
+            r"days \(1e\+09\) have 7\.6e\+08 failures in 200 samples, and at most 1e\+07 .* use days=1\.2e\+07",
+        ),
+        ({"mtbf_hours": 1e-9}, r"days \(30\) have 1\.2e\+15 failures"),
         ({"hardware": "mi300x_192g_8"}, r"no mean time between failures is known of 'mi300x"),
     ],
 )
