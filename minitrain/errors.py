@@ -8,6 +8,7 @@ Faults of the fields of a description are told all in one error (`refuse`).
 """
 
 import errno
+import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -101,6 +102,24 @@ def require_count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}", name=name, value=value)
     return value
+
+
+def require_number(name: str, value: Any, of: str = "", *, or_zero: bool = False) -> None:
+    """Require a finite number above 0, or from 0 on.
+
+    Args:
+        name: what messages call it.
+        value: what may be none.
+        of: what it is a number of, such as " of seconds".
+        or_zero: whether 0 will do.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 <= value < math.inf and (value or or_zero)):
+        rule = f"a number{of} from 0 on" if or_zero else f"a positive number{of}"
+        raise UsageError(f"{name} must be {rule}, got {value!r:.80}", name=name, value=value)
 
 
 def require_installed(extra: str, what: str, *modules: str) -> None:

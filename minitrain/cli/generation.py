@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -24,6 +25,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
+from minitrain.errors import UsageError
 from minitrain.plain_text import meanings_of
 
 if TYPE_CHECKING:
@@ -117,6 +119,10 @@ def command(function: F, shared: Mapping[str, tuple[Option, str]]) -> F:
     @functools.wraps(function)
     def call(**values: Any) -> Any:
         del values["debug"]
+        for each, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                flag = shared[each][0].short if each in expanded else f"--{each.replace('_', '-')}"
+                raise UsageError(f"{flag} must be a finite number, got {value}")
         if holds_given:
             values["given"] = Given(**{each: values.pop(each) for each in expanded})
         arguments = [

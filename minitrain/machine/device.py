@@ -34,13 +34,12 @@ other devices nothing is published that could be used here, and nothing is assum
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, final
 
-from minitrain.errors import HardwareConfigError, UsageError
+from minitrain.errors import HardwareConfigError, UsageError, require_number
 from minitrain.machine.columns import larger, least, whole
 from minitrain.machine.config_format import (
     FEATURE,
@@ -708,5 +707,4 @@ def require_mtbf(given: float | Mapping[str, float] | None) -> None:
     """
     hours = given if isinstance(given, Mapping) else {} if given is None else {"every device": given}
     for name, each in hours.items():
-        if isinstance(each, bool) or not isinstance(each, int | float) or not 0 < each < math.inf:
-            raise UsageError(f"mtbf_hours of {name} must be a positive number of hours, got {each!r}")
+        require_number(f"mtbf_hours of {name}", each, " of hours")

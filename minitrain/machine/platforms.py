@@ -62,8 +62,9 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "launch_s": "a number of seconds >= 0, or None",
         "hybridep_units": "a number > 0, or None",
         "attention_block": "a number > 0, or None",
-        **dict.fromkeys(("gradient_accesses", "copies_units"), "a number >= 0"),
+        **dict.fromkeys(("gradient_accesses", "copies_units", "one_hot_capacity"), "a number >= 0"),
         "host_update_s": "a number > 0",
+        "fitted_error": "a number >= 0, or None",
     }
 )
 

@@ -18,7 +18,6 @@ For example:
 
 from __future__ import annotations
 
-import math
 import random
 import re
 import shlex
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from minitrain.engine.observers import Executor, Observer
 from minitrain.engine.semantics import Shares
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, require_count, require_number
 from minitrain.machine.config import is_shipped
 from minitrain.machine.device import mtbf_hours_of, require_mtbf
 from minitrain.machine.predictor import make_predictor, require_default
@@ -562,8 +561,7 @@ def _require_slowdown(slowdown: Mapping[int, float], world_size: int) -> None:
     for rank, factor in slowdown.items():
         if rank not in range(world_size):
             raise UsageError(f"slowdown names rank {rank!r}, but ranks are 0..{world_size - 1}")
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
-            raise UsageError(f"the slowdown of rank {rank} must be a positive number, got {factor!r}")
+        require_number(f"the slowdown of rank {rank}", factor)
 
 
 _LISTS = ("shares", "without")  # values between commas
@@ -634,7 +632,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         require_count("rank", self.rank, 0)
-        _require_seconds("at_s of a fault", self.at_s)
+        require_number("at_s of a fault", self.at_s, " of seconds", or_zero=True)
 
 
 @final
@@ -713,9 +711,9 @@ class Recovery:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name.endswith("_bytes_per_s"):
-                _require_rate(each.name, value)
+                require_number(each.name, value, " of bytes a second")
             elif each.name.endswith("_s"):
-                _require_seconds(each.name, value)
+                require_number(each.name, value, " of seconds", or_zero=True)
 
 
 def require_recovery(recovery: object) -> None:
@@ -747,13 +745,3 @@ def require_faults(faults: Any, recovery: Any, world_size: int) -> None:
     beyond = next((fault for fault in faults if fault.rank >= world_size), None)
     if beyond is not None:
         raise UsageError(f"a fault names rank {beyond.rank}, but ranks are 0..{world_size - 1}", rank=beyond.rank)
-
-
-def _require_seconds(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise UsageError(f"{name} must be a number of seconds from 0 on, got {value!r}")
-
-
-def _require_rate(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UsageError(f"{name} must be a positive number of bytes a second, got {value!r}")

@@ -21,6 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from minitrain.errors import require_number
 from minitrain.machine.given_durations import CALIBRATED
 from minitrain.machine.price import accounts_of
 from minitrain.operations import PASSES, PRICE, RECV, STRIDE, UPDATE_ON_HOST, Event, MemoryChange, Outage
@@ -83,6 +84,7 @@ class TokenBudget:
             >>> TokenBudget.of(1e6, 1000, 2.0, 0.5, None)
             TokenBudget(tokens=1000000.0, seconds=2000.0, dollars=500.0, joules=None)
         """
+        require_number("tokens", tokens)
         if not num_tokens:
             return None
         steps = tokens / num_tokens

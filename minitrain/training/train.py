@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.errors import UsageError, require_count, require_installed
+from minitrain.errors import UsageError, require_count, require_installed, require_number
 from minitrain.files import write_text
 from minitrain.run.parameters import split_keywords
 from minitrain.run.rank_tasks import declared_by
@@ -107,6 +107,7 @@ def train(
     """
     for name, value in {"steps": steps, "checkpoint_every": checkpoint_every}.items():
         require_count(name, value)
+    require_number("patience", patience, " of seconds")
     _require_word("backend", backend, BACKENDS)
     _require_word("dtype", dtype, DATATYPES)
     started = _ranks_of_torchrun()

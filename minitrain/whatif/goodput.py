@@ -29,7 +29,7 @@ from typing import Any, final
 
 import numpy as np
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, require_count, require_number
 from minitrain.machine.device import mtbf_hours_of, require_devices, require_mtbf
 from minitrain.operations import OFFLOAD, WRITE
 from minitrain.run.analysis.labels import GIB, duration
@@ -486,10 +486,8 @@ def _require(days: float, interval_s: float | None, checkpoint_bytes: float | No
     """Require that sizes of a long run are positive numbers."""
     given = {"days": days, "checkpoint_interval_s": interval_s, "checkpoint_bytes": checkpoint_bytes}
     for name, value in given.items():
-        if value is None and name != "days":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise UsageError(f"{name} must be a positive number, got {value!r}")
+        if value is not None or name == "days":
+            require_number(name, value)
 
 
 def _require_playable(days: float, samples: int, mtbf_s: float) -> None:

@@ -36,6 +36,9 @@ def test_a_budget_is_the_steps_that_so_many_tokens_take() -> None:
     budget = run.for_tokens(1e9)
     steps = 1e9 / (8 * 32)
     assert budget is not None
+    for tokens in (-1, float("nan"), float("inf")):
+        with pytest.raises(mt.UsageError, match=r"^tokens must be a positive number, got"):
+            run.for_tokens(tokens)
     assert run.dollars is not None
     assert run.energy_joules is not None
     assert budget.days == pytest.approx(steps * run.step_time / 86400)

@@ -125,6 +125,12 @@ USAGE = [
     ("run ddp --layers 0", "got '0'; see `minitrain run --help`"),
     ("run ddp --hw=", '"": expected the name of a shipped config or of a file'),
     ("run ddp --recovery spares=1", "recovery is for runs with faults, and none are given"),
+    ("goodput ddp --days inf", "--days must be a finite number, got inf"),
+    ("run ddp --cost-per-hour inf", "--cost-per-hour must be a finite number, got inf"),
+    ("train ddp --patience nan", "--patience must be a finite number, got nan"),
+    ("train ddp --patience 0", "patience must be a positive number of seconds, got 0.0"),
+    ("tune --budget inf", "--budget must be a finite number, got inf"),
+    ("learn grade mine.py --seconds inf", "--seconds must be a finite number, got inf"),
     ("goodput ddp --days -1", "days must be a positive number, got -1.0"),
     ("learn list --exercises folder.py", "there is no exercise in folder.py; give a folder whose folders have an"),
     (

@@ -257,7 +257,16 @@ def test_a_workload_without_kernels_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "numbers", [{"clock": 0}, {"eager": True}, {"launch_s": -1e-6}, {"clock": float("nan")}, {"gradient_accesses": -1}]
+    "numbers",
+    [
+        {"clock": 0},
+        {"eager": True},
+        {"launch_s": -1e-6},
+        {"clock": float("nan")},
+        {"gradient_accesses": -1},
+        {"one_hot_capacity": -1},
+        {"fitted_error": float("inf")},
+    ],
 )
 def test_a_platform_refuses_numbers_that_mean_nothing(numbers: dict[str, Any]) -> None:
     (name,) = numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -131,6 +132,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         ({"backend": "mpi"}, "backend must be gloo or nccl, got 'mpi'"),
         ({"dtype": "int8"}, "dtype must be float32 or float64 or bfloat16, got 'int8'"),
         ({"steps": 0}, "steps"),
+        ({"patience": math.nan}, "patience must be a positive number of seconds, got nan"),
         ({"data": "/no/such/file"}, "No such file"),
         ({"data": ["short"]}, "at least 64 bytes to learn from, got 5"),
         ({"workload": "dense"}, "real processes train dense layers and transformers"),

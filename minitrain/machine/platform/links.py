@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Any, final
 from zlib import crc32
 
-from minitrain.errors import UsageError, closest, require_count
+from minitrain.errors import UsageError, closest, require_count, require_number
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.network import Network
 
@@ -286,8 +286,7 @@ def tree(
     """
     require_count("per_leaf", per_leaf)
     require_count("num_spines", num_spines)
-    if not oversubscription > 0:
-        raise UsageError(f"oversubscription must be above 0, got {oversubscription!r}; 1 is a tree that never blocks")
+    require_number("oversubscription", oversubscription)
     links: Links = []
     up_bps = bandwidth_bps * per_leaf / num_spines / oversubscription
     for number, begin in enumerate(range(0, len(endpoints), per_leaf)):
@@ -443,8 +442,7 @@ class ClusterLinks:
         self.node_size = self.tiers[0].size
         stated = next((tier.nics for tier in self.tiers[1:] if tier.nics), None)
         self.nics = require_count("nics", (stated or self.node_size) if nics is None else nics)
-        if not oversubscription > 0:
-            raise UsageError(f"oversubscription must be above 0, got {oversubscription!r}; 1 is a network without")
+        require_number("oversubscription", oversubscription)
         self.oversubscription = oversubscription
         if self.tiers[-1].size < world_size:
             raise UsageError(

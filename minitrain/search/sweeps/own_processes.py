@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
 from minitrain.engine.event_loop import RankLoop
-from minitrain.errors import MinitrainError, UsageError
+from minitrain.errors import MinitrainError, require_number
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.worker_processes import Outcome, WorkerEndedError, WorkerProcesses
 
@@ -228,8 +228,8 @@ def require_time_limit(seconds: float | None) -> None:
     Raises:
         UsageError: it is no positive number.
     """
-    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0):
-        raise UsageError(f"time_limit_s must be a number of seconds above 0, or None, got {seconds!r}")
+    if seconds is not None:
+        require_number("time_limit_s", seconds, " of seconds")
 
 
 def run_within(seconds: float, start: Callable[[], Coroutine[Any, Any, T]]) -> T:

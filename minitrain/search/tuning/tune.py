@@ -17,7 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, require_count, require_number
 from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.strategy_loading import Strategy, choose_strategy, did_you_mean, options_of, takes_option
@@ -229,6 +229,8 @@ def tune(
     require_objective(objective)
     require_workers(executor)
     require_time_limit(time_limit_s)
+    if budget_s is not None:
+        require_number("budget_s", budget_s, " of seconds", or_zero=True)
     _require_limits(head_room, min_microbatches, prune, sampler)
     problems = [
         TuningProblem(workload, machine, size, global_batch_size, more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ def test_two_jobs_on_one_interface_lose_time_to_each_other() -> None:
         ({"placement": [[0, 0]]}, "each processor once"),
         ({"placement": [[0]]}, "must list the processors of each run, 2"),
         ({"nics": 0}, "nics"),
-        ({"oversubscription": 0.0}, "oversubscription must be above 0"),
+        ({"oversubscription": 0.0}, "oversubscription must be a positive number, got 0"),
+        ({"oversubscription": math.inf}, "oversubscription must be a positive number, got inf"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(change: dict[str, Any], message: str) -> None:

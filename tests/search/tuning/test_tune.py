@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,7 @@ def test_experts_and_plain_layers_have_strategies_of_their_own() -> None:
     ("given", "message"),
     [
         ({"objective": "speed"}, "objective must be one of step_time"),
+        ({"budget_s": math.inf}, "budget_s must be a number of seconds from 0 on, got inf"),
         ({"head_room": 1}, "head_room must be a share of at least 0 and below 1"),
         ({"min_microbatches": 0}, "min_microbatches must be"),
         ({"prune": "all"}, "prune must be one of auto, none, front, best"),
