@@ -14,7 +14,7 @@ is gathered, unsharded or in flight. On a device there is more:
 | workspace | what matrix multiplications use for partial sums | by thread and library: `workspace_bytes_of` |
 | rounding | every array takes a multiple of 512 bytes | 256 an array of a weight |
 | **allocated** | the sum so far | |
-| **reserved** | what the allocator holds beside, in blocks that fit nothing | replayed, or 15 % more and the update |
+| **reserved** | what the allocator holds beside in blocks | replayed, or 15 % of what a step frees, and the update |
 | communication | what its library keeps for each group of ranks | `minitrain.machine.communication_buffers` |
 | context | the driver's own, and the code of kernels | 0.5 GiB |
 | **total** | what nvidia-smi shows | |
