@@ -28,10 +28,6 @@ def layout_faults(recipe: Recipe) -> list[str]:
         found.append(f"optimizer_offload_fraction={share}")
     if share and not options.get("zero"):
         found.append("an optimizer on the host without zero=1 or 2")
-    if not options.get("reshard_after_forward", True):
-        found.append("reshard_after_forward=False, as its stage 3 gathers weights again for backward")
-    if options.get("offloaded_layers") is not None:
-        found.append(f"offloaded_layers={options['offloaded_layers']}")
     return found if recipe.strategy in _STRATEGIES.values() else [*found, f"the strategy {recipe.strategy}"]
 
 
@@ -39,7 +35,7 @@ def write(recipe: Recipe) -> str:
     """Return the configuration of a recipe that DeepSpeed can have."""
     options, world_size, batch = recipe.options, recipe.world_size or 1, recipe.global_batch_size or 1
     stage = {"fsdp": 3, "zero2": 2}.get(recipe.strategy, options.get("zero", 0))
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(options.get("overlap_replicas", True))}
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(options.get("overlap_replicas", stage > 1))}
     if (replicas := options.get("replicas", 1)) > 1:
         zero["mics_shard_size"] = world_size // replicas
     there = {"device": "cpu", "pin_memory": True}
@@ -78,7 +74,7 @@ def read(config: Mapping[str, Any], name: str) -> Recipe:  # noqa: ARG001  (it d
     strategy = _STRATEGIES[stage]
     options: dict[str, Any] = {} if size is None else {"microbatch_size": size}
     if stage == 1:
-        options["zero"] = 1
+        options |= {"zero": 1, "overlap_replicas": True} if zero.get("overlap_comm") else {"zero": 1}
     if zero.get("mics_shard_size", -1) > 0 and world_size:
         options["replicas"] = world_size // zero["mics_shard_size"]
     if config.get("activation_checkpointing", {}).get("cpu_checkpointing"):

@@ -349,13 +349,9 @@ def layout_faults(recipe: Recipe) -> list[str]:
         f"replicas of shards ({options.get('replicas')})": options.get("replicas", 1) > 1,
         f"offload of {options.get('offload')}": bool(options.get("offload"))
         and (options["offload"] != "activations" or not options.get("offloaded_layers")),
-        f"zero={options.get('zero')}": options.get("zero", 0) > 1,
         "an optimizer on the host without zero=1": bool(options.get("optimizer_offload_fraction"))
         and not options.get("zero"),
-        f"shard_size={options.get('shard_size')}": options.get("shard_size") is not None,
         **{f"recompute={module}": module in modules_of(again) for module in OURS},
-        "layers_per_stage": bool(options.get("layers_per_stage")),
-        f"the schedule {options.get('schedule')}": options.get("schedule", "1f1b") not in ("1f1b", "interleaved_1f1b"),
     }
     return [what for what, is_so in found.items() if is_so]
 
@@ -451,7 +447,8 @@ def layout_of(given: Mapping[str, Any], faults: list[str]) -> tuple[str, Fields]
         found |= {"overlap_cpu_optimizer_d2h_h2d": True} if given.get("overlap_cpu_optimizer_d2h_h2d") else {}
     chunks = _num_chunks(given, faults)
     if chunks > 1:
-        found |= {"num_chunks": chunks, "overlap_messages": given.get("overlap_p2p_comm", True)}
+        hidden = bool(given.get("overlap_p2p_comm", True))
+        found |= {"num_chunks": chunks, "overlap_messages": hidden} | ({} if hidden else {"batch_messages": True})
     return "megatron", found
 
 

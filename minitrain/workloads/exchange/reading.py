@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from minitrain.workloads.exchange import (
 from minitrain.workloads.exchange.megatron_lm import words_of
 from minitrain.workloads.exchange.recipe import Recipe
 from minitrain.workloads.transformer import Transformer
+from minitrain.workloads.workload import as_recompute
 
 _KNOWN = (
     "Megatron-LM's options, Megatron Bridge's YAML or overrides, torchtitan's TOML, DeepSpeed's JSON, or Accelerate's "
@@ -126,18 +127,20 @@ class _Format:
         write: makes the text of a recipe without faults.
         model_faults: says why the tool cannot train a model.
         layout_faults: says why it cannot lay work out so.
+        of_the_program: options that the program has that the tool runs.
     """
 
     write: Callable[[Recipe], str]
     model_faults: Callable[[Transformer], list[str]]
     layout_faults: Callable[[Recipe], list[str]]
+    of_the_program: frozenset[str] = frozenset()
 
 
 _FORMATS: Mapping[str, _Format] = {
     "megatron-lm": _Format(megatron_lm.write, megatron_core.model_faults, megatron_core.layout_faults),
     "megatron-bridge": _Format(megatron_bridge.write, megatron_core.model_faults, megatron_core.layout_faults),
     "torchtitan": _Format(torchtitan.write, torchtitan.model_faults, torchtitan.layout_faults),
-    "deepspeed": _Format(deepspeed.write, lambda _: [], deepspeed.layout_faults),
+    "deepspeed": _Format(deepspeed.write, lambda _: [], deepspeed.layout_faults, frozenset({"recompute"})),
 }
 
 TOOLS = tuple(_FORMATS)
@@ -146,13 +149,72 @@ TOOLS = tuple(_FORMATS)
 def write_recipe(recipe: Recipe, tool: str) -> str:
     """Return the arguments by which a tool trains the same model in the same layout.
 
+    They are read again: an option that then says something else is one that the tool has no words for.
+
     Raises:
         UsageError: there is no such tool, or it has no words for the model or the layout.
     """
     found = _format(tool)
     faults = [] if recipe.model is None else found.model_faults(recipe.model)
     _refuse(tool, recipe.model, faults + found.layout_faults(recipe))
-    return found.write(recipe)
+    text = found.write(recipe)
+    _refuse(tool, recipe.model, [*_lost(recipe, read_recipe(text), found.of_the_program)])
+    return text
+
+
+_USUAL: Mapping[str, Any] = {
+    **dict.fromkeys(("tp", "pp", "cp", "ep", "num_chunks", "replicas"), 1),
+    **dict.fromkeys(("overlap_messages", "reshard_after_forward", "overlap_experts"), True),
+    "recompute": "none",
+    "schedule": "1f1b",
+    "cp_comm_type": "p2p",
+}
+"""What options mean that are not given, where it is not nothing; `overlap_replicas` is on in `fsdp`."""
+_OF_NO_TOOL = frozenset({"imbalance", "sum_tied"})
+"""What a router does, and what no tool leaves out."""
+
+
+def _lost(recipe: Recipe, again: Recipe, of_the_program: Set[str]) -> Iterator[str]:
+    """Yield the options that a written recipe says otherwise, where that makes a difference."""
+    wanted, found = (_Meant(each) for each in (recipe, again))
+    of_stage = {"zero"} if recipe.strategy != again.strategy else set()  # DeepSpeed's stages are strategies here
+    if of_stage and not recipe.options.get("zero"):
+        yield f"the strategy {recipe.strategy}"
+        return
+    for name in {**recipe.options, **again.options}:
+        if name not in _OF_NO_TOOL | of_the_program | of_stage and wanted[name] != found[name] and wanted.has(name):
+            yield f"{name}={wanted[name] if wanted[name] is not None or found[name] is not True else False}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Meant:
+    """What the options of a recipe mean, whether they are given or not."""
+
+    recipe: Recipe
+
+    def __getitem__(self, name: str) -> Any:
+        usual = self.recipe.strategy == "fsdp" if name == "overlap_replicas" else _USUAL.get(name)
+        value = self.recipe.options.get(name, usual)
+        return as_recompute(value) if name == "recompute" else value or None if usual is None else value
+
+    def has(self, name: str) -> bool:
+        """Return whether an option makes a difference in the layout."""
+        model, tp, pp = self.recipe.model, self["tp"], self["pp"]
+        is_shared = self["replicas"] > 1 if self.recipe.strategy == "fsdp" else self.recipe.world_size != tp * pp
+        needed = {
+            "sequence_parallel": tp > 1,
+            "overlap_parts": tp > 1,
+            "scatter_gather": tp > 1 and pp > 1 and not self["sequence_parallel"],
+            "overlap_messages": self["num_chunks"] > 1,  # with one chunk tools have no choice
+            "batch_messages": self["num_chunks"] > 1 and not self["overlap_messages"],
+            "overlap_replicas": is_shared,
+            "cp_comm_type": self["cp"] > 1,
+            "overlap_experts": self["schedule"] in ("combined_1f1b", "dualpipe_v"),
+            "pass_costs": self["schedule"] in ("zb_1p", "zb_2p"),
+            "capacity_factor": model is None or bool(model.num_experts),
+            "overlap_cpu_optimizer_d2h_h2d": self["optimizer_offload_fraction"],
+        }
+        return bool(needed.get(name, True))
 
 
 def require_words(model: Any, tool: str) -> None:

@@ -60,14 +60,15 @@ def layout_faults(recipe: Recipe) -> list[str]:
     again = options.get("recompute", "none")
     found += [] if again in (*RECOMPUTE, "op") else [f"recompute={again}"]
     chunks = options.get("num_chunks", 1)
-    if recipe.model and chunks > 1 and _num_stages(recipe.model, _layers_a_stage(recipe)) != options["pp"] * chunks:
-        found.append(f"{options['pp'] * chunks} stages of {recipe.model.num_layers} layers")
+    num_stages = options.get("pp", 1) * chunks
+    if recipe.model and chunks > 1 and _num_stages(recipe.model, _layers_a_stage(recipe)) != num_stages:
+        found.append(f"{num_stages} stages of {recipe.model.num_layers} layers")
     return found
 
 
 def _layers_a_stage(recipe: Recipe) -> int:
     assert recipe.model is not None  # asked by the callers
-    num_stages: int = recipe.options["pp"] * recipe.options["num_chunks"]
+    num_stages: int = recipe.options.get("pp", 1) * recipe.options["num_chunks"]
     return -(-recipe.model.num_layers // num_stages)
 
 
@@ -94,15 +95,9 @@ def write(recipe: Recipe) -> str:
     if recipe.strategy == "fsdp":
         reshards = options.get("reshard_after_forward", True)
         lines.append(f'fsdp_reshard_after_forward = "{"always" if reshards else "never"}"')
-    if tp > 1 and not options.get("sequence_parallel"):
-        lines.append("# torchtitan always divides the sequence beside tensor parallelism; this layout does not")
-    if options.get("zero"):
-        lines.append("# torchtitan has no ZeRO-1; replicas keep the whole optimizer state there")
     again = str(options.get("recompute", "none"))
     lines += ["", "[activation_checkpoint]", f'mode = "{again.replace("op", "selective")}"']
     lines += ['selective_ac_option = "op"'] if again == "op" else []
-    if options.get("offload") not in (None, "parameters"):
-        lines.append(f"# offload of {options['offload']} has no key of its own")
     return "\n".join(lines) + "\n"
 
 
@@ -240,6 +235,7 @@ def _layout(given: Mapping[str, Any], model: Transformer | None) -> tuple[str, d
         options |= {"reshard_after_forward": False} if given.get(key("fsdp_reshard_after_forward")) == "never" else {}
         return "fsdp", options, notes
     options |= {"pp": pp} if pp > 1 else {}
+    options |= {"overlap_replicas": True} if replicated > 1 else {}  # `apply_ddp` has PyTorch's DDP sum them
     if pp > 1 and _SCHEDULES[given.get(key("pipeline_parallel_schedule"), "1F1B")]:
         layers = given.get(key("pipeline_parallel_layers_per_stage"))
         less = sum(given.get(key(name), 1) for name in _LESS)

@@ -23,6 +23,9 @@ _MEGATRON = {
     "sequence_parallel": True, "overlap_replicas": True, "overlap_parts": True, "overlap_messages": False,
     "scatter_gather": False, "batch_messages": True,
 }  # fmt: skip
+_OF_TORCHTITAN = {
+    **_MEGATRON, "zero": 0, "overlap_parts": False, "overlap_messages": True, "batch_messages": False
+}  # fmt: skip
 _FSDP = {
     "tp": 1, "replicas": 2, "microbatch_size": 2, "reshard_after_forward": True, "recompute": "full",
     "sequence_parallel": False, "offload": "optimizer",
@@ -70,12 +73,12 @@ def test_stages_that_megatron_lm_cannot_cut_are_said() -> None:
 
 def test_torchtitan_gets_a_file_that_is_toml() -> None:
     llama = mt.models()["llama3-8b"]
-    found = tomllib.loads(choice("megatron", {**_MEGATRON, "zero": 0}, llama).words("torchtitan"))
+    found = tomllib.loads(choice("megatron", _OF_TORCHTITAN, llama).words("torchtitan"))
     assert found["model"] == {"name": "llama3", "flavor": "8B"}
     assert found["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
     assert found["parallelism"]["data_parallel_replicate_degree"] == 4
     assert found["training"]["local_batch_size"] == 8
-    sharded = tomllib.loads(choice("fsdp", _FSDP, llama).words("torchtitan"))
+    sharded = tomllib.loads(choice("fsdp", _FSDP | {"offload": None}, llama).words("torchtitan"))
     assert sharded["parallelism"]["data_parallel_shard_degree"] == 8
     assert sharded["parallelism"]["fsdp_reshard_after_forward"] == "always"
     assert sharded["activation_checkpoint"]["mode"] == "full"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+from minitrain.run.strategy_loading import documented_options, load_strategy
 from minitrain.workloads.architecture import Precision
 from minitrain.workloads.exchange.megatron_core import evaluated
 from minitrain.workloads.exchange.megatron_lm import OPTIONS, words_of
@@ -67,18 +69,19 @@ def anonymous(model: mt.Transformer | None) -> mt.Transformer:
 
 
 def as_told(strategy: str, options: dict[str, Any], tool: str) -> dict[str, Any]:
-    """Return options as a tool means them: torchtitan divides the sequence wherever it divides layers."""
-    if tool == "torchtitan":
-        more = {"sequence_parallel": True} if options.get("tp", 1) > 1 else {}
-        return {name: value for name, value in options.items() if name != "overlap_messages"} | more
-    return options
+    """Return options as a tool can say them: torchtitan divides the sequence with layers, and its replicas overlap."""
+    if tool != "torchtitan":
+        return options
+    more = {"sequence_parallel": True} if options.get("tp", 1) > 1 else {}
+    more |= {"overlap_replicas": True} if strategy == "megatron" else {}
+    return {name: value for name, value in options.items() if name != "overlap_messages"} | more
 
 
 @pytest.mark.few(32)
 @pytest.mark.parametrize(("tool", "name"), PAIRS)
 def test_what_is_written_is_read_as_the_same_model(tool: str, name: str) -> None:
     model = mt.models()[name]
-    recipe = mt.Recipe("megatron", {"microbatch_size": 1}, model, 64, 128)
+    recipe = mt.Recipe("megatron", as_told("megatron", {"microbatch_size": 1}, tool), model, 64, 128)
     again = mt.read_recipe(mt.write_recipe(recipe, tool))
     assert anonymous(again.model) == anonymous(model)
     assert (again.strategy, again.options, again.global_batch_size) == ("megatron", recipe.options, 128)
@@ -87,8 +90,9 @@ def test_what_is_written_is_read_as_the_same_model(tool: str, name: str) -> None
 @pytest.mark.parametrize("tool", ["megatron-lm", "megatron-bridge", "torchtitan"])
 @pytest.mark.parametrize(("strategy", "options"), LAYOUTS)
 def test_what_is_written_is_read_as_the_same_layout(tool: str, strategy: str, options: dict[str, Any]) -> None:
+    options = as_told(strategy, options, tool)
     again = mt.read_recipe(mt.write_recipe(mt.Recipe(strategy, options, LLAMA, 64, 256), tool))
-    assert (again.strategy, again.options) == (strategy, as_told(strategy, options, tool))
+    assert (again.strategy, again.options) == (strategy, options)
     assert again.global_batch_size == 256
     assert again.world_size == (64 if tool == "torchtitan" else None)
 
@@ -274,6 +278,11 @@ def test_a_model_without_words_is_refused_before_a_layout_is_known(
     [
         ("megatron-lm", "zero3", {}, "the strategy zero3"),
         ("megatron-bridge", "fsdp", {"replicas": 2}, "replicas of shards"),
+        ("megatron-lm", "megatron", {"tp": 2, "overlap_parts": True}, "overlap_parts=True"),
+        ("megatron-lm", "megatron", {"num_chunks": 2, "overlap_messages": False}, "batch_messages=False"),
+        ("deepspeed", "megatron", {"overlap_replicas": True}, "overlap_replicas=True"),
+        ("torchtitan", "megatron", {"zero": 1}, "zero=1; overlap_replicas=False"),
+        ("torchtitan", "fsdp", {"tp": 2, "offload": "optimizer"}, "offload=optimizer; sequence_parallel=False"),
         ("deepspeed", "fsdp", {"reshard_after_forward": False}, "no words for reshard_after_forward=False"),
         ("megatron-lm", "megatron", {"zero": 3, "shard_size": 8}, "zero=3; shard_size=8"),
         ("torchtitan", "megatron", {"cp": 2}, "cp of more than 1"),
@@ -285,6 +294,46 @@ def test_a_model_without_words_is_refused_before_a_layout_is_known(
 def test_a_layout_without_words_is_refused(tool: str, strategy: str, options: dict[str, Any], what: str) -> None:
     with pytest.raises(mt.UsageError, match=what):
         mt.write_recipe(mt.Recipe(strategy, {"microbatch_size": 1, **options}, LLAMA, 56, 56), tool)
+
+
+_ON_OFF = (
+    *("overlap_parts", "overlap_replicas", "overlap_messages", "batch_messages", "sequence_parallel", "scatter_gather"),
+    *("overlap_experts", "reshard_after_forward", "overlap_cpu_optimizer_d2h_h2d"),
+)
+VALUES: dict[str, Sequence[Any]] = {
+    **dict.fromkeys(("tp", "pp", "num_chunks", "cp", "ep", "replicas", "shard_size"), (2,)),
+    **dict.fromkeys(_ON_OFF, (True, False)),
+    "zero": (1, 2, 3), "optimizer_offload_fraction": (0.5, 1), "layers_per_stage": ([1, 1],), "offloaded_layers": (1,),
+    "recompute": ("selective", "full", "op", "layernorm+mlp"), "schedule": ("gpipe", "zb_h1", "combined_1f1b"),
+    "offload": ("activations", "optimizer", "optimizer_step", "parameters"), "cp_comm_type": ("all_gather",),
+    "pass_costs": ((1, 1, 1, 0.1, 0.5),), "capacity_factor": (1.25,),
+}  # fmt: skip
+BASES: list[tuple[str, dict[str, Any]]] = [
+    ("fsdp", {}), ("fsdp", {"replicas": 2}), ("fsdp", {"offload": "activations"}), ("zero2", {}), ("megatron", {}),
+    ("megatron", {"tp": 2, "pp": 2}), ("megatron", {"tp": 2, "sequence_parallel": True, "overlap_replicas": True}),
+    ("megatron", {"cp": 2}), ("megatron", {"zero": 1}), ("megatron", {"pp": 2, "num_chunks": 2}),
+    ("megatron", {"pp": 2, "num_chunks": 2, "overlap_messages": False, "batch_messages": True}),
+    ("megatron", {"zero": 1, "optimizer_offload_fraction": 1, "overlap_replicas": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize(("strategy", "base"), BASES)
+def test_what_is_written_takes_as_long_when_it_is_read(tool: str, strategy: str, base: dict[str, Any]) -> None:
+    model = mt.models()["tiny"] if tool.startswith("megatron") else None
+    given = {"workload": "tiny", "world_size": 8, "global_batch_size": 32, "check": False}
+    left_out = {"microbatch_size", "imbalance", "sum_tied", *(["recompute"] if tool == "deepspeed" else [])}
+    left_out |= {"overlap_messages", "batch_messages"} if "num_chunks" not in base else set()  # there is no choice
+    names = {option.name for option in documented_options(load_strategy(strategy)[1])} - left_out
+    for name, value in [(each, value) for each in names for value in VALUES[each]]:
+        recipe = mt.Recipe(strategy, {"microbatch_size": 1, **base, name: value}, model, 8, 32)
+        try:
+            again = mt.read_recipe(mt.write_recipe(recipe, tool))
+            run = mt.simulate(**recipe.keywords(**given))
+        except mt.MinitrainError:  # refused, or no layout of the strategy
+            continue
+        if again.strategy == strategy:  # else it is a stage of ZeRO with a strategy of its own
+            assert run.step_time == mt.simulate(**again.keywords(**given)).step_time, (name, value)
 
 
 def test_a_launch_script_is_read_with_its_variables_and_arrays() -> None:
