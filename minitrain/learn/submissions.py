@@ -68,12 +68,16 @@ def find_submissions(
         together: each folder given is that of one student.
 
     Raises:
-        UsageError: there is nothing at a place.
+        UsageError: there is nothing at a place, or in all of them.
     """
     finder = _Finder([exercise] if exercise else exercises, exercise)
     paths = [path for place in places for path in _expanded(str(place))]
     named = len(paths) > 1
     found = [submission for path in paths for submission in finder.at(path, together, named=named)]
+    if not found:
+        raise UsageError(
+            f"there is nothing to grade in {', '.join(map(str, paths))}; give submissions, or their folders"
+        )
     helpers = {path.resolve() for submission in found for path in submission.beside}
     return [one for one in found if not (one.reason and one.path.resolve() in helpers)]
 
@@ -169,6 +173,8 @@ class _Finder:
     def _nothing(self) -> str:
         """Return that nothing is there for an exercise."""
         first = self._exercises[0]
+        if self._known:
+            return f"it has no {first.name}.py, no function {first.function}, and no single file of another name"
         return (
             f"it is for no exercise: neither its name (such as {first.name}.py) nor a function in it (such as "
             f"`async def {first.function}(model)`) tells one; --exercise does"

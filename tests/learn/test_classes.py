@@ -214,6 +214,7 @@ def test_each_file_of_a_student_that_cannot_be_graded_has_its_reason(tmp_path: P
         "i/02_ddp.ipynb": notebook("async def ddp(model):\n    return model", padding="x" * 2**24),
     }
     found = find_submissions([write(tmp_path, files)], shipped_exercises())
+    (tmp_path / "k" / "dir.py").mkdir(parents=True)
     reasons = {one.name: one.reason for one in found}
     assert {name: reasons[name][: len(reason)] for name, reason in UNGRADED.items()} == UNGRADED
     assert set(reasons) == {*UNGRADED, "e/03_zero1.py", "h/main.py"}
@@ -221,6 +222,10 @@ def test_each_file_of_a_student_that_cannot_be_graded_has_its_reason(tmp_path: P
     assert reasons["g"].endswith("; it has essay.txt")
     said = find_submissions([tmp_path / "f"], shipped_exercises(), exercise=load_exercise("02"), together=True)
     assert [one.reason for one in said] == [reasons["f/mine.py"]]
+    (empty,) = find_submissions([tmp_path / "k"], shipped_exercises(), exercise=load_exercise("02"))
+    assert empty.reason == "it has no 02_ddp.py, no function ddp, and no single file of another name; it has nothing"
+    with pytest.raises(UsageError, match=r"there is nothing to grade in .*dir\.py; give submissions, or their folders"):
+        find_submissions([tmp_path / "k" / "dir.py"], shipped_exercises())
 
 
 UNGRADED = {
